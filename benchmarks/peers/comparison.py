@@ -132,11 +132,12 @@ def amounts(record: Record) -> list[int]:
 def about(record: Record) -> str:
     plan, last = record.plan, max(turn.input_tokens for way in ways(record, 1) for turn in way.turns())
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    repeats = "One repeat" if record.repeats == 1 else f"{record.repeats} repeats"
     left_out = "".join(f" Not measured: {why}." for why in record.left_out.values())
     return (
         f"{plan.turns} turns; each brings {plan.output_bytes / 1000:g} kB of a tool's output and asks for"
         f" {plan.answer_tokens} tokens; {last:,} tokens at the end; 4 kB of instructions and 10 tools."
-        f" {record.repeats} repeats, medians and ranges; {record.when[:10]}, {record.machine.cpu},"
+        f" {repeats}, medians and ranges; {record.when[:10]}, {record.machine.cpu},"
         f" {record.machine.cores} cores, {record.threads} for the engine; {versions}.{left_out}"
     )
 
