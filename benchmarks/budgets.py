@@ -49,6 +49,7 @@ def all_budgets(since: str = "") -> list[Budget]:
         "engine_overhead": _figures(_engines),
         "idle_connections": _figures(_idle),
         "rollout": _figures(_rollout),
+        "resent_history": _figures(_resent),
     }
     found: list[Budget] = []
     for name, read in readers.items():
@@ -189,6 +190,25 @@ def _rollout(figures: Figures) -> list[Budget]:
         what = f"a tool boundary, separate responses against a rollout: {name}"
         met = ratio["median"] <= figures["budget"]
         lines.append(Budget(what, f"≤ {figures['budget']:g} ×", measured, met, "rollout"))
+    return lines
+
+
+def _resent(figures: Figures) -> list[Budget]:
+    """CPU time, because the wall time of a run beside others says little; the modes alternate in one run."""
+    lines = []
+    parsing = statistics.median(figures["ms"]["parsing"]["cpu"])
+    chained = figures["ms"]["chained"]["cpu"]
+    for mode in ("resent", "resent and stored"):
+        more = added({"this": figures["ms"][mode]["cpu"], "chained": chained}, "this", without="chained")
+        lines.append(
+            Budget(
+                f"HTTP, 75,000 tokens of history {mode}, against a chained turn; without parsing",
+                f"≤ {figures['budget_ms']:g} ms of CPU",
+                f"{more - parsing:.2f} ms of CPU, and {parsing:.2f} to parse it",
+                more - parsing <= figures["budget_ms"],
+                "resent_history",
+            )
+        )
     return lines
 
 

@@ -49,9 +49,10 @@ class Process:
 
 
 @contextlib.contextmanager
-def started(*command: str) -> Iterator[Process]:
-    """Start a child process, which must print its URL in its first lines; end it when the block exits."""
-    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+def started(*command: str, env: Mapping[str, str] | None = None) -> Iterator[Process]:
+    """Start a child process, which must print its URL in its first lines; end it when the block exits.
+    ``env`` replaces its environment."""
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=env)
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -148,3 +149,7 @@ def keep(name: str, figures: dict[str, Any]) -> None:
 
 def verdict(ratio: float, budget: float) -> str:
     return f"{ratio:.2f} × (budget ≤ {budget:g} ×: {'met' if ratio <= budget else 'FALLS SHORT'})"
+
+
+def verdict_ms(figure: float, budget: float) -> str:
+    return f"{figure:.2f} ms (budget ≤ {budget:g} ms: {'met' if figure <= budget else 'FALLS SHORT'})"

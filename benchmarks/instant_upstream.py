@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import count as counting
 from itertools import pairwise
 from typing import Any
@@ -38,6 +38,8 @@ class Settings:
 
     tokens = 60
     tokens_per_s = 0.0
+    before_each: Callable[[], Awaitable[None]] | None = None
+    """Waited for before each event of a stream, for a benchmark that runs the upstream in its own process."""
 
 
 def digest(outputs: Iterable[str]) -> str:
@@ -97,6 +99,8 @@ async def stream(request: web.Request, events: Iterable[bytes]) -> web.StreamRes
     for event in events:
         if Settings.tokens_per_s:
             await pace.token()
+        if Settings.before_each is not None:
+            await Settings.before_each()
         await answer.write(event)
     await answer.write_eof()
     return answer
@@ -218,6 +222,8 @@ async def responses_socket(request: web.Request) -> web.WebSocketResponse:
         seen[response_id] = [*context, ("call", f"run{arguments}")]
         lane = {"stream_id": create["stream_id"]} if create.get("stream_id") else {}
         for event in response_events(response_id, arguments, lane):
+            if Settings.before_each is not None:
+                await Settings.before_each()
             await socket.send_str(json.dumps(event, separators=(",", ":")))
     return socket
 
@@ -341,6 +347,12 @@ async def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     given = parser.parse_args()
     Settings.tokens, Settings.tokens_per_s = given.tokens, given.tokens_per_s
+    print(await serve(given.port), flush=True)
+    await asyncio.Event().wait()
+
+
+async def serve(port: int = 0) -> str:
+    """Serve until the event loop ends; return the address."""
     tokens = Tokens()
     app = web.Application(client_max_size=2**30)
     app.router.add_post("/v1/chat/completions", chat)
@@ -354,12 +366,8 @@ async def main() -> None:
     app.router.add_get("/get_server_info", sglang_model)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", given.port)
-    await site.start()
-    assert site._server is not None
-    port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-    print(f"http://127.0.0.1:{port}", flush=True)
-    await asyncio.Event().wait()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
 
 if __name__ == "__main__":

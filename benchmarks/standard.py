@@ -32,6 +32,7 @@ PARTS: dict[str, list[str]] = {
     "streams": [str(HERE / "stream_cost.py"), "--rounds", "9"],
     "rollouts": [str(HERE / "rollout.py")],
     "engines": [str(HERE / "engine_overhead.py")],
+    "resent histories": [str(HERE / "resent_history.py")],
     "idle connections": [str(HERE / "idle_connections.py"), "--connections", "10000"],
 }
 LONGEST_S = 600

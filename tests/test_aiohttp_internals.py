@@ -18,6 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from slipring.aiohttp_internals import (
     MemoryPayload,
+    PieceReader,
     ServerProtocol,
     drain_of,
     fail_read,
@@ -216,6 +217,43 @@ async def test_a_failed_stream_raises_in_the_pending_read_and_in_later_ones() ->
         await pending
     with pytest.raises(TimeoutError, match="silent"):
         await content.readany()
+
+
+async def test_the_reader_of_a_response_becomes_one_that_returns_whatever_has_arrived() -> None:
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b"one", b"two", b"x" * 2**18):
+            await response.write(piece)
+        return response
+
+    async with serving(handler) as served, aiohttp.ClientSession(read_bufsize=2**12) as client:
+        for _ in range(2):  # on one connection: the first answer leaves nothing behind
+            async with client.get(f"http://127.0.0.1:{served.port}/") as answer:
+                content = PieceReader.adopt(answer.content)
+                protocol = content._protocol
+                await until(lambda protocol=protocol: protocol._reading_paused)  # type: ignore[misc]
+                pieces = [piece async for piece in aiter_until_empty(content)]
+                assert b"".join(pieces) == b"onetwo" + b"x" * 2**18
+                assert content.at_eof()
+        assert len(served.protocols) == 1
+
+
+async def aiter_until_empty(content: PieceReader) -> AsyncIterator[bytes]:
+    while piece := await content.read_pieces():
+        yield piece
+
+
+async def test_a_failed_stream_of_pieces_raises_and_so_does_one_without_a_connection() -> None:
+    content = PieceReader.adopt(stream(is_connected=True))
+    pending = asyncio.create_task(content.read_pieces())
+    await asyncio.sleep(0)
+    fail_read(content, TimeoutError("silent"))
+    for read in (pending, content.read_pieces()):
+        with pytest.raises(TimeoutError, match="silent"):
+            await read
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await PieceReader.adopt(stream(is_connected=False)).read_pieces()
 
 
 def test_a_body_in_memory_has_a_size_and_needs_no_closing() -> None:

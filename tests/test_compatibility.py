@@ -43,6 +43,7 @@ from pydantic import BaseModel
 import slipring
 from slipring import errors
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
@@ -442,7 +443,13 @@ def open_session() -> Session:
         tenant="tests",
         models=CATALOG,
         limits=Limits(),
-        ports=Ports(mint=mint, clock=lambda: 0.0, seal=SEAL, requests=Ledger(2**40, 2**40)),
+        ports=Ports(
+            mint=mint,
+            clock=lambda: 0.0,
+            seal=SEAL,
+            requests=Ledger(2**40, 2**40),
+            known=KnownContexts(0.0, 0),
+        ),
         cache=ConnectionCache(2**20),
         now=0.0,
         betas=Betas(rollout=True, inject=True, tool_output=True),

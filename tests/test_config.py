@@ -21,7 +21,14 @@ from slipring.reference import reference
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 BEGIN, END = "<!-- settings: begin -->\n", "\n<!-- settings: end -->"
 SECRET = "sk-hush"
-MAY_BE_ZERO = {"idle_timeout_s", "ping_interval_s", "age_grace_s", "drain_timeout_s", "parked_s"}
+MAY_BE_ZERO = {
+    "idle_timeout_s",
+    "ping_interval_s",
+    "age_grace_s",
+    "drain_timeout_s",
+    "parked_s",
+    "recognised_s",
+}
 LIMIT_NAMES = [limit.name for limit in dataclasses.fields(Limits)]
 
 WriteToml = Callable[[str], str]

@@ -681,7 +681,12 @@ class _Turn:
         _require(self.item is None, "response.done while an item is open")
         _require_equal(event["response_id"], self.response["id"], "response_id of response.done")
         answered = {item["call_id"] for item in self.done if item["type"].endswith("_output")}
-        calls = [item["call_id"] for item in self.done if item["type"].endswith("_call")]
+        # A call that the model broke off needs no answer.
+        calls = [
+            item["call_id"]
+            for item in self.done
+            if item["type"].endswith("_call") and item.get("status") != "incomplete"
+        ]
         owed = [call for call in calls if call not in answered]
         _require_equal([stub["call_id"] for stub in event["required_input"]], owed, "calls of response.done")
 

@@ -8,7 +8,7 @@ fails there first.
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiohttp import StreamReader, web
+from aiohttp import ClientConnectionError, StreamReader, web
 from aiohttp.http import HttpProcessingError, RawRequestMessage
 from aiohttp.payload import Payload
 
@@ -100,6 +100,68 @@ def drain_of(request: web.BaseRequest) -> Callable[[], Awaitable[None]]:
 def fail_read(content: StreamReader, error: BaseException) -> None:
     """Make the pending read of a stream, and all later ones, raise ``error``."""
     content.set_exception(error)
+
+
+class PieceReader(StreamReader):
+    """A response's ``StreamReader`` for a body that is read as it comes, by ``read_pieces`` only.
+
+    A stream of tokens has a chunk of HTTP for each, and aiohttp keeps where every chunk ends and resumes the
+    transport after every read. Neither is needed here, and both cost more than the rest of a read. ``adopt``
+    turns the reader of a response, which aiohttp makes, into this class: relies on ``StreamReader`` having
+    all of its attributes in ``__slots__``, and on aiohttp's parser calling ``feed_data`` and the two methods
+    about chunks by name.
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def adopt(content: StreamReader) -> "PieceReader":
+        content.__class__ = PieceReader
+        assert isinstance(content, PieceReader)
+        content._http_chunk_splits = None
+        return content
+
+    def feed_data(self, data: bytes, size: int = 0) -> bool:
+        self._size += len(data)
+        self._buffer.append(data)
+        self.total_bytes += len(data)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._size > self._high_water:
+            self._protocol.pause_reading()
+        return False
+
+    def begin_http_chunk_receiving(self) -> None:
+        """A chunk begins."""
+
+    def end_http_chunk_receiving(self) -> None:
+        """A chunk ends."""
+
+    async def read_pieces(self) -> bytes:
+        """Wait for more of the body and return all that has arrived; empty at its end."""
+        buffer = self._buffer
+        while not buffer and not self._eof:
+            if self._exception is not None:
+                raise self._exception
+            if not self._protocol.connected:
+                raise ClientConnectionError("the connection is closed")
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._exception is not None:
+            raise self._exception
+        data = buffer.popleft() if len(buffer) == 1 else b"".join(buffer)
+        buffer.clear()
+        self._cursor += self._size
+        self._size = 0
+        if self._protocol._reading_paused:
+            self._protocol.resume_reading()
+        return data
 
 
 def is_client_fault(error: BaseException | None) -> bool:

@@ -42,6 +42,7 @@ _LIMITS_THAT_MAY_BE_ZERO = (
     "age_grace_s",
     "drain_timeout_s",
     "parked_s",
+    "recognised_s",
 )
 
 

@@ -17,7 +17,12 @@ from slipring import __version__
 from slipring.chat.options import ChatOptions
 from slipring.config import Config
 from slipring.progress import Loading
-from slipring.server.process.runtime import loop_factory, set_up_logging, skip_last_collection
+from slipring.server.process.runtime import (
+    exempt_from_collection,
+    loop_factory,
+    set_up_logging,
+    skip_last_collection,
+)
 from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
 from slipring.server.process.worker_messages import Serving
@@ -57,6 +62,7 @@ async def _serve(server: "Server") -> None:
 
         def on_ready(server: "Server") -> None:
             loading.end()
+            exempt_from_collection()
             announce(server.config, server.base_url, server.describe())
 
         await server.serve(on_ready)

@@ -9,12 +9,14 @@ events, so that each test also tests the wire format.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any
 
 from msgspec import Raw, structs
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
+from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
@@ -95,7 +97,14 @@ class Server:
         self.models = Models()
         self.now = 1000.0
         self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
-        self.ports = Ports(mint=self.mint, clock=lambda: self.now, seal=Envelopes(), requests=self.requests)
+        self.known = KnownContexts(self.limits.recognised_s, self.limits.recognised_bytes)
+        self.ports = Ports(
+            mint=self.mint,
+            clock=lambda: self.now,
+            seal=Envelopes(),
+            requests=self.requests,
+            known=self.known,
+        )
         self._minted: Counter[str] = Counter()
 
     def mint(self, prefix: str) -> str:
@@ -105,6 +114,43 @@ class Server:
 
     def connect(self, tenant: str = "tenant", **watch: Any) -> "Connection":
         return Connection(self, tenant, **watch)
+
+
+class Seen:
+    """A position that knows which content it stands for: a job's context, with or without the answer."""
+
+    def __init__(self, job: Job, turn: Turn | None = None, first: int = 0) -> None:
+        """``turn`` and ``first``: the turn that answers, and the index in its output at which the answer
+        begins; without them, the position is that of the context alone."""
+        self.tenant, self.model, self.head = job.tenant, job.model.name, job.head
+        self._before = visible(job.context())
+        self._turn = turn
+        self._first = first
+
+    @property
+    def content(self) -> list[Json]:
+        answer = self._turn.output.items[self._first :] if self._turn is not None else []
+        return self._before + visible(takewhile(lambda item: not item.type.endswith("_output"), answer))
+
+    @property
+    def size_bytes(self) -> int:
+        return 100 * len(self._before)
+
+
+_UNSEEN = ("id", "status", "summary", "encrypted_content")
+
+
+def visible(items: Iterable[Item]) -> list[Json]:
+    """What a model sees of items."""
+    return [_visible(json.loads(item.raw)) for item in items]
+
+
+def _visible(item: Json) -> Json:
+    seen = {key: value for key, value in item.items() if key not in _UNSEEN}
+    for key in ("content", "output"):
+        if isinstance(seen.get(key), list):
+            seen[key] = "".join(part["text"] for part in seen[key])
+    return seen
 
 
 class Connection:
@@ -153,6 +199,10 @@ class Connection:
         self._on_start = on_start
         self._accepts = accepts
         self._refuses = refuses
+        self.leaves_positions = False
+        """Whether the engine leaves ``Seen`` positions, so that histories are recognised."""
+        self._first_output: dict[Turn, int] = {}
+        """By turn: the index in its output at which its running job began."""
         self.reports: list[Record] = []
 
     # The client. Each method returns the events that it causes.
@@ -238,8 +288,17 @@ class Connection:
         turn = self._at(self.starts, lane)
         job = self.starts.pop(turn).job
         tokens = 3 if job.generate else 0
+        context = None
+        if self.leaves_positions:
+            context = Seen(job)
+            position = Seen(job, turn, self._first_output[turn]) if job.generate else context
         end = Finished(
-            reason=reason, input_tokens=7, cached_tokens=2, output_tokens=tokens, position=position
+            reason=reason,
+            input_tokens=7,
+            cached_tokens=2,
+            output_tokens=tokens,
+            position=position,
+            context=context,
         )
         sent = self._run([Send(self.session.deltas(turn, [*deltas, end]))])
         return sent + self._run(self.session.finished(turn, self.server.now))
@@ -355,6 +414,7 @@ class Connection:
             self._run(self.session.failed(start.turn, error, self.server.now))
             return
         self.starts[start.turn] = start
+        self._first_output[start.turn] = len(start.turn.output.items)
         if self._accepts(start.job):
             self._send(Send(self.session.deltas(start.turn, [Accepted()])))
         if self._on_start is not None:

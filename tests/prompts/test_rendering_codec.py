@@ -1,5 +1,6 @@
 """A chain whose contexts were packed and unpacked continues like the original."""
 
+import struct
 import zlib
 from itertools import combinations
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.engines.llama.slots import shared_tokens
 from slipring.errors import InvalidRequest
+from slipring.prompts import rendering_codec
 from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Renderer, Rendering, Step, empty
 from slipring.prompts.rendering_codec import RenderingCodec
@@ -29,6 +31,17 @@ from tests.prompts.test_rendering import HEAD, SCHEMA, TOOLS, Items, after, job,
 from tests.prompts.vocabulary import RENDERERS, message, renderer
 
 POSITIONS: Positions = RenderingCodec()
+
+
+def test_packed_ids_are_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step.of([1, 2, 0x01020304])
+    packed = rendering_codec._pack_ids(step)
+    assert packed == bytes([1, 0, 0, 0, 2, 0, 0, 0, 4, 3, 2, 1])
+    monkeypatch.setattr(rendering_codec, "_IS_LITTLE_ENDIAN", False)
+    assert rendering_codec._pack_ids(step) == struct.pack(">3I", *struct.unpack("<3I", packed))
+    assert list(step.ids) == [1, 2, 0x01020304]
+
+
 OTHER_HEAD = Head("Other.", TOOLS)
 
 

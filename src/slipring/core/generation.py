@@ -113,6 +113,9 @@ class Finished(Struct):
     reasoning_tokens: int = 0
     position: "Position | None" = None
     """The engine's state of the context, passed back as ``parent.position`` to a continuation."""
+    context: "Position | None" = None
+    """The same for the context without the answer. An engine sets it if its positions follow from the items
+    of a context alone: a request that sends these items again may then be given either of the two."""
 
     def after(self, spent: "Finished") -> "Finished":
         """The same end, with the tokens of an earlier job of the same response added."""
@@ -238,6 +241,9 @@ class Job(Struct, frozen=True):
     fork: bool = False
     """Whether the parent belongs to another lane, which may continue it too: the engine must keep the state
     that it holds for the parent."""
+    recognised: bool = False
+    """Whether the client has sent the parent's items itself, instead of its id. Other requests may continue
+    the same parent, so ``fork`` is set too, but usually none does: each history replaces the one before."""
     cache_key: str | None = None
     """The client's ``prompt_cache_key``: jobs with the same key are likely to share a prefix."""
     stop: Stop = field(default_factory=Stop)

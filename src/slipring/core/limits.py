@@ -104,6 +104,11 @@ class Limits:
         "how long responses that are not stored can be continued after a disconnect; 0: not at all",
     )
     parked_bytes: int = _limit(512 * _MIB, "memory for such responses in one process")
+    recognised_s: float = _limit(
+        600.0,
+        "how long a context is kept to recognise a history that a client sends again; 0: not at all",
+    )
+    recognised_bytes: int = _limit(256 * _MIB, "memory for such contexts in one process")
     max_age_s: float = _limit(3600.0, "age at which a client is asked to reconnect and its connection closes")
     age_grace_s: float = _limit(60.0, "time for running responses to finish after max_age_s")
     idle_timeout_s: float = _limit(0.0, "time without messages after which a connection closes; 0: never")

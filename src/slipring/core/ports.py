@@ -9,6 +9,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import Seal
 
 Mint = Callable[[str], str]
@@ -26,6 +27,8 @@ class Ports(Struct, frozen=True):
     seal: Seal
     requests: Ledger
     """Counts the bytes of requests that wait or run."""
+    known: KnownContexts
+    """Recognises histories that clients send again."""
 
 
 class Betas(Struct, frozen=True):
@@ -39,6 +42,8 @@ class Betas(Struct, frozen=True):
     """Accept ``response.inject`` events."""
     tool_output: bool = False
     """Accept ``response.tool_output.delta`` and ``response.tool_output.done`` events."""
+    keeps_nothing: bool = False
+    """Keep no response in memory after its connection has closed."""
 
 
 NO_BETAS = Betas()

@@ -8,6 +8,7 @@ its items.
 
 import struct
 import zlib
+from array import array
 from itertools import takewhile
 from typing import Literal
 
@@ -19,6 +20,7 @@ from slipring.prompts.rendering import Preface, Rendered, Step, empty
 from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TextFormat
 
+_IS_LITTLE_ENDIAN = array("I", [1]).tobytes()[0] == 1
 _VERSION = 2
 """Increase it when the format changes. ``Block`` values and ``Tail`` fields are part of the format."""
 _header = struct.Struct("<BI")
@@ -107,7 +109,13 @@ def _pack_preface(preface: Preface) -> _Preface:
 
 def _pack_ids(step: Step) -> bytes:
     """Four bytes per token, little-endian on every machine."""
-    return struct.pack(f"<{len(step.ids)}I", *step.ids)
+    return (step.ids if _IS_LITTLE_ENDIAN else _swapped(step.ids)).tobytes()
+
+
+def _swapped(ids: "array[int]") -> "array[int]":
+    swapped = ids[:]
+    swapped.byteswap()
+    return swapped
 
 
 def _read(data: bytes) -> _Addition:

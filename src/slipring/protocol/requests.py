@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from slipring.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions
+from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Effort, Item, read_input
 
 T = TypeVar("T")
@@ -112,6 +113,15 @@ class CreateRequest(Struct, dict=True):
     def items(self) -> tuple[Item, ...]:
         """The items of ``input``, decoded on first access."""
         return read_input(self.input)
+
+    @cached_property
+    def content_digests(self) -> tuple[bytes, ...]:
+        """The digests of ``items``, computed on first access. Those of sealed items have no meaning."""
+        return tuple(map(content_digest, self.items))
+
+    def read_ahead(self, *, digests: bool) -> None:
+        """Decode the items now, and compute their digests if these are wanted. Raises ``ApiError``."""
+        _ = self.content_digests if digests else self.items
 
     @property
     def warms_up(self) -> bool:

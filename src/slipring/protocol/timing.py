@@ -56,6 +56,8 @@ class TurnReport(Struct, frozen=True):
     previous_response_id: str | UnsetType = UNSET
     model: str | UnsetType = UNSET
     input_items: int | UnsetType = UNSET
+    recognised_items: int | UnsetType = UNSET
+    """Input items that were recognised as a context that the engine had processed before."""
     send_ms: float | UnsetType = UNSET
     """Time in which generation waited for the client to read."""
     tokens: TokenCounts | UnsetType = UNSET

@@ -25,21 +25,24 @@ _THREADS = 1
 class RequestDecoder:
     """Decodes the requests of all clients. Every method raises ``ApiError`` if the request is not valid."""
 
-    def __init__(self, requests: Ledger) -> None:
-        """``requests``: counts the bytes of large requests while they wait for the thread and are decoded."""
+    def __init__(self, requests: Ledger, *, digests: bool) -> None:
+        """``requests``: counts the bytes of large requests while they wait for the thread and are decoded.
+        ``digests``: whether the digests of items will be needed."""
         self._threads = FairThreadPool("read", _THREADS)
         self._requests = requests
+        self._digests = digests
 
     async def frame(self, tenant: str, frame: bytes | str, betas: Betas) -> bytes | str | client_events.Read:
         """A WebSocket message for ``Session.receive``: unchanged if small, decoded if large."""
         if len(frame) <= _LARGE_BYTES:
             return frame
         with self._counted(tenant, len(frame)):
-            return await self.in_thread(tenant, client_events.read_ahead, frame, betas)
+            read_ahead = partial(client_events.read_ahead, digests=self._digests)
+            return await self.in_thread(tenant, read_ahead, frame, betas)
 
     async def create(self, tenant: str, body: bytes, read: Callable[[bytes], CreateRequest]) -> CreateRequest:
         """Decode the body of a create request with ``read``."""
-        return await self.body(tenant, body, partial(_with_items, read))
+        return await self.body(tenant, body, partial(_with_items, read, self._digests))
 
     async def body(self, tenant: str, body: bytes, read: Callable[[bytes], T]) -> T:
         """Decode a request's body with ``read``."""
@@ -65,9 +68,9 @@ def _decode(read: Callable[[bytes], T], body: bytes) -> T:
     return read(requests.require_body(body))
 
 
-def _with_items(read: Callable[[bytes], CreateRequest], body: bytes) -> CreateRequest:
+def _with_items(read: Callable[[bytes], CreateRequest], digests: bool, body: bytes) -> CreateRequest:
     """Decode a create request; of a large one, its items too, which are otherwise decoded on first use."""
     request = read(body)
     if len(body) > _LARGE_BYTES:
-        _ = request.items
+        request.read_ahead(digests=digests)
     return request

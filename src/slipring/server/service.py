@@ -16,6 +16,7 @@ from msgspec import UNSET
 
 from slipring.config import Config
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
 from slipring.core.chain.state_cache import ConnectionCache, NoCache, SharedScopes
@@ -79,6 +80,7 @@ class Service:
     quotas: Quotas
     scopes: SharedScopes
     parking: Parking
+    known: KnownContexts
     peers: Peers
     requests: Ledger
     """Bytes of requests that are being received, wait or are served."""
@@ -130,10 +132,11 @@ class Service:
             quotas=Quotas(store.keys, shared_now),
             scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
             parking=Parking(limits.parked_s, limits.parked_bytes),
+            known=KnownContexts(limits.recognised_s, limits.recognised_bytes),
             peers=Peers(node_id, store.cluster, positions),
             requests=requests,
             connections=Connections(limits, room, requests, now),
-            decoder=RequestDecoder(requests),
+            decoder=RequestDecoder(requests, digests=limits.recognised_s > 0),
             retrieval_slots=RetrievalSlots(limits.tenant_retrievals),
             node_id=node_id,
             mint=minter(node_id),
@@ -156,7 +159,9 @@ class Service:
             tenant=caller.tenant,
             models=self.models_of(caller),
             limits=self.config.limits,
-            ports=Ports(mint=self.mint, clock=clock, seal=self.seal, requests=self.requests),
+            ports=Ports(
+                mint=self.mint, clock=clock, seal=self.seal, requests=self.requests, known=self.known
+            ),
             cache=cache,
             now=now(),
             betas=betas,

@@ -52,6 +52,7 @@ class TurnLine:
             "model": report.model,
             "bytes": report.request_bytes,
             "items": report.input_items,
+            "recognised": report.recognised_items,
             "dropped": report.dropped_items,
             "fallback": UNSET if report.fallback is UNSET else f'"{report.fallback}"',
         }

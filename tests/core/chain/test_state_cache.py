@@ -269,7 +269,7 @@ def test_a_state_held_twice_must_be_released_twice():
 
 def test_a_state_that_is_not_held_cannot_be_released():
     with pytest.raises(KeyError):
-        Retention().release(node("a"))
+        Retention[ResponseState]().release(node("a"))
 
 
 def test_holding_a_child_of_a_held_node_takes_one_step():

@@ -5,6 +5,10 @@ machine sends creates, steers and appends, and does the work of engine and store
 only what clients know: the frames they sent, and the contexts of finished responses. Every event is compared
 with the model, and after each step the caches' byte counts with the states that they hold. Each accepted
 steer or append is in the context of exactly one response, or is returned exactly once.
+
+Clients also send whole histories again: their own, those of others, and changed ones. Whatever is recognised,
+the context of a job is the one that its client sent, and the position that it continues from stands for the
+beginning of that context, and was left by a job of the same tenant with the same head.
 """
 
 import json
@@ -18,13 +22,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from slipring.core.chain.known_contexts import KnownContext
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Start
 from slipring.core.turn.steer_queue import Steers
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
-from tests.core.connection import Connection, Json, Server, call_output, context_of, message
+from tests.core.connection import (
+    Connection,
+    Json,
+    Seen,
+    Server,
+    call_output,
+    context_of,
+    message,
+    visible,
+)
 
 LIMITS = {
     "max_in_flight": 3,
@@ -34,6 +48,8 @@ LIMITS = {
     "connection_cache_bytes": 8_000,  # about three responses
     "tenant_cache_bytes": 11_000,
     "process_cache_bytes": 14_000,
+    "recognised_bytes": 30_000,  # about seven responses
+    "recognised_s": 500.0,
     "rollout_wait_s": 100.0,
     "max_age_s": 1_000.0,
     "age_grace_s": 20.0,
@@ -69,6 +85,7 @@ class Request(NamedTuple):
     rollout: bool = False
     grammar: str = ""
     """Of the tool that it defines; empty if it defines none."""
+    instructions: str | None = None
 
 
 ROLLOUTS = [Request(store=False, rollout=True), Request(store=True, rollout=True)]
@@ -94,7 +111,22 @@ REQUESTS = [
 ]
 
 
+RESENT = [Request(store=False), Request(store=True), Request(store=False, instructions="Be brief.")]
+"""Most requests that send a history again are like each other, so that they are recognised."""
+CHANGES = ["none", "none", "none", "spelling", "no thoughts", "one text", "one item less", "one head less"]
+"""What clients do to a history before they send it again."""
 ODD_REQUESTS = REQUESTS[2 * len(GOOD_REQUESTS) :][:4]
+
+
+def open_calls(items: Iterable[Json], before: Iterable[str] = ()) -> list[str]:
+    """The calls that require an output after these items; ``before``: those that required one before."""
+    calls = list(before)
+    for item in items:
+        if is_complete_call(item):
+            calls.append(item["call_id"])
+        elif item["type"] == "function_call_output" and item["call_id"] in calls:
+            calls.remove(item["call_id"])
+    return calls
 
 
 def tools_of(request: Request) -> list[Json]:
@@ -161,6 +193,40 @@ class Made:
         return self.peer is peer or (self.stored and self.peer.tenant == peer.tenant)
 
 
+def changed(history: list[Json], change: str, at: int) -> list[Json]:
+    """A history as a client sends it again."""
+    if change == "spelling":
+        return list(map(respelled, history))
+    if change == "no thoughts":
+        return [item for item in history if item["type"] != "reasoning"]
+    place = at % len(history)
+    if change == "one item less":
+        return history[:place] + history[place + 1 :]
+    if change == "one head less":
+        return history[place:]
+    if change == "one text":
+        other_texts = {
+            "message": {"content": "other"},
+            "function_call": {"arguments": "other"},
+            "function_call_output": {"output": "other"},
+            "reasoning": {"content": [{"type": "reasoning_text", "text": "other"}]},
+        }
+        other = {**history[place], **other_texts.get(history[place]["type"], {})}
+        return [*history[:place], other, *history[place + 1 :]]
+    return history
+
+
+def respelled(item: Json) -> Json:
+    """An item with the same content, as clients of other libraries spell it."""
+    status = {} if item["type"] != "function_call" else {"status": item["status"]}
+    other = {key: value for key, value in reversed(item.items()) if key not in ("id", "status")} | status
+    if item["type"] == "message" and isinstance(item["content"], list):
+        other["content"] = "".join(part["text"] for part in item["content"])
+    elif item["type"] == "message":
+        other["content"] = [{"type": "input_text", "text": item["content"]}]
+    return other
+
+
 class Model:
     """What all clients together know."""
 
@@ -197,11 +263,12 @@ class Model:
             return "model"
         left = list(open_calls)
         for item in asked.input:
-            if "call_id" not in item:
-                continue
-            if item["call_id"] not in left:
-                return f"No tool call found for function call output with call_id {item['call_id']}."
-            left.remove(item["call_id"])
+            if item["type"] == "function_call":
+                left += [item["call_id"]] if item["status"] == "completed" else []
+            elif "call_id" in item:
+                if item["call_id"] not in left:
+                    return f"No tool call found for function call output with call_id {item['call_id']}."
+                left.remove(item["call_id"])
         if left and asked.request.generate:
             return f"No tool output found for function call {left[0]}."
         if asked.request.fault == TOO_LONG:
@@ -214,8 +281,7 @@ class Model:
         """Record a finished response."""
         assert asked.response_id is not None
         parent = self.made.get(asked.previous or "")
-        answered = {item["call_id"] for item in asked.input if "call_id" in item}
-        calls = [call for call in (parent.open_calls if parent else []) if call not in answered]
+        calls = open_calls(asked.input, parent.open_calls if parent else [])
         for item in asked.output:
             cut_off = status == "incomplete" and item is asked.output[-1]
             if is_complete_call(item) and not cut_off:
@@ -249,6 +315,7 @@ class Peer:
             refuses=refuse_too_long,
             betas=Betas(rollout=True, inject=True, tool_output=True),
         )
+        self.connection.leaves_positions = True
         self.opened_at = server.now
         self.deadline: float | None = None
         """Set when the end of the connection is announced."""
@@ -315,6 +382,7 @@ class Peer:
                 context_management=MANAGED if request.managed else None,
                 rollout=request.rollout,
                 tools=tools_of(request),
+                instructions=request.instructions,
                 **request.fault,
             )
         assert self.refusal == expected
@@ -644,7 +712,12 @@ class Peer:
         assert job.generate is asked.request.generate
         continues = asked.request.rollout and bool(asked.output)
         parent = asked.response_id if continues else asked.previous if asked.left is None else None
-        assert (job.parent.id if job.parent else None) == parent
+        if job.recognised:
+            assert parent is None
+            assert job.fork
+        else:
+            assert (job.parent.id if job.parent else None) == parent
+        self._check_position(job)
         context, expected = context_of(job), self.model.context(asked)
         if job.offer.forbidden:
             context.pop()  # the request for a summary
@@ -652,6 +725,17 @@ class Peer:
             assert {item["type"] for item in context[len(expected) :]} <= {"function_call_output"}
             context = context[: len(expected)]
         assert context == expected
+
+    def _check_position(self, job: Job) -> None:
+        """The position that a job continues from stands for its parent's context."""
+        seen = job.parent.position if job.parent is not None else None
+        if job.parent is None or seen is None:
+            assert not job.recognised
+            return
+        assert isinstance(seen, Seen)
+        assert seen.content == visible(job.parent.context())
+        if job.recognised:
+            assert (seen.tenant, seen.model, seen.head) == (self.tenant, job.model.name, job.head)
 
 
 class Connections(RuleBasedStateMachine):
@@ -689,12 +773,57 @@ class Connections(RuleBasedStateMachine):
         own = self._own(place[0])
         self._ask(place, own[-1 - pick % len(own)] if own else None, request)
 
+    @precondition(lambda self: self.model.made)
+    @rule(
+        place=st.sampled_from(ENDPOINTS),
+        pick=st.integers(0, 5),
+        change=st.sampled_from(CHANGES),
+        at=st.integers(0, 20),
+        request=st.sampled_from([*RESENT, *RESENT, *GOOD_REQUESTS]),
+        words=st.sampled_from(ANSWERS),
+    )
+    def resend(self, place, pick, change, at, request, words):
+        """Send the context of one of the latest responses, of any client, instead of its id. If it begins at
+        once, it ends at once, so that histories grow."""
+        made = list(self.model.made.values())[-6:]
+        history = changed(made[-1 - pick % len(made)].context, change, at)
+        answers = [call_output(call) for call in open_calls(history)]
+        self._ask(place, None, request, history=[*history, *answers])
+        who, lane = place
+        peer = self.peers[who]
+        if peer.is_at("starts", lane) and peer.head(lane).input[: len(history)] == history:
+            peer.connection.finish(*words, Text("done"), lane=lane)
+            if peer.is_at("saves", lane):
+                peer.connection.save(lane)
+
+    @rule(place=st.sampled_from(ENDPOINTS), turns=st.integers(2, 4), request=st.sampled_from(RESENT))
+    def loop(self, place, turns, request):
+        """A client that sends its whole history with every turn, if its lane is free."""
+        who, lane = place
+        history: list[Json] = []
+        for _ in range(turns):
+            self._ask(place, None, request, history=history)
+            peer = self.peers[who]
+            if not peer.is_at("starts", lane) or peer.head(lane).serial != str(self.asked):
+                return
+            response_id = peer.head(lane).response_id
+            peer.connection.finish(Thought("hm"), Text("done"), lane=lane)
+            if peer.is_at("saves", lane):
+                peer.connection.save(lane)
+            history = self.model.made[response_id].context
+
     def _own(self, who: int) -> list[str]:
         """The responses that a client may continue, newest last."""
         made = self.model.made.items()
         return [response_id for response_id, response in made if response.is_reachable_by(self.peers[who])]
 
-    def _ask(self, place: tuple[int, str | None], previous: str | None, request: Request) -> None:
+    def _ask(
+        self,
+        place: tuple[int, str | None],
+        previous: str | None,
+        request: Request,
+        history: Iterable[Json] = (),
+    ) -> None:
         who, lane = place
         peer = self._peer(who)
         self.asked += 1
@@ -703,7 +832,7 @@ class Connections(RuleBasedStateMachine):
             serial=str(self.asked),
             lane=lane,
             previous=previous,
-            input=[*self._outputs(previous, request.outputs), message(f"say {self.asked}")],
+            input=[*history, *self._outputs(previous, request.outputs), message(f"say {self.asked}")],
             request=request,
             certain=self._is_certain(peer, lane, previous),
         )
@@ -969,6 +1098,7 @@ class Connections(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([15, 15, 600]))
     def tick(self, seconds):
         self.server.now += seconds
+        self.server.known.sweep(self.server.now)
         for peer in self.peers:
             if self.server.now - peer.opened_at >= LIMITS["max_age_s"]:
                 peer.end_until(self.server.now + LIMITS["age_grace_s"])
@@ -979,6 +1109,20 @@ class Connections(RuleBasedStateMachine):
             assert in_time or not at_work, "a turn runs after the grace period"
 
     # Invariants.
+
+    @invariant()
+    def known_contexts_are_counted_and_within_their_limits(self):
+        known = self.server.known
+        held = set()
+        for contexts in known._by_tenant.values():
+            for context in contexts.values():
+                node: KnownContext | None = context
+                while node is not None and node not in held:
+                    held.add(node)
+                    node = node.parent
+        assert known.used_bytes == sum(context.size_bytes for context in held)
+        assert known.used_bytes <= LIMITS["recognised_bytes"]
+        assert sum(map(len, known._keys.values())) == len(known)
 
     @invariant()
     def connections_stay_within_their_limits(self):

@@ -762,7 +762,10 @@ def test_choices_other_than_the_first_are_ignored() -> None:
 
 def read(*payloads: bytes) -> list[Delta]:
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
-    return [delta for payload in payloads for delta in answer.read(payload)]
+    deltas, fault = answer.read(payloads)
+    if fault is not None:
+        raise fault
+    return deltas
 
 
 def test_empty_chunks_are_no_first_token() -> None:

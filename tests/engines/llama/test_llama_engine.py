@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import CallEnded, CallStarted, Delta, Finished, Settings
+from slipring.core.limits import Limits
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Chunk
 from slipring.engines.llama.models import read_file
@@ -94,8 +95,11 @@ async def test_a_warmup_prefills_its_context(tiny: ServeModel) -> None:
         assert cached(turn) >= warm["usage"]["input_tokens"]
 
 
-async def test_a_continuation_and_a_full_history_get_the_same_answer(tiny: ServeModel) -> None:
-    async with tiny() as server, server.connect() as socket:
+@pytest.mark.parametrize("recognised_s", [0, 600])
+async def test_a_continuation_and_a_full_history_get_the_same_answer(
+    tiny: ServeModel, recognised_s: float
+) -> None:
+    async with tiny(limits=Limits(recognised_s=recognised_s)) as server, server.connect() as socket:
         first = await socket.response(input=ASK, **GREEDY)
         second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
         history = [{"role": "user", "content": ASK}, *first["output"], {"role": "user", "content": "Go on."}]

@@ -213,6 +213,18 @@ def test_events_without_data_are_skipped() -> None:
     assert payloads.ended
 
 
+@pytest.mark.parametrize(
+    "read",
+    [b'data: {"a":1}\n\n', b'data: {"a":1}\r\n\r\n', b'data:{"a":1}\n', b'event: x\ndata: {"a":1}\n\n'],
+)
+def test_an_event_that_comes_alone_is_the_same_however_it_is_written(read: bytes) -> None:
+    payloads = _Payloads()
+    assert payloads.take(b"data: {") == []
+    assert payloads.take(b"}\n\n") == [b"{}"]
+    assert payloads.take(read) == [b'{"a":1}']
+    assert payloads.take(read + b"data: {}\n\n") == [b'{"a":1}', b"{}"]
+
+
 def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.remote.http_client._LONGEST_LINE", 10)
     payloads = _Payloads()

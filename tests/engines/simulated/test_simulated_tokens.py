@@ -12,6 +12,7 @@ import pytest
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Delta, Finished, Job, Settings, Text
+from slipring.core.limits import Limits
 from slipring.engines.catalog import open_engine
 from slipring.engines.simulated import open_simulated, pace
 from slipring.engines.simulated.options import SimulatedOptions
@@ -84,8 +85,9 @@ async def chain(socket: Socket) -> tuple[list[Json], list[Json]]:
 
 @pytest.fixture
 async def recorded() -> AsyncIterator[tuple[Recorded, Running, Socket]]:
+    """A server that does not recognise histories, so that it renders them whole."""
     engine = Recorded(tool_calls=2, digest=True)
-    async with serve(engine) as server, server.connect() as socket:
+    async with serve(engine, limits=Limits(recognised_s=0)) as server, server.connect() as socket:
         yield engine, server, socket
 
 
@@ -103,6 +105,18 @@ async def test_a_chain_and_its_full_history_have_the_same_ids(
     assert not server.service.render_fallbacks
     rendered = [accepted.rendered_tokens for accepted in engine.accepted]
     assert max(rendered[1:3]) < 40 < whole["usage"]["input_tokens"] == rendered[3]
+
+
+async def test_a_history_that_is_recognised_has_the_same_ids_too() -> None:
+    engine = Recorded(tool_calls=2, digest=True)
+    async with serve(engine) as server, server.connect() as socket:
+        history, responses = await chain(socket)
+        whole = await socket.response(input=history, store=False, **HEAD)
+    assert engine.ids() == engine.ids(2)
+    assert whole["usage"] == responses[-1]["usage"] | {
+        "input_tokens_details": whole["usage"]["input_tokens_details"]
+    }
+    assert engine.accepted[3].rendered_tokens < 40
 
 
 async def test_usage_counts_the_ids(recorded: tuple[Recorded, Running, Socket]) -> None:

@@ -34,6 +34,49 @@ async def send(
         return answer.status, body
 
 
+# The framing of a stream.
+
+
+async def streamed(server: Running, version: str) -> tuple[bytes, bytes]:
+    """The head and the body of a streamed answer, as they are on the wire."""
+    body = b'{"input": "hello", "stream": true}'
+    head = f"POST /v1/responses HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with open_tcp(server) as raw:
+        await raw.send(head.encode() + body)
+        answer, _, rest = (await raw.ended()).partition(b"\r\n\r\n")
+        return answer, rest
+
+
+def unchunked(body: bytes) -> list[bytes]:
+    chunks = []
+    while True:
+        size, _, rest = body.partition(b"\r\n")
+        chunks.append(rest[: int(size, 16)])
+        assert rest[int(size, 16) :].startswith(b"\r\n")
+        body = rest[int(size, 16) + 2 :]
+        if not chunks[-1]:
+            assert body == b""
+            return chunks[:-1]
+
+
+async def test_chunks_of_a_stream_hold_whole_events() -> None:
+    async with serve() as server:
+        head, body = await streamed(server, "1.1")
+        assert b"\r\nTransfer-Encoding: chunked" in head
+        chunks = unchunked(body)
+        assert all(chunk.startswith(b"event: ") and chunk.endswith(b"\n\n") for chunk in chunks)
+        assert chunks[-1].endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_stream_for_http_1_0_is_not_chunked() -> None:
+    async with serve() as server:
+        head, body = await streamed(server, "1.0")
+        assert b"Transfer-Encoding" not in head
+        assert body.startswith(b"event: response.created\ndata: {")
+        assert body.endswith(b"data: [DONE]\n\n")
+
+
 # One JSON body.
 
 

@@ -1,5 +1,7 @@
 """The head of a context: instructions and tools, which precede its first item."""
 
+from hashlib import sha256
+
 from msgspec import Raw, Struct, structs
 
 from slipring.protocol import wire
@@ -16,16 +18,19 @@ class Head(Struct, frozen=True):
     instructions_json: Raw = wire.NULL
     """``instructions`` as JSON, encoded once per head because every response object repeats them."""
 
+    digest: bytes = b""
+    """Identifies instructions and tools."""
+
     def __post_init__(self) -> None:
         if self.instructions is not None:
             structs.force_setattr(self, "instructions_json", wire.raw(self.instructions))
+        structs.force_setattr(self, "digest", _digest(self.instructions, self.tools.raw))
 
     @classmethod
     def read(cls, request: CreateRequest, before: "Head | None", definitions: Definitions) -> "Head":
         """The head of a request: ``before`` itself if nothing changed. Tools that changed are decoded, and
         their grammars and schemas added to ``definitions``."""
-        raw = wire.given(request.tools)
-        if before is not None and before.tools.raw == (bytes(raw) if raw is not None else b"[]"):
+        if before is not None and before.tools.raw == _raw_tools(request):
             if before.instructions == request.instructions:
                 return before
             return cls(instructions=request.instructions, tools=before.tools)
@@ -33,7 +38,22 @@ class Head(Struct, frozen=True):
             instructions=request.instructions, tools=Toolset.read(request.tools, definitions=definitions)
         )
 
+    @staticmethod
+    def digest_of(request: CreateRequest) -> bytes:
+        """The ``digest`` of a request's head, without decoding its tools."""
+        return _digest(request.instructions, _raw_tools(request))
+
     @property
     def size_bytes(self) -> int:
         # The string, its JSON, and CPython's cached UTF-8 of the string.
         return 3 * len(bytes(self.instructions_json)) + self.tools.size_bytes + 100
+
+
+def _raw_tools(request: CreateRequest) -> bytes:
+    raw = wire.given(request.tools)
+    return bytes(raw) if raw is not None else b"[]"
+
+
+def _digest(instructions: str | None, tools: bytes) -> bytes:
+    given = b"" if instructions is None else b"%d " % len(instructions) + instructions.encode()
+    return sha256(given + b"\0" + tools).digest()

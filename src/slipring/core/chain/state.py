@@ -61,8 +61,10 @@ class ResponseState:
     """One finished response. Immutable, except that the engine owns ``position``."""
 
     __slots__ = (
+        "_size_bytes",
         "carry",
         "depth",
+        "digest",
         "head",
         "input",
         "output",
@@ -70,7 +72,6 @@ class ResponseState:
         "position",
         "response",
         "root_id",
-        "size_bytes",
     )
 
     def __init__(
@@ -83,6 +84,7 @@ class ResponseState:
         output: tuple[Item, ...],
         carry: Carry,
         position: Position | None = None,
+        root_id: str | None = None,
     ) -> None:
         self.response = response
         self.parent = parent
@@ -91,10 +93,20 @@ class ResponseState:
         self.output = output
         self.carry = carry
         self.position = position
-        self.root_id: str = parent.root_id if parent is not None else response.id
+        self.digest: bytes | None = None
+        """Of all items of the context, set by the turn that made the response; None if a history that is sent
+        again must not be taken for this context."""
+        self.root_id: str = root_id or (parent.root_id if parent is not None else response.id)
         """Id of the first response of the chain."""
         self.depth: int = parent.depth + 1 if parent is not None else 1
-        self.size_bytes = self._measure()
+        self._size_bytes: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory of this node that it does not share with its parent. Measured once, on first access."""
+        if self._size_bytes is None:
+            self._size_bytes = self._measure()
+        return self._size_bytes
 
     @property
     def id(self) -> str:
@@ -123,15 +135,16 @@ class ResponseState:
         made = last_compaction(self.output)
         before = self.input if made is None else self.output[made : made + 1]
         begun = 0 if made is None else made + 1
-        return tuple(in_context(before + self.output[begun : self._answer_start]))
+        return tuple(in_context(before + self.output[begun : self.answer_start]))
 
     @property
     def answer(self) -> tuple[Item, ...]:
         """The output of its last job: all output, unless it is a rollout or made a compaction."""
-        return tuple(in_context(self.output[self._answer_start :]))
+        return tuple(in_context(self.output[self.answer_start :]))
 
     @property
-    def _answer_start(self) -> int:
+    def answer_start(self) -> int:
+        """The index in the output at which ``answer`` begins."""
         output = self.output
         for index in range(len(output), 0, -1):
             if output[index - 1].type in _NOT_GENERATED:
@@ -143,7 +156,7 @@ class ResponseState:
         """Length of the context including this response, as counted by the engine; None if unknown."""
         usage = self.response.usage
         # With a compaction or in a rollout, the usage is the sum of several jobs.
-        if usage is None or self._answer_start:
+        if usage is None or self.answer_start:
             return None
         return usage.total_tokens or None
 
@@ -172,9 +185,8 @@ class ResponseState:
         return found
 
     def _measure(self) -> int:
-        """The memory of this node that it does not share with its parent."""
         own = _NODE_BYTES + sum([item.size_bytes for item in self.input + self.output])
-        own += _echoed_bytes(self.response)
+        own += echoed_bytes(self.response)
         head, carry, parent = self.head, self.carry, self.parent
         if parent is None or parent.head is not head:
             own += head.size_bytes
@@ -196,7 +208,7 @@ class ResponseState:
         raise TypeError("states are not pickled")
 
 
-def _echoed_bytes(response: Response) -> int:
+def echoed_bytes(response: Response) -> int:
     """Size of the request fields that a response object repeats and that a client can make large."""
     texts = (response.user, response.prompt_cache_key, response.safety_identifier, response.reasoning.mode)
     return (

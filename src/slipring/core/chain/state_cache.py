@@ -9,26 +9,41 @@ states because another tenant uses much.
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Generic, Protocol, Self, TypeVar
 
 from slipring.core.chain.state import ResponseState
 
 
-class Retention:
+class Node(Protocol):
+    """A part of a chain that is counted."""
+
+    @property
+    def parent(self) -> Self | None: ...
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that it does not share with its parent."""
+
+
+N = TypeVar("N", bound=Node)
+
+
+class Retention(Generic[N]):
     """Reference counts of chain nodes.
 
-    Counts references from cached responses and from retained children, so that ``hold`` and ``release`` take
+    Counts references from cached nodes and from retained children, so that ``hold`` and ``release`` take
     time proportional to the nodes gained or freed, not to the length of the chain.
     """
 
     __slots__ = ("_counts",)
 
     def __init__(self) -> None:
-        self._counts: dict[ResponseState, int] = {}
+        self._counts: dict[N, int] = {}
 
-    def hold(self, state: ResponseState) -> int:
+    def hold(self, state: N) -> int:
         """Retain a state and its ancestors; returns the bytes that were not retained before."""
         gained = 0
-        node: ResponseState | None = state
+        node: N | None = state
         while node is not None:
             count = self._counts.get(node, 0)
             self._counts[node] = count + 1
@@ -38,10 +53,10 @@ class Retention:
             node = node.parent
         return gained
 
-    def release(self, state: ResponseState) -> int:
+    def release(self, state: N) -> int:
         """Drop one reference to a state; returns the bytes that are no longer retained."""
         freed = 0
-        node: ResponseState | None = state
+        node: N | None = state
         while node is not None:
             count = self._counts[node] - 1
             if count:
@@ -100,7 +115,7 @@ class ConnectionCache:
         self.on_freed: Callable[[int], None] | None = None
         """Called with the number of bytes freed by an eviction."""
         self._scopes: tuple[Scope, ...] = (Scope(limit_bytes), *shared)
-        self._retention = Retention()
+        self._retention: Retention[ResponseState] = Retention()
         self._entries: dict[str, _Entry] = {}
         self._lanes: dict[str | None, _Entry] = {}
 

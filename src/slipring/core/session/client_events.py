@@ -78,15 +78,16 @@ class Read(Struct, frozen=True):
         return self.event
 
 
-def read_ahead(frame: bytes | str, betas: Betas) -> Read:
-    """Decode a frame including the items of a create. For large frames, in a thread."""
+def read_ahead(frame: bytes | str, betas: Betas, *, digests: bool = False) -> Read:
+    """Decode a frame including the items of a create, with their digests if these are wanted. For large
+    frames, in a thread."""
     try:
         event = read(frame, betas)
     except ApiError as error:
         return Read(None, error)
     if isinstance(event, Create) and event.error is None:
         try:
-            _ = event.request.items
+            event.request.read_ahead(digests=digests)
         except ApiError as error:
             event = Create(event.request, event.size_bytes, error)
     return Read(event)

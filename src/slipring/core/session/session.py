@@ -319,7 +319,10 @@ class Session:
             return []
         if turn.saves:
             turn.stages.lap("store")
-        self._cache.remember(self._finished[turn], turn.lane)
+        state = self._finished[turn]
+        self._cache.remember(state, turn.lane)
+        if not self._betas.keeps_nothing:
+            turn.remember(state, now)
         return self._end(turn, [turn.terminal()], now)
 
     def failed(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
@@ -327,7 +330,7 @@ class Session:
         if turn.phase is Phase.CHECKING:
             return self._reject(turn, turn_setup.in_clients_terms(turn, error), now)
         if turn.phase is Phase.LOADING or (turn.phase is Phase.PREPARING and not turn.detached):
-            return self._reject(turn, error, now)
+            return self._reject(turn, turn_setup.of_job(turn, error), now)
         if turn.phase is Phase.PAUSED:
             return self._conclude(turn, now)  # the driver refuses to let it resume
         if turn.phase not in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
@@ -451,7 +454,10 @@ class Session:
         """Validate a bound turn, and have its grammars compiled if it has any."""
         turn.stages.lap("resolve")
         try:
-            job, grammars = turn_setup.begin(turn, self._models, self._ports, self._limits, now)
+            # Counting is exact: tokens of an answer are those that its text has now.
+            job, grammars = turn_setup.begin(
+                turn, self._models, self._ports, self._limits, now, recognise=not self.counts_only
+            )
         except ApiError as error:
             return self._drop(turn, error)
         if grammars:

@@ -66,15 +66,19 @@ def bind_loaded(turn: Turn, loaded: Loaded) -> None:
 
 
 def begin(
-    turn: Turn, models: Models, ports: Ports, limits: Limits, now: float
+    turn: Turn, models: Models, ports: Ports, limits: Limits, now: float, *, recognise: bool
 ) -> tuple[Job, list[Compilable]]:
-    """Validate a bound turn: its job, and the grammars to compile before the job starts."""
+    """Validate a bound turn: its job, and the grammars to compile before the job starts.
+
+    ``recognise``: whether the job may continue a context that the input repeats.
+    """
     definitions = new_definitions(limits)
     try:
         items = input_items.resolve(turn.input, turn.found)
         items = sealed_items.opened(items, ports.seal, turn.tenant)
         model = models.find(turn.request.model)
-        job = turn.begin(ports.mint("resp"), model, items, now, definitions)
+        recognise = recognise and turn.joined is None
+        job = turn.begin(ports.mint("resp"), model, items, now, definitions, recognise=recognise)
     except ApiError as error:
         raise in_clients_terms(turn, error) from None
     return job, definitions.grammars
@@ -89,6 +93,11 @@ def in_clients_terms(turn: Turn, error: ApiError) -> ApiError:
     if turn.steered_by is not None:
         return _shifted(error, len(turn.steered_by.items), "previous_response_id")
     return _shifted(error, len(turn.joined.items) if turn.joined is not None else 0, "conversation")
+
+
+def of_job(turn: Turn, error: ApiError) -> ApiError:
+    """An error that the engine raised about an item of its job, in the client's terms."""
+    return in_clients_terms(turn, _shifted(error, -turn.recognition.items, "input"))
 
 
 def _shifted(error: ApiError, preceding: int, source: str) -> ApiError:

@@ -90,10 +90,11 @@ def read_plan(request: CreateRequest, items: tuple[Item, ...], model: Model) -> 
 class Compaction:
     """The compaction of one turn's context."""
 
-    __slots__ = ("_carry", "_job", "_pieces", "finished", "is_running", "plan")
+    __slots__ = ("_carry", "_continues", "_job", "_pieces", "finished", "is_running", "plan")
 
-    def __init__(self, plan: Plan, job: Job, carry: Carry) -> None:
-        """``job``: the turn's own job, with the full context; ``carry``: of that context."""
+    def __init__(self, plan: Plan, job: Job, carry: Carry, *, continues: bool) -> None:
+        """``job``: the turn's own job, with the full context; ``carry``: of that context; ``continues``:
+        whether the client has named the response that the job continues."""
         self.plan = plan
         self.is_running = False
         """Whether the engine is writing the summary."""
@@ -101,6 +102,7 @@ class Compaction:
         """The end of the summary's job."""
         self._job = job
         self._carry = carry
+        self._continues = continues
         self._pieces: list[str] = []
 
     def must_weigh(self) -> bool:
@@ -157,14 +159,14 @@ class Compaction:
         if not summary or self.finished.reason == "content_filter":
             # Continuing without a summary would silently drop the whole context.
             raise ServerError("The context could not be compacted: the model wrote no summary.")
-        context, parent = tuple(self._job.context()), self._job.parent
+        context = tuple(self._job.context())
         # In a history that the client sends itself, only the order shows what was answered.
-        seen = len(context) - len(self._job.input) if parent is not None else len(context)
+        seen = len(context) - len(self._job.input) if self._continues else len(context)
         return condensed(context, seen, summary, self._carry, self.plan.kept_bytes)
 
     def job_after(self, items: tuple[Item, ...]) -> Job:
         """The turn's own job with the compacted context."""
-        return structs.replace(self._job, parent=None, input=items, fork=False)
+        return structs.replace(self._job, parent=None, input=items, fork=False, recognised=False)
 
     def together(self, finished: Finished) -> Finished:
         """The end of the turn, with the tokens of the summary added unless the turn was only a compaction."""

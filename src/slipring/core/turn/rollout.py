@@ -151,7 +151,7 @@ class Rollout:
         if not self._is_paused:
             return finished.after(spent)
         # No engine has processed what was appended since the pause.
-        return structs.replace(spent, position=None) if self._input else spent
+        return structs.replace(spent, position=None, context=None) if self._input else spent
 
     def hold(self, append: Append, output: Output) -> None:
         """Accept an append as a whole, or raise ``AppendRefused``."""
@@ -207,13 +207,25 @@ class Rollout:
             settings = structs.replace(settings, max_tool_calls=max(left, 1))
             offer = offer if left > 0 else Offer(forbidden=True)
         return structs.replace(
-            job, parent=self._node, input=self._input, offer=offer, settings=settings, fork=False
+            job,
+            parent=self._node,
+            input=self._input,
+            offer=offer,
+            settings=settings,
+            fork=False,
+            recognised=False,
         )
 
     def foreseen_job(self) -> Job:
         """While paused: a warmup of the next step, as far as its input is known."""
         return structs.replace(
-            self._job, parent=self._node, input=self._input, generate=False, fork=False, stop=Stop()
+            self._job,
+            parent=self._node,
+            input=self._input,
+            generate=False,
+            fork=False,
+            recognised=False,
+            stop=Stop(),
         )
 
     def _observe(self, output: Output) -> None:

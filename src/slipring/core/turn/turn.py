@@ -13,12 +13,13 @@ from msgspec import UNSET, Struct, structs
 from slipring.core.chain import input_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import OpenCall, ResponseState
+from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Stop
 from slipring.core.ports import Ports
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, read_plan
 from slipring.core.turn.output_events import Output
+from slipring.core.turn.recognition import Recognition
 from slipring.core.turn.request_validation import (
     ENCRYPTED_REASONING,
     read_settings,
@@ -38,6 +39,9 @@ from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import ConversationEcho, IncompleteDetails, Response
 from slipring.protocol.timing import TurnReport
 from slipring.protocol.tools import ToolChoice, merged
+
+_PROGRESS = frozenset({Accepted, Begun, Prefilled})
+"""Deltas that report progress before the first output."""
 
 
 class Phase(Enum):
@@ -85,6 +89,7 @@ class Turn:
         "output",
         "parent",
         "phase",
+        "recognition",
         "request",
         "response",
         "rollout",
@@ -128,6 +133,7 @@ class Turn:
         """Items that the input refers to by id."""
         self.forks = False
         """Whether its parent belongs to another lane."""
+        self.recognition = Recognition(ports.known, tenant)
         self._head = Head()
         self._carry = OpenCarry(input_items.NOTHING)
 
@@ -176,10 +182,18 @@ class Turn:
         self.input = joined.items + self.input
 
     def begin(
-        self, response_id: str, model: Model, items: tuple[Item, ...], now: float, definitions: Definitions
+        self,
+        response_id: str,
+        model: Model,
+        items: tuple[Item, ...],
+        now: float,
+        definitions: Definitions,
+        *,
+        recognise: bool = True,
     ) -> Job:
         """Validate the request against its parent and the model; returns the job.
 
+        With ``recognise``, the job of a request without a parent continues the context that its items repeat.
         Adds the request's grammars to ``definitions``; they are compiled before the engine starts. Raises
         ``ApiError`` for an invalid request.
         """
@@ -200,7 +214,8 @@ class Turn:
         )
         settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
-        head = Head.read(request, parent.head if parent is not None else None, definitions)
+        continued = self._continued(response_id, items, model, now, recognise=recognise)
+        head = Head.read(request, self._known_head(continued, carry), definitions)
         choice = ToolChoice.read(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, OpenCarry(carry)
@@ -220,20 +235,42 @@ class Turn:
             tenant=self.tenant,
             model=model,
             head=head,
-            parent=parent,
-            input=tuple(in_context(items)),
+            parent=continued,
+            input=tuple(in_context(items[self.recognition.items :])),
             offer=offer,
             settings=settings,
             generate=generate,
-            fork=self.forks,
+            fork=self.forks or self.recognition.match is not None,
+            recognised=self.recognition.match is not None,
             cache_key=request.prompt_cache_key,
             stop=self.stop,
         )
         if plan is not None:
-            self.compaction = Compaction(plan, job, carry)
+            self.compaction = Compaction(plan, job, carry, continues=parent is not None)
         if request.rollout:
             self.rollout = Rollout(job, self._carry, choice)
         return job
+
+    def _continued(
+        self, response_id: str, items: tuple[Item, ...], model: Model, now: float, *, recognise: bool
+    ) -> ResponseState | None:
+        """The state that the job continues: the parent, or a context that the items repeat."""
+        if self.parent is not None:
+            self.recognition.follow(self.parent, self.request, items)
+            return self.parent
+        if recognise:
+            self.recognition.look_up(self.request, items, model.name, now)
+        return self.recognition.parent(items, response_id)
+
+    def _known_head(self, continued: ResponseState | None, carry: Carry) -> Head | None:
+        """The head that need not be read again if the request has the same.
+
+        In a history that the client sends itself, tools that items bring count towards the same limits as
+        those of the head, so all are read.
+        """
+        if continued is None or (self.parent is None and carry.tools):
+            return None
+        return continued.head
 
     @property
     def must_weigh(self) -> bool:
@@ -301,10 +338,11 @@ class Turn:
             accepted = next((delta for delta in deltas if isinstance(delta, Accepted)), Accepted())
             self._accepted = accepted if self._accepted is None else accepted.after(self._accepted)
             self.stages.lap("render")
-        if any(isinstance(delta, Begun) for delta in deltas):
+        kinds = set(map(type, deltas))
+        if Begun in kinds:
             self.stages.lap("engine_queue")
-        rest: list[Delta] = [delta for delta in deltas if not isinstance(delta, Accepted | Begun | Prefilled)]
-        if rest or self._finished is not None or any(isinstance(delta, Prefilled) for delta in deltas):
+        rest = [delta for delta in deltas if type(delta) not in _PROGRESS]
+        if rest or self._finished is not None or Prefilled in kinds:
             self._prefilled = True
             self.stages.lap("prefill")
         return rest
@@ -329,7 +367,7 @@ class Turn:
         if compaction.plan.alone:
             assert compaction.finished is not None
             # A truncated summary counts as complete. The engine's position is that of the old context.
-            self._finished = structs.replace(compaction.finished, reason="stop", position=None)
+            self._finished = structs.replace(compaction.finished, reason="stop", position=None, context=None)
             return emitted, None
         return emitted, compaction.job_after(items)
 
@@ -466,7 +504,14 @@ class Turn:
             carry=carry,
             position=finished.position,
         )
+        self.recognition.complete(state, dropped_items=self._accepted.dropped_items if self._accepted else 0)
         return closing, state
+
+    def remember(self, state: ResponseState, now: float) -> None:
+        """Let later requests that send the context of the finished response again continue it."""
+        assert self._finished is not None
+        is_shared = self._accepted is not None and self._accepted.fallback is None and self.compaction is None
+        self.recognition.remember(state, self._finished, is_shared=is_shared, now=now)
 
     def terminal(self) -> Event:
         """The terminal event of a finished response."""
@@ -513,6 +558,7 @@ class Turn:
             response_id=self.response.id,
             model=self.response.model,
             input_items=len(self.input),
+            recognised_items=self.recognition.items or UNSET,
             send_ms=as_ms(stages.send_s),
             tokens=response_object.counts(accepted, finished) if finished is not None else UNSET,
             fallback=accepted.fallback or UNSET,

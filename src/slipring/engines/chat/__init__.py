@@ -6,7 +6,6 @@ into every later request: a turn costs its own messages and the upload.
 
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, suppress
-from itertools import chain
 
 from msgspec import structs
 
@@ -18,7 +17,7 @@ from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, write_request
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate
 from slipring.engines.remote.estimates import SteeredCut, estimated_tokens
-from slipring.engines.remote.upstream import Upstream, read_each
+from slipring.engines.remote.upstream import Upstream
 from slipring.errors import InvalidRequest, RateLimited, ServerError
 
 _PATH = "/chat/completions"
@@ -63,7 +62,7 @@ class ChatEngine(Engine):
         accepted = Accepted(fallback=request.fallback)
         if not job.generate and not (self.options.warmup and request.has_messages):
             yield [accepted]
-            yield [Finished("stop", 0, 0, 0, position=request.position)]
+            yield [Finished("stop", 0, 0, 0, position=request.position, context=request.position)]
             return
         with self._gate.ticket(job.tenant) as ticket:
             yield [accepted]
@@ -84,7 +83,8 @@ class ChatEngine(Engine):
                         if cut.after(deltas):
                             break
             if cut.is_made:
-                last: list[Delta] = [structs.replace(cut.finished(), position=request.position)]
+                position = request.position
+                last: list[Delta] = [structs.replace(cut.finished(), position=position, context=position)]
             else:
                 last = answer.finish() if job.generate else answer.prepared()
         yield last  # after the ticket is given back: a slow reader must not hold up other jobs
@@ -99,8 +99,8 @@ class ChatEngine(Engine):
         headers = self._upstream.affinity_headers(job)
         async with self._upstream.events(_PATH, request.pieces, headers) as batches:
             async for payloads in batches:
-                read, fault = read_each(answer.read, payloads)
-                if deltas := list(chain.from_iterable(read)):
+                deltas, fault = answer.read(payloads)
+                if deltas:
                     yield deltas
                 if fault is not None:
                     raise fault

@@ -1,5 +1,6 @@
 """Translates the chunks of a Chat Completions stream into deltas."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -9,7 +10,7 @@ from slipring.core.generation import Delta, Finished, Prefilled, Refused, Text, 
 from slipring.engines.chat.call_assembly import CallAssembly
 from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ContentPart, Usage, read_chunk
 from slipring.engines.chat.request_body import Written
-from slipring.errors import ServerError
+from slipring.errors import ApiError, ServerError
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.protocol.responses import Logprob
@@ -42,12 +43,20 @@ class ChatAnswer:
         self._held: list[Delta] = []
         """Text and reasoning that came while a call was incomplete: items are emitted one at a time."""
 
-    def read(self, payload: bytes) -> list[Delta]:
-        """Decode a payload and return its deltas. Raises the error that it reports."""
+    def read(self, payloads: Iterable[bytes]) -> tuple[list[Delta], ApiError | None]:
+        """Decode the payloads of one read up to the first that reports a failure. Returns the deltas before
+        it, and the failure, which the caller raises after passing them on."""
+        deltas: list[Delta] = []
         try:
-            return self.take(read_chunk(payload))
+            for payload in payloads:
+                deltas += self.take(read_chunk(payload))
+        except ApiError as fault:
+            return deltas, fault
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ServerError("The engine's answer cannot be read.") from error
+            unreadable = ServerError("The engine's answer cannot be read.")
+            unreadable.__cause__ = error
+            return deltas, unreadable
+        return deltas, None
 
     def take(self, chunk: Chunk) -> list[Delta]:
         """Return the deltas of a chunk. The answer begins with the first chunk that is not empty."""
@@ -96,6 +105,7 @@ class ChatAnswer:
             output_tokens=output_tokens,
             reasoning_tokens=min(thought, output_tokens),
             position=self._position,
+            context=self._position,
         )
 
     def _take_choice(self, choice: Choice, deltas: list[Delta]) -> None:
@@ -103,7 +113,9 @@ class ChatAnswer:
             self._logprobs += [each.as_logprob() for each in choice.logprobs.content or ()]
         delta = choice.delta
         if delta is not None:
-            if delta.has_content:
+            if (text := delta.only_text) and self._passes_text_on:
+                deltas.append(Text(text))  # the hot path, once per token of a text
+            elif delta.has_content:
                 self._emit(self._content(delta), deltas)
             if delta.tool_calls:
                 for piece in delta.tool_calls:
@@ -112,6 +124,11 @@ class ChatAnswer:
             if choice.finish_reason == "error":
                 raise ServerError("The engine has failed.")
             self._reason = _REASONS.get(choice.finish_reason, "stop")
+
+    @property
+    def _passes_text_on(self) -> bool:
+        """Whether text is emitted as it comes: nothing is parsed, attached to it or emitted before it."""
+        return self._parser is None and not self._logprobs and not self._calls.any
 
     def _content(self, delta: ChunkDelta) -> list[Delta]:
         """The reasoning, text and refusal of a chunk."""

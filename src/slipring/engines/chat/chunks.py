@@ -51,6 +51,14 @@ class ChunkDelta(Struct, gc=False):
         return "".join(detail.text or detail.summary or "" for detail in self.reasoning_details)
 
     @property
+    def only_text(self) -> str:
+        """The text, if it is a string and there is nothing besides it but calls; else empty."""
+        if type(self.content) is not str:
+            return ""
+        others = self.reasoning_content or self.reasoning or self.reasoning_details or self.refusal
+        return "" if others else self.content
+
+    @property
     def has_content(self) -> bool:
         """Whether there is anything besides calls."""
         return bool(

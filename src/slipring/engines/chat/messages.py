@@ -30,6 +30,10 @@ from slipring.protocol.items import (
 
 _STEP_BYTES = 300
 _URLS = ("data:", "http://", "https://")
+# Sets of classes, not ``isinstance``: a resent history has hundreds of items, and a test that fails is slow.
+_CALLS = (FunctionCall, CustomToolCall)
+_OUTPUTS = frozenset({CallOutput, LoadedTools})
+_SENT = _OUTPUTS | {Message, Reasoning, *_CALLS}
 
 
 class _Function(Struct):
@@ -129,9 +133,7 @@ class Writer:
         outputs = [body for body in bodies if isinstance(body, CallOutput)]
         answered = {output.call_id for output in outputs}
         calls = {
-            body.call_id: body
-            for body in bodies
-            if isinstance(body, FunctionCall | CustomToolCall) and body.call_id in answered
+            body.call_id: body for body in bodies if isinstance(body, _CALLS) and body.call_id in answered
         }
         return [
             *self._assistant_message(bodies, calls.values()),
@@ -169,14 +171,14 @@ class _Unit(Struct):
         """Whether an item belongs to this exchange. Assistant items after outputs begin another."""
         if not self.is_exchange or _is_user_side(body):
             return False
-        return isinstance(body, CallOutput) or not isinstance(self.bodies[-1], CallOutput)
+        return type(body) in _OUTPUTS or type(self.bodies[-1]) not in _OUTPUTS
 
 
 def _units(items: Iterable[Item]) -> Iterator[_Unit]:
     unit: _Unit | None = None
     for item in items:
         body = item.body()
-        if not isinstance(body, Message | Reasoning | FunctionCall | CustomToolCall | CallOutput):
+        if type(body) not in _SENT:
             continue  # tools and settings are fields of the request; other items are not for models
         if unit is not None and unit.takes(body):
             unit.items.append(item)
@@ -190,7 +192,7 @@ def _units(items: Iterable[Item]) -> Iterator[_Unit]:
 
 
 def _is_user_side(body: Body) -> bool:
-    return isinstance(body, Message) and body.role != "assistant"
+    return type(body) is Message and body.role != "assistant"
 
 
 def _message(body: Body) -> Iterator[_ChatMessage]:

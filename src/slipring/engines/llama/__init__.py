@@ -191,7 +191,10 @@ class LlamaEngine(Engine):
         room = self.model.context - sent.total
         limit = min(job.settings.max_output_tokens or room, room) if job.generate else 0
         parent = position_of(job) if rendering.fallback is None else None
-        request = SlotRequest(job.tenant, sent, parent, job.fork)
+        if job.recognised:  # like any history that is sent whole: it usually replaces the one before
+            request = SlotRequest(job.tenant, sent, None, fork=False)
+        else:
+            request = SlotRequest(job.tenant, sent, parent, job.fork)
         async with self._slots.acquire(request) as slot:
             yield [Begun()]
             body = completion_body(

@@ -77,6 +77,7 @@ class LlamaAnswer:
             output_tokens=output_tokens,
             reasoning_tokens=min(self._decoder.thought_tokens, output_tokens),
             position=position,
+            context=self._rendering.context,
         )
         return [*rest, finished], position
 

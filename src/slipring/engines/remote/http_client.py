@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 from aiohttp.abc import AbstractStreamWriter
 
-from slipring.aiohttp_internals import MemoryPayload, fail_read
+from slipring.aiohttp_internals import MemoryPayload, PieceReader, fail_read
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
@@ -258,7 +258,7 @@ class HttpClient:
             self._draining.discard(task)
             answer.release()
 
-        task = asyncio.create_task(_read_last(answer.content))
+        task = asyncio.create_task(_read_last(PieceReader.adopt(answer.content)))
         self._draining.add(task)
         task.add_done_callback(forget)
 
@@ -294,6 +294,7 @@ class EventStream:
         except BaseException:
             await self._held.aclose()
             raise
+        self._content = PieceReader.adopt(answer.content)
         self._silence = _Silence(answer.content, self._idle_s)
         return self
 
@@ -305,23 +306,21 @@ class EventStream:
         return self
 
     async def __anext__(self) -> list[bytes]:
-        with _failures():
+        # Hot path: runs once per token of every answer.
+        read, silence = self._content.read_pieces, self._silence
+        try:
             while not self._is_complete():
-                chunk = await self._read()
+                if self._has_read:
+                    silence.begins()
+                chunk = await read()
+                self._has_read = True
+                silence.since = None
                 self._at_end = not chunk
                 if found := self._payloads.take(chunk or b"\n"):  # the last line need not end
                     return found
+        except _FAILURES as error:
+            raise _failure(error) from error
         raise StopAsyncIteration
-
-    async def _read(self) -> bytes:
-        content = self._answer.content
-        if not self._has_read:
-            self._has_read = True
-            return await content.readany()
-        self._silence.begins()
-        chunk = await content.readany()
-        self._silence.ends()
-        return chunk
 
     def _is_complete(self) -> bool:
         if self._at_end:
@@ -329,7 +328,7 @@ class EventStream:
         if not self._payloads.ended and not (self._is_over is not None and self._is_over()):
             return False
         self._at_end = True
-        if not self._answer.content.at_eof():
+        if not self._content.at_eof():
             self._held.pop_all()
             self._drain(self._answer)
         return True
@@ -346,6 +345,13 @@ class _Payloads:
 
     def take(self, chunk: bytes) -> list[bytes]:
         """The payloads that are complete with this chunk."""
+        if (
+            not self._rest
+            and chunk.startswith(b"data: {")
+            and chunk.endswith(b"\n\n")
+            and chunk.find(b"\n") == len(chunk) - 2
+        ):
+            return [chunk[6:-2]]  # one event by itself: most reads of a stream that is generated
         if len(self._rest) > _LONGEST_LINE:
             raise Unreadable("a line of the stream is too long")
         lines, end, rest = chunk.rpartition(b"\n")
@@ -361,11 +367,11 @@ class _Payloads:
         return found
 
 
-async def _read_last(content: aiohttp.StreamReader) -> None:
+async def _read_last(content: PieceReader) -> None:
     # However the connection ends now, the answer is complete.
     with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
         async with asyncio.timeout(_LAST_BYTES_S):
-            while await content.readany():
+            while await content.read_pieces():
                 pass
 
 
@@ -373,22 +379,20 @@ class _Silence:
     """Fails a read that has waited too long. One timer per stream checks now and then: a timeout around every
     read costs more than the read."""
 
-    __slots__ = ("_clock", "_content", "_idle_s", "_since", "_timer")
+    __slots__ = ("_clock", "_content", "_idle_s", "_timer", "since")
 
     def __init__(self, content: aiohttp.StreamReader, idle_s: Patience) -> None:
         self._content = content
         self._idle_s = idle_s
         self._clock = asyncio.get_running_loop().time
-        self._since: float | None = None
+        self.since: float | None = None
+        """When the pending read began; None if none is pending."""
         self._timer: asyncio.TimerHandle | None = None
 
     def begins(self) -> None:
-        self._since = self._clock()
+        self.since = self._clock()
         if self._timer is None:
             self._check()
-
-    def ends(self) -> None:
-        self._since = None
 
     def forget(self) -> None:
         if self._timer is not None:
@@ -396,7 +400,7 @@ class _Silence:
 
     def _check(self) -> None:
         """Fail the read, or check again when it could have waited long enough."""
-        idle_s, since = self._idle_s(), self._since
+        idle_s, since = self._idle_s(), self.since
         left_s = _LOOK_S if idle_s is None else idle_s
         if idle_s is not None and since is not None:
             left_s = since + idle_s - self._clock()
@@ -406,17 +410,25 @@ class _Silence:
         self._timer = asyncio.get_running_loop().call_later(max(left_s, 0.001), self._check)
 
 
+_FAILURES = (aiohttp.ClientError, OSError)
+"""What aiohttp raises if a request fails on the way. ``TimeoutError`` is an ``OSError``."""
+
+
 @contextmanager
 def _failures() -> Iterator[None]:
     """Raise what goes wrong on the way as an ``HttpFailure``."""
     try:
         yield
-    except aiohttp.ConnectionTimeoutError as error:
-        raise ConnectTimedOut("timed out") from error
-    except TimeoutError as error:
-        raise TimedOut("timed out") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise Unreachable(_reason(error)) from error
+    except _FAILURES as error:
+        raise _failure(error) from error
+
+
+def _failure(error: Exception) -> HttpFailure:
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return ConnectTimedOut("timed out")
+    if isinstance(error, TimeoutError):
+        return TimedOut("timed out")
+    return Unreachable(_reason(error))
 
 
 def _reason(error: Exception) -> str:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,7 +75,9 @@ def tenant_salt(tenant: str) -> str:
     return _keyed_hash(f"salt\0{tenant}")
 
 
+@lru_cache(maxsize=4096)
 def _keyed_hash(text: str) -> str:
+    # Cached: all turns of a chain ask for the same.
     return hmac.digest(_SECRET, text.encode(), "sha256").hex()[:32]
 
 

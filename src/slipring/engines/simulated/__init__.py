@@ -92,7 +92,8 @@ class SimulatedEngine(Engine):
             yield step.deltas
         position = tally.after(emitted, trace)
         self._prefixes.add(position)
-        yield [Finished(reason, tally.tokens, cached, produced, thought, position)]
+        context = tally.as_position(trace)
+        yield [Finished(reason, tally.tokens, cached, produced, thought, position, context)]
 
     async def prefill(self, prefill: Prefill) -> int:
         job, done = prefill.job, prefill.done_tokens

@@ -59,9 +59,11 @@ class Tally(Struct, frozen=True):
 
     def after(self, emitted: Iterable[Delta], trace: Trace | None = None) -> "Tally":
         """The tally of this context and the answer that consists of these deltas."""
-        extended = self.extended((text, False) for text in _render_deltas(emitted))
-        # The position outlives the turn, so it keeps only what the next turn needs.
-        return Tally(self.head, extended.tokens, extended.digest, extended.tool_outputs, trace=trace)
+        return self.extended((text, False) for text in _render_deltas(emitted)).as_position(trace)
+
+    def as_position(self, trace: Trace | None) -> "Tally":
+        """What the next turn needs of this tally, which outlives its own turn."""
+        return Tally(self.head, self.tokens, self.digest, self.tool_outputs, trace=trace)
 
 
 def tally_job(job: Job) -> Tally:

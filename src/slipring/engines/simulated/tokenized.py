@@ -97,7 +97,10 @@ class TokenizedEngine(Engine):
         *last, finished = answer.finish()
         assert isinstance(finished, Finished)
         assert isinstance(finished.position, Rendered)
-        yield [*last, structs.replace(finished, position=self._after(known, finished.position))]
+        yield [
+            *last,
+            structs.replace(finished, position=self._after(known, finished.position), context=known),
+        ]
 
     async def prefill(self, prefill: Prefill) -> int:
         options = self.options

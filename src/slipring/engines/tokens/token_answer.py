@@ -203,6 +203,7 @@ class TokenAnswer:
             reasoning_tokens=min(self._decoder.thought_tokens, len(self._ids)),
             # Without output, the prompt that opens the model's turn is not part of the context.
             position=rendering.with_answer(self._ids) if has_answer else rendering.context,
+            context=rendering.context,
         )
         return [*(self._decoder.finish(cut_off=cut_off) if self._generates else []), finished]
 

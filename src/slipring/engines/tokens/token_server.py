@@ -162,7 +162,7 @@ class TokenServer(Engine):
             await ticket.turn()
             yield [Begun()]
             if not sent.total:  # a warmup of an empty context, which servers refuse
-                yield [Finished("stop", 0, 0, 0, position=sent)]
+                yield [Finished("stop", 0, 0, 0, position=sent, context=sent)]
                 return
             # Encoded only now, because it takes memory: all ids as text.
             request = self.write(job, sent, self._limit(job, sent), constraint)

@@ -10,16 +10,19 @@ import binascii
 import hashlib
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.errors import ApiError, StartupError
 from slipring.protocol.items import Item, read_item
 from slipring.stores.base import Store
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_BYTES = 32
 _VERSION = "slr1."
@@ -33,25 +36,27 @@ class KeyedSeal:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         """``keys``: at least one, of 32 bytes each."""
-        self._ciphers = {_key_id(key): AESGCM(key) for key in keys}
+        self._keys = {_key_id(key): key for key in keys}
         self._newest = _key_id(keys[0])
 
     def seal(self, tenant: str, items: tuple[Item, ...]) -> str:
         payload = b"[" + b",".join(item.raw for item in items) + b"]"
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        sealed = self._ciphers[self._newest].encrypt(nonce, payload, _additional_data(tenant, self._newest))
+        cipher = _cipher(self._keys[self._newest])
+        sealed = cipher.encrypt(nonce, payload, _additional_data(tenant, self._newest))
         return _VERSION + base64.urlsafe_b64encode(self._newest + nonce + sealed).decode().rstrip("=")
 
     def open(self, tenant: str, blob: str) -> tuple[Item, ...]:
         data = _decode(blob)
         key_id, rest = data[:_ID_BYTES], data[_ID_BYTES:]
-        cipher = self._ciphers.get(key_id)
-        if cipher is None or len(rest) <= _NONCE_BYTES:
+        key = self._keys.get(key_id)
+        if key is None or len(rest) <= _NONCE_BYTES:
             raise BrokenSeal
+        from cryptography.exceptions import InvalidTag
+
+        nonce, sealed = rest[:_NONCE_BYTES], rest[_NONCE_BYTES:]
         try:
-            payload = cipher.decrypt(
-                rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], _additional_data(tenant, key_id)
-            )
+            payload = _cipher(key).decrypt(nonce, sealed, _additional_data(tenant, key_id))
             return tuple(read_item(bytes(raw), "") for raw in _items.decode(payload))
         except (InvalidTag, msgspec.DecodeError, ApiError):
             raise BrokenSeal from None
@@ -83,6 +88,14 @@ def read_keys(path: str) -> list[bytes]:
             " (openssl rand -base64 32)"
         )
     return keys
+
+
+@lru_cache
+def _cipher(key: bytes) -> "AESGCM":
+    # Imported on first use: it takes 7 MB, and many servers never encrypt anything.
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(key)
 
 
 def _key_id(key: bytes) -> bytes:

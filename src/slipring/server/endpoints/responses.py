@@ -76,6 +76,7 @@ class Responses:
     async def delete(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         store = service.store
+        service.known.forget(caller.tenant, response_id)
         run_deleted = await store.runs.delete(caller.tenant, response_id)
         await self._background.stop(caller.tenant, response_id)
         if not await store.responses.delete(caller.tenant, response_id) and not run_deleted:

@@ -223,6 +223,7 @@ class Server:
             await self.service.tick()
             await self._memory_trimmer.trim(clock())
             self.service.parking.sweep(now())
+            self.service.known.sweep(now())
             self.service.connections.tick()
 
 

@@ -17,7 +17,12 @@ from slipring.engines.base import Engine
 from slipring.engines.catalog import borrow_engine, open_engine
 from slipring.engines.sharing import Borrowed
 from slipring.errors import StartupError
-from slipring.server.process.runtime import loop_factory, set_up_logging, skip_last_collection
+from slipring.server.process.runtime import (
+    exempt_from_collection,
+    loop_factory,
+    set_up_logging,
+    skip_last_collection,
+)
 from slipring.server.process.server import Server
 from slipring.server.process.shutdown import IGNORED_SIGNALS, StopRequest, ignore, log_ignored_signals
 from slipring.server.process.worker_messages import (
@@ -101,6 +106,7 @@ class Worker:
         return open_engine(name) if borrowed is None else borrow_engine(name, borrowed)
 
     def _report_ready(self, server: Server) -> None:
+        exempt_from_collection()
         self.report(server.describe())
 
     def _suspect(self, name: str, url: str) -> None:

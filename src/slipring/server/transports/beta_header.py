@@ -13,7 +13,8 @@ _NO_RETENTION = "slipring_zero_retention=v1"
 
 def of_exchange(headers: CIMultiDictProxy[str]) -> Betas:
     """Betas of a single HTTP request, which cannot be steered or appended to."""
-    return Betas(timing=_TIMING in _named(headers))
+    named = _named(headers)
+    return Betas(timing=_TIMING in named, keeps_nothing=_NO_RETENTION in named)
 
 
 def of_socket(headers: CIMultiDictProxy[str]) -> Betas:
@@ -24,12 +25,8 @@ def of_socket(headers: CIMultiDictProxy[str]) -> Betas:
         rollout=_ROLLOUT in named,
         inject=_INJECT in named,
         tool_output=_TOOL_OUTPUT in named,
+        keeps_nothing=_NO_RETENTION in named,
     )
-
-
-def wants_no_retention(headers: CIMultiDictProxy[str]) -> bool:
-    """Whether the connection's responses must be dropped, and not parked, when it closes."""
-    return _NO_RETENTION in _named(headers)
 
 
 def _named(headers: CIMultiDictProxy[str]) -> set[str]:

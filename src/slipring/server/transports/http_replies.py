@@ -26,9 +26,9 @@ from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.replies import error_event_response, error_response, json_response
 from slipring.server.service import Service
 from slipring.server.transports import sse_framing
+from slipring.server.transports.chunked_body import ChunkWriter, is_chunked
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
-_EOF = b""
 _FAILURES: dict[str, type[ApiError]] = {"rate_limit_exceeded": RateLimited, "invalid_prompt": InvalidRequest}
 
 
@@ -127,9 +127,12 @@ class SseReply(Sink):
         self._request = request
         self._stream = web.StreamResponse(headers=sse_framing.HEADERS)
         self._connection = connection_of(request)
+        self._chunks: ChunkWriter | None = None
+        """Set once the headers have been sent, if the body is chunked."""
         self._outbox = Outbox(
-            self._write, self._limits.send_buffer_bytes, on_full=self._connection.queue_grew
+            self._write, self._limits.send_buffer_bytes, frame=bytes, on_full=self._connection.queue_grew
         )
+        self._clock = loop.time
         self._written_at = loop.time()
         self._opened: asyncio.Future[Error | None] = loop.create_future()
         """Done when the first event, or the error that refuses the request, has arrived."""
@@ -138,15 +141,17 @@ class SseReply(Sink):
     def send(self, events: list[Event]) -> None:
         if self._opened.cancelled() or self._ended.done():
             return  # answered already, or the client has disconnected
+        ends = False
         for event in events:
-            if isinstance(event, Error):
+            # Not ``isinstance``: one that fails takes as long as encoding the event.
+            if type(event) is Error:
                 if not self._opened.done():
                     self._opened.set_result(event)
                 return
             self._outbox.post(sse_framing.block(event))
-        if any(isinstance(event, TERMINAL) for event in events):
+            ends = ends or type(event) in TERMINAL
+        if ends:
             self._outbox.post(sse_framing.DONE)
-            self._outbox.post(_EOF)
             self._ended.set_result(None)
         if events and not self._opened.done():
             self._opened.set_result(None)
@@ -176,6 +181,8 @@ class SseReply(Sink):
         try:
             with contextlib.suppress(ConnectionError):  # the client disconnected before the end
                 await self._stream.prepare(self._request)
+                if is_chunked(self._stream):
+                    self._chunks = ChunkWriter(self._request)
                 if (waiting := self._outbox.flush()) is not None:
                     await waiting
                 await self._ended
@@ -184,9 +191,13 @@ class SseReply(Sink):
             self._connection.queued_bytes = None
         return self._stream
 
-    def _write(self, block: bytes) -> Awaitable[None] | None:
-        self._written_at = asyncio.get_running_loop().time()
-        return run_until_waiting(self._stream.write(block) if block else self._stream.write_eof())
+    def _write(self, blocks: bytes) -> Awaitable[None] | None:
+        self._written_at = self._clock()
+        if self._ended.done() and not self._outbox.queued_bytes():
+            return run_until_waiting(self._stream.write_eof(blocks))
+        if self._chunks is not None:
+            return self._chunks.write(blocks)
+        return run_until_waiting(self._stream.write(blocks))
 
 
 class _HttpExchange(Exchange):

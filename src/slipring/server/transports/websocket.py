@@ -26,7 +26,7 @@ from slipring.server.cluster.state_lookup import SocketStates
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.driver import Driver, Sink
 from slipring.server.service import Service
-from slipring.server.transports.beta_header import of_socket, wants_no_retention
+from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox
 from slipring.server.transports.websocket_io import (
     CLOSE_TIMEOUT_S,
@@ -53,7 +53,6 @@ class WebSocketConnection(Sink):
         "_closing",
         "_heard_at",
         "_http",
-        "_keeps_nothing",
         "_outbox",
         "_pinged_at",
         "_request",
@@ -82,7 +81,6 @@ class WebSocketConnection(Sink):
         session = service.open_session(caller, self._betas)
         states = SocketStates(service.store.responses, service.parking, service.peers)
         self.driver = Driver(service, caller, session, self, states=states)
-        self._keeps_nothing = wants_no_retention(request.headers)
         self._client_closed = False
         self.recent: deque[TurnReport] | None = None
         """Reports of the latest turns; None until there is one."""
@@ -162,7 +160,7 @@ class WebSocketConnection(Sink):
     def _park(self) -> None:
         """Keep the cache for a client that may reconnect: one that was cut off or asked to reconnect, and has
         not closed the socket itself."""
-        if self._client_closed or self._keeps_nothing:
+        if self._client_closed or self._betas.keeps_nothing:
             return
         session, parking = self.driver.session, self.driver.service.parking
         parking.park(session.tenant, session.detach_cache(), now())

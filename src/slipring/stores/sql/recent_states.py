@@ -21,7 +21,7 @@ class RecentStates:
 
     def __init__(self, limit_bytes: int) -> None:
         self._bytes = Ledger(limit_bytes, limit_bytes)
-        self._retention = Retention()
+        self._retention: Retention[ResponseState] = Retention()
         self._tenants: dict[str, OrderedDict[str, ResponseState]] = {}
 
     @property

@@ -1,0 +1,156 @@
+"""Recognises the beginning of a turn's input as a context that its tenant had here lately.
+
+A turn without a parent may send a history that an engine has already processed. Its job then continues that
+context, as though the client had named it, with the client's own items as the context's items. Nothing else
+of the turn changes: all items are validated, and the response is stored, with the input that the client sent.
+"""
+
+from msgspec import structs
+
+from slipring.core.chain import input_items
+from slipring.core.chain.head import Head
+from slipring.core.chain.known_contexts import (
+    NOTHING_YET,
+    KnownContext,
+    KnownContexts,
+    boundaries,
+    extended,
+    key_of,
+    start_key,
+)
+from slipring.core.chain.state import Position, ResponseState
+from slipring.core.generation import Finished
+from slipring.protocol.items import Item, in_context, last_compaction
+from slipring.protocol.requests import CreateRequest
+
+_MOST_OUTPUT_BYTES = 512 * 1024
+"""Output is digested on the event loop, which takes a millisecond for this much. Only rollouts have more."""
+
+
+class Recognition:
+    """What is known of one turn's context, before and after its answer."""
+
+    __slots__ = ("_input_digest", "_is_opening", "_known", "_prompt_digest", "_tenant", "items", "match")
+
+    def __init__(self, known: KnownContexts, tenant: str) -> None:
+        self._known = known
+        self._tenant = tenant
+        self.match: KnownContext | None = None
+        """The context that the input begins with."""
+        self.items = 0
+        """How many items of the input it has."""
+        self._input_digest: bytes | None = None
+        """The digest of the context with the input; None if the turn's contexts are not to be known."""
+        self._is_opening = False
+        """Whether no model has answered before."""
+        self._prompt_digest = NOTHING_YET
+        """The digest of the context before the last answer."""
+
+    def look_up(self, request: CreateRequest, items: tuple[Item, ...], model: str, now: float) -> None:
+        """Look for the longest known context that these items, of a turn without a parent, begin with."""
+        if not self._known.is_on:
+            return
+        digests = self._digest_input(NOTHING_YET, request, items)
+        self._is_opening = not any(map(_is_later, items))
+        start = start_key(model, Head.digest_of(request))
+        found = self._known.deepest(self._tenant, start, digests, now)
+        if found is not None:
+            self.items, self.match = found
+
+    def follow(self, parent: ResponseState, request: CreateRequest, items: tuple[Item, ...]) -> None:
+        """Note the context of a turn that continues ``parent`` with these items."""
+        if self._known.is_on and parent.digest is not None:
+            self._digest_input(parent.digest, request, items)
+
+    def _digest_input(self, before: bytes, request: CreateRequest, items: tuple[Item, ...]) -> list[bytes]:
+        """Digest the input; returns the digests of the context after each item."""
+        sent = dict(zip(map(id, request.items), request.content_digests, strict=True))
+        digests = boundaries(before, items, sent)
+        self._input_digest = digests[-1] if digests else before
+        return digests
+
+    def parent(self, items: tuple[Item, ...], response_id: str) -> ResponseState | None:
+        """The state that the job of this response continues: the recognised context, made up of the client's
+        own items."""
+        match = self.match
+        if match is None:
+            return None
+        context = tuple(in_context(items[: self.items]))
+        answer_start = len(context) - match.answer_items
+        return ResponseState(
+            response=match.response,
+            parent=None,
+            head=match.head,
+            input=context[:answer_start],
+            output=context[answer_start:],
+            carry=input_items.NOTHING,  # the turn validates all items, from the first on
+            position=match.position,
+            root_id=match.root_id or response_id,
+        )
+
+    def complete(self, state: ResponseState, *, dropped_items: int) -> None:
+        """Note the digest of a finished response. A context from which the engine left out items is not what
+        its items say, and neither is any that continues it."""
+        if self._input_digest is None or dropped_items or _size(state.output) > _MOST_OUTPUT_BYTES:
+            return
+        if last_compaction(state.output) is None:
+            self._prompt_digest = extended(self._input_digest, state.output[: state.answer_start])
+        else:
+            self._prompt_digest = extended(NOTHING_YET, state.prompt)
+        state.digest = extended(self._prompt_digest, state.answer)
+
+    def remember(self, state: ResponseState, finished: Finished, *, is_shared: bool, now: float) -> None:
+        """Let later requests continue the contexts of a finished response.
+
+        ``is_shared``: whether the engine has extended the position of the context that its job continued.
+        """
+        if state.digest is None or finished.context is None or not self._known.is_on:
+            return
+        start = start_key(state.response.model, state.head.digest)
+        before = self._continued(state) if is_shared else None
+        root_id = (self.match.root_id if self.match is not None else None) or state.root_id
+        # Many chains may begin with the same question: each of them is a chain of its own.
+        is_opening = self._is_opening and not state.answer_start
+        response = structs.replace(state.response, output=[], usage=None)
+
+        def remembered(
+            digest: bytes,
+            position: Position,
+            parent: KnownContext | None,
+            root_id: str | None,
+            answer_items: int,
+        ) -> KnownContext:
+            context = KnownContext(
+                start + digest,
+                response=response,
+                head=state.head,
+                position=position,
+                root_id=root_id,
+                parent=parent,
+                answer_items=answer_items,
+            )
+            return self._known.remember(self._tenant, context, now)
+
+        before = remembered(
+            self._prompt_digest, finished.context, before, None if is_opening else root_id, answer_items=0
+        )
+        if state.answer and finished.position is not None:
+            remembered(state.digest, finished.position, before, root_id, answer_items=len(state.answer))
+
+    def _continued(self, state: ResponseState) -> KnownContext | None:
+        """The known context that the response continued."""
+        parent = state.parent
+        if parent is None or parent.digest is None:
+            return self.match
+        key = key_of(parent.response.model, parent.head.digest, parent.digest)
+        return self._known.find(self._tenant, key)
+
+
+def _is_later(item: Item) -> bool:
+    """Whether the item shows that a model has answered before. May be wrong for a message that only mentions
+    the role, which does no harm."""
+    return item.type != "message" or b'"assistant"' in item.raw
+
+
+def _size(items: tuple[Item, ...]) -> int:
+    return sum(len(item.raw) for item in items)

@@ -1,0 +1,59 @@
+"""Digests of items: two items with the same digest are the same to a model.
+
+A digest covers what engines write into a prompt: roles, texts, calls, outputs, thoughts, images and tools. It
+leaves out what they do not read: ids, statuses, annotations, logprobs, summaries, the spelling of the JSON.
+An item that clients send back after it was emitted therefore keeps its digest, whatever they do to the rest.
+"""
+
+from hashlib import sha256
+
+import msgspec
+
+from slipring.protocol.items import (
+    AdditionalTools,
+    CallOutput,
+    CustomToolCall,
+    FunctionCall,
+    InputFile,
+    InputImage,
+    Item,
+    LoadedTools,
+    Message,
+    Part,
+    Reasoning,
+    plain_text,
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def content_digest(item: Item) -> bytes:
+    """The digest of what a model reads of an item that is not sealed."""
+    return sha256(_content(item)).digest()
+
+
+def _content(item: Item) -> bytes:
+    """What a model reads, in a form that differs if and only if that differs."""
+    body = item.body()
+    if isinstance(body, LoadedTools):
+        return _encode(("tools found", body.call_id, bytes(body.tools)))
+    if isinstance(body, CallOutput):
+        return _encode(("output", body.call_id, _text_or_parts(body.output)))
+    if isinstance(body, FunctionCall):
+        return _encode(("call", body.call_id, body.namespace, body.name, body.arguments))
+    if isinstance(body, Message):
+        return _encode(("message", body.role, body.phase, _text_or_parts(body.content)))
+    if isinstance(body, Reasoning):
+        return _encode(("thought", body.thought))
+    if isinstance(body, CustomToolCall):
+        return _encode(("custom call", body.call_id, body.namespace, body.name, body.input))
+    if isinstance(body, AdditionalTools):
+        return _encode(("tools", bytes(body.tools)))
+    return _encode(("other", item.raw))
+
+
+def _text_or_parts(content: str | list[Part]) -> str | list[Part]:
+    """A content as one text, which is how models read it, unless it has images or files."""
+    if isinstance(content, str) or any(isinstance(part, InputImage | InputFile) for part in content):
+        return content
+    return plain_text(content)
