@@ -105,6 +105,7 @@ bench: .venv/.dev ## measure what the budgets promise, and hold them against it 
 bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the embedded model, outputs of running tools, stores
 	$(BIN)/python benchmarks/render_cost.py
 	$(BIN)/python benchmarks/llama_loop.py
+	$(BIN)/python benchmarks/speculation.py
 	$(BIN)/python benchmarks/tool_output.py
 	$(BIN)/python benchmarks/store_cost.py
 	$(BIN)/python benchmarks/attacks.py

@@ -31,8 +31,8 @@ EXCHANGE_KB = 3.5
 class Process:
     """A server process, with its CPU time and memory."""
 
-    def __init__(self, process: "subprocess.Popen[str]", url: str) -> None:
-        self.pid = process.pid
+    def __init__(self, pid: int, url: str) -> None:
+        self.pid = pid
         self.url = url
 
     def cpu_s(self) -> float:
@@ -60,7 +60,7 @@ def started(*command: str, env: Mapping[str, str] | None = None) -> Iterator[Pro
                 break
         else:
             raise RuntimeError(f"{' '.join(command)} ended with {process.wait()} before it served")
-        yield Process(process, found.group())
+        yield Process(process.pid, found.group())
     finally:
         process.terminate()
         process.communicate(timeout=30)
@@ -73,8 +73,12 @@ def slipring(engine: str, *flags: str) -> "contextlib.AbstractContextManager[Pro
 class Loop:
     """An agent's WebSocket: sends creates and reads the events of each response."""
 
-    def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, ws: aiohttp.ClientWebSocketResponse, *endings: str) -> None:
+        """``endings``: the events, beside ``response.completed``, with which a response may end."""
         self._ws = ws
+        self._endings = ("response.completed", *endings)
+        names = (*self._endings, "response.failed", "response.incomplete", "error")
+        self._last = tuple(f'{{"type":"{name}"' for name in names)
 
     async def turn(self, **create: Any) -> tuple[dict[str, Any], list[str]]:
         """Create one response; return its final object and all frames."""
@@ -82,19 +86,17 @@ class Loop:
         frames = []
         while True:
             frames.append(frame := await self._ws.receive_str())
-            if frame.startswith(
-                ('{"type":"response.completed"', '{"type":"response.failed"', '{"type":"error"')
-            ):
+            if frame.startswith(self._last):
                 event = json.loads(frame)
-                if event["type"] != "response.completed":
+                if event["type"] not in self._endings:
                     raise RuntimeError(frame)
                 return event["response"], frames
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str) -> Any:
+async def connected(url: str, *endings: str) -> Any:
     async with aiohttp.ClientSession() as http, http.ws_connect(f"{url}/responses", max_msg_size=0) as ws:
-        yield Loop(ws)
+        yield Loop(ws, *endings)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -1,16 +1,18 @@
-"""Writes the latest figures into ``docs/benchmarks.md``.
+"""Writes the latest figures into ``docs/benchmarks.md``, the README and the page of the peers.
 
-The text between the page's markers, and its figure, are generated from ``results/`` alone.
+The text between the markers of the pages, and the figures, are generated from ``results/`` alone.
 
     python benchmarks/page.py
 """
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 from budgets import all_budgets
 from common import RESULTS, spread
+from peers import comparison
 
 from slipring.bench import results
 from slipring.bench.report import figure
@@ -19,20 +21,61 @@ from slipring.bench.statistics import Spread, Summary, summarise
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
+README = DOCS.parent / "README.md"
 FIGURE = DOCS / "figures" / "loop.svg"
+PEERS_FIGURE = DOCS / "figures" / "peers.svg"
 
 
 def main() -> None:
-    text = PAGE.read_text()
-    for name, table in sections().items():
-        text = put(text, name, table)
-    PAGE.write_text(text)
+    for page, generated in ((PAGE, sections()), (README, readme_sections())):
+        text = page.read_text()
+        for name, table in generated.items():
+            text = put(text, name, table)
+        page.write_text(text)
     FIGURE.parent.mkdir(exist_ok=True)
     figure.write(results.read(RESULTS / "loops.json"), FIGURE)
+    PEERS_FIGURE.write_text(peers_figure())
+
+
+def readme_sections() -> dict[str, str]:
+    """Return the generated sections of the README, by the name of their markers."""
+    return {"peers": comparison.short_table(comparison.read("vllm"))}
+
+
+def peers_figure() -> str:
+    return f"{comparison.figure(comparison.read('vllm'))}\n"
+
+
+def peers_section(engine: str) -> str:
+    record = comparison.read(engine)
+    return "\n\n".join((comparison.about(record), comparison.table(record), comparison.sentence(record)))
+
+
+def speculation_table() -> str:
+    """Return tokens per second and CPU per token of the kinds of speculation."""
+    record = json.loads((RESULTS / "speculation.json").read_text())
+    lines = [
+        "| workload | `spec` | tokens/s | CPU ms per token | lines of the file | same text |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for workload, kinds in record["rounds"].items():
+        for kind, each in kinds.items():
+            pairs = list(zip(each["tokens"], each["wall_s"], each["cpu_s"], strict=True))
+            rates = [tokens / wall for tokens, wall, _ in pairs]
+            cpu = [1e3 * spent / tokens for tokens, _, spent in pairs]
+            lines.append(
+                f"| {workload} | `{kind}` | {_range(rates)} | {_range(cpu)}"
+                f" | {statistics.median(each['repeated']):.0%} | {each['same_text']} of {len(pairs)} |"
+            )
+    return "\n".join(lines)
+
+
+def _range(values: list[float]) -> str:
+    return f"{statistics.median(values):.1f} ({min(values):.1f} – {max(values):.1f})"
 
 
 def sections() -> dict[str, str]:
-    """Return the generated sections, by the name of their markers."""
+    """Return the generated sections of the page, by the name of their markers."""
     loops, fast, deep = (results.read(RESULTS / f"{name}.json") for name in ("loops", "fast", "deep"))
     return {
         "machine": machine(loops),
@@ -41,6 +84,9 @@ def sections() -> dict[str, str]:
         "stages": stage_table(loops, "coding"),
         "fast": loop_tables(fast),
         "deep": loop_tables(deep),
+        "speculation": speculation_table(),
+        "vllm": peers_section("vllm"),
+        "llama-server": peers_section("llama-server"),
         "tool output": tool_output_table(),
     }
 
@@ -50,7 +96,7 @@ def put(text: str, name: str, table: str) -> str:
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(text):
-        raise ValueError(f"{PAGE.name} has no markers for {name}")
+        raise ValueError(f"the page has no markers for {name}")
     return pattern.sub(lambda _: f"{begin}\n{table}\n{end}", text)
 
 

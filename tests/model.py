@@ -39,9 +39,10 @@ class SharedModel:
     slots = 3
     context = 2048
 
-    def __init__(self, owner: EmbeddedOwner, path: str) -> None:
+    def __init__(self, owner: EmbeddedOwner, path: str, spec: str) -> None:
         self._owner = owner
         self.path = path
+        self.spec = spec
 
     @property
     def url(self) -> str:
@@ -53,7 +54,7 @@ class SharedModel:
 
     def engine(self, **options: Any) -> LlamaEngine:
         """An engine that uses the child as its own. It can have less of slots and context than the child."""
-        asked = LlamaOptions(model=self.path, **options)
+        asked = LlamaOptions(model=self.path, spec=self.spec, **options)
         assert asked.slots <= self.slots
         assert asked.context <= self.context
         share = structs.replace(
@@ -70,16 +71,18 @@ class SharedModel:
 
 
 @contextmanager
-def _loaded(path: str) -> Iterator[SharedModel]:
+def loaded(path: str, spec: str = "") -> Iterator[SharedModel]:
     """Run a child. A loop in another thread owns it: the loops of tests end sooner."""
     # One thread: several wait for each other at every layer, and the other cores have tests to run.
-    options = LlamaOptions(model=path, slots=SharedModel.slots, context=SharedModel.context, threads=1)
+    options = LlamaOptions(
+        model=path, slots=SharedModel.slots, context=SharedModel.context, threads=1, spec=spec
+    )
     path, context = locate(options)
     owner = EmbeddedOwner(options, path, context)
     with start_blocking_portal() as portal:
         portal.call(partial(owner.start, lambda: None))
         try:
-            yield SharedModel(owner, path)
+            yield SharedModel(owner, path, spec)
         finally:
             portal.call(owner.close)
 
@@ -87,7 +90,7 @@ def _loaded(path: str) -> Iterator[SharedModel]:
 @pytest.fixture(scope="session")
 def real_model() -> Iterator[SharedModel]:
     """SmolLM2, as slipring packages it."""
-    with _loaded("") as model:
+    with loaded("") as model:
         yield model
 
 
@@ -101,7 +104,7 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_path: str) -> Iterator[SharedModel]:
-    with _loaded(tiny_path) as model:
+    with loaded(tiny_path) as model:
         yield model
 
 

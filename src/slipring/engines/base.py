@@ -36,6 +36,9 @@ class Engine(ABC):
     level: Level
     leaves_renderings: bool = False
     """Whether the positions that it leaves with responses are ``Rendered`` contexts, which can be stored."""
+    serves_one_tenant: bool = False
+    """Whether its response times depend on all that was sent to it. The server refuses to start with such an
+    engine if it may have several tenants."""
     compiler: Compiler = IN_THREAD
     """Compiles grammars and schemas of clients. The server replaces it by its own, which is bounded."""
     tokenizing = TokenizerThreads(Limits())

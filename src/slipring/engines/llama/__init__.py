@@ -5,6 +5,7 @@ that only the new tokens of a continuation are prefilled. ``cached_tokens`` is w
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -28,7 +29,10 @@ from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.sharing import Borrowed, Share
 from slipring.engines.tokens.job_rendering import count, foresee, position_of, prefetch, render
+from slipring.errors import PermissionDenied
 from slipring.prompts.rendering import Rendered, Rendering
+
+log = logging.getLogger("slipring")
 
 _PREFILL_TOKENS = 64
 """Tokens that are processed at a time beside the jobs: a job that arrives waits for no more."""
@@ -51,6 +55,8 @@ class LlamaEngine(Engine):
         """``borrowed`` is this worker's share of a llama-server that several workers use. Without it the
         engine starts its own, unless the options name an external one."""
         self.options = options
+        self.serves_one_tenant = options.serves_one_tenant
+        self._tenant: str | None = None
         self._borrowed = borrowed
         self._models: list[Model] = []
         if options.is_external:
@@ -70,7 +76,8 @@ class LlamaEngine(Engine):
         """Set the model, and make the queue and the slots for it."""
         self.model = model
         self.renderer = model.renderer
-        capabilities = Capabilities(logprobs=True)
+        # llama.cpp reports no logprobs for tokens that it had drafted.
+        capabilities = Capabilities(logprobs=not self.options.spec)
         self._models = [
             Model(
                 name=model.name,
@@ -111,6 +118,8 @@ class LlamaEngine(Engine):
         await self._host.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        if self.serves_one_tenant:
+            self._refuse_second_tenant(job.tenant)
         rendering = await render(job, self.renderer, self.model.context, self.tokenizing)
         constraint = await self._constraint(job, rendering)
         with self._queue.ticket(job.tenant) as ticket:
@@ -120,10 +129,19 @@ class LlamaEngine(Engine):
                 async for deltas in batches:
                     yield deltas
 
+    def _refuse_second_tenant(self, tenant: str) -> None:
+        """Serve the first tenant only: keys of others may have been created since the start."""
+        self._tenant = self._tenant or tenant
+        if tenant != self._tenant:
+            log.error("a second tenant is refused: spec=%s serves one tenant only", self.options.spec)
+            raise PermissionDenied("This model serves another tenant only.")
+
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.model.context, self.tokenizing, enough)
 
     async def prefill(self, prefill: Prefill) -> int:
+        if self.serves_one_tenant:
+            self._refuse_second_tenant(prefill.job.tenant)
         foreseen = await foresee(prefill, self.renderer, self.model.context, self.tokenizing)
         if foreseen is None:
             return prefill.done_tokens

@@ -12,6 +12,9 @@ import signal
 import sys
 from typing import Any
 
+_LONGEST_DRAFT = 64
+"""The most tokens that llama.cpp drafts at once, by its defaults."""
+
 
 def main() -> None:
     # Ctrl-C and a closed terminal signal the whole process group, and a service manager may signal every
@@ -31,6 +34,11 @@ def main() -> None:
     params.cpuparams_batch.n_threads = settings["threads"]
     # llama.cpp checks for cancellation between batches: small ones keep it prompt.
     params.n_batch = params.n_ubatch = settings["chunk"]
+    if settings["spec"]:
+        name = f"COMMON_SPECULATIVE_TYPE_{settings['spec'].replace('-', '_').upper()}"
+        params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
+        # llama.cpp fails if one batch does not hold the drafts of all slots.
+        params.n_batch = max(settings["chunk"], settings["slots"] * (_LONGEST_DRAFT + 1))
     params.kv_unified = False
     # If these were on, a slot would lose its context as soon as another slot runs.
     params.cache_idle_slots = False

@@ -37,6 +37,8 @@ class ChildSettings(Struct, frozen=True):
     threads: int
     gpu_layers: int = 0
     chunk: int = 256
+    spec: str = ""
+    """How tokens are drafted; empty: they are not."""
     directory: str = ""
     """Where slots are saved; empty: nowhere. It is removed when the child ends."""
 

@@ -10,6 +10,10 @@ from slipring.engines.options import option, read_pairs
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.errors import StartupError
 
+OWN_TEXT = "ngram-simple"
+"""Drafts from the context of the request alone."""
+_SPECULATIONS = (OWN_TEXT, "ngram-map-k", "ngram-map-k4v", "ngram-mod")
+
 
 @dataclass(frozen=True, slots=True)
 class LlamaOptions:
@@ -25,6 +29,10 @@ class LlamaOptions:
     )
     max_waiting: int = option(
         256, "jobs that may wait for a slot, tenants in turn; more are refused with 429"
+    )
+    spec: str = option(
+        "",
+        "tokens are drafted from earlier text: ngram-simple, ngram-map-k, ngram-map-k4v or ngram-mod",
     )
     saved_mib: int = option(1024, "MiB for the saved KV of chains that have no slot; 0: nothing is saved")
     dialect: str = dialect_option()
@@ -48,6 +56,12 @@ class LlamaOptions:
         return key
 
     @property
+    def serves_one_tenant(self) -> bool:
+        """Whether drafts are made of what earlier requests left behind. How fast an answer comes would then
+        tell a tenant what others wrote."""
+        return self.spec not in ("", OWN_TEXT)
+
+    @property
     def thread_count(self) -> int:
         return self.threads or os.cpu_count() or 1
 
@@ -59,4 +73,10 @@ def read_options(text: str) -> LlamaOptions:
         model, pairs = "", [model, *pairs]
     if model.startswith(("http://", "https://")):
         model = model.rstrip("/").removesuffix("/v1")
-    return LlamaOptions(model=model, **read_pairs("llama", LlamaOptions, pairs))
+    options = LlamaOptions(model=model, **read_pairs("llama", LlamaOptions, pairs))
+    if options.spec and options.spec not in _SPECULATIONS:
+        known = ", ".join(_SPECULATIONS)
+        raise StartupError(f"--engine llama: option 'spec' must be one of {known}, not '{options.spec}'")
+    if options.spec and options.is_external:
+        raise StartupError("--engine llama: option 'spec' is for the embedded engine only")
+    return options

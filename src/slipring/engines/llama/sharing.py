@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slipring.engines.llama.child_process import ChildProcess, ChildSettings, kv_directory
-from slipring.engines.llama.options import LlamaOptions
+from slipring.engines.llama.options import OWN_TEXT, LlamaOptions
 from slipring.engines.llama.remote import describe
 from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.sharing import Share
@@ -21,7 +21,13 @@ class EmbeddedOwner:
 
     def __init__(self, options: LlamaOptions, path: str, context: int, users: int = 1) -> None:
         """``path`` is the model's file, ``context`` the tokens that a slot can hold. There is at least one
-        slot per user, even if the options ask for fewer."""
+        slot per user, even if the options ask for fewer. Raises ``StartupError`` if the drafts of one user
+        would depend on what another has sent."""
+        if users > 1 and options.serves_one_tenant:
+            raise StartupError(
+                f"--engine llama: option 'spec={options.spec}' does not work with several workers, because"
+                f" no worker knows the tenants of the others (spec={OWN_TEXT} does)"
+            )
         self._users = users
         self._slots = max(options.slots, users)
         limit_bytes = options.saved_mib * 2**20
@@ -35,6 +41,7 @@ class EmbeddedOwner:
                 threads=options.thread_count,
                 gpu_layers=options.gpu_layers,
                 chunk=options.chunk,
+                spec=options.spec,
                 directory=str(self._directory or ""),
             )
         )

@@ -59,6 +59,11 @@ class Keyring:
         """Whether requests need no key."""
         return not self._configured and not self._has_stored
 
+    @property
+    def may_have_several_tenants(self) -> bool:
+        """Whether callers can belong to different tenants. Keys in the store can be added at any time."""
+        return self._has_stored or len({caller.tenant for _, caller in self._configured}) > 1
+
     def __str__(self) -> str:
         """A description of the keys for the operator, without secrets."""
         configured = f"{len(self._configured)} configured" if self._configured else ""

@@ -127,6 +127,13 @@ class Server:
             raise StartupError(error.message) from None
         if self.service.keyring.is_open:
             require_keys(self.config)
+        if self.service.keyring.may_have_several_tenants:
+            for engine in self.catalog.engines:
+                if engine.serves_one_tenant:
+                    raise StartupError(
+                        f"--engine {engine.name} serves one tenant only with these options, and the API keys"
+                        " are for several: its response times would tell one what another wrote"
+                    )
         open_port = bind_shared if self.config.workers > 1 else listen
         return open_port(self.config.host, self.config.port)
 

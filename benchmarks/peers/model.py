@@ -1,0 +1,92 @@
+"""Writes the files of the tiny models that the engines serve: Qwen2's vocabulary, a template with tools, a
+long context. Their weights are random, and they are small: a turn costs little beside what servers do.
+
+Answers never end by themselves: every turn has as many tokens as it asks for.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from servers import ROOT
+
+sys.path.insert(0, str(ROOT))  # the vocabulary and the writer of GGUF files belong to the tests
+
+from tests.prompts.gguf_writer import write_tiny_model
+from tests.prompts.vocabulary import CHATML_CONTROL, qwen2_metadata
+
+_TEMPLATE = ROOT / "tests" / "prompts" / "templates" / "families" / "hermes.jinja"
+_VISIBLE = ("<tool_call>", "</tool_call>")
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Qwen2 splits text into words."""
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+_NORMAL, _USER_DEFINED = 1, 4
+_END = "<|im_end|>"
+
+
+def write_vocabulary(directory: Path, context: int) -> None:
+    """Write the tokenizer and the configuration of a model for vLLM. ``weights.py`` writes the rest."""
+    directory.mkdir(parents=True, exist_ok=True)
+    metadata = qwen2_metadata()
+    kinds = metadata["tokenizer.ggml.token_type"]
+    words = [
+        word for word, kind in zip(metadata["tokenizer.ggml.tokens"], kinds, strict=True) if kind == _NORMAL
+    ]
+    added = [
+        {
+            **{"id": len(words) + number, "content": content, "special": content in CHATML_CONTROL},
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+        }
+        for number, content in enumerate((*CHATML_CONTROL, *_VISIBLE))
+    ]
+    ids = {each["content"]: each["id"] for each in added}
+    split = {"type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False}
+    tokenizer = {
+        **{"version": "1.0", "truncation": None, "padding": None, "added_tokens": added},
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, _BYTES]},
+        **{"post_processor": _BYTES, "decoder": _BYTES},
+        "model": {
+            "type": "BPE",
+            "vocab": {word: id for id, word in enumerate(words)},
+            "merges": metadata["tokenizer.ggml.merges"],
+        },
+    }
+    described = {
+        **{"tokenizer_class": "Qwen2Tokenizer", "model_max_length": context, "eos_token": _END},
+        **{"pad_token": CHATML_CONTROL[0], "bos_token": None, "add_prefix_space": False},
+        "chat_template": _TEMPLATE.read_text(),
+    }
+    config = {
+        **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "torch_dtype": "float32"},
+        **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 32},
+        **{"num_attention_heads": 1, "num_key_value_heads": 1, "hidden_act": "silu", "rms_norm_eps": 1e-6},
+        **{"max_position_embeddings": context, "rope_theta": 1e6, "tie_word_embeddings": False},
+        **{"vocab_size": len(words) + len(added), "eos_token_id": ids[_END], "use_sliding_window": False},
+    }
+    for name, content in (
+        ("tokenizer.json", tokenizer),
+        ("tokenizer_config.json", described),
+        ("config.json", config),
+        ("generation_config.json", {"eos_token_id": ids[_END]}),
+    ):
+        (directory / name).write_text(json.dumps(content, ensure_ascii=False))
+
+
+def write_gguf(path: Path, context: int) -> None:
+    """Write a model for llama-server."""
+    metadata = qwen2_metadata()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    further = {
+        "tokenizer.ggml.tokens": [*tokens, *_VISIBLE],
+        "tokenizer.ggml.token_type": [
+            *metadata["tokenizer.ggml.token_type"],
+            *(_USER_DEFINED for _ in _VISIBLE),
+        ],
+        "tokenizer.chat_template": _TEMPLATE.read_text(),
+        "tokenizer.ggml.eos_token_id": tokens.index(_END),
+    }
+    write_tiny_model(path, metadata | further, context=context)
