@@ -140,7 +140,9 @@ def condensed(deltas: list[Delta]) -> list[Any]:
             found.append(CallArguments(found.pop().text + delta.text))
         elif isinstance(delta, Finished):
             assert isinstance(delta.position, Rendered)
-            found.append((structs.replace(delta, position=None), delta.position.ids()))
+            assert isinstance(delta.context, Rendered)
+            contexts = (delta.context.ids(), delta.position.ids())
+            found.append((structs.replace(delta, position=None, context=None), contexts))
         else:
             found.append(delta)
     return found

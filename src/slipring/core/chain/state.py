@@ -92,7 +92,6 @@ class ResponseState:
         output: tuple[Item, ...],
         carry: Carry,
         position: Position | None = None,
-        root_id: str | None = None,
         fork: bool = False,
     ) -> None:
         """``fork``: another response continues the parent too, or may."""
@@ -106,7 +105,7 @@ class ResponseState:
         self.digest: bytes | None = None
         """Of all items of the context, set by the turn that made the response; None if a history that is sent
         again must not be taken for this context."""
-        self.root_id: str = root_id or (parent.root_id if parent is not None else response.id)
+        self.root_id: str = parent.root_id if parent is not None else response.id
         """Id of the first response of the chain."""
         self.branch = branch_of(response.id, parent, fork=fork)
         self.depth: int = parent.depth + 1 if parent is not None else 1

@@ -77,7 +77,7 @@ class Recognition:
             return None
         context = tuple(in_context(items[: self.items]))
         answer_start = len(context) - match.answer_items
-        return ResponseState(
+        state = ResponseState(
             response=match.response,
             parent=None,
             head=match.head,
@@ -85,8 +85,9 @@ class Recognition:
             output=context[answer_start:],
             carry=input_items.NOTHING,  # the turn validates all items, from the first on
             position=match.position,
-            root_id=match.root_id or response_id,
         )
+        state.root_id = match.root_id or response_id
+        return state
 
     def complete(self, state: ResponseState, *, dropped_items: int) -> None:
         """Note the digest of a finished response. A context from which the engine left out items is not what
