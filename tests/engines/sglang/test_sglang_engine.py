@@ -320,7 +320,8 @@ async def test_warmups_yield_to_answers() -> None:
 
 async def test_a_cache_of_sessions_knows_chains_and_their_ends() -> None:
     async with running(fields={"has_session_cache": True}) as (fake, server):
-        async with server.connect() as socket:
+        # Without retention: otherwise the chain could be continued by a client that sends its items again.
+        async with server.connect(headers={"OpenAI-Beta": "slipring_zero_retention=v1"}) as socket:
             first = await socket.response(**ASK)
             await socket.response(input="more", previous_response_id=first["id"], store=False)
             (key,) = {request["session_id"] for request in fake.requests}
