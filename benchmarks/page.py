@@ -9,6 +9,7 @@ import json
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 from budgets import all_budgets
 from common import RESULTS, spread
@@ -87,7 +88,7 @@ def sections() -> dict[str, str]:
         "speculation": speculation_table(),
         "vllm": peers_section("vllm"),
         "llama-server": peers_section("llama-server"),
-        "tool output": tool_output_table(),
+        "tool output": tool_output_tables(),
     }
 
 
@@ -143,12 +144,14 @@ def stage_table(record: BenchRecord, workload: str) -> str:
     return "\n".join(lines)
 
 
-def tool_output_table() -> str:
-    """Return the figures of ``tool_output.py``, which is not among those that ``make bench`` runs."""
-    path = RESULTS / "tool_output.json"
-    if not path.exists():
-        return "No figures have been recorded yet."
-    figures = json.loads(path.read_text())
+def tool_output_tables() -> str:
+    """Return the figures of ``tool_output.py``, which is not among those that ``make bench`` runs: a table for
+    each time that the tool took."""
+    records = [json.loads(path.read_text()) for path in RESULTS.glob("tool_output_*.json")]
+    return "\n\n".join(map(_tool_output_table, sorted(records, key=lambda record: record["seconds"])))
+
+
+def _tool_output_table(figures: dict[str, Any]) -> str:
     rounds = figures["rounds"]
     printed = spread([each["plain"]["output_tokens_of_tool"] for each in rounds])["median"]
     what = f"{printed:,.0f} tokens in {figures['seconds']:g} s"

@@ -190,7 +190,7 @@ def main() -> None:
         "ratios": spread([each["streamed"]["first_ms"] / each["plain"]["first_ms"] for each in rounds]),
     }
     show(figures)
-    keep("tool_output", figures)
+    keep(f"tool_output_{figures['seconds']:g}s", figures)
 
 
 def show(figures: dict[str, Any]) -> None:

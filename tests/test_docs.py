@@ -75,10 +75,12 @@ async def test_python_snippets_run_as_they_stand(
 ) -> None:
     names = (name_of(locate(LlamaOptions())[0]),)  # snippets name the packaged model
     # The tiny model ends neither calls nor answers by itself, and is faster than who steers it.
-    if "tools" in code or "agents" in code:
-        served: AbstractAsyncContextManager[Running] = serve(ENDING, model=names)
+    if "steer" in code:
+        served: AbstractAsyncContextManager[Running] = serve("simulated:tokens_per_s=200", model=names)
+    elif "tools" in code or "agents" in code:
+        served = serve(ENDING, model=names)
     else:
-        model: ServeModel = request.getfixturevalue("smollm2" if "steer" in code else "tiny")
+        model: ServeModel = request.getfixturevalue("tiny")
         served = model(slots=1, context=512, model=names)
     async with served as server:
         printed = await run_snippet(code.replace("http://127.0.0.1:8000/v1", server.url))
