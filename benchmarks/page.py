@@ -145,8 +145,8 @@ def stage_table(record: BenchRecord, workload: str) -> str:
 
 
 def tool_output_tables() -> str:
-    """Return the figures of ``tool_output.py``, which is not among those that ``make bench`` runs: a table for
-    each time that the tool took."""
+    """Return the figures of ``tool_output.py``, which ``make bench`` does not run: a table for each duration
+    of the tool."""
     records = [json.loads(path.read_text()) for path in RESULTS.glob("tool_output_*.json")]
     return "\n\n".join(map(_tool_output_table, sorted(records, key=lambda record: record["seconds"])))
 
