@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
-# How many processes share the tests: one more than there are cores, because tests also wait.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+# How many processes share the tests: two more than there are cores, because tests also wait.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)')
 # All tests are shared among processes; what ARGS chooses runs in one, where output and a debugger can be seen.
 PYTEST := $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n $(WORKERS) --dist worksteal)
 # Where this is set, each of the processes that the tests start would compile the whole source again.
