@@ -4,10 +4,11 @@ An object of another tenant has to be answered exactly like one that does not ex
 headers and bytes. No attack may change anything for either tenant.
 """
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,12 +59,55 @@ class Answer(NamedTuple):
 VOLATILE = {"date", "x-request-id", "server-timing"}
 
 
+class PlainHttp:
+    """Sends requests over one connection, exactly as written. Much cheaper than a client library, which would
+    take half of the time of thousands of attacks."""
+
+    def __init__(self, url: URL) -> None:
+        self._url = url
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def request(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        assert self._url.host is not None
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._url.host, self._url.port)
+        reader, writer = self._streams
+        fields = {"Host": self._url.authority, **headers, "Content-Length": str(len(body))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+        status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+        found = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+        named = {name.lower(): value.lower() for name, value in found}
+        text = b"" if method == "HEAD" else await _read_body(reader, named)
+        if named.get("connection") == "close":
+            self.close()
+        stable = frozenset((name, value) for name, value in found if name.lower() not in VOLATILE)
+        return Answer(int(status.split()[1]), stable, text)
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    if headers.get("transfer-encoding") != "chunked":
+        return await reader.readexactly(int(headers.get("content-length", 0)))
+    text = b""
+    while size := int(await reader.readline(), 16):
+        text += await reader.readexactly(size)
+        await reader.readline()
+    await reader.readline()
+    return text
+
+
 class Party:
     """A client with a key."""
 
     def __init__(self, server: Running, key: str, spoofed: str = "") -> None:
         self.server = server
         self.key = key
+        self.http = PlainHttp(URL(server.url))
         # Headers that nodes use among each other, and those of OpenAI. Neither may have an effect here.
         self._headers = {
             "Authorization": f"Bearer {key}",
@@ -74,13 +118,8 @@ class Party:
 
     async def ask(self, method: str, path: str, body: Any = None) -> Answer:
         """Send a request with its path exactly as written."""
-        url = URL(f"{self.server.url}{path}", encoded=True)
-        data = None if body is None else json.dumps(body).encode()
-        async with self.server.http.request(method, url, data=data, headers=self._headers) as answer:
-            headers = {
-                (name, value) for name, value in answer.headers.items() if name.lower() not in VOLATILE
-            }
-            return Answer(answer.status, frozenset(headers), await answer.read())
+        data = b"" if body is None else json.dumps(body).encode()
+        return await self.http.request(method, f"{URL(self.server.url).path}{path}", self._headers, data)
 
     async def have(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request that has to succeed."""
@@ -187,6 +226,8 @@ async def scene(store: str, tenants: tuple[str, str], *, configured: bool = Fals
             held_keys = [await issue(server, tenant) for tenant in tenants]
         owner = Party(server, held_keys[0])
         attacker = Party(server, held_keys[1], spoofed=tenants[0])
+        stack.callback(owner.http.close)
+        stack.callback(attacker.http.close)
         estate = await build_estate(stack, server, engine, owner)
         conversation = await attacker.have(
             "POST", "/conversations", {"items": [{"role": "user", "content": "mine"}]}
@@ -638,8 +679,9 @@ async def test_every_endpoint_refuses_a_revoked_key(tmp_path: Path) -> None:
     async with serve(store=f"sqlite:{tmp_path / 'slipring.db'}") as server:
         key = await issue(server, "owners")
         owner = Party(server, key)
-        made = await owner.create(input="hello")
-        await revoke(server, key)
-        await refused(server, {"Authorization": f"Bearer {key}"})
         again = Party(server, await issue(server, "owners"))
-        assert await again.have("GET", f"/responses/{made['id']}") == made
+        with closing(owner.http), closing(again.http):
+            made = await owner.create(input="hello")
+            await revoke(server, key)
+            await refused(server, {"Authorization": f"Bearer {key}"})
+            assert await again.have("GET", f"/responses/{made['id']}") == made
