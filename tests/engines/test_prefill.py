@@ -142,7 +142,7 @@ async def test_servers_of_tokens_are_sent_whole_blocks_of_what_is_certain(
     async with in_front_of(make()) as (fake, server), server.connect(headers=HEADER) as socket:
         calls(fake)
         first = await socket.response(**ASK)
-        call_id = await stream(socket, server, first, 4 * LOG)
+        call_id = await stream(socket, server, first, 4 * LOG, size=400)
         warmed = fake.prompts[1:]
         assert warmed
         await socket.response(

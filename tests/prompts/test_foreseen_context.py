@@ -90,7 +90,7 @@ def assert_begins(found: Foreseen | None, renderer: Renderer, parent: ResponseSt
 def test_a_growing_output_is_foreseen_but_for_its_end(make, request) -> None:
     renderer = make()
     parent = called(renderer, thinks=True)
-    for end in range(0, len(LOG) + 1, 11):
+    for end in range(0, len(LOG) + 1, 17):
         found = foreseen(renderer, parent, output(LOG[:end]))
         for rest in (LOG[end:], "", "x", "\n\n\n"):
             assert_begins(found, renderer, parent, output(LOG[:end] + rest))
@@ -102,7 +102,7 @@ def test_a_growing_output_is_foreseen_but_for_its_end(make, request) -> None:
         assert whole - found.context.total < 60
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(text=TEXTS, rest=TEXTS)
 @example("a", "")
 @example("12", "3")

@@ -99,7 +99,7 @@ def test_windows_give_the_ids_of_the_whole_text() -> None:
     backends = {name: vocabulary()._backend for name, vocabulary in VOCABULARIES.items()}
     backends["composing"] = composing()
 
-    @settings(deadline=None)
+    @settings(deadline=None, max_examples=60)
     @given(texts, st.sampled_from((20, 64, 150)))
     def same(text: str, size: int) -> None:
         for name, backend in backends.items():
