@@ -8,7 +8,7 @@ from msgspec import structs
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Model, Text
 from slipring.core.ports import Betas
-from slipring.errors import Unavailable
+from slipring.errors import ModelNotFound, Unavailable
 from slipring.protocol.items import CallOutput
 from tests.core.connection import PLAIN, Connection, Json, Server, call_output, message, only_error, types
 
@@ -360,3 +360,17 @@ def test_nothing_is_prefilled_where_no_user_message_is_expected() -> None:
     client.complete()
     assert types(client.events)[-1] == "completed"
     assert len(client.prefills) == 1
+
+
+def test_outputs_for_a_model_that_is_not_served_any_more_have_no_effect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = connect()
+    response = call(client)
+
+    def find(name: str | None) -> Model:
+        raise ModelNotFound(name or "", [])
+
+    monkeypatch.setattr(client.server.models, "find", find)
+    assert client.stream_output(response["id"], call_ids(response)[0], LONG) == []
+    assert not client.prefills
