@@ -21,6 +21,7 @@ from typing import Any
 from common import keep, spread, verdict
 
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Capabilities, Finished, Job, Model
 from slipring.core.limits import Limits
@@ -74,6 +75,7 @@ def begun(
         clock=time.perf_counter,
         seal=KeyedSeal([new_key()]),
         requests=Ledger(0, 0),
+        known=KnownContexts(0, 0),
     )
     turn = Turn(request, tenant="t", lane=None, size_bytes=0, ports=ports, stages=stages)
     turn.parent = parent
