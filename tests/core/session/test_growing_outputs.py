@@ -374,3 +374,13 @@ def test_outputs_for_a_model_that_is_not_served_any_more_have_no_effect(
     monkeypatch.setattr(client.server.models, "find", find)
     assert client.stream_output(response["id"], call_ids(response)[0], LONG) == []
     assert not client.prefills
+
+
+def test_outputs_of_a_response_that_was_evicted_are_not_prefilled_any_more() -> None:
+    client = connect()
+    response = call(client)
+    for _ in range(2):
+        client.stream_output(response["id"], call_ids(response)[0], LONG)
+    client.cache.evict(response["id"])
+    client.end_prefill(response["id"])
+    assert not client.prefills
