@@ -139,10 +139,10 @@ def test_the_security_page_names_limits_with_their_defaults() -> None:
     named = re.findall(r"`([a-z_]+)` \(([^)]+)\)", page)
     assert named
     for name, told in named:
-        assert told == _told(name, getattr(Limits(), name)), name
+        assert told == _report(name, getattr(Limits(), name)), name
 
 
-def _told(name: str, default: float) -> str:
+def _report(name: str, default: float) -> str:
     if name.endswith("_bytes"):
         unit, size = ("MiB", 2**20) if default >= 2**20 else ("KiB", 2**10)
         return f"{default / size:g} {unit}"

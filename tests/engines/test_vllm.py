@@ -556,7 +556,7 @@ async def test_dynamo_is_told_of_the_end_of_a_chain() -> None:
     fake.checks_prompts = False
     await fake.start()
     try:
-        async with serve(fake.engine(tell_ends=True)) as server, server.connect() as socket:
+        async with serve(fake.engine(report_ends=True)) as server, server.connect() as socket:
             first = await socket.response(**ASK)
             await socket.response(input="more", previous_response_id=first["id"], store=False)
             assert len(fake.requests) == 2

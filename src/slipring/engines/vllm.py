@@ -59,8 +59,9 @@ _BARRED = r"<\|[^<>|\s]{1,60}\|>"
 class VllmOptions(TokenServerOptions):
     """The options of a vLLM server."""
 
-    tell_ends: bool = option(
-        False, "whether the end of a chain is told to Dynamo, by a request for one token that says so"
+    report_ends: bool = option(
+        False,
+        "whether slipring reports the end of a chain to Dynamo, with a request for one token and a header",
     )
 
 
@@ -80,10 +81,10 @@ class VllmEngine(TokenServer):
 
     async def start(self) -> None:
         await super().start()
-        if self.options.tell_ends:
-            self.chain_ends = ChainEnds(self._tell_end)
+        if self.options.report_ends:
+            self.chain_ends = ChainEnds(self._report_end)
 
-    async def _tell_end(self, key: str) -> None:
+    async def _report_end(self, key: str) -> None:
         stop = min(self.renderer.stop_ids())  # any token of the model
         asked = {"model": self.served.name, "prompt": [stop], "max_tokens": 1, "stream": True}
         headers = {DYNAMO_SESSION: key, DYNAMO_FINAL: "true"}

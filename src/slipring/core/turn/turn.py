@@ -14,7 +14,17 @@ from slipring.core.chain import input_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
-from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Stop
+from slipring.core.generation import (
+    Accepted,
+    Begun,
+    Delta,
+    Finished,
+    Job,
+    Model,
+    Prefilled,
+    Settings,
+    Stop,
+)
 from slipring.core.ports import Ports
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, read_plan
@@ -219,17 +229,7 @@ class Turn:
         choice = ToolChoice.read(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, OpenCarry(carry)
-        self.output.response_id = response_id
-        if ENCRYPTED_REASONING in (request.include or ()):
-            self.output.conceal = self._conceal
-        self.response = response_object.new_response(
-            request, head, choice, settings, response_id=response_id, model=model.name, now=now
-        )
-        if self.detached:
-            self.response = structs.replace(self.response, status="queued", background=True)
-        if self.joined is not None:
-            conversation = ConversationEcho(self.joined.conversation_id)
-            self.response = structs.replace(self.response, conversation=conversation)
+        self._open_response(response_id, model, choice, settings, now)
         job = Job(
             response_id=response_id,
             tenant=self.tenant,
@@ -250,6 +250,22 @@ class Turn:
         if request.rollout:
             self.rollout = Rollout(job, self._carry, choice)
         return job
+
+    def _open_response(
+        self, response_id: str, model: Model, choice: ToolChoice, settings: Settings, now: float
+    ) -> None:
+        """Make the response object, and prepare the output for it."""
+        self.output.response_id = response_id
+        if ENCRYPTED_REASONING in (self.request.include or ()):
+            self.output.conceal = self._conceal
+        self.response = response_object.new_response(
+            self.request, self._head, choice, settings, response_id=response_id, model=model.name, now=now
+        )
+        if self.detached:
+            self.response = structs.replace(self.response, status="queued", background=True)
+        if self.joined is not None:
+            conversation = ConversationEcho(self.joined.conversation_id)
+            self.response = structs.replace(self.response, conversation=conversation)
 
     def _continued(
         self, response_id: str, items: tuple[Item, ...], model: Model, now: float, *, recognise: bool

@@ -101,7 +101,7 @@ class SglangEngine(TokenServer):
         info = await self._server_info()
         self.sessions = self._open_sessions(info)
         if info.get("enable_session_radix_cache") is True:
-            self.chain_ends = ChainEnds(self._tell_end)
+            self.chain_ends = ChainEnds(self._report_end)
 
     async def close(self) -> None:
         if self.sessions is not None:
@@ -249,7 +249,7 @@ class SglangEngine(TokenServer):
             idle_s=options.session_idle_s,
         )
 
-    async def _tell_end(self, key: str) -> None:
+    async def _report_end(self, key: str) -> None:
         await self._post("/close_session", wire.encode({"session_id": key}))
 
     async def _post(self, path: str, body: bytes) -> None:

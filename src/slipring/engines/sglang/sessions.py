@@ -31,7 +31,7 @@ _PAUSE_S = 60.0
 _EARLY_S = 5.0
 """A session is given up this long before the server ends it, so that no request meets its end."""
 _CLOSING_S = 2.0
-"""How long the engine waits at its own end until the server has been told of all sessions."""
+"""How long ``close`` waits until the server has closed all sessions."""
 
 Post = Callable[[str, bytes], Awaitable[Any]]
 """Posts a JSON body to a path of the server."""
@@ -277,16 +277,16 @@ class Sessions:
         if self._open.pop(session.id, None) is None:
             return
         self._unbind(session)
-        task = self._loop.create_task(self._tell_end(session))
+        task = self._loop.create_task(self._report_end(session))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _tell_end(self, session: Session) -> None:
+    async def _report_end(self, session: Session) -> None:
         try:
             await self._post("/close_session", wire.encode({"session_id": session.id}))
         except (HttpFailure, ApiError) as error:
             # The server closes it by itself when it has been idle for too long.
-            log.info("SGLang was not told of the end of a session: %s", error)
+            log.info("a session could not be closed in SGLang: %s", error)
 
 
 def _appended(session: Session, sent: Rendered, steps: list[Step]) -> list[bytes] | None:

@@ -12,7 +12,7 @@ from slipring.prompts.rendering import Body, Rendered
 log = logging.getLogger("slipring")
 
 _CLOSING_S = 2.0
-"""How long ``close`` waits until all ends have been told."""
+"""How long ``close`` waits until all ends have been reported."""
 
 
 class ChainEnds:
@@ -60,12 +60,12 @@ class ChainEnds:
             self._end(key)
 
     def _end(self, key: str) -> None:
-        task = self._loop.create_task(self._told(key))
+        task = self._loop.create_task(self._report(key))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def _told(self, key: str) -> None:
+    async def _report(self, key: str) -> None:
         try:
             await self._tell(key)
         except (HttpFailure, ApiError) as error:
-            log.info("the server was not told of the end of a chain: %s", error)
+            log.info("the end of a chain could not be reported to the server: %s", error)

@@ -121,7 +121,7 @@ class TokenServer(Engine):
     sampling: Sampling
     """Recommended by the model's authors."""
     chain_ends: ChainEnds | None = None
-    """Set by ``start`` if the server is told of the ends of chains."""
+    """Set by ``start`` if the engine reports the ends of chains to the server."""
 
     def __init__(self, options: TokenServerOptions) -> None:
         self.options = options
