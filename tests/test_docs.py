@@ -138,11 +138,11 @@ def test_the_security_page_names_limits_with_their_defaults() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
     named = re.findall(r"`([a-z_]+)` \(([^)]+)\)", page)
     assert named
-    for name, told in named:
-        assert told == _report(name, getattr(Limits(), name)), name
+    for name, shown in named:
+        assert shown == _shown(name, getattr(Limits(), name)), name
 
 
-def _report(name: str, default: float) -> str:
+def _shown(name: str, default: float) -> str:
     if name.endswith("_bytes"):
         unit, size = ("MiB", 2**20) if default >= 2**20 else ("KiB", 2**10)
         return f"{default / size:g} {unit}"
