@@ -27,10 +27,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("prompts", "sandbox", "engines", "spelling"),
     ),
     "stores": ("errors", "protocol", "core", "stores"),
+    "observation": ("protocol.timing", "observation"),
     "keys": ("errors", "config", "protocol.wire", "stores", "keys"),
     "server": (
         *("", "aiohttp_internals", "errors", "config", "models", "protocol"),
-        *("core", "engines", "sandbox", "stores", "keys.token", "server"),
+        *("core", "engines", "sandbox", "stores", "keys.token", "observation", "server"),
     ),
     "inspection": (
         *("errors", "spelling", "protocol", "core.generation", "core.chain", "core.turn.response_object"),

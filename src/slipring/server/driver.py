@@ -41,10 +41,11 @@ from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.protocol.timing import TurnReport
-from slipring.server import padding, turn_log
+from slipring.server import padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now
 from slipring.server.cluster.state_lookup import States
+from slipring.server.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
 from slipring.stores.base import Appended, LeaseLost, Tenure
 
@@ -88,6 +89,7 @@ class Driver:
         "_tasks",
         "_tenure",
         "caller",
+        "origin",
         "service",
         "session",
         "sink",
@@ -101,6 +103,7 @@ class Driver:
         session: Session,
         sink: Sink,
         *,
+        origin: Origin,
         states: States,
         tenure: "asyncio.Future[Tenure] | None" = None,
     ) -> None:
@@ -110,6 +113,7 @@ class Driver:
         self.caller = caller
         self.session = session
         self.sink = sink
+        self.origin = origin
         self.states = states
         self._tenure = tenure
         self._tasks: dict[Turn | CheckAppended, asyncio.Task[None]] = {}
@@ -155,13 +159,18 @@ class Driver:
         elif isinstance(action, EndPrefill):
             self.service.prefills.cancel(self.session.tenant, action.response_id)
         elif isinstance(action, Record):
-            turn_log.write(action, self.caller)
-            self.service.count_turn(action.report, self.caller)
-            self.sink.record(action.report)
+            self._report(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
             self.sink.close(action.code, action.reason)
+
+    def _report(self, ended: Record) -> None:
+        origin = self.origin
+        traceparent = ended.traceparent or origin.traceparent
+        turn = EndedTurn(ended.report, ended.lane, self.caller, origin, now(), traceparent)
+        self.service.turn_ended(turn)
+        self.sink.record(ended.report)
 
     def _prefill(self, action: StartPrefill) -> None:
         def ended(tokens: int | None) -> None:

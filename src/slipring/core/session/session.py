@@ -153,6 +153,15 @@ class Session:
         """Turns that run."""
         return self._lanes.in_flight
 
+    def turns(self) -> list[Turn]:
+        """The turns that run, then those that wait."""
+        return [*self._lanes.running(), *self._lanes.queued()]
+
+    @property
+    def cache(self) -> ConnectionCache:
+        """The states of this connection, to be read only."""
+        return self._cache
+
     @property
     def waiting(self) -> int:
         """Turns that wait in their lanes."""
@@ -398,14 +407,14 @@ class Session:
         """The connection is closed: cancel what runs, except saves, and release all memory."""
         self._closed = True
         actions: list[Action] = []
-        for turn in [*self._lanes.running(), *self._lanes.queued()]:
+        for turn in self.turns():
             if turn.phase is Phase.SAVING:
-                actions.append(Record(turn.lane, turn.report()))
+                actions.append(_record(turn, turn.report()))
             elif turn.phase is not Phase.ENDED:
                 turn.stages.lap("terminal")
                 is_queued = turn.phase is Phase.WAITING
                 actions += [] if is_queued else [Cancel(turn)]
-                actions.append(Record(turn.lane, turn.report(cancelled=True)))
+                actions.append(_record(turn, turn.report(cancelled=True)))
             turn.phase = Phase.ENDED
         self._finished.clear()
         actions += self._growing_outputs.end_all()
@@ -492,7 +501,7 @@ class Session:
             emitted.append(Error.of(error, turn.lane))
         self._discard(turn)
         turn.stages.lap("terminal")
-        return [Send(emitted), Record(turn.lane, turn.report(error))]
+        return [Send(emitted), _record(turn, turn.report(error))]
 
     def _discard(self, turn: Turn) -> None:
         """End a turn that has no response, and let the next one of its lane run."""
@@ -510,7 +519,7 @@ class Session:
         if self._betas.timing:
             last.append(turn.output.timing_event(report))
         about_steers, successor = self._successors.after(turn, state, self._refusing)
-        actions: list[Action] = [Send(last + about_steers), Record(turn.lane, report)]
+        actions: list[Action] = [Send(last + about_steers), _record(turn, report)]
         if successor is None:
             self._lanes.release(turn)
         else:
@@ -579,6 +588,10 @@ class Session:
 def _refused_report(error: ApiError, stages: Stages, size_bytes: int) -> TurnReport:
     """The report of a create that got no place in its lane."""
     return TurnReport("refused", size_bytes, stages.laps, stages.total_ms, error_code=error.code)
+
+
+def _record(turn: Turn, report: TurnReport) -> Record:
+    return Record(turn.lane, report, turn.traceparent)
 
 
 def _refuse(error: ApiError, lane: str | None = None) -> Send:

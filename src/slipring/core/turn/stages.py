@@ -33,6 +33,11 @@ class Stages:
             self.laps[: len(folded)] = [first]
 
     @property
+    def elapsed_ms(self) -> float:
+        """From the arrival of the request to now."""
+        return as_ms(self._clock() - self._arrived)
+
+    @property
     def total_ms(self) -> float:
         """From the arrival of the request to the last lap."""
         return as_ms(self._last - self._arrived)

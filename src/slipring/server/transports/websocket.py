@@ -25,6 +25,7 @@ from slipring.server.clock import now
 from slipring.server.cluster.state_lookup import SocketStates
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.driver import Driver, Sink
+from slipring.server.ended_turns import Origin
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox
@@ -80,7 +81,9 @@ class WebSocketConnection(Sink):
         self._betas = of_socket(request.headers)
         session = service.open_session(caller, self._betas)
         states = SocketStates(service.store.responses, service.parking, service.peers)
-        self.driver = Driver(service, caller, session, self, states=states)
+        service.sockets_opened += 1
+        origin = Origin("websocket", service.sockets_opened, request.headers.get("traceparent"))
+        self.driver = Driver(service, caller, session, self, origin=origin, states=states)
         self._client_closed = False
         self.recent: deque[TurnReport] | None = None
         """Reports of the latest turns; None until there is one."""
