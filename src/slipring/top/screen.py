@@ -166,7 +166,7 @@ def _flowed(parts: list[Text], width: int, most: int) -> list[Text]:
         if found and found[-1].cell_len + len(_SEPARATOR) + part.cell_len <= width:
             found[-1].append(_SEPARATOR, style="dim").append_text(part)
         elif len(found) < most:
-            found.append(shortened(part, width))
+            found.append(Text().append_text(shortened(part, width)))  # without a style of its own
         else:
             break
     return found

@@ -174,7 +174,7 @@ def _slot_row(view: EngineView, slot: Slot, *, name: _Name) -> Row:
 
 _ACTIVITIES = (
     Column("client", 0),
-    Column("now", 1, least=10),
+    Column("now", 1, least=16),
     Column("for", 1, is_right=True),
     Column("tenant", 2, least=6),
     Column("lanes", 8, is_right=True),

@@ -57,7 +57,7 @@ def _chosen(columns: Sequence[Column], wanted: dict[int, int], width: int) -> di
 
 
 def _line(row: Row, columns: Sequence[Column], chosen: dict[int, int], width: int) -> Text:
-    line = Text(no_wrap=True, overflow="ellipsis", end="")
+    line = Text()
     for place, cells in chosen.items():
         if line.plain:
             line.append(" " * _GAP)
