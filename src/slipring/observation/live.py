@@ -136,8 +136,8 @@ class Slot(Struct, frozen=True):
     tokens: int
     """Length of the context whose KV it holds; 0: unknown or none."""
     tenant: str | None
-    chain: str | None
-    """Id of the latest response known to be in it."""
+    response_id: str | None
+    """The latest response whose context it holds, or the one that runs in it."""
 
 
 class SavedContext(Struct, frozen=True):
@@ -146,7 +146,8 @@ class SavedContext(Struct, frozen=True):
     tenant: str
     tokens: int
     size_bytes: int
-    chain: str | None
+    response_id: str | None
+    """The latest response of the context."""
 
 
 class Engine(Struct, frozen=True):
@@ -156,14 +157,14 @@ class Engine(Struct, frozen=True):
     models: list[str]
     trouble: str | None
     """Why it cannot generate at present."""
-    running: int
-    waiting: int
-    breaker: str
+    running: int = 0
+    waiting: int = 0
+    breaker: str = "none"
     """``closed``: it is asked; ``open``: it has failed too often and is not asked for a while; ``none``: it
     has no breaker."""
-    slots: list[Slot]
-    saved: list[SavedContext]
-    saved_memory: Memory | None
+    slots: list[Slot] = []
+    saved: list[SavedContext] = []
+    saved_memory: Memory | None = None
     """None: it saves no contexts."""
 
 
