@@ -24,7 +24,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sandbox": ("errors", "sandbox"),
     "engines": (
         *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
-        *("prompts", "sandbox", "engines", "spelling"),
+        *("prompts", "sandbox", "engines", "spelling", "observation.live"),
     ),
     "stores": ("errors", "protocol", "core", "stores"),
     "observation": ("protocol.timing", "observation"),

@@ -57,11 +57,11 @@ _RUNNING = Phase.RUNNING  # an enum lookup would dominate the cost of Session.de
 class _Age:
     """When a connection was opened and last active, compared with its limits."""
 
-    __slots__ = ("_active_at", "_limits", "_opened_at")
+    __slots__ = ("_active_at", "_limits", "opened_at")
 
     def __init__(self, limits: Limits, now: float) -> None:
         self._limits = limits
-        self._opened_at = self._active_at = now
+        self.opened_at = self._active_at = now
 
     def touch(self, now: float) -> None:
         """Record activity."""
@@ -69,7 +69,7 @@ class _Age:
 
     def is_reached(self, now: float) -> bool:
         """Whether the connection has reached its maximum age."""
-        return now - self._opened_at >= self._limits.max_age_s
+        return now - self.opened_at >= self._limits.max_age_s
 
     def is_idle(self, now: float) -> bool:
         """Whether the idle timeout has passed without activity."""
@@ -81,7 +81,7 @@ class _Age:
         """When the first of the two limits is reached if there is no further activity."""
         timeout_s = self._limits.idle_timeout_s
         idle_at = self._active_at + timeout_s if timeout_s else math.inf
-        return min(self._opened_at + self._limits.max_age_s, idle_at)
+        return min(self.opened_at + self._limits.max_age_s, idle_at)
 
 
 class _Ending(Struct, frozen=True):
@@ -156,6 +156,16 @@ class Session:
     def turns(self) -> list[Turn]:
         """The turns that run, then those that wait."""
         return [*self._lanes.running(), *self._lanes.queued()]
+
+    @property
+    def opened_at(self) -> float:
+        """When the connection was opened."""
+        return self._age.opened_at
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that have been used."""
+        return len(self._lanes)
 
     @property
     def cache(self) -> ConnectionCache:
