@@ -98,11 +98,11 @@ _engines = _made(
             state=_texts,
             tokens=_sizes,
             tenant=st.none() | _texts,
-            chain=st.none() | _texts,
+            response_id=st.none() | _texts,
         )
     ),
     saved=_few(
-        _made(SavedContext, tenant=_texts, tokens=_sizes, size_bytes=_sizes, chain=st.none() | _texts)
+        _made(SavedContext, tenant=_texts, tokens=_sizes, size_bytes=_sizes, response_id=st.none() | _texts)
     ),
     saved_memory=st.none() | _memory,
 )

@@ -162,7 +162,7 @@ def busy_update(process: int = 0, **changed: Any) -> Update:
                     running(1.9, "running", ("render", 5), ("engine_queue", 1), ("prefill", 44), lane="main"),
                     running(0.4, "waiting", lane="tests"),
                 ],
-                recent=[ended(31.0, 1), ended(8.0, 1, lane="main")],
+                recent=[ended(31.0, 1), ended(8.0, 1, lane="main", response_id="resp_68f2a91c07")],
             ),
             connection(
                 2,

@@ -78,7 +78,7 @@ def test_a_wide_terminal_shows_everything() -> None:
     ):
         assert part in header
     assert row(shown, "llama  ")[1:7] == ["ok", "2", "0", "1", "of", "2"]
-    assert row(shown, "llama 0")[2:] == ["busy", "18,312", "team-a", "resp_68f2a91c07"]
+    assert row(shown, "llama 0")[2:] == ["busy", "18,312", "team-a", "#1", "resp_68f2a91c07"]
     assert row(shown, "#1")[1:10] == ["generate", "+1", "1.9", "s", "team-a", "2", "main", "12", "850"]
     assert row(shown, "#1")[11:14] == ["214", "18,036", "62"]
     assert row(shown, "#2")[1:6] == ["waits", "for", "tool", "13", "s"]

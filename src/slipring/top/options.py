@@ -24,6 +24,11 @@ class TopOptions:
     output: Output = "screen"
 
     @property
+    def address(self) -> str:
+        """The URL as short as it is understood."""
+        return self.url.removeprefix("http://")
+
+    @property
     def is_once(self) -> bool:
         """Whether one snapshot is written."""
         return self.output in ("text", "json")

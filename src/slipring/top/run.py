@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import sys
+from collections import Counter
 from typing import Protocol, TextIO
 
 import msgspec
@@ -26,7 +27,8 @@ OK = 0
 NOT_REACHED = 1
 WRONG_USAGE = 2
 INTERRUPTED = 130
-_SNAPSHOT_TIMEOUT_S = 10.0
+_MOST_UPDATES = 10
+"""Of one worker, five seconds long, while a snapshot waits for the others."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 _PLAIN_WIDTH = 160
@@ -65,7 +67,7 @@ async def _run(options: TopOptions) -> int:
         if options.output == "json":
             print(as_json(view))
         else:
-            _print_text(view, options.url, sys.stdout)
+            _print_text(view, options.address, sys.stdout)
         sys.stdout.flush()
         return OK
     if options.output == "json_lines":
@@ -78,24 +80,25 @@ async def _run(options: TopOptions) -> int:
 # --- One snapshot -----------------------------------------------------------------------------------
 
 
-async def snapshot(options: TopOptions, *, timeout_s: float = _SNAPSHOT_TIMEOUT_S) -> View:
-    """Return a view as soon as every worker has reported.
+async def snapshot(options: TopOptions) -> View:
+    """Return a view as soon as every worker has reported; of a worker that stays silent, without it.
 
-    After ``timeout_s`` it is a view of those that have; if none has, raise ``Unreachable``.
+    Raises ``Unreachable`` if the stream ends before.
     """
     state = State()
+    updates: Counter[int] = Counter()
     try:
-        async with asyncio.timeout(timeout_s), live_stream(options) as (greeting, stream):
+        async with live_stream(options) as (greeting, stream):
             state.fold(greeting)
-            while not state.is_complete:
-                state.fold(await anext(stream))
-    except TimeoutError:
-        pass
+            while not state.is_complete and max(updates.values(), default=0) < _MOST_UPDATES:
+                message = await anext(stream)
+                state.fold(message)
+                if isinstance(message, Update):
+                    updates[message.process] += 1
     except StreamLost as error:
         raise Unreachable(f"cannot watch {options.url}: {error}") from None
     view = state.view()
-    if view is None or not view.processes:
-        raise Unreachable(f"cannot watch {options.url}: no report within {timeout_s:g} s")
+    assert view is not None
     return view
 
 
@@ -180,7 +183,7 @@ async def _draw(options: TopOptions) -> None:
     ended = asyncio.Event()
     with contextlib.suppress(NotImplementedError):  # not available on every platform
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    with Drawing(options.url, sys.stdout) as drawing, quit_key(sys.stdin, ended.set):
+    with Drawing(options.address, sys.stdout) as drawing, quit_key(sys.stdin, ended.set):
         tasks = {
             asyncio.create_task(watch(options, drawing)),
             asyncio.create_task(drawing.draw_repeatedly()),

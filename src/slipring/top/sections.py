@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from rich.text import Text
 
 from slipring.observation.live import Engine, Slot, Turn
@@ -64,10 +64,11 @@ def sections(view: View) -> list[Section]:
         """A name, with its worker if there are several."""
         return Text(f"w{process} {text}" if has_workers else text)
 
+    clients = _clients_by_response(view, name) if slots else {}
     found = [
         Section(_WORKERS, view.processes if has_workers else [], _worker_row, rank=5),
         Section(_ENGINES, view.engines, lambda each: _engine_row(each, name), rank=1),
-        Section(_SLOTS, slots, lambda each: _slot_row(*each, name=name), rank=3),
+        Section(_SLOTS, slots, lambda each: _slot_row(*each, name=name, clients=clients), rank=3),
         Section(_ACTIVITIES, _activities(view), lambda each: _activity_row(each, view.now, name), 0, 3),
         Section(_TURNS, view.turns, lambda each: _turn_row(each, view.now, name), 2, 2, 20),
         Section(_PARKED, view.parked, lambda each: _parked_row(each, name), 4, 1, 20),
@@ -156,17 +157,31 @@ _SLOTS = (
     Column("state", 1),
     Column("tokens", 3, is_right=True),
     Column("tenant", 4, least=6),
+    Column("client", 5),
     Column("latest response in it", 2, least=12),
 )
 
 
-def _slot_row(view: EngineView, slot: Slot, *, name: _Name) -> Row:
+def _clients_by_response(view: View, name: _Name) -> dict[str | UnsetType | None, Text]:
+    """The connections of the responses that run, or that were the last of their connections."""
+    return {
+        turn.report.response_id: name(each.process, f"#{each.connection.number}")
+        for each in view.connections
+        for turn in (each.last_turn, *each.connection.running)
+        if turn is not None
+    }
+
+
+def _slot_row(
+    view: EngineView, slot: Slot, *, name: _Name, clients: dict[str | UnsetType | None, Text]
+) -> Row:
     return (
         name(view.process, f"{visible(view.engine.name)} {slot.number}"),
         Text(visible(slot.state), style="green" if slot.state == "busy" else "dim"),
         Text(count(slot.tokens) if slot.tokens else ""),
         Text(visible(slot.tenant or "")),
-        Text(visible(slot.chain or "")),
+        clients.get(slot.response_id, _NOTHING),
+        Text(visible(slot.response_id or "")),
     )
 
 

@@ -178,11 +178,6 @@ class State:
         complete = sum(process.is_complete for process in self._processes.values())
         return self._greeting is not None and complete >= max(self._greeting.workers, 1)
 
-    @property
-    def processes_seen(self) -> int:
-        """Number of the processes that the view shows."""
-        return len(self._processes)
-
     def _fold_update(self, update: Update) -> None:
         known = self._processes.get(update.process)
         if known is not None and known.latest.pid == update.pid:
