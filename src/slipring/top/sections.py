@@ -25,7 +25,7 @@ _STAGE_AFTER = {"render": "engine queue", "engine_queue": "prefill", "prefill": 
 """The stage that a running turn is in, by the latest one that has ended."""
 _PHASES = {"waiting": "queued", "paused": "waits for tool"}
 """Words for the phases that are not named for what the server does."""
-_PHASE_STYLES = {"waiting": "yellow", "paused": "cyan"}
+_PHASE_STYLES = {"queued": "yellow", "engine queue": "yellow", "waits for tool": "cyan"}
 _STATUS_STYLES = {"failed": "red", "refused": "red", "incomplete": "yellow", "cancelled": "yellow"}
 _NOTHING = Text()
 
@@ -258,7 +258,7 @@ def _phase(turn: Turn, now: float) -> tuple[Text, Text]:
     word = _PHASES.get(phase, phase)
     if phase == "running" and turn.report.stages:
         word = _STAGE_AFTER.get(turn.report.stages[-1].name, phase)
-    style = _PHASE_STYLES.get(phase, "green")
+    style = _PHASE_STYLES.get(word, "green")
     return Text(visible(word), style=style), Text(duration(now - phase_started_at(turn)), style=style)
 
 
