@@ -465,12 +465,12 @@ def test_a_terminal_shows_what_to_try_next(
 ) -> None:
     serving = Serving(models=("small",), store="memory", keys="1 configured", is_open=is_open)
     config = Config(engine="llama")
-    announce(config, url, serving)
+    announce(config, url, serving, "http://127.0.0.1:9464/")
     plain = capsys.readouterr().out
     assert "Try next" not in plain
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    announce(config, url, serving)
+    announce(config, url, serving, "http://127.0.0.1:9464/")
     first, last = capsys.readouterr().out.split("\nTry next, in another terminal:\n")
     assert first == plain
     assert [line.strip() for line in last.splitlines()][:2] == steps
@@ -483,7 +483,7 @@ def test_the_next_steps_name_the_command_by_its_path_if_it_is_not_on_the_path(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr(sys, "argv", [".venv/bin/slipring", "serve"])
-    announce(Config(), "http://127.0.0.1:8000/v1", Serving(("small",), "memory", "none", True))
+    announce(Config(), "http://127.0.0.1:8000/v1", Serving(("small",), "memory", "none", True), None)
     assert "\n  .venv/bin/slipring chat\n" in capsys.readouterr().out
 
 

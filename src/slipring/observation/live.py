@@ -198,7 +198,7 @@ class Update(Struct, frozen=True, tag="update"):
     cpu_s: float
     """CPU time of the process since it started."""
     loop_lag_ms: float
-    """The longest that the event loop was late since the last update."""
+    """The longest that the event loop was late since the last update with changes."""
     sockets: int
     in_flight: int
     waiting: int

@@ -41,7 +41,6 @@ from slipring.engines.constraints import call_limits
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
-from slipring.protocol.timing import TurnReport
 from slipring.server import padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now
@@ -74,7 +73,7 @@ class Sink:
     def close(self, code: int, reason: str) -> None:
         """Close the connection once everything has been sent."""
 
-    def record(self, report: TurnReport) -> None:
+    def record(self, turn: EndedTurn) -> None:
         """Receive the report of a turn, after its last events."""
 
     def counted(self, tokens: int) -> None:
@@ -174,7 +173,7 @@ class Driver:
         traceparent = ended.traceparent or origin.traceparent
         turn = EndedTurn(ended.report, ended.lane, self.caller, origin, now(), traceparent)
         self.service.turn_ended(turn)
-        self.sink.record(ended.report)
+        self.sink.record(turn)
 
     def _prefill(self, action: StartPrefill) -> None:
         def ended(tokens: int | None) -> None:

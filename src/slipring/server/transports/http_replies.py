@@ -99,9 +99,9 @@ class JsonReply(Sink):
             elif isinstance(event, TERMINAL):
                 self._answer.set_result(self._final_response(event))
 
-    def record(self, report: TurnReport) -> None:
+    def record(self, turn: EndedTurn) -> None:
         if self._answer.done() and not self._answer.cancelled():
-            self._answer.result().headers["Server-Timing"] = server_timing(report.stages)
+            self._answer.result().headers["Server-Timing"] = server_timing(turn.report.stages)
 
     def counted(self, tokens: int) -> None:
         if not self._answer.done():
