@@ -216,6 +216,8 @@ class Config:
             "help": "key that the admin address asks for; required if other machines can reach it",
             "rule": _ANY,
             "metavar": "KEY",
+        },
+    )
     metrics_tenants: int = field(
         default=0,
         metadata={
