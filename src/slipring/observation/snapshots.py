@@ -72,7 +72,7 @@ class Histogram:
         series = self.series.get(labels)
         if series is None:
             series = self.series[labels] = _Series(len(self._bounds) + 1)
-        nanoseconds = int(seconds * NANOSECONDS)
+        nanoseconds = int(seconds * NANOSECONDS + 0.5)
         series.counts[bisect_left(self._bounds, nanoseconds)] += 1
         series.nanoseconds += nanoseconds
 

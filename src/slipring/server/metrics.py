@@ -3,19 +3,15 @@
 Nothing is done per token. An ended turn is counted once; everything else is read when a snapshot is taken.
 
 A server that serves its own ``/metrics`` exposes ``Metrics.snapshot()``. A worker sends its snapshots to the
-supervisor, which adds them up with ``observation.snapshots.Fold`` and, as its own part, ``process_snapshot``.
+supervisor, which adds them up with ``observation.snapshots.Fold``, and those of its own process.
 """
 
-import os
-import platform
-import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from msgspec import UNSET
 
-from slipring import __version__
 from slipring.engines.base import Engine
 from slipring.observation import metrics as table
 from slipring.observation.snapshots import BoundedNames, Reading, Registry, Snapshot
@@ -24,7 +20,7 @@ from slipring.server.connections.registry import DropReason
 from slipring.server.driver import Exchange
 from slipring.server.ended_turns import EndedTurn
 from slipring.server.loop_lag import LoopLag
-from slipring.server.process.usage import STARTED_AT, own_usage
+from slipring.server.process.process_metrics import new_process_id, process_readings
 from slipring.server.service import Service
 from slipring.server.transports.websocket import WebSocketConnection
 
@@ -39,7 +35,7 @@ class Metrics:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        registry = self._registry = Registry(_new_process_id())
+        registry = self._registry = Registry(new_process_id())
         self._turns = registry.counter(table.TURNS)
         self._turn_errors = registry.counter(table.TURN_ERRORS)
         self._marked_turns = registry.counter(table.MARKED_TURNS)
@@ -84,7 +80,7 @@ class Metrics:
 
     def snapshot(self) -> Snapshot:
         """Everything counted since the start, and the gauges as they are now."""
-        return self._registry.snapshot((*self._counted(), *_readings(self._service), *_process_readings()))
+        return self._registry.snapshot((*self._counted(), *_readings(self._service), *process_readings()))
 
     def _counted(self) -> Iterator[Reading]:
         refusals = self._service.refusals + self._refused_turns
@@ -153,27 +149,6 @@ class Metrics:
 
     def _lagged(self, seconds: float) -> None:
         self._lag_seconds.observe((), seconds)
-
-
-def process_snapshot() -> Snapshot:
-    """The metrics of a process that serves no clients."""
-    return Registry(_new_process_id()).snapshot(_process_readings())
-
-
-def _new_process_id() -> str:
-    """Different for each process that ever ran: the kernel gives a pid again."""
-    return f"{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def _process_readings() -> Iterator[Reading]:
-    usage = own_usage()
-    yield table.CPU_SECONDS, (), usage.cpu_ns
-    if usage.resident_bytes is not None:
-        yield table.RESIDENT_BYTES, (), usage.resident_bytes
-    if usage.open_fds is not None:
-        yield table.OPEN_FDS, (), usage.open_fds
-    yield table.START_TIME, (), STARTED_AT
-    yield table.BUILD_INFO, (__version__, platform.python_version()), 1
 
 
 def _readings(service: Service) -> Iterator[Reading]:

@@ -185,7 +185,7 @@ class Server:
     async def _open_admin(self) -> None:
         if not self._has_admin:
             return
-        admin = AdminListener(self.config, ServerSource(self.service, self.live, self.base_url))
+        admin = AdminListener(self.config, ServerSource(self.service, self.live, self.metrics, self.base_url))
         await admin.start()
         self._admin = admin
 
