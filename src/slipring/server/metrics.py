@@ -130,11 +130,12 @@ class Metrics:
         if report.tokens is UNSET:
             return  # it was refused, or ended before its answer: its times are not those of a whole turn
         self._overhead_seconds.observe((model,), own_ms / 1000)
-        if answers and (first_token_ms := report.first_token_ms) is not None:
+        output = report.tokens.output
+        if output and (first_token_ms := report.first_token_ms) is not None:
             self._first_token_seconds.observe((model,), first_token_ms / 1000)
-        # The first token of each answer ends a prefill.
-        if (gaps := report.tokens.output - answers) > 0 and answers:
-            self._token_seconds.observe((model,), generating_ms / gaps / 1000)
+        # The first token of each answer ends a prefill; a rollout has several answers.
+        if answers and output > answers:
+            self._token_seconds.observe((model,), generating_ms / (output - answers) / 1000)
 
     def _count_tokens(self, model: str, tenant: str, tokens: TokenCounts) -> None:
         for kind in table.TOKEN_KINDS:
