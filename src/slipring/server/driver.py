@@ -43,7 +43,7 @@ from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.server import padding
 from slipring.server.access.auth import Caller
-from slipring.server.clock import clock, now
+from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
 from slipring.server.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
@@ -171,7 +171,8 @@ class Driver:
             return
         origin = self.origin
         traceparent = ended.traceparent or origin.traceparent
-        turn = EndedTurn(ended.report, ended.lane, self.caller, origin, now(), traceparent)
+        started_at = unix_time(ended.arrived)
+        turn = EndedTurn(ended.report, ended.lane, self.caller, origin, started_at, traceparent)
         self.service.turn_ended(turn)
         self.sink.record(turn)
 

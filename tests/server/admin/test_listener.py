@@ -136,6 +136,9 @@ async def test_watchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = live.encode
+    # Lines that no buffer of the kernel holds, so that the first one is not read to its end.
+    monkeypatch.setattr(live, "encode", lambda message: bytes(2**24) + encode(message))
     monkeypatch.setattr("slipring.server.admin.live_feed.INTERVAL_S", 0.001)
     monkeypatch.setattr(listener_module, "_UNREAD_LINES", 2)
     async with serve(admin=ANY_PORT) as server:

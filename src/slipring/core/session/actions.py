@@ -132,6 +132,8 @@ class Record(Struct, frozen=True):
 
     lane: str | None
     report: TurnReport
+    arrived: float
+    """When its request arrived, by the clock of the session's ports."""
     traceparent: str | None = None
     """The trace context that its client sent with the request itself."""
 

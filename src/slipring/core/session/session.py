@@ -231,7 +231,8 @@ class Session:
             self._charges.require_room(size_bytes)
         except ApiError as refusal:
             stages.lap("terminal")
-            return [_refuse(refusal, lane_id), Record(lane_id, _refused_report(refusal, stages, size_bytes))]
+            report = _refused_report(refusal, stages, size_bytes)
+            return [_refuse(refusal, lane_id), Record(lane_id, report, stages.arrived)]
         turn = Turn(
             request,
             tenant=self.tenant,
@@ -605,7 +606,7 @@ def _refused_report(error: ApiError, stages: Stages, size_bytes: int) -> TurnRep
 
 
 def _record(turn: Turn, report: TurnReport) -> Record:
-    return Record(turn.lane, report, turn.traceparent)
+    return Record(turn.lane, report, turn.stages.arrived, turn.traceparent)
 
 
 def _refuse(error: ApiError, lane: str | None = None) -> Send:

@@ -107,6 +107,12 @@ class Worker:
         # A thread, so that the death of the supervisor is noticed even if the loop is busy.
         threading.Thread(target=read_commands, name="commands", daemon=True).start()
         await self._reports.open()
+        try:
+            await self._serve(loop)
+        finally:
+            self._reports.close()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         server = Server(self._config, open_by_name=self._open, number=self._number)
         self._view = server.live
         server.stop_request = self._stop_request
@@ -179,17 +185,23 @@ class ReportPipe:
         pipe = os.fdopen(os.dup(self._descriptor), "wb", 0)
         self._transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, pipe)
 
+    def close(self) -> None:
+        """Write directly from now on: the event loop is about to end."""
+        assert self._transport is not None
+        self._transport.close()
+        self._transport = None
+
     def write(self, line: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None:
             os.write(self._descriptor, line)
         else:
             self._transport.write(line)
 
     def write_if_read(self, line: bytes) -> None:
         """Write a line, unless the supervisor has not read much of what was written before."""
-        assert self._transport is not None
-        if self._transport.get_write_buffer_size() < _MOST_UNREAD_BYTES:
-            self._transport.write(line)
+        pipe = self._transport
+        if pipe is not None and pipe.get_write_buffer_size() < _MOST_UNREAD_BYTES:
+            pipe.write(line)
 
 
 def _read_lines(descriptor: int) -> Iterator[bytes]:
