@@ -39,7 +39,7 @@ class Scraper:
         async with asyncio.timeout(PATIENCE_S):
             while self.values.get(name) != value:
                 await self.scrape()
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
 
 
 async def test_counters_do_not_fall_when_a_worker_is_killed_and_replaced() -> None:
