@@ -138,6 +138,12 @@ class Record(Struct, frozen=True):
     """The trace context that its client sent with the request itself."""
 
 
+class Refused(Struct, frozen=True):
+    """Count a message that was refused and is no turn."""
+
+    code: str
+
+
 Action = (
     Send
     | Load
@@ -152,4 +158,5 @@ Action = (
     | EndPrefill
     | Close
     | Record
+    | Refused
 )
