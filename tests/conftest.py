@@ -123,7 +123,7 @@ def tokenizers_built_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def grammars_tried_once() -> Iterator[None]:
-    """Try each grammar once. Trying takes most of the time of compiling; its result depends on the text alone,
+    """Try each grammar once. Trying takes most of the time of compiling, its result depends on the text only,
     and the same few schemas are part of the grammars of most tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llguidance_grammar, "_grammar_error", cache(llguidance_grammar._grammar_error))

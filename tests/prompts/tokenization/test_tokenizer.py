@@ -24,7 +24,6 @@ from tests.prompts.vocabulary import (
     control_tokens,
     qwen2,
     qwen2_metadata,
-    qwen2_with_llama3,
     small,
     small_metadata,
     smollm2,
@@ -37,17 +36,15 @@ VOCABULARIES = {
     "smollm2": smollm2,
     "smollm2 with llama3": smollm2_with_llama3,
     "qwen2": qwen2,
-    "qwen2 with llama3": qwen2_with_llama3,
     "small": small,
 }
 METADATA: dict[str, Callable[[], dict[str, Any]]] = {
     "smollm2": smollm2_metadata,
     "smollm2 with llama3": lambda: with_llama3(smollm2_metadata()),
     "qwen2": qwen2_metadata,
-    "qwen2 with llama3": lambda: with_llama3(qwen2_metadata()),
     "small": small_metadata,
 }
-WITH_ALL_BYTES = ["qwen2", "qwen2 with llama3", "small"]
+WITH_ALL_BYTES = ["qwen2", "small"]
 
 
 @cache
