@@ -475,3 +475,13 @@ def test_a_vocabulary_says_how_large_it_is_and_how_it_splits_text() -> None:
 def test_a_vocabulary_that_has_no_faster_way_is_not_accelerated() -> None:
     Vocabulary.accelerate(smollm2())
     assert not Vocabulary.is_worth_accelerating(smollm2())
+
+
+def test_what_is_certain_of_a_text_is_certain_without_knowing_the_words() -> None:
+    text = "one line\n\n  and another.  12 é漢"
+    certain = Vocabulary.certain_chars(small(), text)
+    assert 0 < certain <= small().certain_chars(text)
+    for ending in ("", "\n0", ".0", "x", " x", "\u0301"):
+        assert small().encode(text[:certain]) + small().encode(text[certain:] + ending) == small().encode(
+            text + ending
+        )

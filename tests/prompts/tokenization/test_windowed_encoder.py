@@ -212,6 +212,11 @@ def test_combining_marks_are_not_split_from_their_base() -> None:
         windowed(composing(), 30).encode("e" + "\u0301" * 200, TokenBudget(unsplit_chars=100))
 
 
+def test_a_window_may_reach_the_end_of_the_text_with_the_marks_of_its_last_character() -> None:
+    text = "漢" * 30 + "\u0301\u0316"
+    assert windowed(composing(), 30).encode(text, UNLIMITED) == whole(composing(), text)
+
+
 def test_a_window_grows_if_none_of_its_last_words_may_begin_another() -> None:
     backend = Counting(composing())
     text = "\ue000a" * 300  # a window may not begin with a private-use character
