@@ -21,6 +21,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "config": ("core.limits", "models", "spelling"),
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
+    "recording": (),
     "sandbox": ("errors", "sandbox"),
     "engines": (
         *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
@@ -29,7 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "stores": ("errors", "protocol", "core", "stores"),
     "keys": ("errors", "config", "protocol.wire", "stores", "keys"),
     "server": (
-        *("", "aiohttp_internals", "errors", "config", "models", "protocol"),
+        *("", "aiohttp_internals", "errors", "config", "models", "protocol", "recording"),
         *("core", "engines", "sandbox", "stores", "keys.token", "server"),
     ),
     "inspection": (
@@ -37,7 +38,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("prompts", "engines", "inspection"),
     ),
     "chat": ("chat",),
-    "bench": ("", "bench"),
+    "bench": ("", "bench", "progress", "recording"),
     "progress": (),
     "openapi": ("", "protocol", "openapi"),
     "serve": ("", "config", "progress", "server", "chat.options"),

@@ -68,6 +68,12 @@ class TurnReport(Struct, frozen=True):
     error_code: str | UnsetType = UNSET
 
 
+def first_token_ms(report: TurnReport) -> float | None:
+    """Time from the arrival of the request to the end of the first prefill."""
+    ends = (stage.start_ms + stage.duration_ms for stage in report.stages if stage.name == "prefill")
+    return next((round(end, 3) for end in ends), None)
+
+
 def server_timing(stages: list[Stage]) -> str:
     """Format stages as the value of a ``Server-Timing`` header."""
     return ", ".join(f"{stage.name};dur={stage.duration_ms:g}" for stage in stages)

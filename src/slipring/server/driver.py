@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeGuard, get_args
+from typing import Any, ClassVar, TypeGuard, get_args
 
 from msgspec import structs
 
@@ -41,6 +41,7 @@ from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.protocol.timing import TurnReport
+from slipring.recording import Transport
 from slipring.server import padding, turn_log
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now
@@ -60,6 +61,9 @@ class Sink:
     """Delivers the events of a session to its client. Every method but ``send`` may be left as it is."""
 
     __slots__ = ()
+
+    transport: ClassVar[Transport]
+    """How it reaches the client."""
 
     def send(self, events: list[Event]) -> None:
         """Queue events in order, without waiting."""
@@ -157,6 +161,14 @@ class Driver:
         elif isinstance(action, Record):
             turn_log.write(action, self.caller)
             self.service.count_turn(action.report, self.caller)
+            if self.service.recorder is not None and action.turn is not None:
+                self.service.recorder.add(
+                    action.turn,
+                    action.report,
+                    tenant=self.caller.tenant,
+                    transport=self.sink.transport,
+                    connection=self,
+                )
             self.sink.record(action.report)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)

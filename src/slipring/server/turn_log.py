@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from slipring.protocol.timing import TurnReport
+from slipring.protocol.timing import TurnReport, first_token_ms
 
 if TYPE_CHECKING:
     # Not at run time: a supervisor formats its log with this module and needs no part of a session.
@@ -78,9 +78,9 @@ class TurnLine:
         if report.tokens is not UNSET:
             tokens = report.tokens
             parts += [f"{tokens.input:,} in ({tokens.cached:,} cached)", f"{tokens.output:,} out"]
-        first_token_ms = _first_token_ms(report)
-        if first_token_ms is not None:
-            parts.append(f"first token {_duration(first_token_ms)}")
+        first_ms = first_token_ms(report)
+        if first_ms is not None:
+            parts.append(f"first token {_duration(first_ms)}")
         parts.append(f"total {_duration(report.total_ms)}")
         if not caller.is_guest:
             parts.append(f"tenant {_plain(caller.tenant)}")
@@ -106,12 +106,6 @@ def _stage_times(report: TurnReport) -> dict[str, float]:
         name = f"{stage.name}_ms"
         times[name] = round(times.get(name, 0.0) + stage.duration_ms, 3)
     return times
-
-
-def _first_token_ms(report: TurnReport) -> float | None:
-    """Time from the arrival of the request to the end of the first prefill."""
-    ends = (stage.start_ms + stage.duration_ms for stage in report.stages if stage.name == "prefill")
-    return next(ends, None)
 
 
 def _duration(ms: float) -> str:

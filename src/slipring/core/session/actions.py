@@ -132,6 +132,9 @@ class Record(Struct, frozen=True):
 
     lane: str | None
     report: TurnReport
+    turn: Turn | None = None
+    """The turn itself, for those who record content; None if there is none, or if its client asked the server
+    to keep nothing."""
 
 
 Action = (

@@ -400,12 +400,12 @@ class Session:
         actions: list[Action] = []
         for turn in [*self._lanes.running(), *self._lanes.queued()]:
             if turn.phase is Phase.SAVING:
-                actions.append(Record(turn.lane, turn.report()))
+                actions.append(self._record(turn, turn.report()))
             elif turn.phase is not Phase.ENDED:
                 turn.stages.lap("terminal")
                 is_queued = turn.phase is Phase.WAITING
                 actions += [] if is_queued else [Cancel(turn)]
-                actions.append(Record(turn.lane, turn.report(cancelled=True)))
+                actions.append(self._record(turn, turn.report(cancelled=True)))
             turn.phase = Phase.ENDED
         self._finished.clear()
         actions += self._growing_outputs.end_all()
@@ -492,7 +492,7 @@ class Session:
             emitted.append(Error.of(error, turn.lane))
         self._discard(turn)
         turn.stages.lap("terminal")
-        return [Send(emitted), Record(turn.lane, turn.report(error))]
+        return [Send(emitted), self._record(turn, turn.report(error))]
 
     def _discard(self, turn: Turn) -> None:
         """End a turn that has no response, and let the next one of its lane run."""
@@ -510,7 +510,7 @@ class Session:
         if self._betas.timing:
             last.append(turn.output.timing_event(report))
         about_steers, successor = self._successors.after(turn, state, self._refusing)
-        actions: list[Action] = [Send(last + about_steers), Record(turn.lane, report)]
+        actions: list[Action] = [Send(last + about_steers), self._record(turn, report)]
         if successor is None:
             self._lanes.release(turn)
         else:
@@ -518,6 +518,9 @@ class Session:
             actions += self._begin(successor, now)
         actions += self._advance(now)
         return actions + (self._foresee(turn, state) if state is not None else [])
+
+    def _record(self, turn: Turn, report: TurnReport) -> Record:
+        return Record(turn.lane, report, None if self._betas.keeps_nothing else turn)
 
     def _foresee(self, turn: Turn, state: ResponseState) -> list[Action]:
         """Have the engine prefill what will probably continue a response that has just ended."""

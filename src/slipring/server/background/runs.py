@@ -93,6 +93,8 @@ class LiveRun(Sink):
 
     # The sink.
 
+    transport = "background"
+
     def send(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Error):

@@ -81,6 +81,8 @@ def read_create(body: bytes) -> CreateRequest:
 class JsonReply(Sink):
     """Answers with the response object of the terminal event, or with what ``shape`` makes of it."""
 
+    transport = "post"
+
     def __init__(self, shape: Callable[[Response], object] = lambda response: response) -> None:
         self._shape = shape
         self._answer: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
@@ -119,6 +121,8 @@ class JsonReply(Sink):
 
 class SseReply(Sink):
     """Streams events as they arrive. A request that is refused gets an ordinary HTTP error instead."""
+
+    transport = "sse"
 
     def __init__(self, service: Service, request: web.Request, stages: Stages) -> None:
         loop = asyncio.get_running_loop()

@@ -87,6 +87,8 @@ class WebSocketConnection(Sink):
 
     # The sink of the driver.
 
+    transport = "websocket"
+
     def send(self, events: list[Event]) -> None:
         post = self._outbox.post
         for event in events:
