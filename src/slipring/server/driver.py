@@ -159,21 +159,20 @@ class Driver:
         elif isinstance(action, EndPrefill):
             self.service.prefills.cancel(self.session.tenant, action.response_id)
         elif isinstance(action, Record):
-            turn_log.write(action, self.caller)
-            self.service.count_turn(action.report, self.caller)
-            if self.service.recorder is not None and action.turn is not None:
-                self.service.recorder.add(
-                    action.turn,
-                    action.report,
-                    tenant=self.caller.tenant,
-                    transport=self.sink.transport,
-                    connection=self,
-                )
-            self.sink.record(action.report)
+            self._record(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
             self.sink.close(action.code, action.reason)
+
+    def _record(self, ended: Record) -> None:
+        turn_log.write(ended, self.caller)
+        self.service.count_turn(ended.report, self.caller)
+        self.sink.record(ended.report)
+        recorder = self.service.recorder
+        if recorder is not None and ended.turn is not None:
+            transport, tenant = self.sink.transport, self.caller.tenant
+            recorder.add(ended.turn, ended.report, tenant=tenant, transport=transport, connection=self)
 
     def _prefill(self, action: StartPrefill) -> None:
         def ended(tokens: int | None) -> None:

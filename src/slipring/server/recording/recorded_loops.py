@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Struct
 
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
@@ -22,7 +22,6 @@ from slipring.recording import Answer, Header, RecordedTurn, Transport
 from slipring.server.recording.recording_file import (
     RecordingDirectory,
     RecordingFile,
-    RecordingFull,
     utc_text,
 )
 from slipring.server.recording.secret_removal import SecretRemoval
