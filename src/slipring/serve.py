@@ -5,6 +5,7 @@ A supervisor serves no clients: its process does not import the server, nor the 
 
 import asyncio
 import contextlib
+import logging
 import os
 import shlex
 import shutil
@@ -30,11 +31,16 @@ from slipring.server.process.worker_messages import Serving
 if TYPE_CHECKING:
     from slipring.server.process.server import Server
 
+log = logging.getLogger("slipring")
+
 
 def serve(config: Config) -> int:
     """Run a server until a signal stops it."""
     ignore(*IGNORED_SIGNALS)
     set_up_logging(config.log_level, names_process=config.workers > 1)
+    if config.record:
+        whose = f"tenants {', '.join(config.record_tenant)}" if config.record_tenant else "all tenants"
+        log.warning("recording the content of all turns of %s in %s", whose, config.record)
     if config.workers > 1:
         refuse_private_store(config)
         serving = _supervise(Supervisor(config))
@@ -96,6 +102,7 @@ def announce(config: Config, url: str, serving: Serving) -> None:
         ),
         f"  store      {serving.store}",
         f"  API keys   {serving.keys}",
+        *([f"  recording  {config.record}, with the content of turns"] if config.record else []),
         "",
         "Point a client at it:",
         f"  OPENAI_BASE_URL={url} OPENAI_API_KEY={key}",

@@ -55,7 +55,11 @@ class Bench:
             machine=machine.machine(),
             endpoint=endpoint,
             settings=results.BenchSettings(
-                repeats=options.repeats, tool_ms=options.tool_ms, rtt_ms=options.rtt_ms, lanes=options.lanes
+                repeats=options.repeats,
+                tool_ms=options.tool_ms,
+                rtt_ms=options.rtt_ms,
+                lanes=options.lanes,
+                replays_pauses=options.replays_pauses,
             ),
             workloads=[],
             modes=[],
@@ -83,6 +87,7 @@ class Bench:
         settings = LoopSettings(
             model=model,
             tool_ms=self._options.tool_ms,
+            replays_pauses=self._options.replays_pauses,
             forces_tools=self._forces_tools,
             has_digests=found.has_digests,
             keeps_reasoning=found.keeps_reasoning,
@@ -144,7 +149,7 @@ class Bench:
     def _supported(self, plan: Plan, modes: list[Mode]) -> list[Mode]:
         """The modes that can run this workload. Records why the others cannot."""
         reason = None
-        if plan.tools and (self._forces_tools or plan.forces_tools):
+        if plan.has_tools and (self._forces_tools or plan.forces_tools):
             reason = "a rollout cannot force a call in each turn (see --tool-choice)"
         elif plan.mixes_outputs:
             reason = "only tool outputs can be appended to a rollout"
