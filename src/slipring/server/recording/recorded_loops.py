@@ -20,6 +20,7 @@ from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport, first_token_ms
 from slipring.recording import Answer, Header, RecordedTurn, Transport
 from slipring.server.recording.recording_file import (
+    NotRecorded,
     RecordingDirectory,
     RecordingFile,
     utc_text,
@@ -106,7 +107,7 @@ class RecordedLoops:
         """Files by connection and by ``prompt_cache_key``."""
 
     def write(self, ended: EndedTurn) -> None:
-        """Record a turn. Raises ``RecordingFull`` and ``OSError``."""
+        """Record a turn. Raises ``NotRecorded`` and ``OSError``."""
         previous = ended.request.previous_response_id
         before, known = self._continued(previous, ended.input)
         arrived_at = ended.ended_at - ended.report.total_ms / 1000
@@ -146,11 +147,14 @@ class RecordedLoops:
         return found
 
     def _file_of(self, ended: EndedTurn, arrived_at: float) -> RecordingFile:
-        """The file of a turn that begins a conversation: that of its connection or key, else a new one."""
+        """The file of a turn that continues none of a file: that of its connection or key, else a new one if
+        it begins a conversation. Raises ``NotRecorded``."""
         for key in _clients(ended):
             file = self._by_client.get(key)
             if file is not None and not file.is_full:
                 return file
+        if ended.request.previous_response_id is not None:
+            raise NotRecorded("the response that it continues is not recorded")
         file = self._directory.create(arrived_at)
         header = Header(
             begun_at=utc_text(arrived_at), server=self._server, engines=self._engines, tenant=self._tenant

@@ -19,7 +19,7 @@ from slipring.protocol.timing import TurnReport
 from slipring.recording import Transport
 from slipring.server.clock import now
 from slipring.server.recording.recorded_loops import EndedTurn, RecordedLoops
-from slipring.server.recording.recording_file import RecordingDirectory, RecordingFull
+from slipring.server.recording.recording_file import NotRecorded, RecordingDirectory
 from slipring.server.recording.secret_removal import SecretRemoval
 
 log = logging.getLogger("slipring")
@@ -115,8 +115,8 @@ class Recorder:
             return
         try:
             self._loops_of(ended.tenant).write(ended)
-        except RecordingFull:
-            self._drop("record_file_bytes or record_files is reached")
+        except NotRecorded as refusal:
+            self._drop(str(refusal))
         except OSError as error:
             self._has_failed = True
             self._drop(f"{self._directory.path}: {error.strerror or error}")

@@ -13,8 +13,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
-class RecordingFull(Exception):
-    """A file, or the directory, has reached its limit."""
+class NotRecorded(Exception):
+    """A turn has no place in a recording. The text says why."""
 
 
 class RecordingDirectory:
@@ -43,9 +43,9 @@ class RecordingDirectory:
             )
 
     def create(self, begun_at: float) -> "RecordingFile":
-        """Create a file. Raises ``RecordingFull`` and ``OSError``."""
+        """Create a file. Raises ``NotRecorded`` and ``OSError``."""
         if sum(name.endswith(SUFFIX) for name in os.listdir(self.path)) >= self._max_files:
-            raise RecordingFull
+            raise NotRecorded("there are record_files recordings already")
         when = datetime.fromtimestamp(begun_at, UTC).strftime("%Y%m%dT%H%M%SZ")
         self._created += 1
         path = self.path / f"{when}-{os.getpid()}-{self._created}{SUFFIX}"
@@ -66,11 +66,11 @@ class RecordingFile:
         self._bytes = 0
 
     def append(self, line: bytes) -> None:
-        """Write a line. Raises ``RecordingFull`` if it does not fit any more, and ``OSError``."""
+        """Write a line. Raises ``NotRecorded`` if it does not fit any more, and ``OSError``."""
         line += b"\n"
         if self.is_full or self._bytes + len(line) > self._max_bytes:
             self.is_full = True
-            raise RecordingFull
+            raise NotRecorded("its recording has record_file_bytes already")
         with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND | _NO_FOLLOW), "ab") as file:
             file.write(line)
         self._bytes += len(line)

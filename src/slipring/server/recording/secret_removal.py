@@ -21,10 +21,8 @@ _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 """Line breaks in JSON are between values: in a string they are escaped."""
 _TYPES_WITH_TOOLS = frozenset({"additional_tools", "tool_search_output", "mcp_list_tools"})
 _KEYS = (
-    rb"sk-[A-Za-z0-9][A-Za-z0-9_.-]{15,}",
-    rb"gh[a-z]_[A-Za-z0-9]{20,}",
-    rb"github_pat_[A-Za-z0-9_]{20,}",
-    rb"hf_[A-Za-z0-9]{20,}",
+    rb"(?<![A-Za-z0-9])sk-(?=[A-Za-z_.-]*[0-9])[A-Za-z0-9][A-Za-z0-9_.-]{15,}",
+    rb"\b(?:gh[a-z]|github_pat|hf)_[A-Za-z0-9_]{20,}",
     rb"xox[a-z]-[A-Za-z0-9-]{10,}",
     rb"AKIA[A-Z0-9]{16}",
     rb"AIza[A-Za-z0-9_-]{30,}",
