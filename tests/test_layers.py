@@ -28,14 +28,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("prompts", "sandbox", "engines", "spelling"),
     ),
     "stores": ("errors", "protocol", "core", "stores"),
-    "keys": ("errors", "config", "protocol.wire", "stores", "keys"),
+    "keys": ("errors", "config", "progress", "protocol.wire", "stores", "keys"),
     "server": (
         *("", "aiohttp_internals", "errors", "config", "models", "protocol", "recording"),
         *("core", "engines", "sandbox", "stores", "keys.token", "server"),
     ),
     "inspection": (
         *("errors", "spelling", "protocol", "core.generation", "core.chain", "core.turn.response_object"),
-        *("prompts", "engines", "inspection"),
+        *("progress", "prompts", "engines", "inspection"),
     ),
     "chat": ("chat",),
     "bench": ("", "bench", "progress", "recording"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from slipring import __version__
 from slipring.chat.options import ChatOptions
 from slipring.config import Config
-from slipring.progress import Loading
+from slipring.progress import ProgressLine
 from slipring.server.process.runtime import (
     exempt_from_collection,
     loop_factory,
@@ -64,7 +64,7 @@ async def _serve(server: "Server") -> None:
     # Engines in front of servers learn the names of their models when they start.
     named = [*server.config.model, *(model.name for model in server.config.models)]
     known = [model.name for each in server.catalog.engines for model in each.models()]
-    with Loading(sys.stderr, engine, (named or known or [engine])[0]) as loading:
+    with ProgressLine(f"loading {(named or known or [engine])[0]}") as loading:
 
         def on_ready(server: "Server") -> None:
             loading.end()
@@ -76,7 +76,7 @@ async def _serve(server: "Server") -> None:
 
 async def _supervise(supervisor: Supervisor) -> None:
     engine = ", ".join(name.partition(":")[0] for name in engine_names(supervisor.config))
-    with Loading(sys.stderr, engine, engine) as loading:
+    with ProgressLine(f"loading {engine}") as loading:
 
         def on_ready(supervisor: Supervisor, serving: Serving) -> None:
             loading.end()

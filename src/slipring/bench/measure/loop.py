@@ -53,11 +53,20 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
 class LoopRunner:
     """Runs the loops of one plan in one mode."""
 
-    def __init__(self, plan: Plan, mode: Mode, settings: LoopSettings, meter: Meter | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        mode: Mode,
+        settings: LoopSettings,
+        meter: Meter | None,
+        on_turn: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        """``on_turn`` is called with the number of each turn that has ended, between turns."""
         self._plan = plan
         self._mode = mode
         self._settings = settings
         self._meter = meter
+        self._on_turn = on_turn
 
     async def run_one(self, transport: Transport, repeat: int) -> list[results.LoopResult]:
         """Run one loop."""
@@ -71,9 +80,10 @@ class LoopRunner:
 
     async def _run(self, running: "list[_Loop]", turn_meter: Meter | None) -> list[results.LoopResult]:
         uncounted = self._plan.uncounted
-        await asyncio.gather(*(loop.run(self._plan.steps[:uncounted], None) for loop in running))
+        before, counted = self._plan.steps[:uncounted], self._plan.steps[uncounted:]
+        await asyncio.gather(*(loop.run(before, None, self._on_turn) for loop in running))
         before_ms = self._meter.cpu_ms() if self._meter is not None else 0.0
-        await asyncio.gather(*(loop.run(self._plan.steps[uncounted:], turn_meter) for loop in running))
+        await asyncio.gather(*(loop.run(counted, turn_meter, self._on_turn) for loop in running))
         cpu_ms = (self._meter.cpu_ms() - before_ms) / len(running) if self._meter is not None else None
         return [loop.result(cpu_ms) for loop in running]
 
@@ -127,12 +137,13 @@ class _Loop:
             workload=plan.workload.name, mode=mode.name, repeat=repeat, lane=lane or 0
         )
 
-    async def run(self, steps: list[Step], meter: Meter | None) -> None:
+    async def run(self, steps: list[Step], meter: Meter | None, on_turn: Callable[[int], None]) -> None:
         """Run these turns, until one fails or its answer does not allow another."""
         try:
             for step in steps:
                 if not self._has_ended:
                     await self._turn(step, meter)
+                    on_turn(len(self._turns))
         except TurnFailed as error:
             self._fail(str(error))
         except TimeoutError:

@@ -32,9 +32,15 @@ _MOST_FAILURES = 3
 class BenchObserver(Protocol):
     """Receives the progress of a bench."""
 
+    def endpoint_opened(self) -> None:
+        """The endpoint can be reached, and is about to be probed."""
+
     def workload_started(self, plan: Plan, modes: list[Mode], repeats: int) -> None: ...
 
     def loop_started(self, mode: Mode, repeat: int) -> None: ...
+
+    def turn_finished(self, number: int) -> None:
+        """``number``: of the turn in its loop, from 1. With lanes, called for each of them."""
 
     def loop_finished(self, mode: Mode, loops: list[results.LoopResult]) -> None:
         """``loops``: one, or one for each lane."""
@@ -81,6 +87,7 @@ class Bench:
 
     async def _measure(self, plan: Plan, access: Access, meter: Meter | None) -> None:
         target = self._options.target
+        self._observer.endpoint_opened()
         model = target.model or await first_model(access)
         self.record.endpoint.model = access.redact(model)
         found = await self._probe(access, base_fields(model, target.max_output_tokens))
@@ -115,7 +122,8 @@ class Bench:
                 if failures[mode.name] >= _MOST_FAILURES:
                     continue  # each failure may take the whole time limit
                 self._observer.loop_started(mode, repeat)
-                loops = await self._loops(LoopRunner(plan, mode, settings, meter), mode, access, repeat)
+                runner = LoopRunner(plan, mode, settings, meter, self._observer.turn_finished)
+                loops = await self._loops(runner, mode, access, repeat)
                 self.record.loops += loops
                 self._observer.loop_finished(mode, loops)
                 has_failed = any(loop.error is not None for loop in loops)
