@@ -25,13 +25,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sandbox": ("errors", "sandbox"),
     "engines": (
         *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
-        *("prompts", "sandbox", "engines", "spelling"),
+        *("prompts", "sandbox", "engines", "spelling", "observation.live"),
     ),
     "stores": ("errors", "protocol", "core", "stores"),
+    "observation": ("protocol.timing", "observation"),
     "keys": ("errors", "config", "progress", "protocol.wire", "stores", "keys"),
     "server": (
         *("", "aiohttp_internals", "errors", "config", "models", "protocol", "recording"),
-        *("core", "engines", "sandbox", "stores", "keys.token", "server"),
+        *("core", "engines", "sandbox", "stores", "keys.token", "observation", "server"),
     ),
     "inspection": (
         *("errors", "spelling", "protocol", "core.generation", "core.chain", "core.turn.response_object"),

@@ -5,15 +5,13 @@ The first line is a ``Header``, every other line a ``RecordedTurn``. ``server/re
 file. It holds content. Fields with their default values are left out.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
 FORMAT = 1
 """Version of the format. Readers refuse any other."""
 NOTICE = "This file holds content: everything that the client sent and that the model answered."
-
-Transport = Literal["websocket", "sse", "post", "background"]
 
 
 class Header(Struct, kw_only=True, frozen=True):
@@ -61,9 +59,10 @@ class RecordedTurn(Struct, kw_only=True, frozen=True, omit_defaults=True):
     waited_ms: float | None = None
     """From the end of the turn that it continues to its own arrival: the time of the client's tools, or of
     its user."""
-    connection: int
-    """Turns with the same number came over one connection. Each HTTP request has its own."""
-    transport: Transport
+    transport: str
+    """``websocket``, ``sse``, ``http`` or ``background``."""
+    connection: int = 0
+    """Number of its WebSocket in its process; 0 for an HTTP request."""
     lane: str | None = None
     model: str | None = None
     request: dict[str, Any]

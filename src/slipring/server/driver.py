@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import Any, ClassVar, TypeGuard, get_args
+from typing import Any, TypeGuard, get_args
 
 from msgspec import structs
 
@@ -40,12 +40,11 @@ from slipring.engines.constraints import call_limits
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
-from slipring.protocol.timing import TurnReport
-from slipring.recording import Transport
-from slipring.server import padding, turn_log
+from slipring.server import padding
 from slipring.server.access.auth import Caller
-from slipring.server.clock import clock, now
+from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
+from slipring.server.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
 from slipring.stores.base import Appended, LeaseLost, Tenure
 
@@ -62,9 +61,6 @@ class Sink:
 
     __slots__ = ()
 
-    transport: ClassVar[Transport]
-    """How it reaches the client."""
-
     def send(self, events: list[Event]) -> None:
         """Queue events in order, without waiting."""
         raise NotImplementedError
@@ -76,7 +72,7 @@ class Sink:
     def close(self, code: int, reason: str) -> None:
         """Close the connection once everything has been sent."""
 
-    def record(self, report: TurnReport) -> None:
+    def record(self, turn: EndedTurn) -> None:
         """Receive the report of a turn, after its last events."""
 
     def counted(self, tokens: int) -> None:
@@ -92,6 +88,7 @@ class Driver:
         "_tasks",
         "_tenure",
         "caller",
+        "origin",
         "service",
         "session",
         "sink",
@@ -105,6 +102,7 @@ class Driver:
         session: Session,
         sink: Sink,
         *,
+        origin: Origin,
         states: States,
         tenure: "asyncio.Future[Tenure] | None" = None,
     ) -> None:
@@ -114,6 +112,7 @@ class Driver:
         self.caller = caller
         self.session = session
         self.sink = sink
+        self.origin = origin
         self.states = states
         self._tenure = tenure
         self._tasks: dict[Turn | CheckAppended, asyncio.Task[None]] = {}
@@ -159,20 +158,21 @@ class Driver:
         elif isinstance(action, EndPrefill):
             self.service.prefills.cancel(self.session.tenant, action.response_id)
         elif isinstance(action, Record):
-            self._record(action)
+            self._report(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
             self.sink.close(action.code, action.reason)
 
-    def _record(self, ended: Record) -> None:
-        turn_log.write(ended, self.caller)
-        self.service.count_turn(ended.report, self.caller)
-        self.sink.record(ended.report)
-        recorder = self.service.recorder
-        if recorder is not None and ended.turn is not None:
-            transport, tenant = self.sink.transport, self.caller.tenant
-            recorder.add(ended.turn, ended.report, tenant=tenant, transport=transport, connection=self)
+    def _report(self, ended: Record) -> None:
+        origin = self.origin
+        traceparent = ended.traceparent or origin.traceparent
+        started_at = unix_time(ended.arrived)
+        turn = EndedTurn(ended.report, ended.lane, self.caller, origin, started_at, traceparent)
+        self.service.turn_ended(turn)
+        self.sink.record(turn)
+        if self.service.recorder is not None and ended.turn is not None:
+            self.service.recorder.add(turn, ended.turn)
 
     def _prefill(self, action: StartPrefill) -> None:
         def ended(tokens: int | None) -> None:

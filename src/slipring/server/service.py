@@ -25,8 +25,8 @@ from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.errors import ApiError, Unavailable
-from slipring.protocol.timing import TurnReport
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits
+from slipring.server import turn_log
 from slipring.server.access.auth import Caller, Keyring
 from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
@@ -37,6 +37,7 @@ from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.registry import Connections
+from slipring.server.ended_turns import EndedTurn, Observer
 from slipring.server.id_minting import minter, new_node_id
 from slipring.server.prefills import Prefills
 from slipring.server.recording.recorder import Recorder
@@ -102,6 +103,9 @@ class Service:
     """Set if turns are recorded with their content."""
     sockets: int = 0
     """Number of open WebSockets."""
+    sockets_opened: int = 0
+    """Number of WebSockets that have been opened; the last one has this number."""
+    turn_observers: list[Observer] = field(default_factory=list)
     render_fallbacks: Counter[str] = field(default_factory=Counter)
     """How often a context was rendered in full although its parent was in memory, by reason."""
     draining: bool = False
@@ -186,8 +190,12 @@ class Service:
         if key is not None:
             await self.quotas.admit(key)
 
-    def count_turn(self, report: TurnReport, caller: Caller) -> None:
-        """Count a turn that has ended: its tokens towards the key's quota, its fallback for ``/health``."""
+    def turn_ended(self, turn: EndedTurn) -> None:
+        """Log and count a turn: its tokens towards the key's quota, its fallback for ``/health``."""
+        turn_log.write(turn)
+        for observe in self.turn_observers:
+            observe(turn)
+        report, caller = turn.report, turn.caller
         if report.fallback is not UNSET:
             self.render_fallbacks[report.fallback] += 1
         if report.tokens is not UNSET and caller.key is not None:

@@ -15,17 +15,16 @@ from slipring.protocol.timing import TurnReport, first_token_ms
 
 if TYPE_CHECKING:
     # Not at run time: a supervisor formats its log with this module and needs no part of a session.
-    from slipring.core.session.actions import Record
-    from slipring.server.access.auth import Caller
+    from slipring.server.ended_turns import EndedTurn
 
 log = logging.getLogger("slipring.turns")
 
 _PLAIN = re.compile(r"[\w.-]+")
 
 
-def write(record: "Record", caller: "Caller") -> None:
+def write(turn: "EndedTurn") -> None:
     """Log a turn that has ended."""
-    log.info(TurnLine(record, caller))
+    log.info(TurnLine(turn))
 
 
 class TurnLine:
@@ -33,10 +32,10 @@ class TurnLine:
 
     __slots__ = ("_caller", "_lane", "_report")
 
-    def __init__(self, record: "Record", caller: "Caller") -> None:
-        self._report = record.report
-        self._lane = record.lane
-        self._caller = caller
+    def __init__(self, turn: "EndedTurn") -> None:
+        self._report = turn.report
+        self._lane = turn.lane
+        self._caller = turn.caller
 
     def __str__(self) -> str:
         """All fields, as ``key=value``."""

@@ -44,7 +44,7 @@ async def test_a_chain_on_a_socket(directory: Path) -> None:
     assert (continued["continues"], texts(continued)) == (0, ["sunny"])
     assert continued["waited_ms"] >= 0
     for turn, response in ((begun, first), (continued, second)):
-        assert (turn["transport"], turn["connection"], turn["model"]) == ("websocket", 0, "simulated")
+        assert (turn["transport"], turn["connection"], turn["model"]) == ("websocket", 1, "simulated")
         answer, timing = turn["answer"], turn["timing"]
         assert answer["output"] == response["output"]
         assert answer["usage"] == response["usage"]
@@ -55,12 +55,12 @@ async def test_a_chain_on_a_socket(directory: Path) -> None:
         assert [stage["name"] for stage in timing["stages"]][-1] == "terminal"
 
 
-@pytest.mark.parametrize("transport", ["post", "sse"])
+@pytest.mark.parametrize("transport", ["http", "sse"])
 async def test_a_history_that_is_sent_again_is_recorded_once(directory: Path, transport: str) -> None:
     history: list[dict[str, Any]] = [{"role": "user", "content": "One."}]
     async with serve(record=str(directory)) as running:
         for text in ("Two.", "Three."):
-            if transport == "post":
+            if transport == "http":
                 answer = (await running.post(input=history, store=False))[1]
             else:
                 answer = (await running.stream(input=history, store=False))[-1]["response"]
@@ -72,8 +72,7 @@ async def test_a_history_that_is_sent_again_is_recorded_once(directory: Path, tr
     assert [texts(turn)[-1:] for turn in turns] == [["One."], ["Two."], ["Three."]]
     assert [turn.get("continues") for turn in turns] == [None, 0, 1]
     assert [turn.get("sends_history", False) for turn in turns] == [False, True, True]
-    assert [turn["transport"] for turn in turns] == [transport, transport, "post"]
-    assert [turn["connection"] for turn in turns] == [0, 1, 2]
+    assert [turn["transport"] for turn in turns] == [transport, transport, "http"]
     assert turns[2]["timing"]["request_bytes"] > turns[0]["timing"]["request_bytes"]
 
 
@@ -84,7 +83,7 @@ async def test_stored_responses_that_are_continued_over_http(directory: Path) ->
         await running.stream(input="Three.", previous_response_id=first["id"])
     turns = only(directory)
     assert {turn["transport"]: turn.get("continues") for turn in turns} == {
-        "post": None,
+        "http": None,
         "background": 0,
         "sse": 0,
     }

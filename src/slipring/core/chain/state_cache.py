@@ -8,7 +8,7 @@ states because another tenant uses much.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, Self, TypeVar
 
 from slipring.core.chain.state import ResponseState
@@ -129,6 +129,10 @@ class ConnectionCache:
     def used_bytes(self) -> int:
         return self._scopes[0].used_bytes
 
+    @property
+    def limit_bytes(self) -> int:
+        return self._scopes[0].limit_bytes
+
     def find(self, response_id: str) -> ResponseState | None:
         entry = self._entries.get(response_id)
         if entry is None:
@@ -232,6 +236,11 @@ class SharedScopes:
         self._tenant_bytes = tenant_bytes
         self._tenants: dict[str, Scope] = {}
         self.process: Scope = _ProcessScope(process_bytes, self._tenants)
+
+    @property
+    def tenants(self) -> Mapping[str, Scope]:
+        """The scopes of tenants that have connected."""
+        return self._tenants
 
     def of(self, tenant: str) -> tuple[Scope, Scope]:
         scope = self._tenants.get(tenant)

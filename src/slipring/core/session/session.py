@@ -57,11 +57,11 @@ _RUNNING = Phase.RUNNING  # an enum lookup would dominate the cost of Session.de
 class _Age:
     """When a connection was opened and last active, compared with its limits."""
 
-    __slots__ = ("_active_at", "_limits", "_opened_at")
+    __slots__ = ("_active_at", "_limits", "opened_at")
 
     def __init__(self, limits: Limits, now: float) -> None:
         self._limits = limits
-        self._opened_at = self._active_at = now
+        self.opened_at = self._active_at = now
 
     def touch(self, now: float) -> None:
         """Record activity."""
@@ -69,7 +69,7 @@ class _Age:
 
     def is_reached(self, now: float) -> bool:
         """Whether the connection has reached its maximum age."""
-        return now - self._opened_at >= self._limits.max_age_s
+        return now - self.opened_at >= self._limits.max_age_s
 
     def is_idle(self, now: float) -> bool:
         """Whether the idle timeout has passed without activity."""
@@ -81,7 +81,7 @@ class _Age:
         """When the first of the two limits is reached if there is no further activity."""
         timeout_s = self._limits.idle_timeout_s
         idle_at = self._active_at + timeout_s if timeout_s else math.inf
-        return min(self._opened_at + self._limits.max_age_s, idle_at)
+        return min(self.opened_at + self._limits.max_age_s, idle_at)
 
 
 class _Ending(Struct, frozen=True):
@@ -153,6 +153,25 @@ class Session:
         """Turns that run."""
         return self._lanes.in_flight
 
+    def turns(self) -> list[Turn]:
+        """The turns that run, then those that wait."""
+        return [*self._lanes.running(), *self._lanes.queued()]
+
+    @property
+    def opened_at(self) -> float:
+        """When the connection was opened."""
+        return self._age.opened_at
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that have been used."""
+        return len(self._lanes)
+
+    @property
+    def cache(self) -> ConnectionCache:
+        """The states of this connection, to be read only."""
+        return self._cache
+
     @property
     def waiting(self) -> int:
         """Turns that wait in their lanes."""
@@ -211,7 +230,8 @@ class Session:
             self._charges.require_room(size_bytes)
         except ApiError as refusal:
             stages.lap("terminal")
-            return [_refuse(refusal, lane_id), Record(lane_id, _refused_report(refusal, stages, size_bytes))]
+            report = _refused_report(refusal, stages, size_bytes)
+            return [_refuse(refusal, lane_id), Record(lane_id, report, stages.arrived)]
         turn = Turn(
             request,
             tenant=self.tenant,
@@ -398,7 +418,7 @@ class Session:
         """The connection is closed: cancel what runs, except saves, and release all memory."""
         self._closed = True
         actions: list[Action] = []
-        for turn in [*self._lanes.running(), *self._lanes.queued()]:
+        for turn in self.turns():
             if turn.phase is Phase.SAVING:
                 actions.append(self._record(turn, turn.report()))
             elif turn.phase is not Phase.ENDED:
@@ -520,7 +540,8 @@ class Session:
         return actions + (self._foresee(turn, state) if state is not None else [])
 
     def _record(self, turn: Turn, report: TurnReport) -> Record:
-        return Record(turn.lane, report, None if self._betas.keeps_nothing else turn)
+        content = None if self._betas.keeps_nothing else turn
+        return Record(turn.lane, report, turn.stages.arrived, turn.traceparent, content)
 
     def _foresee(self, turn: Turn, state: ResponseState) -> list[Action]:
         """Have the engine prefill what will probably continue a response that has just ended."""

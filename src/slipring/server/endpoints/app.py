@@ -4,16 +4,14 @@
 """
 
 import logging
-import os
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from slipring import __version__
 from slipring.core.generation import Model
 from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError
-from slipring.protocol.endpoints.reply_bodies import EngineHealth, Health, ModelList, ModelObject, TurnList
+from slipring.protocol.endpoints.reply_bodies import ModelList, ModelObject, TurnList
 from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
@@ -23,6 +21,7 @@ from slipring.server.endpoints import conversations
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.input_tokens import count_tokens
 from slipring.server.endpoints.responses import Responses
+from slipring.server.health import health_of
 from slipring.server.replies import add_standard_headers, error_response, json_response
 from slipring.server.service import Service, shutting_down
 from slipring.server.transports import echo
@@ -82,7 +81,8 @@ def build_app(service: Service, background: Background) -> web.Application:
                 app.router.add_route("HEAD", prefix + path, handler)
 
     async def health(request: web.Request) -> web.Response:
-        return _health(service)
+        body, status = health_of(service)
+        return json_response(body, status)
 
     async def parked(request: web.Request) -> web.Response:
         return _show_parked(service, request)
@@ -210,23 +210,5 @@ async def _list_turns(service: Service, request: web.Request, caller: Caller) ->
     """The reports of the latest turns of the tenant's open sockets, newest first for each socket."""
     sockets = [client for client in service.clients if isinstance(client, WebSocketConnection)]
     own = [socket.recent or () for socket in sockets if socket.driver.session.tenant == caller.tenant]
-    reports = [report for recent in own for report in reversed(recent)]
+    reports = [turn.report for recent in own for turn in reversed(recent)]
     return json_response(TurnList(reports))
-
-
-def _health(service: Service) -> web.Response:
-    engines = [EngineHealth(engine.name, engine.trouble) for engine in service.catalog.engines]
-    in_trouble = [engine for engine in engines if engine.trouble is not None]
-    serves = not service.draining and len(in_trouble) < len(engines)
-    trouble = service.connections.trouble
-    body = Health(
-        status="draining" if service.draining else "degraded" if in_trouble or trouble else "ok",
-        version=__version__,
-        pid=os.getpid(),
-        engines=engines,
-        store=service.store.name,
-        connections=service.sockets,
-        render_fallbacks=service.render_fallbacks,
-        trouble=trouble,
-    )
-    return json_response(body, status=200 if serves else 503)

@@ -17,8 +17,9 @@ from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
-from slipring.protocol.timing import TurnReport, first_token_ms
-from slipring.recording import Answer, Header, RecordedTurn, Transport
+from slipring.protocol.timing import first_token_ms
+from slipring.recording import Answer, Header, RecordedTurn
+from slipring.server.ended_turns import EndedTurn
 from slipring.server.recording.recording_file import (
     NotRecorded,
     RecordingDirectory,
@@ -42,24 +43,19 @@ user, or belong to the client alone."""
 _CONTINUABLE = ("completed", "incomplete")
 
 
-class EndedTurn(Struct, frozen=True, kw_only=True):
-    """What the recorder is given of a turn that has ended."""
+class CapturedTurn(Struct, frozen=True, kw_only=True):
+    """A turn that has ended, with its content."""
 
-    tenant: str
-    connection: int
-    transport: Transport
-    lane: str | None
+    ended: EndedTurn
     request: CreateRequest
     input: tuple[Item, ...]
     output: tuple[Item, ...]
     response: Response | None
-    report: TurnReport
-    ended_at: float
 
     @property
     def size_bytes(self) -> int:
         """About the memory that it keeps alive."""
-        return self.report.request_bytes + sum([len(item.raw) for item in self.output])
+        return self.ended.report.request_bytes + sum([len(item.raw) for item in self.output])
 
 
 class _Place(Struct, frozen=True):
@@ -106,14 +102,15 @@ class RecordedLoops:
         self._by_client: _Recent[int | str, RecordingFile] = _Recent()
         """Files by connection and by ``prompt_cache_key``."""
 
-    def write(self, ended: EndedTurn) -> None:
+    def write(self, captured: CapturedTurn) -> None:
         """Record a turn. Raises ``NotRecorded`` and ``OSError``."""
-        previous = ended.request.previous_response_id
-        before, known = self._continued(previous, ended.input)
-        arrived_at = ended.ended_at - ended.report.total_ms / 1000
-        file = before.file if before is not None else self._file_of(ended, arrived_at)
-        fields = self._fields(ended.request)
-        new = ended.input[known:]
+        previous = captured.request.previous_response_id
+        before, known = self._continued(previous, captured.input)
+        ended = captured.ended
+        arrived_at = ended.started_at
+        file = before.file if before is not None else self._file_of(captured, arrived_at)
+        fields = self._fields(captured.request)
+        new = captured.input[known:]
         turn = RecordedTurn(
             turn=file.turns,
             continues=before.turn if before is not None else None,
@@ -121,18 +118,18 @@ class RecordedLoops:
             sends_history=before is not None and previous is None,
             at_ms=_ms(arrived_at - file.begun_at),
             waited_ms=_ms(max(0.0, arrived_at - before.ended_at)) if before is not None else None,
-            connection=ended.connection,
-            transport=ended.transport,
+            connection=ended.origin.connection,
+            transport=ended.origin.transport,
             lane=ended.lane,
-            model=ended.response.model if ended.response is not None else ended.request.model,
+            model=captured.response.model if captured.response is not None else captured.request.model,
             request=fields if before is None else _changed(before.fields, fields),
             input=[self._removal.item(item.type, item.raw) for item in _opened(new)],
-            answer=self._answer(ended),
+            answer=self._answer(captured),
             timing=ended.report,
         )
         file.append(msgspec.json.encode(turn))
         file.turns += 1
-        self._remember(ended, before, new, _Place(file, turn.turn, ended.ended_at, fields, None))
+        self._remember(captured, before, new, _Place(file, turn.turn, ended.ended_at, fields, None))
 
     def _continued(self, previous: str | None, items: tuple[Item, ...]) -> tuple[_Place | None, int]:
         """The turn that a request continues, and how many of its items repeat that turn's context."""
@@ -146,14 +143,14 @@ class RecordedLoops:
                 found = place, number
         return found
 
-    def _file_of(self, ended: EndedTurn, arrived_at: float) -> RecordingFile:
+    def _file_of(self, captured: CapturedTurn, arrived_at: float) -> RecordingFile:
         """The file of a turn that continues none of a file: that of its connection or key, else a new one if
         it begins a conversation. Raises ``NotRecorded``."""
-        for key in _clients(ended):
+        for key in _clients(captured):
             file = self._by_client.get(key)
             if file is not None and not file.is_full:
                 return file
-        if ended.request.previous_response_id is not None:
+        if captured.request.previous_response_id is not None:
             raise NotRecorded("the response that it continues is not recorded")
         file = self._directory.create(arrived_at)
         header = Header(
@@ -163,18 +160,18 @@ class RecordedLoops:
         return file
 
     def _remember(
-        self, ended: EndedTurn, before: _Place | None, new: tuple[Item, ...], place: _Place
+        self, captured: CapturedTurn, before: _Place | None, new: tuple[Item, ...], place: _Place
     ) -> None:
-        for key in _clients(ended):
+        for key in _clients(captured):
             self._by_client.put(key, place.file)
-        response = ended.response
-        if response is None or ended.report.status not in _CONTINUABLE:
+        response = captured.response
+        if response is None or captured.ended.report.status not in _CONTINUABLE:
             return
         start = before.context if before is not None else None
-        if before is None and ended.request.previous_response_id is None:
+        if before is None and captured.request.previous_response_id is None:
             start = b""
         if start is not None:
-            context = _extended(_extended(start, new), ended.output)
+            context = _extended(_extended(start, new), captured.output)
             place = msgspec.structs.replace(place, context=context)
             self._by_context.put(context, place)
         self._by_response.put(response.id, place)
@@ -184,9 +181,9 @@ class RecordedLoops:
         decoded = msgspec.json.decode(msgspec.json.encode(_given(given)))
         return {name: self._removal.value(_given(value)) for name, value in decoded.items()}
 
-    def _answer(self, ended: EndedTurn) -> Answer:
-        report, response = ended.report, ended.response
-        output = [self._removal.item(item.type, item.raw) for item in _opened(ended.output)]
+    def _answer(self, captured: CapturedTurn) -> Answer:
+        report, response = captured.ended.report, captured.response
+        output = [self._removal.item(item.type, item.raw) for item in _opened(captured.output)]
         failure = response.error if response is not None else None
         error = {"code": report.error_code} if report.error_code is not UNSET else None
         if failure is not None:
@@ -195,7 +192,7 @@ class RecordedLoops:
         return Answer(
             status=report.status,
             total_ms=report.total_ms,
-            first_token_ms=first_token_ms(report) if not ended.request.warms_up else None,
+            first_token_ms=first_token_ms(report) if not captured.request.warms_up else None,
             output=output,
             output_bytes=sum(len(raw) for raw in output),
             usage=msgspec.to_builtins(usage) if usage is not None else UNSET,
@@ -203,12 +200,12 @@ class RecordedLoops:
         )
 
 
-def _clients(ended: EndedTurn) -> Iterator[int | str]:
+def _clients(captured: CapturedTurn) -> Iterator[int | str]:
     """What turns of one client have in common."""
-    if ended.transport == "websocket":
-        yield ended.connection
-    if ended.request.prompt_cache_key:
-        yield ended.request.prompt_cache_key
+    if captured.ended.origin.connection:
+        yield captured.ended.origin.connection
+    if captured.request.prompt_cache_key:
+        yield captured.request.prompt_cache_key
 
 
 def _opened(items: Iterable[Item]) -> Iterator[Item]:

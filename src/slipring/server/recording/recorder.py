@@ -10,15 +10,12 @@ import queue
 import threading
 from collections.abc import Collection
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 from slipring import __version__
 from slipring.config import Config, split_api_key
 from slipring.core.turn.turn import Turn
-from slipring.protocol.timing import TurnReport
-from slipring.recording import Transport
-from slipring.server.clock import now
-from slipring.server.recording.recorded_loops import EndedTurn, RecordedLoops
+from slipring.server.ended_turns import EndedTurn
+from slipring.server.recording.recorded_loops import CapturedTurn, RecordedLoops
 from slipring.server.recording.recording_file import NotRecorded, RecordingDirectory
 from slipring.server.recording.secret_removal import SecretRemoval
 
@@ -41,13 +38,11 @@ class Recorder:
         self._engines = engines
         self._max_queued_bytes = limits.record_queue_bytes
         self._loops: dict[str, RecordedLoops] = {}
-        self._turns: queue.SimpleQueue[EndedTurn | None] = queue.SimpleQueue()
+        self._turns: queue.SimpleQueue[CapturedTurn | None] = queue.SimpleQueue()
         self._queued_bytes = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="slipring-recorder", daemon=True)
         self._has_failed = self._has_warned = self._is_closed = False
-        self._connections: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self._last_connection = -1
         self.written = 0
         """Turns in files."""
         self.dropped = 0
@@ -58,29 +53,22 @@ class Recorder:
         self._directory.prepare()
         self._thread.start()
 
-    def add(
-        self, turn: Turn, report: TurnReport, *, tenant: str, transport: Transport, connection: object
-    ) -> None:
-        """Take a turn that has ended. ``connection``: the same object for all turns of a connection."""
-        if self._tenants and tenant not in self._tenants:
+    def add(self, ended: EndedTurn, turn: Turn) -> None:
+        """Take a turn that has ended."""
+        if self._tenants and ended.caller.tenant not in self._tenants:
             return
-        ended = EndedTurn(
-            tenant=tenant,
-            connection=self._number_of(connection),
-            transport=transport,
-            lane=turn.lane,
+        captured = CapturedTurn(
+            ended=ended,
             request=turn.request,
             input=turn.input,
             output=tuple(turn.output.items),
             response=turn.response,
-            report=report,
-            ended_at=now(),
         )
         with self._lock:
-            has_room = self._queued_bytes + ended.size_bytes <= self._max_queued_bytes
+            has_room = self._queued_bytes + captured.size_bytes <= self._max_queued_bytes
             if has_room and not self._is_closed:
-                self._queued_bytes += ended.size_bytes
-                self._turns.put(ended)
+                self._queued_bytes += captured.size_bytes
+                self._turns.put(captured)
                 return
         self._drop("it cannot be written fast enough" if not has_room else "the recorder was stopped")
 
@@ -96,25 +84,18 @@ class Recorder:
         if self.dropped:
             log.warning("%d turns were not recorded, %d were", self.dropped, self.written)
 
-    def _number_of(self, connection: object) -> int:
-        number = self._connections.get(connection)
-        if number is None:
-            self._last_connection = number = self._last_connection + 1
-            self._connections[connection] = number
-        return number
-
     def _run(self) -> None:
-        while (ended := self._turns.get()) is not None:
-            self._write(ended)
+        while (captured := self._turns.get()) is not None:
+            self._write(captured)
             with self._lock:
-                self._queued_bytes -= ended.size_bytes
+                self._queued_bytes -= captured.size_bytes
 
-    def _write(self, ended: EndedTurn) -> None:
+    def _write(self, captured: CapturedTurn) -> None:
         if self._has_failed:
             self._drop("an earlier one could not be written")
             return
         try:
-            self._loops_of(ended.tenant).write(ended)
+            self._loops_of(captured.ended.caller.tenant).write(captured)
         except NotRecorded as refusal:
             self._drop(str(refusal))
         except OSError as error:
