@@ -28,6 +28,7 @@ from slipring.core.session.actions import (
     Load,
     Loaded,
     Record,
+    Refused,
     Save,
     Send,
     Start,
@@ -157,14 +158,17 @@ class Driver:
             self._prefill(action)
         elif isinstance(action, EndPrefill):
             self.service.prefills.cancel(self.session.tenant, action.response_id)
-        elif isinstance(action, Record):
+        elif isinstance(action, Record | Refused):
             self._report(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
             self.sink.close(action.code, action.reason)
 
-    def _report(self, ended: Record) -> None:
+    def _report(self, ended: Record | Refused) -> None:
+        if isinstance(ended, Refused):
+            self.service.refusals[ended.code] += 1
+            return
         origin = self.origin
         traceparent = ended.traceparent or origin.traceparent
         started_at = unix_time(ended.arrived)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from slipring.protocol.timing import TurnReport, first_token_ms
+from slipring.protocol.timing import TurnReport
 
 if TYPE_CHECKING:
     # Not at run time: a supervisor formats its log with this module and needs no part of a session.
@@ -77,9 +77,9 @@ class TurnLine:
         if report.tokens is not UNSET:
             tokens = report.tokens
             parts += [f"{tokens.input:,} in ({tokens.cached:,} cached)", f"{tokens.output:,} out"]
-        first_ms = first_token_ms(report)
-        if first_ms is not None:
-            parts.append(f"first token {_duration(first_ms)}")
+        first_token_ms = report.first_token_ms
+        if first_token_ms is not None:
+            parts.append(f"first token {_duration(first_token_ms)}")
         parts.append(f"total {_duration(report.total_ms)}")
         if not caller.is_guest:
             parts.append(f"tenant {_plain(caller.tenant)}")

@@ -141,6 +141,12 @@ class Record(Struct, frozen=True):
     to keep nothing."""
 
 
+class Refused(Struct, frozen=True):
+    """Count a message that was refused and is no turn."""
+
+    code: str
+
+
 Action = (
     Send
     | Load
@@ -155,4 +161,5 @@ Action = (
     | EndPrefill
     | Close
     | Record
+    | Refused
 )

@@ -17,7 +17,6 @@ from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
-from slipring.protocol.timing import first_token_ms
 from slipring.recording import Answer, Header, RecordedTurn
 from slipring.server.ended_turns import EndedTurn
 from slipring.server.recording.recording_file import (
@@ -192,7 +191,7 @@ class RecordedLoops:
         return Answer(
             status=report.status,
             total_ms=report.total_ms,
-            first_token_ms=first_token_ms(report) if not captured.request.warms_up else None,
+            first_token_ms=report.first_token_ms if not captured.request.warms_up else None,
             output=output,
             output_bytes=sum(len(raw) for raw in output),
             usage=msgspec.to_builtins(usage) if usage is not None else UNSET,

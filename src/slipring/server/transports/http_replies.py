@@ -51,6 +51,7 @@ async def decode_create(
         stages.lap("decode")
         report = TurnReport("refused", len(body), stages.laps, stages.total_ms, error_code=error.code)
         service.turn_ended(EndedTurn(report, None, caller, Origin("http"), unix_time(stages.arrived)))
+        error.is_reported = True
         raise
     stages.lap("decode")
     return create
