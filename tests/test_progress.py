@@ -1,6 +1,7 @@
 """The progress line of long commands: on a terminal, and nowhere else."""
 
 import contextlib
+import io
 import os
 import pty
 import socket
@@ -114,7 +115,9 @@ def test_a_terminal_that_was_closed(terminal: Terminal) -> None:
             line.report("lost")
 
 
-class _Closed:
+class _Closed(io.StringIO):
+    """A terminal whose other end is closed."""
+
     def write(self, text: str) -> int:
         raise OSError(5, "Input/output error")
 
