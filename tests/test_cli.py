@@ -41,12 +41,6 @@ def environment(**variables: str) -> dict[str, str]:
     return {**clean, **variables}
 
 
-def error_lines(errors: bytes) -> list[str]:
-    """The lines of standard error, without the one that reports a slow start on a busy machine."""
-    lines = errors.decode().splitlines()
-    return [line for line in lines if not line.startswith("slipring: starting the engine")]
-
-
 class Process:
     """A running server."""
 
@@ -70,7 +64,7 @@ class Process:
 
     async def errors(self) -> str:
         assert self.process.stderr is not None
-        return "\n".join(error_lines(await self.process.stderr.read()))
+        return "\n".join((await self.process.stderr.read()).decode().splitlines())
 
 
 @asynccontextmanager
@@ -115,7 +109,7 @@ async def refused(*arguments: str, command: tuple[str, ...] = COMMAND, **variabl
     out, err = await asyncio.wait_for(process.communicate(), 60)
     assert out == b""
     assert process.returncode is not None
-    (line,) = error_lines(err)
+    (line,) = err.decode().splitlines()
     return process.returncode, line
 
 
@@ -135,7 +129,7 @@ def refused_here(
             signal.signal(number, handler)
     out, err = capfd.readouterr()
     assert out == ""
-    (line,) = error_lines(err.encode())
+    (line,) = err.splitlines()
     return code, line
 
 

@@ -226,6 +226,20 @@ WAYS = [
         20,
     ),
     (
+        "record",
+        ["--record", "recordings"],
+        {"SLIPRING_RECORD": "recordings"},
+        'record = "recordings"',
+        "recordings",
+    ),
+    (
+        "record_tenant",
+        ["--record-tenant", "a", "--record-tenant", "b"],
+        {"SLIPRING_RECORD_TENANTS": "a,b"},
+        'record_tenants = ["a", "b"]',
+        ("a", "b"),
+    ),
+    (
         "log_level",
         ["--log-level", "debug"],
         {"SLIPRING_LOG_LEVEL": "debug"},

@@ -200,6 +200,23 @@ class Config:
             "help": "also serve /slipring/echo, a WebSocket that returns every message, for test suites"
         },
     )
+    record: str = field(
+        default="",
+        metadata={
+            "help": "directory to record turns in, with everything that clients send and models answer, for"
+            " 'slipring bench --replay'; empty: nothing is recorded",
+            "rule": _ANY,
+            "metavar": "DIRECTORY",
+        },
+    )
+    record_tenant: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "tenant whose turns are recorded; without one, those of all tenants",
+            "metavar": "TENANT",
+            "plural": "record_tenants",
+        },
+    )
     admin: str = field(
         default=ADMIN_AUTO,
         metadata={

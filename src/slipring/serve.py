@@ -5,6 +5,7 @@ A supervisor serves no clients: its process does not import the server, nor the 
 
 import asyncio
 import contextlib
+import logging
 import os
 import shlex
 import shutil
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from slipring import __version__
 from slipring.chat.options import ChatOptions
 from slipring.config import Config
-from slipring.progress import Loading
+from slipring.progress import ProgressLine
 from slipring.server.process.runtime import (
     exempt_from_collection,
     loop_factory,
@@ -30,11 +31,16 @@ from slipring.server.process.worker_messages import Serving
 if TYPE_CHECKING:
     from slipring.server.process.server import Server
 
+log = logging.getLogger("slipring")
+
 
 def serve(config: Config) -> int:
     """Run a server until a signal stops it."""
     ignore(*IGNORED_SIGNALS)
     set_up_logging(config.log_level, names_process=config.workers > 1)
+    if config.record:
+        whose = f"tenants {', '.join(config.record_tenant)}" if config.record_tenant else "all tenants"
+        log.warning("recording the content of all turns of %s in %s", whose, config.record)
     if config.workers > 1:
         refuse_private_store(config)
         serving = _supervise(Supervisor(config))
@@ -58,7 +64,7 @@ async def _serve(server: "Server") -> None:
     # Engines in front of servers learn the names of their models when they start.
     named = [*server.config.model, *(model.name for model in server.config.models)]
     known = [model.name for each in server.catalog.engines for model in each.models()]
-    with Loading(sys.stderr, engine, (named or known or [engine])[0]) as loading:
+    with ProgressLine(f"loading {(named or known or [engine])[0]}") as loading:
 
         def on_ready(server: "Server") -> None:
             loading.end()
@@ -70,7 +76,7 @@ async def _serve(server: "Server") -> None:
 
 async def _supervise(supervisor: Supervisor) -> None:
     engine = ", ".join(name.partition(":")[0] for name in engine_names(supervisor.config))
-    with Loading(sys.stderr, engine, engine) as loading:
+    with ProgressLine(f"loading {engine}") as loading:
 
         def on_ready(supervisor: Supervisor, serving: Serving) -> None:
             loading.end()
@@ -96,6 +102,7 @@ def announce(config: Config, url: str, serving: Serving, admin_url: str | None) 
         ),
         f"  store      {serving.store}",
         f"  API keys   {serving.keys}",
+        *([f"  recording  {config.record}, with the content of turns"] if config.record else []),
         *([f"  live page  {admin_url}"] if admin_url is not None else []),
         "",
         "Point a client at it:",

@@ -23,6 +23,12 @@ class Watching:
     def __init__(self) -> None:
         self.order: list[tuple[int, str]] = []
 
+    def endpoint_opened(self) -> None:
+        pass
+
+    def turn_finished(self, number: int) -> None:
+        pass
+
     def workload_started(self, plan: Plan, modes: list[Mode], repeats: int) -> None:
         pass
 

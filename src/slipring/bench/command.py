@@ -11,7 +11,7 @@ from slipring.bench import results
 from slipring.bench.errors import UsageError
 from slipring.bench.measure.run import Bench
 from slipring.bench.options import BenchOptions, Outputs
-from slipring.bench.progress import ProgressBar
+from slipring.bench.progress import BenchProgress
 from slipring.bench.report.terminal import show
 from slipring.bench.results import BenchRecord
 from slipring.bench.workloads.catalogue import WORKLOADS, deep
@@ -32,7 +32,7 @@ def bench(options: BenchOptions) -> int:
         record = results.read(options.record_path)
         _publish(record, options.outputs)
         return _exit_code(record, options)
-    progress = ProgressBar()
+    progress = BenchProgress()
     running = Bench(options, _plans(options), progress)
     try:
         with progress:

@@ -29,6 +29,7 @@ _LOOP_FLAGS = {
     "--lanes": "lanes",
     "--deep": "depths",
     "--replay": "replay",
+    "--replay-pauses": "replays_pauses",
     "--tool-ms": "tool_ms",
     "--rtt-ms": "rtt_ms",
     "--tool-choice": "tool_choice",
@@ -64,6 +65,8 @@ class BenchOptions:
     rtt_ms: float = 0.0
     tool_choice: str | None = None
     replay: Path | None = None
+    replays_pauses: bool = False
+    """Whether tools take as long as in the recording."""
     outputs: Outputs = Outputs()
     record_path: Path | None = None
     """A record to show instead of measuring."""
@@ -157,6 +160,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--replay", type=Path, metavar="FILE", help="recorded loop to run; implies --workload replay"
     )
     parser.add_argument(
+        "--replay-pauses",
+        dest="replays_pauses",
+        action="store_true",
+        default=None,
+        help="let tools take as long as in the recording, instead of --tool-ms; not counted",
+    )
+    parser.add_argument(
         "--tool-ms",
         type=number(0),
         metavar="MS",
@@ -224,6 +234,8 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
         workloads = (*workloads, "replay")
     if "replay" in workloads and namespace.replay is None:
         raise UsageError("--workload replay needs --replay FILE")
+    if namespace.replays_pauses and namespace.replay is None:
+        raise UsageError("--replay-pauses needs --replay FILE")
     target = target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
     if namespace.rtt_ms and target.url is not None and target.url.startswith("https:"):
         raise UsageError("--rtt-ms works with http:// only")
@@ -239,6 +251,7 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
         rtt_ms=_or_default(namespace.rtt_ms, 0.0),
         tool_choice=namespace.tool_choice,
         replay=namespace.replay,
+        replays_pauses=bool(namespace.replays_pauses),
         outputs=Outputs(namespace.json, namespace.html, namespace.svg),
         record_path=namespace.record_path,
     )

@@ -1,58 +1,50 @@
-"""Shows the progress of a bench on standard error."""
+"""Shows the progress of a bench on standard error, if that is a terminal, and failures as they happen."""
 
-import sys
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from typing import Self
 
 from slipring.bench import results
-from slipring.bench.client.redaction import strip_controls
 from slipring.bench.measure.modes import Mode
 from slipring.bench.workloads.plan import Plan
+from slipring.progress import ProgressLine, bar
 
 
-class ProgressBar:
-    """Shows a bar for each workload on a terminal, and prints a line for each otherwise."""
+class BenchProgress:
+    """Counts the loops of a workload, and the turns of a loop."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[now]}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
-        )
-        self._task: TaskID | None = None
+    def __init__(self, line: ProgressLine | None = None) -> None:
+        self._line = line or ProgressLine()
+        self._name = self._now = ""
+        self._done = self._total = self._turns = 0
 
-    def __enter__(self) -> "ProgressBar":
-        self._progress.start()
+    def __enter__(self) -> Self:
+        self._line.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._line.end()
+
+    def endpoint_opened(self) -> None:
+        self._line.show("trying the modes")
 
     def workload_started(self, plan: Plan, modes: list[Mode], repeats: int) -> None:
-        name = plan.workload.name
-        self._task = self._progress.add_task(name, total=len(modes) * repeats, now="")
-        if not self._console.is_terminal:
-            names = ", ".join(mode.name for mode in modes)
-            print(f"{name}: {repeats} × {names} …", file=sys.stderr, flush=True)
+        self._name, self._turns = plan.workload.name, len(plan.steps)
+        self._done, self._total = 0, len(modes) * repeats
+        self._show("")
 
     def loop_started(self, mode: Mode, repeat: int) -> None:
-        assert self._task is not None
-        self._progress.update(self._task, now=mode.name)
+        self._now = mode.name
+        self._show(mode.name)
+
+    def turn_finished(self, number: int) -> None:
+        self._show(f"{self._now}, turn {number} of {self._turns}")
 
     def loop_finished(self, mode: Mode, loops: list[results.LoopResult]) -> None:
-        """Print the first fault or error of the loops, if any."""
-        assert self._task is not None
-        self._progress.advance(self._task)
+        """Report the first fault or error of the loops, if any."""
+        self._done += 1
         for loop in loops:
             if reasons := [*loop.faults, *([loop.error] if loop.error is not None else [])]:
-                reason = escape(strip_controls(reasons[0]))
-                self._console.print(f"[red]{escape(mode.name)}: {reason}[/red]")
+                self._line.report(f"{mode.name}: {reasons[0]}")
                 return
+
+    def _show(self, now: str) -> None:
+        self._line.show(f"{self._name} {bar(self._done, self._total)} {now}".rstrip())

@@ -26,6 +26,8 @@ class TurnResult(Struct, kw_only=True, omit_defaults=True):
 
     number: int
     """Position in the loop, from 1."""
+    after: int | None = None
+    """The turn whose context it continues, if that is not the turn before; 0: it begins a conversation."""
     created_ms: float | None = None
     """Until ``response.created``; None if it never arrived."""
     first_token_ms: float | None = None
@@ -77,7 +79,23 @@ class LoopResult(Struct, kw_only=True, omit_defaults=True):
         return found if self.wrong is None else [self.wrong, *found]
 
 
-class Workload(Struct, kw_only=True):
+class RecordedTimes(Struct, kw_only=True, omit_defaults=True):
+    """One turn of a recording, as the server that recorded it has measured it."""
+
+    number: int
+    """Of the same turn in the loops."""
+    total_ms: float
+    first_token_ms: float | None = None
+    pause_ms: float | None = None
+    """The time of the client between this turn and the one that it continues."""
+    sent_bytes: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    stages_ms: dict[str, float] = {}
+
+
+class Workload(Struct, kw_only=True, omit_defaults=True):
     """Name and description of a workload."""
 
     name: str
@@ -85,6 +103,8 @@ class Workload(Struct, kw_only=True):
     about: str
     """One sentence with sizes."""
     turns: int
+    recorded: list[RecordedTimes] = []
+    """If it replays a recording: the turns as they were recorded."""
 
 
 class ModeDescription(Struct, kw_only=True):
@@ -114,6 +134,8 @@ class BenchSettings(Struct, kw_only=True):
     tool_ms: float = 0.0
     rtt_ms: float = 0.0
     lanes: int = 4
+    replays_pauses: bool = False
+    """Whether tools took as long as in the recording."""
 
 
 class Machine(Struct, kw_only=True):

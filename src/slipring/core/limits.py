@@ -131,4 +131,13 @@ class Limits:
     tenant_runs: int = _limit(
         64, "background responses of one tenant running at once; further ones get a 429"
     )
+    record_file_bytes: int = _limit(
+        64 * _MIB, "size of one recording; turns that do not fit any more are not recorded"
+    )
+    record_files: int = _limit(
+        100, "recordings in the directory; conversations that begin later are not recorded"
+    )
+    record_queue_bytes: int = _limit(
+        64 * _MIB, "turns that wait to be written to a recording, in one process; further ones are dropped"
+    )
     drain_timeout_s: float = _limit(30.0, "time for running responses to finish when the server stops")

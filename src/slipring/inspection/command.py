@@ -6,6 +6,7 @@ import asyncio
 import msgspec
 
 from slipring.errors import StartupError
+from slipring.progress import ProgressLine
 
 UNUSABLE = 1
 
@@ -24,7 +25,8 @@ def inspect(arguments: argparse.Namespace) -> int:
     try:
         from slipring.inspection.report import report_of
 
-        report = asyncio.run(report_of(arguments.engine))
+        with ProgressLine("reading the model"):
+            report = asyncio.run(report_of(arguments.engine))
     except ModuleNotFoundError as error:
         raise StartupError(f"{error.name} is not installed (pip install 'slipring[tokens]')") from None
     except StartupError as error:

@@ -15,6 +15,7 @@ from typing import Any
 from slipring.config import Config, ConfigError, add_flags
 from slipring.errors import StartupError, Unavailable
 from slipring.keys.token import Token
+from slipring.progress import ProgressLine
 from slipring.protocol import wire
 from slipring.stores.base import Key, Store
 from slipring.stores.catalog import open_store
@@ -96,7 +97,8 @@ async def _opened(config: Config) -> AsyncIterator[Store]:
             " or SLIPRING_STORE"
         )
     try:
-        await store.start()
+        with ProgressLine("opening the store"):
+            await store.start()
         yield store
     except Unavailable as error:
         raise StartupError(error.message) from None

@@ -175,6 +175,8 @@ class Driver:
         turn = EndedTurn(ended.report, ended.lane, self.caller, origin, started_at, traceparent)
         self.service.turn_ended(turn)
         self.sink.record(turn)
+        if self.service.recorder is not None and ended.turn is not None:
+            self.service.recorder.add(turn, ended.turn)
 
     def _prefill(self, action: StartPrefill) -> None:
         def ended(tokens: int | None) -> None:

@@ -41,6 +41,7 @@ from slipring.server.connections.registry import Connections
 from slipring.server.ended_turns import EndedTurn, Observer
 from slipring.server.id_minting import minter, new_node_id
 from slipring.server.prefills import Prefills
+from slipring.server.recording.recorder import Recorder
 from slipring.server.request_decoding import RequestDecoder
 from slipring.server.retrieval_slots import RetrievalSlots
 from slipring.stores.base import Store
@@ -99,6 +100,8 @@ class Service:
     clients: set[Client] = field(default_factory=set)
     timers: ClientTimers[Client] = field(default_factory=ClientTimers)
     prefills: Prefills = field(default_factory=Prefills)
+    recorder: Recorder | None = None
+    """Set if turns are recorded with their content."""
     sockets: int = 0
     """Number of open WebSockets."""
     sockets_opened: int = 0

@@ -11,6 +11,9 @@ EASY = ServiceLevel(first_token_ms=60_000, errors=0.0)
 
 
 class Silent:
+    def endpoint_opened(self) -> None:
+        pass
+
     def level_started(self, connections: int, seconds: float) -> None:
         pass
 

@@ -14,8 +14,9 @@ def load(options: LoadOptions) -> int:
     Raises ``UsageError``, ``CannotMeasure`` and ``CannotStart``.
     """
     raise_file_limit(options.connections)
-    running = Load(options, LoadProgress())
-    was_interrupted = run_until_interrupted(running.run())
+    with LoadProgress(len(options.levels)) as progress:
+        running = Load(options, progress)
+        was_interrupted = run_until_interrupted(running.run())
     show(running.record)
     if options.json is not None:
         results.write(running.record, options.json)

@@ -23,6 +23,9 @@ from slipring.bench.workloads.catalogue import short
 class LoadObserver(Protocol):
     """Receives the progress of a load."""
 
+    def endpoint_opened(self) -> None:
+        """The endpoint can be reached, and is about to be probed."""
+
     def level_started(self, connections: int, seconds: float) -> None: ...
 
     def level_finished(self, level: Level) -> None: ...
@@ -54,6 +57,7 @@ class Load:
         engine = engine_for(engine, self._plan) if engine is not None else None
         async with open_endpoint(target, engine) as endpoint:
             access = Access(endpoint.url, target.key, timeout_s=target.timeout_s, asks_timing=False)
+            self._observer.endpoint_opened()
             model = target.model or await first_model(access)
             self.record.endpoint.model = access.redact(model)
             head = base_fields(model, target.max_output_tokens)

@@ -1,6 +1,6 @@
-"""Shows a load: progress of each level on standard error, then a table and the result."""
+"""Shows a load: its progress on standard error, then a table and the result."""
 
-import sys
+from typing import Self
 
 from rich.markup import escape
 from rich.table import Table
@@ -8,20 +8,39 @@ from rich.table import Table
 from slipring.bench.load.results import Level, LoadRecord, Percentiles
 from slipring.bench.report.conditions import busy_warning, simulation
 from slipring.bench.report.terminal import wide_console
+from slipring.progress import ProgressLine, bar
 
 _BUSY_CORES = 0.85
 _RANKS = "p50 / p95 / p99"
 
 
 class LoadProgress:
-    """Prints the progress of a load to standard error."""
+    """Shows the current level on a terminal, and reports the level that broke."""
+
+    def __init__(self, levels: int, line: ProgressLine | None = None) -> None:
+        """``levels``: their number, if none breaks."""
+        self._line = line or ProgressLine()
+        self._levels = levels
+        self._done = 0
+
+    def __enter__(self) -> Self:
+        self._line.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line.end()
+
+    def endpoint_opened(self) -> None:
+        self._line.show("trying the endpoint")
 
     def level_started(self, connections: int, seconds: float) -> None:
-        print(f"{connections} connections, {seconds:g} s …", file=sys.stderr, flush=True)
+        text = f"level {bar(self._done, self._levels)}: {connections} connections for {seconds:g} s"
+        self._line.show(text, restarts=True)
 
     def level_finished(self, level: Level) -> None:
+        self._done += 1
         if level.broken is not None:
-            print(f"{level.connections} connections: {level.broken}", file=sys.stderr, flush=True)
+            self._line.report(f"{level.connections} connections: {level.broken}")
 
 
 def show(record: LoadRecord) -> None:

@@ -26,7 +26,7 @@ from slipring.bench.subject.processes import Meter
 from slipring.bench.verify.checks import Expectation, calls_of, failure_reason, find_faults
 from slipring.bench.verify.digests import Digest
 from slipring.bench.verify.history import TokenFloor, how_checked
-from slipring.bench.workloads.plan import Item, Need, Plan, Step
+from slipring.bench.workloads.plan import Item, Plan, Step
 
 _UNCOUNTED = "before the first turn"
 
@@ -36,6 +36,8 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
 
     model: str
     tool_ms: float = 0.0
+    replays_pauses: bool = False
+    """Whether tools take as long as in the recording, instead of ``tool_ms``."""
     forces_tools: bool = False
     """Whether ``tool_choice`` forces the kind of answer that each turn needs."""
     has_digests: bool = False
@@ -51,11 +53,20 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
 class LoopRunner:
     """Runs the loops of one plan in one mode."""
 
-    def __init__(self, plan: Plan, mode: Mode, settings: LoopSettings, meter: Meter | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        mode: Mode,
+        settings: LoopSettings,
+        meter: Meter | None,
+        on_turn: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        """``on_turn`` is called with the number of each turn that has ended, between turns."""
         self._plan = plan
         self._mode = mode
         self._settings = settings
         self._meter = meter
+        self._on_turn = on_turn
 
     async def run_one(self, transport: Transport, repeat: int) -> list[results.LoopResult]:
         """Run one loop."""
@@ -69,9 +80,10 @@ class LoopRunner:
 
     async def _run(self, running: "list[_Loop]", turn_meter: Meter | None) -> list[results.LoopResult]:
         uncounted = self._plan.uncounted
-        await asyncio.gather(*(loop.run(self._plan.steps[:uncounted], None) for loop in running))
+        before, counted = self._plan.steps[:uncounted], self._plan.steps[uncounted:]
+        await asyncio.gather(*(loop.run(before, None, self._on_turn) for loop in running))
         before_ms = self._meter.cpu_ms() if self._meter is not None else 0.0
-        await asyncio.gather(*(loop.run(self._plan.steps[uncounted:], turn_meter) for loop in running))
+        await asyncio.gather(*(loop.run(counted, turn_meter, self._on_turn) for loop in running))
         cpu_ms = (self._meter.cpu_ms() - before_ms) / len(running) if self._meter is not None else None
         return [loop.result(cpu_ms) for loop in running]
 
@@ -81,12 +93,20 @@ class _FinishedTurn(NamedTuple):
 
     sent: list[Item]
     """Its new items."""
-    needs: Need
+    step: Step
     exchange: Exchange
     previous_response_id: str | None
     continues_response: bool
     """Whether it belongs to the same response as the turn before, as in a rollout."""
     cpu_ms: float | None
+
+
+class _Branch(NamedTuple):
+    """A conversation after one of its turns."""
+
+    context: Context
+    calls: list[Item]
+    """The calls of the last answer."""
 
 
 class _Loop:
@@ -107,59 +127,75 @@ class _Loop:
         self._keeps_reasoning = mode.sends_history and settings.keeps_reasoning
         self._transport = transport
         self._stream_id = f"lane-{lane}" if lane is not None else None
-        self._instructions = unique_instructions(
-            plan.instructions, f"{settings.nonce} {plan.workload.name} {mode.name} {repeat} {lane or 0}"
-        )
-        self._context: Context = mode.context()
-        self._calls: list[Item] = []
+        self._name = f"{settings.nonce} {plan.workload.name} {mode.name} {repeat} {lane or 0}"
+        self._new_context = mode.context
+        self._branches: list[_Branch] = []
+        """After each turn."""
         self._turns: list[_FinishedTurn] = []
         self._has_ended = False
         self._result = results.LoopResult(
             workload=plan.workload.name, mode=mode.name, repeat=repeat, lane=lane or 0
         )
 
-    async def run(self, steps: list[Step], meter: Meter | None) -> None:
+    async def run(self, steps: list[Step], meter: Meter | None, on_turn: Callable[[int], None]) -> None:
         """Run these turns, until one fails or its answer does not allow another."""
         try:
             for step in steps:
                 if not self._has_ended:
                     await self._turn(step, meter)
+                    on_turn(len(self._turns))
         except TurnFailed as error:
             self._fail(str(error))
         except TimeoutError:
             self._fail("no answer in time")
 
     async def _turn(self, step: Step, meter: Meter | None) -> None:
-        if self._settings.tool_ms and step.outputs:
-            await asyncio.sleep(self._settings.tool_ms / 1000)
-        new = step.input(self._calls)
-        previous, continues = self._context.previous_response_id, self._context.is_open
-        fields = self._context.request(self._head(step), new)
+        tool_ms = step.pause_ms if self._settings.replays_pauses else self._settings.tool_ms
+        if tool_ms and step.outputs:
+            await asyncio.sleep(tool_ms / 1000)
+        context, calls = self._branch_of(step)
+        new = step.input(calls)
+        previous, continues = context.previous_response_id, context.is_open
+        fields = context.request(self._head(step), new)
         before_ms = meter.cpu_ms() if meter is not None else 0.0
         exchange = await self._transport.turn(fields, self._stream_id)
         cpu_ms = meter.cpu_ms() - before_ms if meter is not None else None
         if exchange.response is not None and exchange.response.get("status") == "failed":
             raise RequestRefused(f"the response failed: {failure_reason(exchange.response)}")
-        self._turns.append(_FinishedTurn(new, step.needs, exchange, previous, continues, cpu_ms))
-        self._calls = calls_of(exchange.answer)
-        self._has_ended = not exchange.can_continue or (step.needs == "call" and not self._calls)
+        self._turns.append(_FinishedTurn(new, step, exchange, previous, continues, cpu_ms))
+        calls = calls_of(exchange.answer)
+        self._has_ended = not exchange.can_continue or (step.needs == "call" and not calls)
         if not self._has_ended:
-            self._context.learn(exchange)
+            context.learn(exchange)
+            self._branches.append(_Branch(context, calls))
+
+    def _branch_of(self, step: Step) -> _Branch:
+        """The conversation that a step continues."""
+        if step.begins or not self._branches:
+            return _Branch(self._new_context(), [])
+        if step.continues is None:
+            return self._branches[-1]
+        context, calls = self._branches[step.continues]
+        return _Branch(context.fork(), calls)
 
     def _head(self, step: Step) -> Fields:
         """The fields that every request repeats, because the API inherits none of them."""
-        head: Fields = {"model": self._settings.model, **self._plan.settings}
-        head["instructions"] = self._instructions
+        own = self._plan.head_of(step)
+        head: Fields = {"model": self._settings.model, **own.settings}
+        head["instructions"] = self._instructions(step)
         if (limit := self._settings.max_output_tokens) is not None:
             head["max_output_tokens"] = limit * len(self._plan.steps) if self._is_rollout else limit
         if self._keeps_reasoning:
-            include = [*self._plan.settings.get("include", []), *KEEP_REASONING["include"]]
+            include = [*own.settings.get("include", []), *KEEP_REASONING["include"]]
             head["include"] = list(dict.fromkeys(include))
-        if self._plan.tools:
-            head["tools"] = self._plan.tools
+        if own.tools:
+            head["tools"] = own.tools
             if self._settings.forces_tools or self._plan.forces_tools:
                 head["tool_choice"] = "required" if step.needs == "call" else "none"
         return head
+
+    def _instructions(self, step: Step) -> str:
+        return unique_instructions(self._plan.head_of(step).instructions, self._name)
 
     def _fail(self, reason: str) -> None:
         self._has_ended = True
@@ -175,6 +211,11 @@ class _Loop:
         result.history_checked = how_checked(turns, has_digests=has_digests)
         for number, turn in enumerate(turns, start=1 - self._plan.uncounted):
             turn.number = number
+            step = self._plan.steps[number - 1 + self._plan.uncounted]
+            if step.begins:
+                turn.after = 0
+            elif step.continues is not None and step.continues != number - 2 + self._plan.uncounted:
+                turn.after = step.continues + 1 - self._plan.uncounted
             if self._is_rollout and self._plan.uncounted:
                 # Reported once for all turns, including those that are not counted.
                 turn.input_tokens = turn.cached_tokens = turn.output_tokens = 0
@@ -188,13 +229,16 @@ class _Loop:
     def _checked_turns(self) -> list[results.TurnResult]:
         checked: list[results.TurnResult] = []
         events: list[Event] = []
-        digest, floor, redact = Digest(self._instructions), TokenFloor(), self._transport.redact
+        redact = self._transport.redact
+        known: list[tuple[Digest, TokenFloor]] = []
         for turn in self._turns:
-            exchange = turn.exchange
+            exchange, step = turn.exchange, turn.step
+            digest, floor = self._known_before(step, known)
+            known.append((digest, floor))
             events = [*events, *exchange.events] if turn.continues_response else exchange.events
             digest.add(turn.sent)
             expected = Expectation(
-                needs=turn.needs,
+                needs=step.needs,
                 previous_response_id=turn.previous_response_id,
                 lane=self._stream_id,
                 least_input_tokens=floor.with_items(turn.sent),
@@ -208,6 +252,29 @@ class _Loop:
                 floor.add(checked[-1])
             digest.add(exchange.answer)
         return checked
+
+    def _known_before(self, step: Step, known: list[tuple[Digest, TokenFloor]]) -> tuple[Digest, TokenFloor]:
+        """The digest and the size of the context that a step continues; ``known``: those after each turn."""
+        if step.begins or not known:
+            return Digest(self._instructions(step)), TokenFloor()
+        index = len(known) - 1 if step.continues is None else step.continues
+        digest, floor = known[index]
+        if self._plan.head_of(step).instructions != self._plan.head_of(self._turns[index].step).instructions:
+            return self._digest_after(index, self._instructions(step)), TokenFloor()
+        return digest.copy(), floor.copy()
+
+    def _digest_after(self, index: int, instructions: str) -> Digest:
+        """The digest of the context after a turn, with other instructions."""
+        turns: list[_FinishedTurn] = []
+        while not self._turns[index].step.begins and index > 0:
+            turns.append(self._turns[index])
+            continued = self._turns[index].step.continues
+            index = index - 1 if continued is None else continued
+        digest = Digest(instructions)
+        for turn in reversed([*turns, self._turns[index]]):
+            digest.add(turn.sent)
+            digest.add(turn.exchange.answer)
+        return digest
 
 
 def _turn_result(turn: _FinishedTurn, faults: str | None) -> results.TurnResult:

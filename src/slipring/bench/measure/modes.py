@@ -4,6 +4,7 @@ A ``Context`` builds requests so that the server knows the conversation so far. 
 modes are in the transports.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Protocol
 
@@ -40,6 +41,10 @@ class Context(Protocol):
         """Add an answer to the conversation."""
         ...
 
+    def fork(self) -> "Context":
+        """A second conversation with the same beginning."""
+        ...
+
 
 class FullHistory:
     """The client keeps the conversation and sends all of it in every turn."""
@@ -56,6 +61,11 @@ class FullHistory:
 
     def learn(self, exchange: Exchange) -> None:
         self._items += as_input(exchange.answer)
+
+    def fork(self) -> "FullHistory":
+        forked = FullHistory()
+        forked._items = self._items.copy()
+        return forked
 
 
 class Chain:
@@ -78,6 +88,9 @@ class Chain:
     def learn(self, exchange: Exchange) -> None:
         assert exchange.response is not None  # no turn follows an exchange without one
         self.previous_response_id = exchange.response["id"]
+
+    def fork(self) -> "Chain":
+        return copy.copy(self)
 
 
 class Rollout(Chain):

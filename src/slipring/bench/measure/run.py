@@ -32,9 +32,15 @@ _MOST_FAILURES = 3
 class BenchObserver(Protocol):
     """Receives the progress of a bench."""
 
+    def endpoint_opened(self) -> None:
+        """The endpoint can be reached, and is about to be probed."""
+
     def workload_started(self, plan: Plan, modes: list[Mode], repeats: int) -> None: ...
 
     def loop_started(self, mode: Mode, repeat: int) -> None: ...
+
+    def turn_finished(self, number: int) -> None:
+        """``number``: of the turn in its loop, from 1. With lanes, called for each of them."""
 
     def loop_finished(self, mode: Mode, loops: list[results.LoopResult]) -> None:
         """``loops``: one, or one for each lane."""
@@ -55,7 +61,11 @@ class Bench:
             machine=machine.machine(),
             endpoint=endpoint,
             settings=results.BenchSettings(
-                repeats=options.repeats, tool_ms=options.tool_ms, rtt_ms=options.rtt_ms, lanes=options.lanes
+                repeats=options.repeats,
+                tool_ms=options.tool_ms,
+                rtt_ms=options.rtt_ms,
+                lanes=options.lanes,
+                replays_pauses=options.replays_pauses,
             ),
             workloads=[],
             modes=[],
@@ -77,12 +87,14 @@ class Bench:
 
     async def _measure(self, plan: Plan, access: Access, meter: Meter | None) -> None:
         target = self._options.target
+        self._observer.endpoint_opened()
         model = target.model or await first_model(access)
         self.record.endpoint.model = access.redact(model)
         found = await self._probe(access, base_fields(model, target.max_output_tokens))
         settings = LoopSettings(
             model=model,
             tool_ms=self._options.tool_ms,
+            replays_pauses=self._options.replays_pauses,
             forces_tools=self._forces_tools,
             has_digests=found.has_digests,
             keeps_reasoning=found.keeps_reasoning,
@@ -110,7 +122,8 @@ class Bench:
                 if failures[mode.name] >= _MOST_FAILURES:
                     continue  # each failure may take the whole time limit
                 self._observer.loop_started(mode, repeat)
-                loops = await self._loops(LoopRunner(plan, mode, settings, meter), mode, access, repeat)
+                runner = LoopRunner(plan, mode, settings, meter, self._observer.turn_finished)
+                loops = await self._loops(runner, mode, access, repeat)
                 self.record.loops += loops
                 self._observer.loop_finished(mode, loops)
                 has_failed = any(loop.error is not None for loop in loops)
@@ -144,7 +157,7 @@ class Bench:
     def _supported(self, plan: Plan, modes: list[Mode]) -> list[Mode]:
         """The modes that can run this workload. Records why the others cannot."""
         reason = None
-        if plan.tools and (self._forces_tools or plan.forces_tools):
+        if plan.has_tools and (self._forces_tools or plan.forces_tools):
             reason = "a rollout cannot force a call in each turn (see --tool-choice)"
         elif plan.mixes_outputs:
             reason = "only tool outputs can be appended to a rollout"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from slipring.bench.report import units
-from slipring.bench.results import BenchRecord, Endpoint, Machine
+from slipring.bench.results import BenchRecord, BenchSettings, Endpoint, Machine
 from slipring.bench.statistics import Summary, summarise
 from slipring.bench.subject.engines import is_simulated
 
@@ -66,11 +66,16 @@ def conditions(record: BenchRecord) -> list[tuple[str, str]]:
         ("Other processes", "not measured" if others is None else f"used {_cores(others, record.machine)}"),
         ("When", _when(record)),
         ("Repeats", repeats(record, summarise(record))),
-        ("Time of tools", _or_none(settings.tool_ms, "not counted in loops")),
+        ("Time of tools", _tool_condition(settings)),
         ("Added round trip", _or_none(settings.rtt_ms)),
         ("Concurrent lanes", f"{settings.lanes}, in modes with lanes"),
         ("Versions", versions or "not known"),
     ]
+
+
+def tool_time(settings: BenchSettings) -> str:
+    """How long tools took."""
+    return "as recorded" if settings.replays_pauses else f"{settings.tool_ms:g} ms"
 
 
 def decoding(endpoint: Endpoint) -> str:
@@ -116,10 +121,14 @@ def _repeats(count: int) -> str:
     return "one repeat" if count == 1 else f"{count} repeats"
 
 
-def _or_none(ms: float, note: str = "") -> str:
-    if not ms:
-        return "none"
-    return f"{units.duration(ms)}, {note}" if note else units.duration(ms)
+def _tool_condition(settings: BenchSettings) -> str:
+    if settings.replays_pauses:
+        return "as recorded, not counted in loops"
+    return f"{units.duration(settings.tool_ms)}, not counted in loops" if settings.tool_ms else "none"
+
+
+def _or_none(ms: float) -> str:
+    return units.duration(ms) if ms else "none"
 
 
 def _when(record: BenchRecord) -> str:

@@ -17,6 +17,7 @@ from slipring.bench.report.charts import (
 from slipring.bench.report.conditions import busy_warning, conditions, repeats, simulation, subject
 from slipring.bench.report.markup import Markup, join, tag
 from slipring.bench.report.plots import swatch
+from slipring.bench.report.replay_comparison import NOTE, TITLE, replay_table
 from slipring.bench.report.verdict import (
     NO_DIFFERENCE,
     amount,
@@ -105,10 +106,25 @@ def _workload(record: BenchRecord, summaries: Sequence[Summary], workload: Workl
         tag("p", f"{workload.about}."),
         _modes(record, here, workload) if here else tag("p", "No mode was run in this workload."),
         plots,
+        _replay(record, here, workload),
         _details(modes) if modes else Markup(),
         id=key,
         class_="workload",
     )
+
+
+def _replay(record: BenchRecord, here: Sequence[Summary], workload: Workload) -> Markup:
+    """The comparison with a recording, if the workload is one."""
+    compared = replay_table(record, here, workload)
+    if compared is None:
+        return Markup()
+    titles = {mode.name: mode.title for mode in record.modes}
+    head = tag("tr", *(tag("th", titles.get(name, name), scope="col") for name in compared.columns))
+    rows = [
+        tag("tr", tag("th", first, scope="row"), *(tag("td", cell) for cell in cells))
+        for first, *cells in (*compared.rows, compared.total)
+    ]
+    return join(_scrolled(TITLE, head, rows), tag("p", f"{NOTE}.", class_="note"))
 
 
 _COLUMNS = (

@@ -6,7 +6,8 @@ from rich.text import Text
 
 from slipring.bench.client.redaction import strip_controls
 from slipring.bench.report import units
-from slipring.bench.report.conditions import busy_warning, repeats, simulation, subject
+from slipring.bench.report.conditions import busy_warning, repeats, simulation, subject, tool_time
+from slipring.bench.report.replay_comparison import NOTE, TITLE, ReplayTable, replay_table
 from slipring.bench.report.verdict import (
     NO_DIFFERENCE,
     TOO_FEW,
@@ -26,6 +27,8 @@ _WIDE = 124
 _NONE = "–"
 _SMALL = 0.01
 """Stages below this share of a turn are summed up as "other"."""
+_MOST_TURNS = 40
+"""Turns of a replay that are shown one by one."""
 _COLUMNS = ("loop", "least–most", "time", "turn", "p95", "first", "sent", "bytes")
 _WIDE_COLUMNS = (*_COLUMNS, "created", "CPU/turn", "cached", "history")
 
@@ -55,6 +58,8 @@ def render(record: BenchRecord, *, is_wide: bool = False) -> RenderableType:
         result = verdict(record, summaries, workload)
         here = [summary for summary in summaries if summary.workload == workload.name]
         parts += [Text(), _table(record, here, workload, columns), _text(result.sentence)]
+        if (compared := replay_table(record, here, workload)) is not None:
+            parts += [Text(), _replay(compared)]
         if is_wide:
             parts += [_stages(summary) for summary in here if summary.stages_ms]
         for summary in here:
@@ -67,7 +72,7 @@ def render(record: BenchRecord, *, is_wide: bool = False) -> RenderableType:
     settings = record.settings
     parts.append(
         _text(
-            f"Medians of {repeats(record, summaries)}. Time of tools: {settings.tool_ms:g} ms, not counted."
+            f"Medians of {repeats(record, summaries)}. Time of tools: {tool_time(settings)}, not counted."
             f" Added round trip: {settings.rtt_ms:g} ms."
         )
     )
@@ -115,6 +120,29 @@ def _table(record: BenchRecord, here: list[Summary], workload: Workload, columns
     for summary in here:
         cells = _cells(record, summary, baseline)[: len(columns)]
         table.add_row(_text(summary.mode), *map(Text, cells))
+    return table
+
+
+def _replay(compared: ReplayTable) -> Table:
+    """The comparison with a recording; of a long loop, its first and last turns."""
+    table = Table(
+        title=_text(TITLE, style="bold"),
+        caption=_text(NOTE),
+        title_justify="left",
+        caption_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for name in compared.columns:
+        table.add_column(_text(name), justify="right", overflow="fold")
+    rows = compared.rows
+    if len(rows) > _MOST_TURNS:
+        half = _MOST_TURNS // 2
+        rows = [*rows[:half], ["…", *([""] * (len(compared.columns) - 1))], *rows[-half:]]
+    for row in rows:
+        table.add_row(*map(Text, row))
+    table.add_row(*(Text(cell, style="bold") for cell in compared.total))
     return table
 
 

@@ -35,6 +35,12 @@ class Digest:
             elif kind == "function_call_output":
                 self._add("output", text_of(item["output"]))
 
+    def copy(self) -> "Digest":
+        """The same context, to be continued differently."""
+        copied = Digest("")
+        copied._state = self._state
+        return copied
+
     def __str__(self) -> str:
         return self._state.hex()[:16]
 

@@ -37,6 +37,11 @@ class TokenFloor:
         size = sum(len(_RUNS.sub(r"\1", _text(item)).encode()) for item in items)
         return max(0, int(self._tokens + size / _BYTES_PER_TOKEN) - _SLACK_TOKENS // 2)
 
+    def copy(self) -> "TokenFloor":
+        copied = TokenFloor()
+        copied._tokens = self._tokens
+        return copied
+
     def add(self, turn: TurnResult) -> None:
         """Raise the bound by a turn that has its own token counts."""
         if turn.input_tokens:
@@ -76,15 +81,18 @@ def _compare(loop: LoopResult, expected: dict[int, float]) -> None:
 
 def _context_tokens(loop: LoopResult) -> Iterator[tuple[TurnResult, float, float]]:
     """For each turn, the input tokens without those the model wrote itself, and their uncertainty."""
-    written = reasoned = 0
+    spent = {0: (0, 0)}
+    """By turn: what the model wrote in its context, without and as reasoning."""
     for turn in loop.turns:
         if not turn.input_tokens:
             return
+        before = turn.number - 1 if turn.after is None else turn.after
+        written, reasoned = spent.get(before, (0, 0))
         yield turn, turn.input_tokens - written, reasoned + (1 - _OUTPUT_SHARE) * written
         if turn.reasoning_tokens is None:
             return
-        written += turn.output_tokens - turn.reasoning_tokens
-        reasoned += turn.reasoning_tokens
+        own = turn.output_tokens - turn.reasoning_tokens
+        spent[turn.number] = (written + own, reasoned + turn.reasoning_tokens)
 
 
 def _text(item: Item) -> str:

@@ -16,6 +16,15 @@ Need = Literal["call", "text"]
 _UNRECORDED = "There is no output for this call."
 
 
+class Head(Struct, frozen=True, kw_only=True):
+    """What a request contains beside its items."""
+
+    instructions: str = ""
+    tools: list[Item] = []
+    settings: dict[str, Any] = {}
+    """Further fields of the ``response.create``."""
+
+
 class Step(Struct, frozen=True, kw_only=True):
     """One turn."""
 
@@ -25,6 +34,14 @@ class Step(Struct, frozen=True, kw_only=True):
     """Texts of the tool outputs, in the order of the previous turn's calls."""
     needs: Need = "text"
     """The kind of answer that the next turn requires."""
+    continues: int | None = None
+    """Index of the step whose answer it continues; None: that of the step before."""
+    begins: bool = False
+    """Whether it begins a conversation of its own. The first step always does."""
+    head: Head | None = None
+    """None: that of the plan."""
+    pause_ms: float = 0.0
+    """How long the client's tools took before this turn, in a recording."""
 
     def input(self, calls: list[Item]) -> list[Item]:
         """The new items of this turn, given the calls of the previous answer."""
@@ -39,13 +56,20 @@ class Plan(Struct, frozen=True, kw_only=True):
     steps: list[Step]
     tools: list[Item] = []
     settings: dict[str, Any] = {}
-    """Further fields of every ``response.create``."""
+    """Further fields of a ``response.create``, for all steps that have no head of their own."""
     uncounted: int = 0
     """Turns at the start that only build up history and are not measured."""
     outputs_before: int = 0
     """Tool outputs in the history that the first turn sends."""
     forces_tools: bool = False
     """Whether ``tool_choice`` must force each call, because no model would make them in this order."""
+
+    def head_of(self, step: Step) -> Head:
+        return step.head or Head(instructions=self.instructions, tools=self.tools, settings=self.settings)
+
+    @property
+    def has_tools(self) -> bool:
+        return any(self.head_of(step).tools for step in self.steps)
 
     @property
     def calls(self) -> int:

@@ -1,4 +1,6 @@
-"""Reads a recorded loop: a file of JSON lines, one line per turn.
+"""Reads a recorded loop: a file of ``slipring serve --record``, or one that was written by hand.
+
+The latter is a file of JSON lines, one line per turn:
 
     {"instructions": "…", "tools": […], "temperature": 0, "input": [items that the first turn sent]}
     {"input": [new items of the second turn]}
@@ -17,6 +19,7 @@ from msgspec import Struct
 from slipring.bench.errors import BadRecording
 from slipring.bench.results import Workload
 from slipring.bench.workloads.plan import Item, Plan, Step, text_of
+from slipring.bench.workloads.recorded_turns import is_recording, read_turns
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _IGNORED = frozenset(
@@ -35,9 +38,11 @@ class _Turn(Struct):
 def read_recording(path: Path) -> Plan:
     """Read the plan from a file. Raises ``BadRecording``."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadRecording(f"--replay: cannot read {path}: {error}") from None
+    if is_recording(lines[0]):
+        return read_turns(path, lines)
     documents = [_document(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not documents:
         raise BadRecording(f"--replay: {path} contains no turn")

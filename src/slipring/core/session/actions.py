@@ -136,6 +136,9 @@ class Record(Struct, frozen=True):
     """When its request arrived, by the clock of the session's ports."""
     traceparent: str | None = None
     """The trace context that its client sent with the request itself."""
+    turn: Turn | None = None
+    """The turn itself, for those who record content; None if there is none, or if its client asked the server
+    to keep nothing."""
 
 
 class Refused(Struct, frozen=True):

@@ -424,12 +424,12 @@ class Session:
         actions: list[Action] = []
         for turn in self.turns():
             if turn.phase is Phase.SAVING:
-                actions.append(_record(turn, turn.report()))
+                actions.append(self._record(turn, turn.report()))
             elif turn.phase is not Phase.ENDED:
                 turn.stages.lap("terminal")
                 is_queued = turn.phase is Phase.WAITING
                 actions += [] if is_queued else [Cancel(turn)]
-                actions.append(_record(turn, turn.report(cancelled=True)))
+                actions.append(self._record(turn, turn.report(cancelled=True)))
             turn.phase = Phase.ENDED
         self._finished.clear()
         actions += self._growing_outputs.end_all()
@@ -516,7 +516,7 @@ class Session:
             emitted.append(Error.of(error, turn.lane))
         self._discard(turn)
         turn.stages.lap("terminal")
-        return [Send(emitted), _record(turn, turn.report(error))]
+        return [Send(emitted), self._record(turn, turn.report(error))]
 
     def _discard(self, turn: Turn) -> None:
         """End a turn that has no response, and let the next one of its lane run."""
@@ -534,7 +534,7 @@ class Session:
         if self._betas.timing:
             last.append(turn.output.timing_event(report))
         about_steers, successor = self._successors.after(turn, state, self._refusing)
-        actions: list[Action] = [Send(last + about_steers), _record(turn, report)]
+        actions: list[Action] = [Send(last + about_steers), self._record(turn, report)]
         if successor is None:
             self._lanes.release(turn)
         else:
@@ -542,6 +542,10 @@ class Session:
             actions += self._begin(successor, now)
         actions += self._advance(now)
         return actions + (self._foresee(turn, state) if state is not None else [])
+
+    def _record(self, turn: Turn, report: TurnReport) -> Record:
+        content = None if self._betas.keeps_nothing else turn
+        return Record(turn.lane, report, turn.stages.arrived, turn.traceparent, content)
 
     def _foresee(self, turn: Turn, state: ResponseState) -> list[Action]:
         """Have the engine prefill what will probably continue a response that has just ended."""
@@ -603,10 +607,6 @@ class Session:
 def _refused_report(error: ApiError, stages: Stages, size_bytes: int) -> TurnReport:
     """The report of a create that got no place in its lane."""
     return TurnReport("refused", size_bytes, stages.laps, stages.total_ms, error_code=error.code)
-
-
-def _record(turn: Turn, report: TurnReport) -> Record:
-    return Record(turn.lane, report, turn.stages.arrived, turn.traceparent)
 
 
 def _refuse(error: ApiError, lane: str | None = None) -> Send:

@@ -39,6 +39,7 @@ from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
 from slipring.server.process.runtime import shorten_switch_interval
 from slipring.server.process.shutdown import StopRequest, run_until
 from slipring.server.process.worker_messages import Serving
+from slipring.server.recording.recorder import Recorder
 from slipring.server.service import Service, shutting_down
 from slipring.stores.base import Store
 from slipring.stores.catalog import open_store
@@ -77,6 +78,8 @@ class Server:
         self.service = Service.assemble(config, self.catalog, self._store, positions)
         for served in self.catalog.engines:
             served.compiler = self.service.compiler
+        if config.record:
+            self.service.recorder = Recorder(config, [each.name for each in self.catalog.engines])
         self.background = Background(self.service)
         self._maintenance = StoreMaintenance(self.service)
         ledgers = (self.service.requests, self.service.connections.unread)
@@ -140,6 +143,8 @@ class Server:
 
     async def _open_store_and_port(self) -> socket.socket:
         """Start the store, read keys from it, and bind the address, unless keys are required and missing."""
+        if self.service.recorder is not None:
+            self.service.recorder.start()
         await self._store.start()
         try:
             await self.service.keyring.start()
@@ -243,6 +248,8 @@ class Server:
             for engine in self.catalog.engines:
                 stack.push_async_callback(engine.close)
             stack.push_async_callback(self.service.peers.close)
+            if self.service.recorder is not None:
+                stack.push_async_callback(self.service.recorder.close)
             if self._admin is not None:
                 stack.push_async_callback(self._admin.close)
 
