@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from msgspec import UNSET
 
 from slipring import __version__
 from slipring.core.generation import Model
@@ -20,6 +21,7 @@ from slipring.server.clock import now
 from slipring.server.cluster import peers
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.endpoints import conversations
+from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.input_tokens import count_tokens
 from slipring.server.endpoints.responses import Responses
@@ -199,7 +201,9 @@ def _describe(model: Model) -> ModelObject:
 
 
 async def _list_models(service: Service, request: web.Request, caller: Caller) -> web.Response:
-    return json_response(ModelList([_describe(model) for model in service.models_of(caller)]))
+    models = service.models_of(caller)
+    described = describe_for_codex(models) if request.query.get("client_version") else UNSET
+    return json_response(ModelList([_describe(model) for model in models], models=described))
 
 
 async def _show_model(service: Service, request: web.Request, caller: Caller) -> web.Response:
