@@ -21,7 +21,8 @@ _DONE = call("attempt_completion", result="Done.")
 
 async def _cline(stage: Stage, relay: Relay, *arguments: str) -> Ended:
     return await stage.run(
-        *(stage.workshop.node, stage.workshop.package("cline") / "dist" / "cli.mjs", *arguments),
+        *(stage.workshop.node, stage.workshop.package("cline") / "dist" / "cli.mjs"),
+        *arguments,
         within_s=120,
         OPENAI_BASE_URL=relay.url,
     )
@@ -58,3 +59,12 @@ async def _(stage: Stage) -> None:
         ended = await _cline(stage, relay, "--yolo", "--json", "Run it")
     ended.require_success()
     assert "slip-42" in tool_outputs(relay.exchanges[1].body)[0]
+
+
+@cline.check("SSE", "slipring launch cline")
+async def _(stage: Stage) -> None:
+    programs = stage.workshop.root / "cline" / "node_modules" / ".bin"
+    async with stage.serve([_COMMAND], [_DONE], flags=_FLAGS) as relay:
+        ended = await stage.launch("cline", programs, relay.url, "--yolo", "--json", "Run it")
+    ended.require_success()
+    assert "slip-42" in tool_outputs(relay.exchanges[-1].body)[0]

@@ -139,6 +139,17 @@ async def _(stage: Stage) -> None:
     assert relay.exchanges == [each for each in relay.exchanges if each.path == asked.path]
 
 
+@codex.check("WebSocket", "slipring launch codex")
+async def _(stage: Stage) -> None:
+    flags = ("--skip-git-repo-check", "--json", "--dangerously-bypass-approvals-and-sandbox")
+    programs = stage.workshop.root / "codex" / "node_modules" / ".bin"
+    async with stage.serve(*_TURN, foreign_tool_types=_FOREIGN) as relay:
+        ended = await stage.launch("codex", programs, relay.url, "exec", *flags, f"Run {_COMMAND}")
+    _require_turn(ended)
+    _require_healthy(relay.socket)
+    assert not (stage.directory / ".codex" / "config.toml").exists()
+
+
 @codex.check("WebSocket", "the same, compressed")
 async def _(stage: Stage) -> None:
     socket = await _run_turn(stage, ["--compression"])

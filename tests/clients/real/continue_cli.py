@@ -30,7 +30,7 @@ async def _ask(stage: Stage, relay: Relay, *arguments: str) -> Ended:
     config.write_text(CONFIG.replace("http://127.0.0.1:8000/v1", relay.url))
     return await stage.run(
         *(stage.workshop.node, stage.workshop.package("continue") / "dist" / "cn.js"),
-        *("--config", config, "--auto", "--print", *arguments),
+        *("--config", str(config), "--auto", "--print", *arguments),
         within_s=120,
         CONTINUE_TELEMETRY_ENABLED="0",
     )
@@ -51,3 +51,12 @@ async def _(stage: Stage) -> None:
     assert [len(output) for output in outputs] == [0, 1, 2, 2, 3]
     assert all("slip-42" in output for output in outputs[4])
     assert relay.sockets == []
+
+
+@continue_cli.check("SSE", "slipring launch continue")
+async def _(stage: Stage) -> None:
+    programs = stage.workshop.root / "continue" / "node_modules" / ".bin"
+    async with stage.serve([_COMMAND], [say("Done.")], flags=_FLAGS) as relay:
+        ended = await stage.launch("continue", programs, relay.url, "--auto", "--print", "Run it")
+    ended.require_success()
+    assert "slip-42" in tool_outputs(relay.exchanges[-1].body)[0]

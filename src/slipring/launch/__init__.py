@@ -1,0 +1,1 @@
+"""``slipring launch``: starts an installed client that uses a server; the user's settings stay as they are."""
