@@ -1,5 +1,5 @@
-"""The command line: ``slipring serve``, ``inspect``, ``chat``, ``launch``, ``keys``, ``openapi`` and
-``bench``.
+"""The command line: ``slipring serve``, ``inspect``, ``chat``, ``top``, ``launch``, ``keys``,
+``openapi`` and ``bench``.
 
 Parses the arguments, runs the command, and reports every expected failure as one line on standard error, with
 a non-zero exit code. What only one command needs is imported when that command runs: most of the time that a
@@ -19,6 +19,7 @@ from slipring.config import ConfigError, add_flags, from_namespace
 from slipring.errors import StartupError
 from slipring.launch.errors import CannotLaunch
 from slipring.spelling import suggestion
+from slipring.top.errors import UnusableOption
 
 USAGE_ERROR = 2
 STARTUP_ERROR = 3
@@ -156,6 +157,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     start.defer(_add_launch_flags)
     start.take_rest("arguments")
+    watch = commands.add_parser(
+        "top",
+        help="show what a running server does",
+        description="Show in the terminal what a running server does: connections, turns, engines, memory."
+        " q or Ctrl-C exits. Exit code 1: the server cannot be reached, or refuses the admin key.",
+    )
+    watch.defer(_add_top_flags)
     manage = commands.add_parser(
         "keys",
         help="create, list and revoke the API keys in a store",
@@ -195,6 +203,12 @@ def _add_launch_flags(start: _Parser) -> None:
     command.add_flags(start)
 
 
+def _add_top_flags(watch: _Parser) -> None:
+    from slipring.top import options
+
+    options.add_flags(watch)
+
+
 def _add_keys_commands(manage: _Parser) -> None:
     from slipring.keys import commands
 
@@ -230,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         return _COMMANDS[arguments.command](arguments)
-    except (ConfigError, UsageError, BadRecording, UnreadableRecord) as error:
+    except (ConfigError, UsageError, UnusableOption, BadRecording, UnreadableRecord) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
     except (StartupError, Unreachable, CannotMeasure, CannotStart, CannotLaunch) as error:
@@ -262,6 +276,13 @@ def _launch(arguments: argparse.Namespace) -> int:
     from slipring.launch.command import launch
 
     return launch(arguments)
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from slipring.top.options import from_namespace
+    from slipring.top.run import top
+
+    return top(from_namespace(arguments, os.environ))
 
 
 def _manage_keys(arguments: argparse.Namespace) -> int:
@@ -299,6 +320,7 @@ _COMMANDS = {
     "inspect": _inspect,
     "chat": _chat,
     "launch": _launch,
+    "top": _watch,
     "keys": _manage_keys,
     "openapi": _print_openapi,
     "bench": _measure,
