@@ -1,4 +1,5 @@
-"""The command line: ``slipring serve``, ``inspect``, ``chat``, ``top``, ``keys``, ``openapi`` and ``bench``.
+"""The command line: ``slipring serve``, ``inspect``, ``chat``, ``top``, ``launch``, ``keys``,
+``openapi`` and ``bench``.
 
 Parses the arguments, runs the command, and reports every expected failure as one line on standard error, with
 a non-zero exit code. What only one command needs is imported when that command runs: most of the time that a
@@ -16,6 +17,7 @@ from slipring.bench.errors import BadRecording, CannotMeasure, CannotStart, Unre
 from slipring.chat.errors import Unreachable
 from slipring.config import ConfigError, add_flags, from_namespace
 from slipring.errors import StartupError
+from slipring.launch.errors import CannotLaunch
 from slipring.spelling import suggestion
 from slipring.top.errors import UnusableOption
 
@@ -44,6 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
     _commands: "argparse.Action | None" = None
     _deferred: "Callable[[_Parser], None] | None" = None
+    _rest = ""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **kwargs})
@@ -56,6 +59,10 @@ class _Parser(argparse.ArgumentParser):
         """Let ``add`` add flags to this parser when they are first needed."""
         self._deferred = add
 
+    def take_rest(self, name: str) -> None:
+        """Keep what follows ``--`` as it is, as a list with this name."""
+        self._rest = name
+
     def complete(self) -> None:
         """Add the deferred flags."""
         deferred, self._deferred = self._deferred, None
@@ -66,6 +73,8 @@ class _Parser(argparse.ArgumentParser):
         """Parse; report unknown arguments as an error of this parser, so that its own help is named."""
         self.complete()
         words = list(sys.argv[1:] if args is None else args)
+        end = words.index("--") if self._rest and "--" in words else len(words)
+        words, rest = words[:end], words[end + 1 :]
         if not words and self._commands is not None and self._commands.required:
             self.print_help()
             self.exit()
@@ -73,6 +82,8 @@ class _Parser(argparse.ArgumentParser):
         parsed, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self._refuse(unknown)
+        if self._rest:
+            setattr(parsed, self._rest, rest)
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -137,6 +148,15 @@ def build_parser() -> argparse.ArgumentParser:
         " standard input is a turn.",
     )
     talk.defer(_add_chat_flags)
+    start = commands.add_parser(
+        "launch",
+        help="start a client such as codex, pointed at a server",
+        usage="%(prog)s CLIENT [--url URL] [--model NAME] [--api-key-env VARIABLE] [-- ARGUMENTS]",
+        description="Start an installed client that uses a server, without changing the client's settings."
+        " Without --url: the server on port 8000, or a new one that runs as long as the client.",
+    )
+    start.defer(_add_launch_flags)
+    start.take_rest("arguments")
     watch = commands.add_parser(
         "top",
         help="show what a running server does",
@@ -175,6 +195,12 @@ def _add_chat_flags(talk: _Parser) -> None:
     from slipring.chat import options
 
     options.add_flags(talk)
+
+
+def _add_launch_flags(start: _Parser) -> None:
+    from slipring.launch import command
+
+    command.add_flags(start)
 
 
 def _add_top_flags(watch: _Parser) -> None:
@@ -221,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, UsageError, UnusableOption, BadRecording, UnreadableRecord) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except (StartupError, Unreachable, CannotMeasure, CannotStart) as error:
+    except (StartupError, Unreachable, CannotMeasure, CannotStart, CannotLaunch) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return STARTUP_ERROR
 
@@ -244,6 +270,12 @@ def _chat(arguments: argparse.Namespace) -> int:
     from slipring.chat.run import chat
 
     return chat(from_namespace(arguments, os.environ), " ".join(arguments.message))
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    from slipring.launch.command import launch
+
+    return launch(arguments)
 
 
 def _watch(arguments: argparse.Namespace) -> int:
@@ -287,6 +319,7 @@ _COMMANDS = {
     "serve": _serve,
     "inspect": _inspect,
     "chat": _chat,
+    "launch": _launch,
     "top": _watch,
     "keys": _manage_keys,
     "openapi": _print_openapi,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.real import codex, opencode, pi
+from tests.clients.real import cline, codex, continue_cli, opencode, pi
 from tests.clients.real.__main__ import main
 from tests.clients.real.client import Client
 from tests.clients.real.installing import CannotInstall, Workshop, pins
@@ -119,7 +119,9 @@ def test_installed_packages_are_not_installed_again(tmp_path: Path) -> None:
     assert workshop.package("codex") == there / "node_modules" / "@openai/codex"
 
 
-@pytest.mark.parametrize("text", [codex.CONFIG, pi.MODELS, opencode.CONFIG])
+@pytest.mark.parametrize(
+    "text", [codex.CONFIG, codex.ASKING, pi.MODELS, opencode.CONFIG, cline.SETUP, continue_cli.CONFIG]
+)
 def test_the_documented_configurations_are_those_that_are_tested(text: str) -> None:
     assert text in DOCUMENT.read_text()
 

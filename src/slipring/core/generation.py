@@ -186,6 +186,11 @@ class Model(Struct, frozen=True):
     """Size of the context window; None if the engine does not know it."""
     rewrites_answers: bool = False
     """Whether earlier answers are rendered in another way once a user message follows them."""
+    efforts: tuple[Effort, ...] = ()
+    """The efforts of reasoning that differ for the model, least first; empty if none do, or if the engine
+    does not know."""
+    is_upstream: bool = False
+    """Whether another Responses server offers the model, so that only its name is known here."""
 
 
 class Models(Protocol):

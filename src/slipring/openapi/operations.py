@@ -204,7 +204,14 @@ OPERATIONS = (
         "List timing reports of recent turns on open WebSockets.",
         TurnList,
     ),
-    Operation("GET", "/v1/models", "listModels", "List the models that the API key may use.", ModelList),
+    Operation(
+        "GET",
+        "/v1/models",
+        "listModels",
+        "List the models that the API key may use; for Codex, which sends its version, also in its own form.",
+        ModelList,
+        query={"client_version": {"type": "string"}},
+    ),
     Operation("GET", "/v1/models/{model}", "getModel", "Get one model.", ModelObject, errors=(404,)),
     Operation("GET", "/health", "getHealth", "Get the health of the server.", Health, is_open=True),
 )

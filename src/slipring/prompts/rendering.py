@@ -21,7 +21,7 @@ from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
-from slipring.protocol.items import Item, kept_tools
+from slipring.protocol.items import Effort, Item, kept_tools
 from slipring.protocol.requests import TextFormat
 
 _STEP_BYTES = 400
@@ -188,6 +188,8 @@ class Renderer(ABC):
     """Whether ``append`` never raises ``CannotAppend``."""
     rewrites_answers: bool = False
     """Whether earlier answers are rendered in another way once a user message follows them."""
+    efforts: tuple[Effort, ...] = ()
+    """The efforts of reasoning that differ for the model, least first."""
 
     def __init__(self, name: str, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary

@@ -1,9 +1,12 @@
 """Codex CLI: `codex exec` over its WebSocket transport, with slipring as a provider in `config.toml`."""
 
+import json
 import re
 import tomllib
 from collections.abc import Sequence
 from functools import partial
+
+import aiohttp
 
 from slipring.prompts.parsing.call_writer import Call
 from tests.clients.family_server import MOVING, family_server, require_appended
@@ -20,6 +23,7 @@ codex = Client("codex", "Codex CLI")
 CONFIG = """\
 model = "simulated"
 model_provider = "slipring"
+model_catalog_json = "slipring.json"
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
 
@@ -34,6 +38,15 @@ wire_api = "responses"
 supports_websockets = true
 """
 """As shown in `docs/clients.md`."""
+ASKING = """\
+[model_providers.slipring.auth]
+command = "printenv"
+args = ["SLIPRING_KEY"]
+"""
+"""As shown in `docs/clients.md`, in place of the lines with `env_key` and `model_catalog_json`."""
+_CATALOG = 'model_catalog_json = "slipring.json"\n'
+_WITHOUT_CATALOG = CONFIG.replace(_CATALOG, "")
+_ASKING = _WITHOUT_CATALOG.replace('env_key = "SLIPRING_KEY"\n', "") + ASKING
 
 _COMMAND = "echo slip-$((40 + 2))"
 _PRINTED = "slip-42"
@@ -46,6 +59,9 @@ _FOREIGN = frozenset({"namespace", "web_search"})
 async def _exec(stage: Stage, relay: Relay, *arguments: str, config: str = CONFIG) -> Ended:
     home = stage.directory / "codex"
     home.mkdir(exist_ok=True)
+    # Past the relay: this is not a request of the client.
+    async with aiohttp.request("GET", f"{relay.server_url}/models?client_version=1") as catalog:
+        (home / "slipring.json").write_bytes(await catalog.read())
     (home / "config.toml").write_text(re.sub(r"http://127\.0\.0\.1:\d+/v1", relay.url, config))
     return await stage.run(
         stage.workshop.node,
@@ -60,6 +76,8 @@ def _require_turn(ended: Ended, final: str = _FINAL, commands: int = 1) -> None:
     """Require that the commands were run, their outputs were sent, and the turn ended with the answer."""
     ended.require_success()
     done = [event["item"] for event in ended.lines if event["type"] == "item.completed"]
+    assert not any("metadata" in item.get("message", "") for item in done), ended
+    assert "refresh available models" not in ended.stderr, ended
     ran = [item for item in done if item["type"] == "command_execution"]
     assert [item["exit_code"] for item in ran] == [0] * commands, ended
     assert all(_PRINTED in item["aggregated_output"] for item in ran), ended
@@ -80,11 +98,11 @@ def _require_healthy(socket: RelayedSocket) -> None:
 
 
 async def _run_turn(
-    stage: Stage, flags: Sequence[str] = (), arguments: Sequence[str] = (), first: Answer = _TURN[0]
+    stage: Stage, flags: Sequence[str] = (), first: Answer = _TURN[0], *, config: str = CONFIG
 ) -> RelayedSocket:
     """Run a turn with one command and without failures."""
     async with stage.serve(first, _TURN[1], flags=flags, foreign_tool_types=_FOREIGN) as relay:
-        ended = await _exec(stage, relay, "--ephemeral", *arguments, f"Run {_COMMAND}")
+        ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}", config=config)
     _require_turn(ended)
     assert relay.exchanges == []
     assert relay.refusals == 0
@@ -100,6 +118,36 @@ async def _(stage: Stage) -> None:
     socket = await _run_turn(stage)
     warmup = socket.responses[0]
     assert warmup["output"] == []
+
+
+@codex.check("WebSocket", "Codex knows the model from the catalog: it sends the instructions that are there")
+async def _(stage: Stage) -> None:
+    socket = await _run_turn(stage)
+    catalog = json.loads((stage.directory / "codex" / "slipring.json").read_text())
+    (message,) = socket.sent[0]["input"]
+    assert message["content"][0]["text"] == catalog["models"][0]["base_instructions"]
+
+
+@codex.check("WebSocket", "Codex asks for the catalog by itself, if a command gives it the key")
+async def _(stage: Stage) -> None:
+    async with stage.serve(*_TURN, foreign_tool_types=_FOREIGN) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}", config=_ASKING)
+    _require_turn(ended)
+    asked = relay.exchanges[0]
+    assert (asked.method, asked.path, asked.status) == ("GET", "/v1/models", 200)
+    assert asked.query["client_version"]
+    assert relay.exchanges == [each for each in relay.exchanges if each.path == asked.path]
+
+
+@codex.check("WebSocket", "slipring launch codex")
+async def _(stage: Stage) -> None:
+    flags = ("--skip-git-repo-check", "--json", "--dangerously-bypass-approvals-and-sandbox")
+    programs = stage.workshop.root / "codex" / "node_modules" / ".bin"
+    async with stage.serve(*_TURN, foreign_tool_types=_FOREIGN) as relay:
+        ended = await stage.launch("codex", programs, relay.url, "exec", *flags, f"Run {_COMMAND}")
+    _require_turn(ended)
+    _require_healthy(relay.socket)
+    assert not (stage.directory / ".codex" / "config.toml").exists()
 
 
 @codex.check("WebSocket", "the same, compressed")
@@ -123,7 +171,9 @@ async def _(stage: Stage) -> None:
 
 @codex.check("WebSocket", "the same with a model of Codex' own catalog")
 async def _(stage: Stage) -> None:
-    socket = await _run_turn(stage, ["--model", "gpt-5.5"], ["--model", "gpt-5.5"])
+    socket = await _run_turn(
+        stage, ["--model", "gpt-5.5"], config=_WITHOUT_CATALOG.replace("simulated", "gpt-5.5")
+    )
     assert socket.sent[0]["reasoning"] == {"effort": "medium"}
 
 
@@ -131,7 +181,8 @@ async def _(stage: Stage) -> None:
 async def _(stage: Stage) -> None:
     program = f"text(JSON.stringify(await tools.exec_command({{cmd: '{_COMMAND}'}})))"
     first: Answer = [{"custom_tool_call": {"name": "exec", "namespace": "functions", "input": program}}]
-    socket = await _run_turn(stage, ["--model", "gpt-6-sol"], ["--model", "gpt-6-sol"], first)
+    config = _WITHOUT_CATALOG.replace("simulated", "gpt-6-sol")
+    socket = await _run_turn(stage, ["--model", "gpt-6-sol"], first, config=config)
     assert socket.sent[1]["input"][0]["type"] == "additional_tools"
     assert socket.sent[2]["input"][0]["type"] == "custom_tool_call_output"
 
@@ -229,14 +280,13 @@ async def _(stage: Stage) -> None:
     _require_turn(ended)
     assert relay.refusals == 1
     assert relay.sockets == []
-    assert [(exchange.path, exchange.status) for exchange in relay.exchanges] == [("/v1/responses", 200)] * 2
-    assert _PRINTED in tool_outputs(relay.exchanges[1].body)[0]
+    first, second = relay.exchanges
+    assert (first.path, first.status, second.path, second.status) == ("/v1/responses", 200) * 2
+    assert _PRINTED in tool_outputs(second.body)[0]
 
 
-# Models of all families, with which slipring exchanges token ids. The first answer is to the warmup, which
-# no one reads.
+# Models of all families, with which slipring exchanges token ids.
 _OF_FAMILIES = (
-    FamilyAnswer(text="-"),
     FamilyAnswer(thoughts="I run it.", calls=(Call("exec_command", {"cmd": _COMMAND}),)),
     FamilyAnswer(thoughts="Once more.", calls=(Call("exec_command", {"cmd": _COMMAND}, index=1),)),
     FamilyAnswer(thoughts="Done.", text=_FINAL),
@@ -258,7 +308,7 @@ async def _run_family(stage: Stage, family: str) -> None:
         _require_healthy(relay.socket)
         assert len(fake.prompts) == len(_OF_FAMILIES)
         if family not in MOVING:
-            require_appended(fake, first=1)
+            require_appended(fake)
 
 
 for _family in NAMES:

@@ -85,3 +85,12 @@ async def _(stage: Stage) -> None:
         ended = await _ask(stage, relay)
     _require_turn(ended, [exchange.body for exchange in relay.exchanges])
     assert relay.sockets == []
+
+
+@opencode.check("WebSocket", "slipring launch opencode")
+async def _(stage: Stage) -> None:
+    programs = stage.workshop.package("opencode") / "bin"
+    words = ("run", "--title", "t", "--format", "json", "Run it")
+    async with stage.serve([_CALL], [say("Done.")]) as relay:
+        ended = await stage.launch("opencode", programs, relay.url, *words, OPENCODE_DISABLE_MODELS_FETCH="1")
+    _require_turn(ended, relay.socket.sent)

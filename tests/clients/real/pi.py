@@ -43,3 +43,13 @@ async def _(stage: Stage) -> None:
     assert len(relay.exchanges) == 2
     (output,) = tool_outputs(relay.exchanges[1].body)
     assert "slip-42" in output
+
+
+@pi.check("SSE", "slipring launch pi")
+async def _(stage: Stage) -> None:
+    programs = stage.workshop.root / "pi" / "node_modules" / ".bin"
+    words = ("--mode", "json", "--no-session", "--offline", "-p", "Run it")
+    async with stage.serve([call("bash", command="echo slip-$((40 + 2))")], [say("Done.")]) as relay:
+        ended = await stage.launch("pi", programs, relay.url, *words)
+    ended.require_success()
+    assert "slip-42" in tool_outputs(relay.exchanges[-1].body)[0]

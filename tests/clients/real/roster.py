@@ -2,7 +2,9 @@
 
 from tests.clients.real.agents_js import agents_js
 from tests.clients.real.ai_sdk import ai_sdk
+from tests.clients.real.cline import cline
 from tests.clients.real.codex import codex
+from tests.clients.real.continue_cli import continue_cli
 from tests.clients.real.langchain import langchain
 from tests.clients.real.openai_agents import openai_agents
 from tests.clients.real.openai_node import openai_node
@@ -10,4 +12,7 @@ from tests.clients.real.openai_python import openai_python
 from tests.clients.real.opencode import opencode
 from tests.clients.real.pi import pi
 
-CLIENTS = (codex, openai_python, openai_node, openai_agents, agents_js, ai_sdk, langchain, opencode, pi)
+CLIENTS = (
+    *(codex, openai_python, openai_node, openai_agents, agents_js, ai_sdk, langchain),
+    *(opencode, pi, cline, continue_cli),
+)

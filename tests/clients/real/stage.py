@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -108,6 +109,15 @@ class Stage:
         ended = Ended(process.returncode or 0, out.decode(), errors.decode())
         assert not is_late, f"the client was not done after {within_s} s\n{ended}"
         return ended
+
+    async def launch(self, name: str, programs: Path, url: str, *arguments: str, **variables: str) -> Ended:
+        """Run a client with `slipring launch`, from the directory that holds its program."""
+        places = (str(programs), str(self.workshop.node.parent), os.environ.get("PATH", ""))
+        return await self.run(
+            *(sys.executable, "-m", "slipring", "launch", name, "--url", url, "--", *arguments),
+            within_s=120,
+            **{"PATH": os.pathsep.join(places), "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+        )
 
     async def node(
         self, name: str, driver: str | Path, url: str, *arguments: str, model: str = "simulated"

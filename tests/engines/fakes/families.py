@@ -1,5 +1,6 @@
 """A fake vLLM that serves a model of a family: it emits answers in the family's own format, as token ids."""
 
+import json
 from collections import deque
 from typing import Any
 
@@ -35,7 +36,7 @@ class FakeFamilyServer(FakeVllm):
         self.format = format
         self.answers: deque[Answer] = deque()
         self.prefilled: list[list[int]] = []
-        """The prompts of requests for a single token, which no client asks for."""
+        """The prompts of requests for a single token, which prefills and warmups send."""
         self.emitted: list[list[int]] = []
         """The ids of each answer, without the token that ends it."""
         self._ends = ends
@@ -59,7 +60,10 @@ class FakeFamilyServer(FakeVllm):
         prompt = body[self.prompt_field]
         if body["max_tokens"] == 1:
             self.prefilled.append(prompt)
-            return web.Response(text="data: [DONE]\n\n", content_type="text/event-stream")
+            events = self.events(body, Chunk([0], "", "length"), [0], Stop("length"))
+            lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
+            text = "".join(f"data: {line}\n\n" for line in lines)
+            return web.Response(text=text, content_type="text/event-stream")
         answer = self.answers.popleft()
         ids = self._emit(prompt, answer)
         self.emitted.append(ids)

@@ -87,6 +87,7 @@ class LlamaEngine(Engine):
                 defaults=model.defaults,
                 context_tokens=model.context,
                 rewrites_answers=model.renderer.rewrites_answers,
+                efforts=model.renderer.efforts,
             )
         ]
         self._queue = JobQueue(len(share.slots), self.options.max_waiting)

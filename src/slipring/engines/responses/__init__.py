@@ -285,7 +285,7 @@ async def _nothing() -> Answers:
 
 
 def _model(name: str) -> Model:
-    return Model(name=name, owner="upstream", capabilities=_CAPABILITIES)
+    return Model(name=name, owner="upstream", capabilities=_CAPABILITIES, is_upstream=True)
 
 
 def _key_headers(options: ResponsesOptions) -> dict[str, str]:

@@ -67,6 +67,7 @@ class TokenizedEngine(Engine):
                 capabilities=Capabilities(),
                 context_tokens=context_tokens,
                 rewrites_answers=self.renderer.rewrites_answers,
+                efforts=self.renderer.efforts,
             )
         ]
 

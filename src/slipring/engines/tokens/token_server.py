@@ -160,6 +160,7 @@ class TokenServer(Engine):
             defaults=info.sampling.defaults(),
             context_tokens=served.context,
             rewrites_answers=self.renderer.rewrites_answers,
+            efforts=self.renderer.efforts,
         )
         self._models = [model]
         await prefetch(self.renderer)

@@ -148,6 +148,7 @@ class TemplateRenderer(Renderer):
         )
         self._effort_changes: dict[tuple[str | None, str | None], bool] = {}
         self.rewrites_answers = not keeps_thoughts and self._drops_thoughts()
+        self.efforts = detected.thinking.distinct_efforts()
 
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids

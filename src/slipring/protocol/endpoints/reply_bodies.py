@@ -2,8 +2,9 @@
 
 from typing import Literal
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
+from slipring.protocol.endpoints.codex_models import CodexModel
 from slipring.protocol.timing import TurnReport
 
 
@@ -44,6 +45,8 @@ class ModelObject(Struct):
 class ModelList(Struct):
     data: list[ModelObject]
     object: Literal["list"] = "list"
+    models: list[CodexModel] | UnsetType = UNSET
+    """Only for Codex, which asks for its own form with ``client_version``."""
 
 
 class TurnList(Struct):

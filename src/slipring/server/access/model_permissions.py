@@ -1,6 +1,6 @@
 """The models that a caller may use. For a caller, other models do not exist."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from slipring.core.generation import Model
@@ -10,6 +10,10 @@ from slipring.errors import ModelNotFound
 
 class Selection(Protocol):
     """A catalog, or the permitted part of one."""
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Other names of its models, with the names that they stand for."""
 
     def __iter__(self) -> Iterator[Model]: ...
 
@@ -27,7 +31,7 @@ class Permitted:
         self._names = names
         listed = {catalog.aliases.get(name, name) for name in names}
         self._models = {model.name: model for model in catalog if model.name in listed}
-        self._aliases = {alias: name for alias, name in catalog.aliases.items() if name in self._models}
+        self.aliases = {alias: name for alias, name in catalog.aliases.items() if name in self._models}
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
@@ -36,7 +40,7 @@ class Permitted:
         if name is None:
             # If no permitted model is served here, the error names the first permitted one.
             name = next(iter(self._models), self._names[0])
-        wanted = self._aliases.get(name, name)
+        wanted = self.aliases.get(name, name)
         if wanted not in self._models:
-            raise ModelNotFound(name, [*self._models, *self._aliases])
+            raise ModelNotFound(name, [*self._models, *self.aliases])
         return self._models[wanted]

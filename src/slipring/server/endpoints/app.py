@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+from msgspec import UNSET
 
 from slipring.core.generation import Model
 from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError
@@ -18,6 +19,7 @@ from slipring.server.clock import now
 from slipring.server.cluster import peers
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.endpoints import conversations
+from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.input_tokens import count_tokens
 from slipring.server.endpoints.responses import Responses
@@ -208,7 +210,9 @@ def _describe(model: Model) -> ModelObject:
 
 
 async def _list_models(service: Service, request: web.Request, caller: Caller) -> web.Response:
-    return json_response(ModelList([_describe(model) for model in service.models_of(caller)]))
+    models = service.models_of(caller)
+    described = describe_for_codex(models) if request.query.get("client_version") else UNSET
+    return json_response(ModelList([_describe(model) for model in models], models=described))
 
 
 async def _show_model(service: Service, request: web.Request, caller: Caller) -> web.Response:

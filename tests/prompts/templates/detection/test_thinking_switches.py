@@ -19,7 +19,8 @@ def switches(source: str) -> ThinkingSwitches:
 
 
 def toggled(name: str, on: object = True, off: object = False) -> dict[str, dict[str, object]]:
-    return {effort: {name: on} for effort in EFFORTS} | {"none": {name: off}}
+    switched: dict[str, dict[str, object]] = {effort: {name: on} for effort in EFFORTS}
+    return switched | {"none": {name: off}}
 
 
 def leveled(name: str, levels: str) -> dict[str, dict[str, object]]:
@@ -52,6 +53,12 @@ BY_EFFORT = {
         for effort, budget in zip(EFFORTS, (0, 512, 1024, 4096, 16384, -1), strict=True)
     },
 }
+DISTINCT = {
+    "deepseek_v4": "none medium xhigh",
+    "gpt_oss": "low medium high",
+    "kimi_k3": "none low medium xhigh",
+    "seed_oss": "none minimal low medium high xhigh",
+}
 OFF_BY_DEFAULT = ("deepseek_v3_1", "deepseek_v3_2", "deepseek_v4", "gemma_4")
 KEEP: dict[str, dict[str, object]] = {
     "deepseek_v4": {"drop_thinking": False},
@@ -70,6 +77,8 @@ def test_each_effort_has_its_variables(family) -> None:
     assert [found.variables(effort) for effort in EFFORTS] == [
         found.by_effort.get(each, {}) for each in EFFORTS
     ]
+    toggle = "none medium" if family in BY_EFFORT else ""
+    assert found.distinct_efforts() == tuple(DISTINCT.get(family, toggle).split())
     assert found.variables(None) == {}
     assert found.can_be_off == (family in BY_EFFORT and family != "gpt_oss")
 

@@ -19,9 +19,12 @@ from slipring.prompts.templates.detection.probe_conversations import (
     output,
     user,
 )
+from slipring.protocol.items import Effort
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS: tuple[Effort, ...] = ("none", "minimal", "low", "medium", "high", "xhigh")
 """The API's efforts, least first."""
+_USUAL: tuple[Effort, ...] = ("medium", "low", "high")
+"""Which of several efforts that do the same is shown."""
 Variables = dict[str, object]
 _TOGGLES: tuple[tuple[str, object, object], ...] = (
     ("enable_thinking", True, False),
@@ -75,6 +78,17 @@ class ThinkingSwitches(Struct, frozen=True, kw_only=True):
     def variables(self, effort: str | None) -> Variables:
         """The variables for an effort of the API; None is the model's default."""
         return dict(self.by_effort.get(effort, {})) if effort is not None else {}
+
+    def distinct_efforts(self) -> tuple[Effort, ...]:
+        """One effort for each set of variables, least first: the others do the same as one of these."""
+        groups: list[list[Effort]] = []
+        for effort in EFFORTS if self.by_effort else ():
+            alike = [group for group in groups if self.variables(group[0]) == self.variables(effort)]
+            if alike:
+                alike[0].append(effort)
+            else:
+                groups.append([effort])
+        return tuple(next((usual for usual in _USUAL if usual in group), group[0]) for group in groups)
 
     def keep_variables(self) -> Variables:
         """The variables with which the thoughts of earlier answers stay in the context."""

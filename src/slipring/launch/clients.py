@@ -1,0 +1,149 @@
+"""The clients that can be launched, and how each is pointed at a server.
+
+A client gets flags, environment variables and files in a directory that is removed afterwards. Nothing that
+belongs to the user is written.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_KEY_VARIABLE = "SLIPRING_KEY"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server and the model that a client is pointed at. The repr omits the API key."""
+
+    url: str
+    model: str
+    key: str = field(repr=False)
+    described: Mapping[str, Any]
+    """The server's answer to ``GET /v1/models?client_version=…``."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a client is started with, before the user's own arguments."""
+
+    arguments: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Client:
+    program: str
+    install: str
+    """The command that installs it."""
+    point: Callable[[Target, Path], Settings]
+    """Make the settings for a target. May write files into the given directory."""
+    model_prefix: str = ""
+    """How names of models begin with which the client uses the Responses API."""
+    usual_model: str = ""
+    """The name under which a server that is started for the client offers its model."""
+
+
+def _point_codex(target: Target, directory: Path) -> Settings:
+    provider: dict[str, str | bool] = {
+        "name": "slipring",
+        "base_url": target.url,
+        "env_key": _KEY_VARIABLE,
+        "wire_api": "responses",
+        "supports_websockets": True,
+    }
+    chosen: dict[str, str | bool] = {"model": target.model, "model_provider": "slipring"}
+    chosen |= {f"model_providers.slipring.{name}": value for name, value in provider.items()}
+    known = target.described.get("models", [])
+    if any(model["slug"] == target.model for model in known):
+        catalog = directory / "models.json"
+        catalog.write_text(json.dumps({"models": known}))
+        chosen["model_catalog_json"] = str(catalog)
+    # A JSON string or boolean is one of TOML as well.
+    flags = [("-c", f"{name}={json.dumps(value)}") for name, value in chosen.items()]
+    return Settings(tuple(word for flag in flags for word in flag), {_KEY_VARIABLE: target.key})
+
+
+def _point_opencode(target: Target, directory: Path) -> Settings:
+    model = f"openai/{target.model}"
+    provider = {"options": {"baseURL": target.url}, "models": {target.model: {"name": target.model}}}
+    settings = {
+        "model": model,
+        "small_model": model,
+        "autoupdate": False,
+        "provider": {"openai": provider},
+    }
+    return Settings(
+        variables={
+            "OPENCODE_CONFIG_CONTENT": json.dumps(settings),
+            "OPENCODE_AUTH_CONTENT": json.dumps({"openai": {"type": "api", "key": target.key}}),
+            "OPENCODE_EXPERIMENTAL_WEBSOCKETS": "1",
+        }
+    )
+
+
+def _point_pi(target: Target, directory: Path) -> Settings:
+    model = {
+        "id": target.model,
+        "name": target.model,
+        "reasoning": False,
+        "input": ["text"],
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        "contextWindow": _context(target) or 131_072,
+        "maxTokens": 16_384,
+    }
+    provider = {
+        "baseUrl": target.url,
+        "apiKey": _KEY_VARIABLE,
+        "api": "openai-responses",
+        "models": [model],
+    }
+    extension = directory / "slipring.ts"
+    extension.write_text(
+        f"export default (pi: any) => pi.registerProvider('slipring', {json.dumps(provider)});\n"
+    )
+    arguments = ("--extension", str(extension), "--provider", "slipring", "--model", target.model)
+    return Settings(arguments, {_KEY_VARIABLE: target.key})
+
+
+def _point_cline(target: Target, directory: Path) -> Settings:
+    data = directory / "data"
+    data.mkdir()
+    (data / "secrets.json").write_text(json.dumps({"openAiNativeApiKey": target.key}))
+    modes = ("actMode", "planMode")
+    state: dict[str, object] = {f"{mode}ApiProvider": "openai-native" for mode in modes}
+    state |= {f"{mode}ApiModelId": target.model for mode in modes}
+    (data / "globalState.json").write_text(json.dumps({**state, "welcomeViewCompleted": True}))
+    return Settings(("--config", str(directory)), {"OPENAI_BASE_URL": target.url})
+
+
+def _point_continue(target: Target, directory: Path) -> Settings:
+    model = {
+        "name": "slipring",
+        "provider": "openai",
+        "model": target.model,
+        "apiBase": target.url,
+        "apiKey": target.key,
+        "roles": ["chat"],
+        "capabilities": ["tool_use"],
+    }
+    config = directory / "config.yaml"
+    # JSON is YAML.
+    config.write_text(json.dumps({"name": "slipring", "version": "1.0.0", "schema": "v1", "models": [model]}))
+    return Settings(("--config", str(config)))
+
+
+def _context(target: Target) -> int | None:
+    """The context window of the model, if the server tells it."""
+    known = target.described.get("models", [])
+    return next((model.get("context_window") for model in known if model["slug"] == target.model), None)
+
+
+CLIENTS = {
+    "codex": Client("codex", "npm install -g @openai/codex", _point_codex),
+    "opencode": Client("opencode", "npm install -g opencode-ai", _point_opencode),
+    "pi": Client("pi", "npm install -g @mariozechner/pi-coding-agent", _point_pi),
+    "cline": Client("cline", "npm install -g cline@2.18.0", _point_cline, "gpt-5", "gpt-5.4"),
+    "continue": Client("cn", "npm install -g @continuedev/cli", _point_continue, "gpt-5", "gpt-5.4"),
+}

@@ -1,0 +1,68 @@
+"""Finds the server for a client, or starts one for as long as the client runs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+from slipring.launch.errors import CannotLaunch
+
+_TIMEOUT_S = 10
+_STOP_TIMEOUT_S = 15
+_URL = re.compile(r"serves (http://\S+)")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def describe(url: str, key: str) -> dict[str, Any]:
+    """The models of a server, with what Codex wants to know about them. Raises ``CannotLaunch``."""
+    opener = build_opener(ProxyHandler({})) if urlsplit(url).hostname in _LOOPBACK else build_opener()
+    try:
+        request = Request(f"{url}/models?client_version=1", headers={"Authorization": f"Bearer {key}"})
+        with opener.open(request, timeout=_TIMEOUT_S) as answer:
+            described = json.load(answer)
+    except HTTPError as refusal:
+        hint = ": check the API key" if refusal.code in (401, 403) else ""
+        raise CannotLaunch(f"{url} answered with status {refusal.code}{hint}") from None
+    except (OSError, ValueError) as failure:
+        raise CannotLaunch(f"no server answers at {url}: {failure}") from None
+    if not isinstance(described, dict) or not described.get("data"):
+        raise CannotLaunch(f"{url} offers no model")
+    return described
+
+
+@contextmanager
+def started(engine: str, model: str) -> Iterator[str]:
+    """Start a server on a free port; yield its URL, and stop it at the end. Raises ``CannotLaunch``."""
+    command = [sys.executable, "-m", "slipring.bench.subject.exit_with_parent", "serve", "--port", "0"]
+    command += ["--engine", engine, "--store", "memory", "--log-level", "warning"]
+    command += ["--model", model] if model else []
+    process = subprocess.Popen(
+        command,
+        env={name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")},
+        stdin=subprocess.PIPE,  # the server stops when it closes, even if this process is killed
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the client
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := _URL.search(line):
+                yield found[1]
+                break
+        else:
+            raise CannotLaunch(f"slipring serve exited with code {process.wait()} before it was ready")
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
