@@ -44,7 +44,7 @@ from slipring.server import padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now
 from slipring.server.cluster.state_lookup import States
-from slipring.server.ended_turns import EndedTurn, Origin
+from slipring.server.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.base import Appended, LeaseLost, Tenure
 
@@ -168,7 +168,10 @@ class Driver:
         origin = self.origin
         traceparent = ended.traceparent or origin.traceparent
         turn = EndedTurn(ended.report, ended.lane, self.caller, origin, now(), traceparent)
-        self.service.turn_ended(turn)
+        content = None
+        if self.service.content_observers and (source := ended.turn) is not None:
+            content = TurnContent(source.request.instructions, source.input, tuple(source.output.items))
+        self.service.turn_ended(turn, content)
         self.sink.record(turn)
 
     def _prefill(self, action: StartPrefill) -> None:

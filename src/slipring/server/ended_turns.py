@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from slipring.protocol.items import Item
 from slipring.protocol.timing import TurnReport
 from slipring.server.access.auth import Caller
 
@@ -42,6 +43,17 @@ class EndedTurn(Struct, frozen=True):
         return self.ended_at - self.report.total_ms / 1000
 
 
+class TurnContent(Struct, frozen=True):
+    """What a turn added to its context: the new items of its request, and its output so far."""
+
+    instructions: str | None = None
+    input: tuple[Item, ...] = ()
+    output: tuple[Item, ...] = ()
+
+
 Observer = Callable[[EndedTurn], None]
 """Called once per turn, after the turn's last events have been handed to the transport. It must return at
 once, and not raise."""
+ContentObserver = Callable[[EndedTurn, TurnContent], None]
+"""As ``Observer``, for the few that may see content because an operator has switched that on. It must keep no
+more of the content than a bound of its own."""

@@ -25,6 +25,7 @@ from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.errors import ApiError, Unavailable
+from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits
 from slipring.server import turn_log
 from slipring.server.access.auth import Caller, Keyring
@@ -37,7 +38,7 @@ from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.registry import Connections
-from slipring.server.ended_turns import EndedTurn, Observer
+from slipring.server.ended_turns import ContentObserver, EndedTurn, Observer, TurnContent
 from slipring.server.id_minting import minter, new_node_id
 from slipring.server.prefills import Prefills
 from slipring.server.request_decoding import RequestDecoder
@@ -103,6 +104,9 @@ class Service:
     sockets_opened: int = 0
     """Number of WebSockets that have been opened; the last one has this number."""
     turn_observers: list[Observer] = field(default_factory=list)
+    content_observers: list[ContentObserver] = field(default_factory=list)
+    traces: TraceCounts | None = None
+    """Set while turns are traced."""
     render_fallbacks: Counter[str] = field(default_factory=Counter)
     """How often a context was rendered in full although its parent was in memory, by reason."""
     draining: bool = False
@@ -187,11 +191,16 @@ class Service:
         if key is not None:
             await self.quotas.admit(key)
 
-    def turn_ended(self, turn: EndedTurn) -> None:
-        """Log and count a turn: its tokens towards the key's quota, its fallback for ``/health``."""
+    def turn_ended(self, turn: EndedTurn, content: TurnContent | None = None) -> None:
+        """Log and count a turn: its tokens towards the key's quota, its fallback for ``/health``.
+
+        ``content``: only needed if there are ``content_observers``.
+        """
         turn_log.write(turn)
         for observe in self.turn_observers:
             observe(turn)
+        for observe_content in self.content_observers:
+            observe_content(turn, content or TurnContent())
         report, caller = turn.report, turn.caller
         if report.fallback is not UNSET:
             self.render_fallbacks[report.fallback] += 1

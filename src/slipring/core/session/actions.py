@@ -134,6 +134,8 @@ class Record(Struct, frozen=True):
     report: TurnReport
     traceparent: str | None = None
     """The trace context that its client sent with the request itself."""
+    turn: Turn | None = None
+    """The turn, for those who may see its content; None if its request was refused before there was one."""
 
 
 Action = (

@@ -601,7 +601,7 @@ def _refused_report(error: ApiError, stages: Stages, size_bytes: int) -> TurnRep
 
 
 def _record(turn: Turn, report: TurnReport) -> Record:
-    return Record(turn.lane, report, turn.traceparent)
+    return Record(turn.lane, report, turn.traceparent, turn)
 
 
 def _refuse(error: ApiError, lane: str | None = None) -> Send:
