@@ -222,6 +222,15 @@ class Config:
             "metavar": "KEY",
         },
     )
+    metrics_tenants: int = field(
+        default=0,
+        metadata={
+            "help": "number of tenants that metrics name; the turns of further ones are counted as `other`;"
+            " 0: metrics name no tenants",
+            "rule": _NOT_NEGATIVE,
+            "metavar": "N",
+        },
+    )
     trace_endpoint: str = field(
         default="",
         metadata={

@@ -28,6 +28,7 @@ from slipring.core.session.actions import (
     Load,
     Loaded,
     Record,
+    Refused,
     Save,
     Send,
     Start,
@@ -42,7 +43,7 @@ from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.server import padding
 from slipring.server.access.auth import Caller
-from slipring.server.clock import clock, now
+from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
 from slipring.server.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
@@ -157,17 +158,21 @@ class Driver:
             self._prefill(action)
         elif isinstance(action, EndPrefill):
             self.service.prefills.cancel(self.session.tenant, action.response_id)
-        elif isinstance(action, Record):
+        elif isinstance(action, Record | Refused):
             self._report(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
             self.sink.close(action.code, action.reason)
 
-    def _report(self, ended: Record) -> None:
+    def _report(self, ended: Record | Refused) -> None:
+        if isinstance(ended, Refused):
+            self.service.refusals[ended.code] += 1
+            return
         origin = self.origin
         traceparent = ended.traceparent or origin.traceparent
-        turn = EndedTurn(ended.report, ended.lane, self.caller, origin, now(), traceparent)
+        started_at = unix_time(ended.arrived)
+        turn = EndedTurn(ended.report, ended.lane, self.caller, origin, started_at, traceparent)
         content = None
         if self.service.content_observers and (source := ended.turn) is not None:
             content = TurnContent(source.request.instructions, source.input, tuple(source.output.items))

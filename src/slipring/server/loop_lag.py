@@ -5,6 +5,7 @@ lag means that something kept the loop busy: all connections waited that long.
 """
 
 import asyncio
+from collections.abc import Callable
 
 _INTERVAL_S = 0.25
 
@@ -14,6 +15,8 @@ class LoopLag:
 
     def __init__(self) -> None:
         self.longest_s = 0.0
+        self.observers: list[Callable[[float], None]] = []
+        """Called with each lag, in seconds."""
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -31,6 +34,9 @@ class LoopLag:
 
     def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
         at = loop.time()
-        self.longest_s = max(self.longest_s, at - self._due)
+        lag_s = max(at - self._due, 0.0)
+        self.longest_s = max(self.longest_s, lag_s)
+        for observe in self.observers:
+            observe(lag_s)
         self._due = at + _INTERVAL_S
         self._timer = loop.call_at(self._due, self._measure, loop)

@@ -28,7 +28,7 @@ STAGES = [Stage("decode", 0.0, 0.25), Stage("generate", 0.25, 10.0)]
 
 def traced(stages: list[Stage] = STAGES, lane: str | None = None, content: str | None = None) -> TracedTurn:
     report = TurnReport("completed", 10, stages, total_ms=10.25, previous_response_id="resp_\ud800")
-    turn = EndedTurn(report, lane, Caller("t"), Origin("websocket", 1), ended_at=0.0)
+    turn = EndedTurn(report, lane, Caller("t"), Origin("websocket", 1), started_at=0.0)
     said = excerpt(TurnContent(content)) if content is not None else None
     return TracedTurn(turn, new_context(), None, None, ended_ns=10**18, said=said)
 

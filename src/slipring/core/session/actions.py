@@ -132,10 +132,18 @@ class Record(Struct, frozen=True):
 
     lane: str | None
     report: TurnReport
+    arrived: float
+    """When its request arrived, by the clock of the session's ports."""
     traceparent: str | None = None
     """The trace context that its client sent with the request itself."""
     turn: Turn | None = None
     """The turn, for those who may see its content; None if its request was refused before there was one."""
+
+
+class Refused(Struct, frozen=True):
+    """Count a message that was refused and is no turn."""
+
+    code: str
 
 
 Action = (
@@ -152,4 +160,5 @@ Action = (
     | EndPrefill
     | Close
     | Record
+    | Refused
 )

@@ -26,6 +26,7 @@ from slipring.core.session.actions import (
     Load,
     Loaded,
     Record,
+    Refused,
     Save,
     Send,
     Start,
@@ -192,7 +193,7 @@ class Session:
                 else frame.result()
             )
         except ApiError as error:
-            return [_refuse(error)]
+            return [_refuse(error), Refused(error.code)]
         if event is None:
             return []
         if isinstance(event, Steer):
@@ -230,7 +231,8 @@ class Session:
             self._charges.require_room(size_bytes)
         except ApiError as refusal:
             stages.lap("terminal")
-            return [_refuse(refusal, lane_id), Record(lane_id, _refused_report(refusal, stages, size_bytes))]
+            report = _refused_report(refusal, stages, size_bytes)
+            return [_refuse(refusal, lane_id), Record(lane_id, report, stages.arrived)]
         turn = Turn(
             request,
             tenant=self.tenant,
@@ -249,7 +251,7 @@ class Session:
     def _append(self, append: Append, now: float) -> list[Action]:
         if append.injects and append.is_malformed and append.error is not None:
             close = Close(_POLICY_VIOLATION, "invalid response.inject")
-            return [*self.leave(now), _refuse(append.error), close]
+            return [*self.leave(now), _refuse(append.error), Refused(append.error.code), close]
         try:
             grammars = self._live_input.grammars_in(append)
         except ApiError as error:
@@ -405,8 +407,11 @@ class Session:
         return [*self._conclude_paused(now), *self._break_off(now)]
 
     def recall(self, response_id: str) -> ResponseState | None:
-        """A response in this connection's cache."""
-        return self._cache.find(response_id)
+        """A response to continue, from this connection's cache."""
+        found = self._cache.find(response_id)
+        if found is not None:
+            self._cache.count_hit()
+        return found
 
     def detach_cache(self) -> ConnectionCache:
         """Hand over the cache, before ``closed`` would clear it."""
@@ -601,7 +606,7 @@ def _refused_report(error: ApiError, stages: Stages, size_bytes: int) -> TurnRep
 
 
 def _record(turn: Turn, report: TurnReport) -> Record:
-    return Record(turn.lane, report, turn.traceparent, turn)
+    return Record(turn.lane, report, turn.stages.arrived, turn.traceparent, turn)
 
 
 def _refuse(error: ApiError, lane: str | None = None) -> Send:

@@ -35,6 +35,7 @@ from slipring.errors import (
     StartupError,
 )
 from slipring.observation import live
+from slipring.observation.snapshots import Snapshot
 from slipring.server.admin.source import Source
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
@@ -142,6 +143,7 @@ class AdminListener:
         app = web.Application(middlewares=[_answer_errors])
         routes: list[tuple[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
             ("/health", self._health),
+            ("/metrics", self._metrics),
             ("/live", self._live),
             ("/live/connections/{process:[0-9]{1,9}}/{number:[0-9]{1,18}}", self._connection),
         ]
@@ -185,6 +187,12 @@ class AdminListener:
         body, status = self._source.health()
         return json_response(body, status)
 
+    async def _metrics(self, request: web.Request) -> web.Response:
+        accept = ",".join(request.headers.getall("Accept", ()))
+        # In a thread: a large page takes some milliseconds.
+        body, content_type = await asyncio.to_thread(_exposed, self._source.metrics(), accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
     async def _connection(self, request: web.Request) -> web.Response:
         process, number = int(request.match_info["process"]), int(request.match_info["number"])
         detail = await self._source.detail(process, number)
@@ -223,6 +231,13 @@ class AdminListener:
             raise NotFound(f"Unknown path: {request.path}", code="unknown_url")
         body, content_type = self._files[name]
         return web.Response(body=body, content_type=content_type, charset="utf-8")
+
+
+def _exposed(snapshot: Snapshot, accept: str) -> tuple[bytes, str]:
+    # Imported for the first request: it takes time that no start of a server needs to spend.
+    from slipring.observation.exposition import expose
+
+    return expose(snapshot, accept)
 
 
 def _address(config: Config) -> tuple[str, int]:

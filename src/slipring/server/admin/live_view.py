@@ -16,7 +16,7 @@ from msgspec import UNSET
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn.turn import Turn
 from slipring.observation import live
-from slipring.server.clock import now
+from slipring.server.clock import now, unix_time
 from slipring.server.driver import Driver, Exchange
 from slipring.server.ended_turns import EndedTurn
 from slipring.server.loop_lag import LoopLag
@@ -77,13 +77,13 @@ class LiveView:
     def complete(self) -> live.Update:
         """The whole state of this process."""
         at = now()
-        connections = [_connection(connection, at, with_recent=True) for connection in self._sockets()]
+        connections = [_connection(connection, with_recent=True) for connection in self._sockets()]
         return self._update(at, connections, [], list(self._recent_http), 0, is_complete=True)
 
     def changes(self) -> live.Update:
         """The state of this process, with what has changed since the last call."""
         at = now()
-        changed, closed = self._changed(at)
+        changed, closed = self._changed()
         ended, missed = self._ended, self._missed
         self._ended, self._missed = [], 0
         update = self._update(at, changed, closed, ended, missed, is_complete=False)
@@ -123,7 +123,7 @@ class LiveView:
             totals=self._totals.read(service),
             connections=connections,
             closed=closed,
-            http=[_running(turn, driver, at) for driver in exchanges for turn in driver.session.turns()],
+            http=[_running(turn, driver) for driver in exchanges for turn in driver.session.turns()],
             turns=turns,
             turns_missed=turns_missed,
         )
@@ -133,14 +133,14 @@ class LiveView:
         for connection in self._sockets():
             if connection.driver.origin.connection == number:
                 nodes, is_complete = _nodes(connection)
-                described = _connection(connection, now(), with_recent=True)
+                described = _connection(connection, with_recent=True)
                 return live.ConnectionDetail(described, nodes, is_complete)
         return None
 
     def _sockets(self) -> list[WebSocketConnection]:
         return [client for client in self._service.clients if isinstance(client, WebSocketConnection)]
 
-    def _changed(self, at: float) -> tuple[list[live.Connection], list[int]]:
+    def _changed(self) -> tuple[list[live.Connection], list[int]]:
         """The connections that have changed, and the numbers of those that are closed."""
         changed: list[live.Connection] = []
         sent, self._sent = self._sent, {}
@@ -149,7 +149,7 @@ class LiveView:
             signature = _signature(connection)
             # The time in its stage changes as long as a turn runs.
             if sent.pop(number, None) != signature or connection.in_flight:
-                changed.append(_connection(connection, at, with_recent=False))
+                changed.append(_connection(connection, with_recent=False))
             self._sent[number] = signature
         return changed, list(sent)
 
@@ -203,7 +203,7 @@ def _signature(connection: WebSocketConnection) -> _Signature:
     )
 
 
-def _connection(connection: WebSocketConnection, at: float, *, with_recent: bool) -> live.Connection:
+def _connection(connection: WebSocketConnection, *, with_recent: bool) -> live.Connection:
     driver = connection.driver
     session = driver.session
     cache = session.cache
@@ -216,16 +216,15 @@ def _connection(connection: WebSocketConnection, at: float, *, with_recent: bool
         lanes=session.lanes,
         turns_ended=connection.turns_ended,
         unsent_bytes=connection.unread_bytes,
-        running=[_running(turn, driver, at) for turn in session.turns()],
+        running=[_running(turn, driver) for turn in session.turns()],
         recent=[_ended(turn) for turn in connection.recent or ()] if with_recent else UNSET,
     )
 
 
-def _running(turn: Turn, driver: Driver, at: float) -> live.Turn:
-    report = turn.progress()
+def _running(turn: Turn, driver: Driver) -> live.Turn:
     return live.Turn(
-        started_at=at - report.total_ms / 1000,
-        report=report,
+        started_at=unix_time(turn.stages.arrived),
+        report=turn.progress(),
         transport=driver.origin.transport,
         tenant=turn.tenant,
         connection=driver.origin.connection,

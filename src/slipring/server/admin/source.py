@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from slipring.observation import live
+from slipring.observation.snapshots import Snapshot
 
 INTERVAL_S = 0.5
 """Time between two updates of one process."""
@@ -22,6 +23,9 @@ class Source(Protocol):
 
     async def detail(self, process: int, number: int) -> live.ConnectionDetail | None:
         """Describe one connection; None if it is not open."""
+
+    def metrics(self) -> Snapshot:
+        """What all processes have counted."""
 
     def health(self) -> tuple[object, int]:
         """The body of ``GET /health`` and its status."""

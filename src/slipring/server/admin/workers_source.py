@@ -16,7 +16,9 @@ from msgspec import Struct
 
 from slipring import __version__
 from slipring.observation import live
+from slipring.observation.snapshots import Fold, Snapshot
 from slipring.server.admin.source import INTERVAL_S, Receive
+from slipring.server.process.process_metrics import process_snapshot
 from slipring.server.process.worker_messages import Command, Describe, Described, EndWatch, Watch
 from slipring.server.process.worker_restart import SlotObserver
 
@@ -75,13 +77,14 @@ class _Watcher:
 class WorkersSource(SlotObserver):
     """The source of a supervisor's listener."""
 
-    def __init__(self, workers: Sequence[Worker], api_url: str) -> None:
-        """``workers``: by number. The list may be filled later."""
+    def __init__(self, workers: Sequence[Worker], api_url: str, metrics_tenants: int = 0) -> None:
+        """``workers``: by number. The list may be filled later. ``metrics_tenants``: as in ``Config``."""
         self._workers = workers
         self._api_url = api_url
         self._started_at = time.time()
         self._watchers: list[_Watcher] = []
         self._numbers = itertools.count()
+        self._metrics = Fold(metrics_tenants)
         self._details: dict[int, asyncio.Future[live.ConnectionDetail | None]] = {}
 
     def greeting(self) -> live.Greeting:
@@ -123,6 +126,9 @@ class WorkersSource(SlotObserver):
         finally:
             del self._details[request]
 
+    def metrics(self) -> Snapshot:
+        return self._metrics.snapshot(process_snapshot())
+
     def health(self) -> tuple[object, int]:
         workers = [WorkerHealth(worker.pid, worker.is_serving) for worker in self._workers]
         serving = sum(worker.serving for worker in workers)
@@ -140,6 +146,10 @@ class WorkersSource(SlotObserver):
                 watcher.known.add(heading.process)
                 watcher.receive(line)
 
+    def measured(self, process: int, snapshot: Snapshot) -> None:
+        """A worker has sent what it has counted."""
+        self._metrics.update(process, snapshot)
+
     def described(self, report: Described) -> None:
         """A worker has described a connection."""
         future = self._details.get(report.request)
@@ -153,6 +163,7 @@ class WorkersSource(SlotObserver):
 
     def ended(self, process: int) -> None:
         """A worker has ended."""
+        self._metrics.end(process)
         line = live.encode(live.ProcessGone(process))
         for watcher in list(self._watchers):
             watcher.known.discard(process)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from slipring.core.generation import Model
 from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError
@@ -48,7 +48,7 @@ class UpgradeRequired(InvalidRequest):
 
 def build_app(service: Service, background: Background) -> web.Application:
     """The application with all endpoints of a server."""
-    app = web.Application(middlewares=[_answer_errors])
+    app = web.Application(middlewares=[_answering_errors(service)])
     responses = Responses(background)
     endpoints: list[tuple[str, str, _Endpoint]] = [
         ("GET", "/responses", _open_socket),
@@ -112,28 +112,37 @@ def _authenticated(service: Service, endpoint: _Endpoint) -> Handler:
     return handler
 
 
-@web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn exceptions into responses in the API's shape. Unexpected ones are logged, and their text is not
-    sent."""
-    try:
-        return await handler(request)
-    except ApiError as error:
+def _answering_errors(service: Service) -> Middleware:
+    """Turns exceptions into responses in the API's shape, and counts them. Unexpected ones are logged, and
+    their text is not sent."""
+
+    @web.middleware
+    async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        allowed: str | None = None
+        try:
+            return await handler(request)
+        except ApiError as raised:
+            error = raised
+        except web.HTTPException as refusal:
+            error = _translate(refusal, request)
+            allowed = refusal.headers.get("Allow")
+        except Exception as failure:
+            if isinstance(failure, ConnectionError) and _is_disconnected(request):
+                raise  # there is no client to answer
+            log.exception("a request failed unexpectedly")
+            error = ServerError()
+        if not error.is_reported:
+            service.refusals[error.code] += 1
         response = error_response(error)
-    except web.HTTPException as refusal:
-        response = error_response(_translate(refusal, request))
-        if isinstance(refusal, web.HTTPMethodNotAllowed):
-            response.headers["Allow"] = refusal.headers["Allow"]
-    except Exception as error:
-        if isinstance(error, ConnectionError) and _is_disconnected(request):
-            raise  # there is no client to answer
-        log.exception("a request failed unexpectedly")
-        response = error_response(ServerError())
-    if connection_of(request).is_surplus:
-        response.force_close()
-    if response.status == UpgradeRequired.status:
-        response.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
-    return response
+        if allowed is not None:
+            response.headers["Allow"] = allowed
+        if connection_of(request).is_surplus:
+            response.force_close()
+        if response.status == UpgradeRequired.status:
+            response.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
+        return response
+
+    return answer_errors
 
 
 def _is_disconnected(request: web.Request) -> bool:

@@ -32,6 +32,7 @@ from slipring.server.connections.file_descriptors import log_reduced_room
 from slipring.server.connections.http_connection import HttpConnection, connection_factory, http_logger
 from slipring.server.endpoints.app import build_app
 from slipring.server.loop_lag import LoopLag
+from slipring.server.metrics import Metrics
 from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.server.process.listener import base_url, bind_shared, listen, require_keys
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
@@ -86,6 +87,7 @@ class Server:
         self._memory_trimmer = MemoryTrimmer(ledgers, find_malloc_trim())
         self._lag = LoopLag()
         self.live = LiveView(self.service, self._lag, number)
+        self.metrics = Metrics(self.service)
         self._has_admin = has_admin and config.admin != ADMIN_OFF
         self._admin: AdminListener | None = None
         self._runner: web.AppRunner | None = None
@@ -113,6 +115,7 @@ class Server:
             raise
         try:
             await self.catalog.start()
+            self.metrics.start(self._lag)
             # Cancellation: a client that disconnects must end its request.
             runner = web.AppRunner(
                 build_app(self.service, self.background),
@@ -188,7 +191,7 @@ class Server:
     async def _open_admin(self) -> None:
         if not self._has_admin:
             return
-        admin = AdminListener(self.config, ServerSource(self.service, self.live, self.base_url))
+        admin = AdminListener(self.config, ServerSource(self.service, self.live, self.metrics, self.base_url))
         await admin.start()
         self._admin = admin
 

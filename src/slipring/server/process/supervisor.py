@@ -109,7 +109,7 @@ class Supervisor:
         from slipring.server.admin.listener import AdminListener
         from slipring.server.admin.workers_source import WorkersSource
 
-        source = WorkersSource(self._slots, self.base_url)
+        source = WorkersSource(self._slots, self.base_url, self.config.metrics_tenants)
         admin = AdminListener(self.config, source)
         await admin.start()
         self._admin = admin

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from slipring.config import ADMIN_OFF
 from slipring.engines.base import Engine
 from slipring.engines.catalog import borrow_engine, open_engine
 from slipring.engines.sharing import Borrowed
@@ -36,6 +37,7 @@ from slipring.server.process.worker_messages import (
     EngineMoved,
     EngineSuspected,
     Failed,
+    Measured,
     Report,
     StopNow,
     Watch,
@@ -43,6 +45,8 @@ from slipring.server.process.worker_messages import (
     encode,
 )
 
+_MEASURE_S = 1.0
+"""Time between two reports of what was counted."""
 _MOST_UNREAD_BYTES = 16 * 2**20
 """Beyond this, live updates are left out until the supervisor has read."""
 
@@ -81,6 +85,7 @@ class Worker:
         self._reports = ReportPipe(reports)
         self._feed: LiveFeed | None = None
         self._end_watch: Callable[[], None] | None = None
+        self._measuring: asyncio.TimerHandle | None = None
         self._stop_request = StopRequest()
         self._borrowed = {
             name: Borrowed(loan.share, loan.key, partial(self._suspect, name))
@@ -102,6 +107,12 @@ class Worker:
         # A thread, so that the death of the supervisor is noticed even if the loop is busy.
         threading.Thread(target=read_commands, name="commands", daemon=True).start()
         await self._reports.open()
+        try:
+            await self._serve(loop)
+        finally:
+            self._reports.close()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         server = Server(self._config, open_by_name=self._open, number=self._number)
         self._view = server.live
         server.stop_request = self._stop_request
@@ -110,6 +121,9 @@ class Worker:
         loop.add_signal_handler(signal.SIGTERM, self._stop_request.requested.set)
         log_ignored_signals()
         await server.run(self._report_ready, lambda responses: self.report(Draining(responses)))
+        if self._measuring is not None:
+            self._measuring.cancel()
+            self._measure(server)
 
     def report(self, report: Report) -> None:
         self._reports.write(encode(report))
@@ -121,6 +135,17 @@ class Worker:
     def _report_ready(self, server: Server) -> None:
         exempt_from_collection()
         self.report(server.describe())
+        if self._config.admin != ADMIN_OFF:
+            self._measure_regularly(server)
+
+    def _measure_regularly(self, server: Server) -> None:
+        self._measure(server)
+        loop = asyncio.get_running_loop()
+        self._measuring = loop.call_later(_MEASURE_S, self._measure_regularly, server)
+
+    def _measure(self, server: Server) -> None:
+        """Report what was counted. What a worker counts after its last report is lost if it is killed."""
+        self._reports.write_if_read(encode(Measured(server.metrics.snapshot())))
 
     def _suspect(self, name: str, url: str) -> None:
         self.report(EngineSuspected(name, url))
@@ -160,17 +185,23 @@ class ReportPipe:
         pipe = os.fdopen(os.dup(self._descriptor), "wb", 0)
         self._transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, pipe)
 
+    def close(self) -> None:
+        """Write directly from now on: the event loop is about to end."""
+        assert self._transport is not None
+        self._transport.close()
+        self._transport = None
+
     def write(self, line: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None:
             os.write(self._descriptor, line)
         else:
             self._transport.write(line)
 
     def write_if_read(self, line: bytes) -> None:
         """Write a line, unless the supervisor has not read much of what was written before."""
-        assert self._transport is not None
-        if self._transport.get_write_buffer_size() < _MOST_UNREAD_BYTES:
-            self._transport.write(line)
+        pipe = self._transport
+        if pipe is not None and pipe.get_write_buffer_size() < _MOST_UNREAD_BYTES:
+            pipe.write(line)
 
 
 def _read_lines(descriptor: int) -> Iterator[bytes]:

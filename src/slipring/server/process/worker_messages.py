@@ -10,6 +10,7 @@ from msgspec import Struct
 from slipring.config import Config
 from slipring.engines.sharing import Share
 from slipring.observation import live
+from slipring.observation.snapshots import Snapshot
 
 
 class Loan(Struct, frozen=True):
@@ -98,9 +99,15 @@ class Described(Struct, frozen=True, tag=True):
     detail: live.ConnectionDetail | None
 
 
+class Measured(Struct, frozen=True, tag=True):
+    """What the worker has counted since it started."""
+
+    snapshot: Snapshot
+
+
 Command = Assignment | EngineMoved | Watch | EndWatch | Describe | Stop | StopNow
 """From the supervisor."""
-Report = Serving | Failed | Draining | EngineSuspected | Described
+Report = Serving | Failed | Draining | EngineSuspected | Described | Measured
 """From a worker. It also writes live updates, which the supervisor does not decode."""
 
 _command: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)

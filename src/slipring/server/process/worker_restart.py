@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from slipring.errors import StartupError
+from slipring.observation.snapshots import Snapshot
 from slipring.server.process.worker_messages import (
     Assignment,
     Command,
@@ -14,6 +15,7 @@ from slipring.server.process.worker_messages import (
     Draining,
     EngineSuspected,
     Failed,
+    Measured,
     Serving,
     Stop,
     StopNow,
@@ -36,6 +38,9 @@ class SlotObserver:
 
     def updated(self, line: bytes) -> None:
         """A worker has written a live update."""
+
+    def measured(self, process: int, snapshot: Snapshot) -> None:
+        """The worker with this number has sent what it has counted."""
 
     def described(self, report: Described) -> None:
         """A worker has described a connection."""
@@ -150,7 +155,9 @@ class WorkerSlot:
             self._observer.updated(line)
             return
         report = decode_report(line)
-        if isinstance(report, Described):
+        if isinstance(report, Measured):
+            self._observer.measured(self._number, report.snapshot)
+        elif isinstance(report, Described):
             self._observer.described(report)
         elif isinstance(report, EngineSuspected):
             self._on_suspicion(report)

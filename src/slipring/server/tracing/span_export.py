@@ -116,19 +116,19 @@ class SpanExport:
             log.exception("spans could not be exported")
             delivered = False
         if delivered:
-            self.counts.delivered += len(batch)
             if self._lost is not None:
                 log.warning("traces reach %s again; %d turns were lost", self._where, self._lost)
                 self._lost = None
+            self.counts.delivered += len(batch)
             return
-        with self._changed:
-            self.counts.dropped += len(batch)
         if self._lost is None:
             self._lost = 0
             log.warning(
                 "traces do not reach %s, and are dropped until they do: %s", self._where, str(_failures)
             )
         self._lost += len(batch)
+        with self._changed:
+            self.counts.dropped += len(batch)
 
     def _spans_of(self, batch: list[TracedTurn]) -> Iterator[ReadableSpan]:
         for turn in batch:

@@ -16,7 +16,7 @@ from opentelemetry.util.types import AttributeValue
 from slipring import __version__
 from slipring.config import Config
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
-from slipring.server.clock import now, shared_now
+from slipring.server.clock import clock, shared_now, unix_time
 from slipring.server.ended_turns import EndedTurn, TurnContent
 from slipring.server.tracing import conventions
 from slipring.server.tracing.content import excerpt
@@ -84,7 +84,7 @@ class Tracer:
             parent=parent,
             previous=self._recent.find(tenant, previous) if previous else None,
             # The clock of this process never jumps. That of the machine may have been set since.
-            ended_ns=int((turn.ended_at + shared_now() - now()) * 1e9),
+            ended_ns=int((turn.ended_at + shared_now() - unix_time(clock())) * 1e9),
             said=excerpt(content) if content is not None else None,
         )
         if self._export.offer(traced) and report.response_id:

@@ -80,7 +80,7 @@ class WebSocketConnection(Sink):
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
         self._betas = of_socket(request.headers)
         session = service.open_session(caller, self._betas)
-        states = SocketStates(service.store.responses, service.parking, service.peers)
+        states = SocketStates(service.store.responses, service.parking, service.peers, service.lookups)
         service.sockets_opened += 1
         origin = Origin("websocket", service.sockets_opened, request.headers.get("traceparent"))
         self.driver = Driver(service, caller, session, self, origin=origin, states=states)
