@@ -219,6 +219,13 @@ WAYS = [
         "k",
     ),
     (
+        "metrics_tenants",
+        ["--metrics-tenants", "20"],
+        {"SLIPRING_METRICS_TENANTS": "20"},
+        "metrics_tenants = 20",
+        20,
+    ),
+    (
         "trace_endpoint",
         ["--trace-endpoint", "http://127.0.0.1:4318"],
         {"SLIPRING_TRACE_ENDPOINT": "http://127.0.0.1:4318"},
@@ -325,6 +332,7 @@ BAD_TEXT = [
     ("admin", "9464", "must be auto, off or HOST:PORT"),
     ("admin", "localhost:http", "must be auto, off or HOST:PORT"),
     ("admin", "localhost:65536", "must be auto, off or HOST:PORT"),
+    ("metrics_tenants", "-1", "must be finite and not below 0"),
     ("log_level", "loud", "must be one of debug, info, warning, error"),
     ("log_level", "", "must be one of debug, info, warning, error"),
     ("model", "", "every entry must be a string and not empty"),
