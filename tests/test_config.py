@@ -240,6 +240,28 @@ WAYS = [
         ("a", "b"),
     ),
     (
+        "trace_endpoint",
+        ["--trace-endpoint", "http://127.0.0.1:4318"],
+        {"SLIPRING_TRACE_ENDPOINT": "http://127.0.0.1:4318"},
+        'trace_endpoint = "http://127.0.0.1:4318"',
+        "http://127.0.0.1:4318",
+    ),
+    ("trace_sample", ["--trace-sample", "0.1"], {"SLIPRING_TRACE_SAMPLE": "0.1"}, "trace_sample = 0.1", 0.1),
+    (
+        "trace_client_sampling",
+        ["--no-trace-client-sampling"],
+        {"SLIPRING_TRACE_CLIENT_SAMPLING": "off"},
+        "trace_client_sampling = false",
+        False,
+    ),
+    (
+        "trace_content",
+        ["--trace-content"],
+        {"SLIPRING_TRACE_CONTENT": "on"},
+        "trace_content = true",
+        True,
+    ),
+    (
         "log_level",
         ["--log-level", "debug"],
         {"SLIPRING_LOG_LEVEL": "debug"},

@@ -87,6 +87,10 @@ _API_KEYS = Rule(
 _PORT = Rule("must be from 0 to 65535", lambda number: 0 <= number <= 65535)
 _LOG_LEVEL = Rule(f"must be one of {', '.join(LOG_LEVELS)}", lambda name: name in LOG_LEVELS)
 _AT_LEAST_ONE = Rule("must be 1 or more", lambda number: number >= 1)
+_SHARE = Rule("must be from 0 to 1", lambda number: 0 <= number <= 1)
+_HTTP_URL = Rule(
+    "must be an http:// or https:// URL", lambda url: not url or url.startswith(("http://", "https://"))
+)
 _POSITIVE = Rule("must be finite and above 0", lambda number: 0 < number < math.inf)
 _NOT_NEGATIVE = Rule("must be finite and not below 0", lambda number: 0 <= number < math.inf)
 _ADMIN = Rule(
@@ -244,6 +248,34 @@ class Config:
             "metavar": "N",
         },
     )
+    trace_endpoint: str = field(
+        default="",
+        metadata={
+            "help": "OTLP/HTTP address of the collector that traces of turns are sent to; empty: that of"
+            " OTEL_EXPORTER_OTLP_ENDPOINT, if trace_sample is above 0",
+            "rule": _HTTP_URL,
+            "metavar": "URL",
+        },
+    )
+    trace_sample: float = field(
+        default=0.0,
+        metadata={
+            "help": "share of the turns that are traced, among those without a traceparent of their client",
+            "rule": _SHARE,
+            "metavar": "SHARE",
+        },
+    )
+    trace_client_sampling: bool = field(
+        default=True,
+        metadata={
+            "help": "trace a request with a traceparent if and only if that says so; otherwise trace_sample"
+            " decides for all"
+        },
+    )
+    trace_content: bool = field(
+        default=False,
+        metadata={"help": "write what clients and models say into the traces, too"},
+    )
     log_level: str = field(
         default="info",
         metadata={
@@ -254,6 +286,11 @@ class Config:
     )
     models: tuple[ModelEntry, ...] = ()
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def traces(self) -> bool:
+        """Whether turns are traced: a share of them, or those that clients have sampled."""
+        return self.trace_sample > 0 or self.trace_endpoint != ""
 
 
 # --- Settings, derived from the fields --------------------------------------------------------

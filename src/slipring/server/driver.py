@@ -45,7 +45,7 @@ from slipring.server import padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
-from slipring.server.ended_turns import EndedTurn, Origin
+from slipring.server.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.base import Appended, LeaseLost, Tenure
 
@@ -173,10 +173,12 @@ class Driver:
         traceparent = ended.traceparent or origin.traceparent
         started_at = unix_time(ended.arrived)
         turn = EndedTurn(ended.report, ended.lane, self.caller, origin, started_at, traceparent)
-        self.service.turn_ended(turn)
+        content = None
+        if self.service.content_observers and (source := ended.turn) is not None:
+            output = tuple(source.output.items)
+            content = TurnContent(source.request, source.input, output, source.response)
+        self.service.turn_ended(turn, content)
         self.sink.record(turn)
-        if self.service.recorder is not None and ended.turn is not None:
-            self.service.recorder.add(turn, ended.turn)
 
     def _prefill(self, action: StartPrefill) -> None:
         def ended(tokens: int | None) -> None:

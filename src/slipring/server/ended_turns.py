@@ -8,6 +8,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from slipring.protocol.items import Item
+from slipring.protocol.requests import CreateRequest
+from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport
 from slipring.server.access.auth import Caller
 
@@ -42,6 +45,20 @@ class EndedTurn(Struct, frozen=True):
         return self.started_at + self.report.total_ms / 1000
 
 
+class TurnContent(Struct, frozen=True):
+    """What a turn added to its context: the new items of its request, and its output so far."""
+
+    request: CreateRequest
+    input: tuple[Item, ...] = ()
+    output: tuple[Item, ...] = ()
+    response: Response | None = None
+    """None if the request was refused."""
+
+
 Observer = Callable[[EndedTurn], None]
 """Called once per turn, after the turn's last events have been handed to the transport. It must return at
 once, and not raise."""
+ContentObserver = Callable[[EndedTurn, TurnContent | None], None]
+"""As ``Observer``, for the few that may see content because an operator has switched that on. It must keep no
+more of the content than a bound of its own. None: there is no content, or its client asked the server to keep
+nothing."""

@@ -22,5 +22,6 @@ def health_of(service: Service) -> tuple[Health, int]:
         connections=service.sockets,
         render_fallbacks=service.render_fallbacks,
         trouble=trouble,
+        traces=service.traces,
     )
     return body, 200 if serves else 503

@@ -25,6 +25,7 @@ from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.errors import ApiError, Unavailable
+from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits
 from slipring.server import turn_log
 from slipring.server.access.auth import Caller, Keyring
@@ -38,10 +39,9 @@ from slipring.server.cluster.peers import Peers
 from slipring.server.cluster.state_lookup import Source
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.registry import Connections
-from slipring.server.ended_turns import EndedTurn, Observer
+from slipring.server.ended_turns import ContentObserver, EndedTurn, Observer, TurnContent
 from slipring.server.id_minting import minter, new_node_id
 from slipring.server.prefills import Prefills
-from slipring.server.recording.recorder import Recorder
 from slipring.server.request_decoding import RequestDecoder
 from slipring.server.retrieval_slots import RetrievalSlots
 from slipring.stores.base import Store
@@ -100,13 +100,15 @@ class Service:
     clients: set[Client] = field(default_factory=set)
     timers: ClientTimers[Client] = field(default_factory=ClientTimers)
     prefills: Prefills = field(default_factory=Prefills)
-    recorder: Recorder | None = None
     """Set if turns are recorded with their content."""
     sockets: int = 0
     """Number of open WebSockets."""
     sockets_opened: int = 0
     """Number of WebSockets that have been opened; the last one has this number."""
     turn_observers: list[Observer] = field(default_factory=list)
+    content_observers: list[ContentObserver] = field(default_factory=list)
+    traces: TraceCounts | None = None
+    """Set while turns are traced."""
     render_fallbacks: Counter[str] = field(default_factory=Counter)
     """How often a context was rendered in full although its parent was in memory, by reason."""
     lookups: Counter[Source] = field(default_factory=Counter)
@@ -195,11 +197,16 @@ class Service:
         if key is not None:
             await self.quotas.admit(key)
 
-    def turn_ended(self, turn: EndedTurn) -> None:
-        """Log and count a turn: its tokens towards the key's quota, its fallback for ``/health``."""
+    def turn_ended(self, turn: EndedTurn, content: TurnContent | None = None) -> None:
+        """Log and count a turn: its tokens towards the key's quota, its fallback for ``/health``.
+
+        ``content``: only needed if there are ``content_observers``.
+        """
         turn_log.write(turn)
         for observe in self.turn_observers:
             observe(turn)
+        for observe_content in self.content_observers:
+            observe_content(turn, content)
         report, caller = turn.report, turn.caller
         if report.fallback is not UNSET:
             self.render_fallbacks[report.fallback] += 1

@@ -134,7 +134,7 @@ async def test_turns_that_end_badly(directory: Path) -> None:
 async def test_a_continuation_of_something_that_was_not_recorded(directory: Path) -> None:
     limits = Limits(record_queue_bytes=2_000)
     async with serve(record=str(directory), limits=limits) as running, running.connect() as socket:
-        recorder = running.service.recorder
+        recorder = running.server.recorder
         lost = await socket.response(input="x" * 4_000, store=False)
         follower = await socket.response(input="No file.", previous_response_id=lost["id"], store=False)
         await socket.response(input="A file.", store=False)
@@ -153,7 +153,7 @@ async def test_only_the_chosen_tenants_and_never_those_who_ask_to_keep_nothing(d
         betas = {"OpenAI-Beta": "slipring_zero_retention=v1"}
         async with running.connect(key="key-of-a", headers=betas) as socket:
             await socket.response(input="Secret.", store=False)
-        assert running.service.recorder.dropped == 0
+        assert running.server.recorder.dropped == 0
     assert [texts(turn) for turn in only(directory)] == [["Of a."]]
 
 
@@ -218,7 +218,7 @@ async def test_a_request_with_line_breaks_is_one_line(directory: Path) -> None:
 async def test_a_full_file_ends_and_new_conversations_get_another(directory: Path) -> None:
     limits = Limits(record_file_bytes=5_000, record_files=2)
     async with serve(record=str(directory), limits=limits) as running, running.connect() as socket:
-        recorder = running.service.recorder
+        recorder = running.server.recorder
         last = await socket.response(input="x" * 500, store=False)
         for _ in range(4):
             last = await socket.response(input="x" * 500, previous_response_id=last["id"], store=False)
@@ -234,17 +234,17 @@ async def test_a_full_file_ends_and_new_conversations_get_another(directory: Pat
 async def test_a_stopped_recorder_counts_and_disturbs_nobody(directory: Path) -> None:
     async with serve(record=str(directory)) as running:
         await running.post(input="One.")
-        await running.service.recorder.close()
-        await running.service.recorder.close()
+        await running.server.recorder.close()
+        await running.server.recorder.close()
         status, _ = await running.post(input="Two.")
         assert status == 200
-        assert (running.service.recorder.written, running.service.recorder.dropped) == (1, 1)
+        assert (running.server.recorder.written, running.server.recorder.dropped) == (1, 1)
     assert [texts(turn) for turn in only(directory)] == [["One."]]
 
 
 async def test_a_directory_that_disappears(directory: Path) -> None:
     async with serve(record=str(directory)) as running:
-        recorder = running.service.recorder
+        recorder = running.server.recorder
         shutil.rmtree(directory)
         for _ in range(2):
             status, _ = await running.post(input="One.")
@@ -276,4 +276,4 @@ async def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
 
 async def test_nothing_is_recorded_by_default(tmp_path: Path) -> None:
     async with serve() as running:
-        assert running.service.recorder is None
+        assert running.server.recorder is None

@@ -59,6 +59,14 @@ class EngineHealth(Struct):
     trouble: str | None
 
 
+class TraceCounts(Struct):
+    """Sampled turns by what became of their spans."""
+
+    delivered: int = 0
+    dropped: int = 0
+    """The collector could not be reached, or was too slow."""
+
+
 class Health(Struct):
     status: Literal["ok", "degraded", "draining"]
     version: str
@@ -69,3 +77,5 @@ class Health(Struct):
     render_fallbacks: dict[str, int]
     trouble: str | None
     """Why new clients are refused; None if they are not."""
+    traces: TraceCounts | None
+    """None if turns are not traced."""

@@ -8,7 +8,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from aiohttp import web
 
@@ -44,6 +44,9 @@ from slipring.server.service import Service, shutting_down
 from slipring.stores.base import Store
 from slipring.stores.catalog import open_store
 
+if TYPE_CHECKING:
+    from slipring.server.tracing.tracer import Tracer
+
 _TICK_S = 1.0
 _DAY_S = 86_400.0
 _HTTP_SHUTDOWN_S = 1.0
@@ -78,8 +81,11 @@ class Server:
         self.service = Service.assemble(config, self.catalog, self._store, positions)
         for served in self.catalog.engines:
             served.compiler = self.service.compiler
+        self.recorder: Recorder | None = None
         if config.record:
-            self.service.recorder = Recorder(config, [each.name for each in self.catalog.engines])
+            self.recorder = Recorder(config, [each.name for each in self.catalog.engines])
+            self.service.content_observers.append(self.recorder.observe)
+        self._tracer = _open_tracer(self.service) if config.traces else None
         self.background = Background(self.service)
         self._maintenance = StoreMaintenance(self.service)
         ledgers = (self.service.requests, self.service.connections.unread)
@@ -140,11 +146,13 @@ class Server:
         self._ticker = asyncio.create_task(self._tick())
         self._maintenance.start()
         self.background.start()
+        if self._tracer is not None:
+            self._tracer.start()
 
     async def _open_store_and_port(self) -> socket.socket:
         """Start the store, read keys from it, and bind the address, unless keys are required and missing."""
-        if self.service.recorder is not None:
-            self.service.recorder.start()
+        if self.recorder is not None:
+            self.recorder.start()
         await self._store.start()
         try:
             await self.service.keyring.start()
@@ -248,10 +256,12 @@ class Server:
             for engine in self.catalog.engines:
                 stack.push_async_callback(engine.close)
             stack.push_async_callback(self.service.peers.close)
-            if self.service.recorder is not None:
-                stack.push_async_callback(self.service.recorder.close)
+            if self.recorder is not None:
+                stack.push_async_callback(self.recorder.close)
             if self._admin is not None:
                 stack.push_async_callback(self._admin.close)
+            if self._tracer is not None:
+                stack.push_async_callback(self._tracer.close)
 
     async def _tick(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -269,6 +279,24 @@ def _catalog(config: Config, engine: Engine | None, open_by_name: Callable[[str]
     if engine is None and config.models:
         return Catalog.of_entries([_entry(model) for model in config.models], open_by_name)
     return Catalog.of_engine(engine or open_by_name(config.engine), config.model)
+
+
+def _open_tracer(service: Service) -> "Tracer":
+    """A tracer that observes the turns of a service, not started yet."""
+    try:
+        from slipring.server.tracing.tracer import Tracer
+    except ModuleNotFoundError as error:
+        extra = "pip install 'slipring[otel]'"
+        raise StartupError(
+            f"--trace-sample, --trace-endpoint: {error.name} is not installed ({extra})"
+        ) from None
+    tracer = Tracer(service.config, service.node_id)
+    service.traces = tracer.counts
+    if service.config.trace_content:
+        service.content_observers.append(tracer.observe_content)
+    else:
+        service.turn_observers.append(tracer.observe)
+    return tracer
 
 
 def _entry(model: ModelEntry) -> Entry:

@@ -16,9 +16,8 @@ from msgspec import UNSET, Struct
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import Response
 from slipring.recording import Answer, Header, RecordedTurn
-from slipring.server.ended_turns import EndedTurn
+from slipring.server.ended_turns import EndedTurn, TurnContent
 from slipring.server.recording.recording_file import (
     NotRecorded,
     RecordingDirectory,
@@ -42,19 +41,16 @@ user, or belong to the client alone."""
 _CONTINUABLE = ("completed", "incomplete")
 
 
-class CapturedTurn(Struct, frozen=True, kw_only=True):
+class CapturedTurn(Struct, frozen=True):
     """A turn that has ended, with its content."""
 
     ended: EndedTurn
-    request: CreateRequest
-    input: tuple[Item, ...]
-    output: tuple[Item, ...]
-    response: Response | None
+    content: TurnContent
 
     @property
     def size_bytes(self) -> int:
         """About the memory that it keeps alive."""
-        return self.ended.report.request_bytes + sum([len(item.raw) for item in self.output])
+        return self.ended.report.request_bytes + sum([len(item.raw) for item in self.content.output])
 
 
 class _Place(Struct, frozen=True):
@@ -103,13 +99,13 @@ class RecordedLoops:
 
     def write(self, captured: CapturedTurn) -> None:
         """Record a turn. Raises ``NotRecorded`` and ``OSError``."""
-        previous = captured.request.previous_response_id
-        before, known = self._continued(previous, captured.input)
+        previous = captured.content.request.previous_response_id
+        before, known = self._continued(previous, captured.content.input)
         ended = captured.ended
         arrived_at = ended.started_at
         file = before.file if before is not None else self._file_of(captured, arrived_at)
-        fields = self._fields(captured.request)
-        new = captured.input[known:]
+        fields = self._fields(captured.content.request)
+        new = captured.content.input[known:]
         turn = RecordedTurn(
             turn=file.turns,
             continues=before.turn if before is not None else None,
@@ -120,7 +116,9 @@ class RecordedLoops:
             connection=ended.origin.connection,
             transport=ended.origin.transport,
             lane=ended.lane,
-            model=captured.response.model if captured.response is not None else captured.request.model,
+            model=captured.content.response.model
+            if captured.content.response is not None
+            else captured.content.request.model,
             request=fields if before is None else _changed(before.fields, fields),
             input=[self._removal.item(item.type, item.raw) for item in _opened(new)],
             answer=self._answer(captured),
@@ -149,7 +147,7 @@ class RecordedLoops:
             file = self._by_client.get(key)
             if file is not None and not file.is_full:
                 return file
-        if captured.request.previous_response_id is not None:
+        if captured.content.request.previous_response_id is not None:
             raise NotRecorded("the response that it continues is not recorded")
         file = self._directory.create(arrived_at)
         header = Header(
@@ -163,14 +161,14 @@ class RecordedLoops:
     ) -> None:
         for key in _clients(captured):
             self._by_client.put(key, place.file)
-        response = captured.response
+        response = captured.content.response
         if response is None or captured.ended.report.status not in _CONTINUABLE:
             return
         start = before.context if before is not None else None
-        if before is None and captured.request.previous_response_id is None:
+        if before is None and captured.content.request.previous_response_id is None:
             start = b""
         if start is not None:
-            context = _extended(_extended(start, new), captured.output)
+            context = _extended(_extended(start, new), captured.content.output)
             place = msgspec.structs.replace(place, context=context)
             self._by_context.put(context, place)
         self._by_response.put(response.id, place)
@@ -181,8 +179,8 @@ class RecordedLoops:
         return {name: self._removal.value(_given(value)) for name, value in decoded.items()}
 
     def _answer(self, captured: CapturedTurn) -> Answer:
-        report, response = captured.ended.report, captured.response
-        output = [self._removal.item(item.type, item.raw) for item in _opened(captured.output)]
+        report, response = captured.ended.report, captured.content.response
+        output = [self._removal.item(item.type, item.raw) for item in _opened(captured.content.output)]
         failure = response.error if response is not None else None
         error = {"code": report.error_code} if report.error_code is not UNSET else None
         if failure is not None:
@@ -191,7 +189,7 @@ class RecordedLoops:
         return Answer(
             status=report.status,
             total_ms=report.total_ms,
-            first_token_ms=report.first_token_ms if not captured.request.warms_up else None,
+            first_token_ms=report.first_token_ms if not captured.content.request.warms_up else None,
             output=output,
             output_bytes=sum(len(raw) for raw in output),
             usage=msgspec.to_builtins(usage) if usage is not None else UNSET,
@@ -203,8 +201,8 @@ def _clients(captured: CapturedTurn) -> Iterator[int | str]:
     """What turns of one client have in common."""
     if captured.ended.origin.connection:
         yield captured.ended.origin.connection
-    if captured.request.prompt_cache_key:
-        yield captured.request.prompt_cache_key
+    if captured.content.request.prompt_cache_key:
+        yield captured.content.request.prompt_cache_key
 
 
 def _opened(items: Iterable[Item]) -> Iterator[Item]:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from slipring import __version__
 from slipring.config import Config, split_api_key
-from slipring.core.turn.turn import Turn
-from slipring.server.ended_turns import EndedTurn
+from slipring.server.ended_turns import EndedTurn, TurnContent
 from slipring.server.recording.recorded_loops import CapturedTurn, RecordedLoops
 from slipring.server.recording.recording_file import NotRecorded, RecordingDirectory
 from slipring.server.recording.secret_removal import SecretRemoval
@@ -53,17 +52,11 @@ class Recorder:
         self._directory.prepare()
         self._thread.start()
 
-    def add(self, ended: EndedTurn, turn: Turn) -> None:
-        """Take a turn that has ended."""
-        if self._tenants and ended.caller.tenant not in self._tenants:
+    def observe(self, ended: EndedTurn, content: TurnContent | None) -> None:
+        """Take a turn that has ended, if it is to be recorded."""
+        if content is None or (self._tenants and ended.caller.tenant not in self._tenants):
             return
-        captured = CapturedTurn(
-            ended=ended,
-            request=turn.request,
-            input=turn.input,
-            output=tuple(turn.output.items),
-            response=turn.response,
-        )
+        captured = CapturedTurn(ended, content)
         with self._lock:
             has_room = self._queued_bytes + captured.size_bytes <= self._max_queued_bytes
             if has_room and not self._is_closed:

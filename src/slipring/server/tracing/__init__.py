@@ -1,0 +1,1 @@
+"""Traces of turns, by OpenTelemetry. Imported only if they are on: they need the extra ``otel``."""

@@ -1,0 +1,121 @@
+"""The tracer: an observer of ended turns that hands those which are sampled to the export of their spans."""
+
+import logging
+import os
+from collections.abc import Mapping
+from urllib.parse import urlsplit, urlunsplit
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.environment_variables import (
+    OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+)
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.util.types import AttributeValue
+
+from slipring import __version__
+from slipring.config import Config
+from slipring.protocol.endpoints.reply_bodies import TraceCounts
+from slipring.server.clock import clock, shared_now, unix_time
+from slipring.server.ended_turns import EndedTurn, TurnContent
+from slipring.server.tracing import conventions
+from slipring.server.tracing.content import excerpt
+from slipring.server.tracing.span_export import SpanExport
+from slipring.server.tracing.trace_context import RecentSpans, Sampling, read_traceparent
+from slipring.server.tracing.turn_spans import TracedTurn, new_context
+
+log = logging.getLogger("slipring")
+
+_MOST_RECENT_SPANS = 10_000
+_DEFAULT_ENDPOINT = "http://localhost:4318"
+_TRACES_PATH = "/v1/traces"
+
+
+class Tracer:
+    """Traces the turns of one process."""
+
+    def __init__(self, config: Config, instance_id: str) -> None:
+        """``instance_id``: identifies this process among all that report to the collector."""
+        url = traces_url(config.trace_endpoint, os.environ)
+        self._where = without_secrets(url)
+        # The exporter reads headers, certificates, compression and timeout from OTEL_EXPORTER_OTLP_… itself.
+        self._export = SpanExport(OTLPSpanExporter(endpoint=url), _resource(instance_id), self._where)
+        self._sampling = Sampling(config.trace_sample, follows_clients=config.trace_client_sampling)
+        self._recent = RecentSpans(_MOST_RECENT_SPANS)
+        self._config = config
+
+    @property
+    def counts(self) -> TraceCounts:
+        return self._export.counts
+
+    def start(self) -> None:
+        self._export.start()
+        config = self._config
+        log.info(
+            "traces go to %s: %g %% of the turns%s%s",
+            self._where,
+            config.trace_sample * 100,
+            "; for requests with a traceparent, those that it marks" if config.trace_client_sampling else "",
+            "; WITH CONTENT" if config.trace_content else "",
+        )
+
+    async def close(self) -> None:
+        """Deliver what is left, within a fixed time."""
+        await self._export.close()
+
+    def observe(self, turn: EndedTurn) -> None:
+        """Trace a turn without its content, if it is sampled."""
+        self._trace(turn, None)
+
+    def observe_content(self, turn: EndedTurn, content: TurnContent | None) -> None:
+        """Trace a turn with its content, if it is sampled."""
+        self._trace(turn, content)
+
+    def _trace(self, turn: EndedTurn, content: TurnContent | None) -> None:
+        report, tenant = turn.report, turn.caller.tenant
+        parent = read_traceparent(turn.traceparent)
+        span = new_context(parent.trace_id if parent is not None else None)
+        if not self._sampling.includes(span.trace_id, parent):
+            return
+        previous = report.previous_response_id
+        traced = TracedTurn(
+            turn=turn,
+            span=span,
+            parent=parent,
+            previous=self._recent.find(tenant, previous) if previous else None,
+            # The clock of this process never jumps. That of the machine may have been set since.
+            ended_ns=int((turn.ended_at + shared_now() - unix_time(clock())) * 1e9),
+            said=excerpt(content) if content is not None else None,
+        )
+        if self._export.offer(traced) and report.response_id:
+            self._recent.add(tenant, report.response_id, span)
+
+
+def traces_url(endpoint: str, environ: Mapping[str, str]) -> str:
+    """The URL that spans are sent to: the configured one, else that of OpenTelemetry's variables.
+
+    A configured URL without a path gets the path of the protocol.
+    """
+    if endpoint:
+        parts = urlsplit(endpoint)
+        return urlunsplit(parts._replace(path=_TRACES_PATH)) if parts.path in ("", "/") else endpoint
+    if of_traces := environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT):
+        return of_traces
+    return (environ.get(OTEL_EXPORTER_OTLP_ENDPOINT) or _DEFAULT_ENDPOINT).rstrip("/") + _TRACES_PATH
+
+
+def without_secrets(url: str) -> str:
+    """A URL without user, password and query."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _resource(instance_id: str) -> Resource:
+    """What the spans of this process have in common; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it
+    and override it."""
+    own: dict[str, AttributeValue] = {
+        conventions.SERVICE_NAME: "slipring",
+        conventions.SERVICE_VERSION: __version__,
+        conventions.SERVICE_INSTANCE: instance_id,
+    }
+    return Resource.create(own).merge(OTELResourceDetector().detect())

@@ -1,0 +1,154 @@
+"""The spans of a turn, made from its report after it has ended: one for the turn, one for each stage.
+
+The spans are built as the SDK's own exporters read them, not by its tracer, which is made for code that runs
+between the start and the end of a span, and takes several times as long.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import UNSET, Struct
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.util.types import AttributeValue
+
+from slipring import __version__
+from slipring.protocol.timing import TurnReport
+from slipring.server.ended_turns import EndedTurn
+from slipring.server.tracing import content, conventions
+from slipring.server.tracing.content import Excerpt
+
+_SCOPE = InstrumentationScope(conventions.SCOPE, __version__)
+_ERRORS = frozenset({"failed", "refused"})
+_STREAMS = frozenset({"websocket", "sse"})
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_ids = RandomIdGenerator()
+
+
+class TracedTurn(Struct, frozen=True):
+    """An ended turn that is sampled, and the place of its span among others."""
+
+    turn: EndedTurn
+    span: SpanContext
+    parent: SpanContext | None
+    """The span of the client."""
+    previous: SpanContext | None
+    """The span of the response that this one continues."""
+    ended_ns: int
+    """Unix time, by the clock that other services have too."""
+    said: Excerpt | None = None
+
+    @property
+    def span_count(self) -> int:
+        return 1 + len(self.turn.report.stages)
+
+
+def new_context(trace_id: int | None = None) -> SpanContext:
+    """The context of a new sampled span, in this trace or in a new one."""
+    trace_id = trace_id or _ids.generate_trace_id()
+    return SpanContext(trace_id, _ids.generate_span_id(), is_remote=False, trace_flags=_SAMPLED)
+
+
+def spans_of(traced: TracedTurn, resource: Resource) -> Iterator[ReadableSpan]:
+    """The span of a turn, then those of its stages, which lie within it."""
+    turn = traced.turn
+    report, ended = turn.report, traced.ended_ns
+    started = ended - _ns(report.total_ms)
+    attributes = _attributes(turn)
+    if traced.said is not None:
+        attributes |= _said(traced.said)
+    links: list[Link] = []
+    if traced.previous is not None:
+        links.append(Link(traced.previous, {conventions.LINK: conventions.PREVIOUS}))
+    yield ReadableSpan(
+        name=conventions.CHAT if report.model is UNSET else f"{conventions.CHAT} {report.model}",
+        context=traced.span,
+        parent=traced.parent,
+        resource=resource,
+        attributes=attributes,
+        links=links,
+        kind=SpanKind.SERVER,
+        status=Status(StatusCode.ERROR if report.status in _ERRORS else StatusCode.UNSET),
+        start_time=started,
+        end_time=ended,
+        instrumentation_scope=_SCOPE,
+    )
+    for stage in list(report.stages):
+        begin = min(started + _ns(stage.start_ms), ended)
+        yield ReadableSpan(
+            name=stage.name,
+            context=new_context(traced.span.trace_id),
+            parent=traced.span,
+            resource=resource,
+            start_time=begin,
+            end_time=min(begin + _ns(stage.duration_ms), ended),  # both are rounded
+            instrumentation_scope=_SCOPE,
+        )
+
+
+def _ns(ms: float) -> int:
+    return round(ms * 1e6)
+
+
+def _attributes(turn: EndedTurn) -> dict[str, AttributeValue]:
+    report, origin, caller = turn.report, turn.origin, turn.caller
+    attributes: dict[str, object] = {
+        conventions.OPERATION: conventions.CHAT,
+        conventions.PROVIDER: conventions.PROVIDER_NAME,
+        conventions.REQUEST_MODEL: report.model,
+        conventions.RESPONSE_MODEL: report.model,
+        conventions.RESPONSE_ID: report.response_id,
+        conventions.PREVIOUS_RESPONSE: _encodable(report.previous_response_id),
+        conventions.REQUEST_STREAM: True if origin.transport in _STREAMS else UNSET,
+        conventions.COMPACTED: True if "compaction" in (report.marks or ()) else UNSET,
+        conventions.ERROR_TYPE: _error_type(report),
+        conventions.STATUS: report.status,
+        conventions.TRANSPORT: origin.transport,
+        conventions.CONNECTION: origin.connection or UNSET,
+        conventions.LANE: UNSET if turn.lane is None else _encodable(turn.lane),
+        conventions.TENANT: UNSET if caller.is_guest else caller.tenant,
+        conventions.KEY_ID: UNSET if caller.key is None else caller.key.id,
+        conventions.MARKS: report.marks,
+        conventions.FALLBACK: report.fallback,
+        conventions.REQUEST_BYTES: report.request_bytes,
+        conventions.HISTORY_BYTES: report.history_bytes,
+        conventions.INPUT_ITEMS: report.input_items,
+        conventions.RECOGNISED_ITEMS: report.recognised_items,
+        conventions.DROPPED_ITEMS: report.dropped_items,
+        conventions.SEND_MS: report.send_ms,
+    }
+    if (tokens := report.tokens) is not UNSET:
+        attributes |= {
+            conventions.INPUT_TOKENS: tokens.input,
+            conventions.CACHED_TOKENS: tokens.cached,
+            conventions.OUTPUT_TOKENS: tokens.output,
+            conventions.REASONING_TOKENS: tokens.reasoning,
+            conventions.RENDERED_TOKENS: tokens.rendered,
+        }
+    return {name: value for name, value in attributes.items() if value is not UNSET}  # type: ignore[misc]
+
+
+def _error_type(report: TurnReport) -> object:
+    if report.error_code:
+        return report.error_code
+    return report.status if report.status in _ERRORS or report.status == "cancelled" else UNSET
+
+
+def _said(said: Excerpt) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {}
+    if said.instructions is not None:
+        attributes[conventions.SYSTEM_INSTRUCTIONS] = content.instructions_json(said.instructions)
+    if said.input:
+        attributes[conventions.INPUT_MESSAGES] = content.input_json(said.input)
+    if said.output:
+        attributes[conventions.OUTPUT_MESSAGES] = content.output_json(said.output)
+    if said.omitted:
+        attributes[conventions.OMITTED_ITEMS] = said.omitted
+    return attributes
+
+
+def _encodable(text: object) -> object:
+    """Text of a client without what UTF-8 cannot encode, which would fail the whole batch."""
+    return text.encode(errors="replace").decode() if isinstance(text, str) else text
