@@ -24,7 +24,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sandbox": ("errors", "sandbox"),
     "engines": (
         *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
-        *("prompts", "sandbox", "engines", "spelling"),
+        *("prompts", "sandbox", "engines", "spelling", "observation.live"),
     ),
     "stores": ("errors", "protocol", "core", "stores"),
     "observation": ("protocol.timing", "observation"),
@@ -38,11 +38,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("prompts", "engines", "inspection"),
     ),
     "chat": ("chat",),
+    "top": ("protocol.timing", "observation", "top"),
     "bench": ("", "bench"),
     "progress": (),
     "openapi": ("", "protocol", "openapi"),
     "serve": ("", "config", "progress", "server", "chat.options"),
-    "cli": ("", "errors", "config", "serve", "inspection", "chat", "keys", "openapi", "bench", "spelling"),
+    "cli": (
+        *("", "errors", "config", "serve", "inspection", "chat", "top", "keys", "openapi", "bench"),
+        "spelling",
+    ),
     "__main__": ("cli",),
     "__init__": (),
 }

@@ -43,7 +43,7 @@ REPORT = TurnReport(
 
 
 def ended(report: TurnReport, caller: Caller, lane: str | None = None) -> EndedTurn:
-    return EndedTurn(report, lane, caller, Origin("websocket", 1), ended_at=10.0)
+    return EndedTurn(report, lane, caller, Origin("websocket", 1), started_at=10.0)
 
 
 @pytest.fixture

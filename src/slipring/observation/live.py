@@ -136,8 +136,8 @@ class Slot(Struct, frozen=True):
     tokens: int
     """Length of the context whose KV it holds; 0: unknown or none."""
     tenant: str | None
-    chain: str | None
-    """Id of the latest response known to be in it."""
+    response_id: str | None
+    """The latest response whose context it holds, or the one that runs in it."""
 
 
 class SavedContext(Struct, frozen=True):
@@ -146,7 +146,8 @@ class SavedContext(Struct, frozen=True):
     tenant: str
     tokens: int
     size_bytes: int
-    chain: str | None
+    response_id: str | None
+    """The latest response of the context."""
 
 
 class Engine(Struct, frozen=True):
@@ -156,14 +157,14 @@ class Engine(Struct, frozen=True):
     models: list[str]
     trouble: str | None
     """Why it cannot generate at present."""
-    running: int
-    waiting: int
-    breaker: str
+    running: int = 0
+    waiting: int = 0
+    breaker: str = "none"
     """``closed``: it is asked; ``open``: it has failed too often and is not asked for a while; ``none``: it
     has no breaker."""
-    slots: list[Slot]
-    saved: list[SavedContext]
-    saved_memory: Memory | None
+    slots: list[Slot] = []
+    saved: list[SavedContext] = []
+    saved_memory: Memory | None = None
     """None: it saves no contexts."""
 
 
@@ -197,7 +198,7 @@ class Update(Struct, frozen=True, tag="update"):
     cpu_s: float
     """CPU time of the process since it started."""
     loop_lag_ms: float
-    """The longest that the event loop was late since the last update."""
+    """The longest that the event loop was late since the last update with changes."""
     sockets: int
     in_flight: int
     waiting: int
@@ -228,6 +229,7 @@ class ProcessGone(Struct, frozen=True, tag="process_gone"):
 Message = Greeting | Update | ProcessGone
 
 _message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+_detail: msgspec.json.Decoder[ConnectionDetail] = msgspec.json.Decoder(ConnectionDetail)
 
 
 def encode(message: Message) -> bytes:
@@ -238,3 +240,8 @@ def encode(message: Message) -> bytes:
 def decode(line: bytes) -> Message:
     """Read one line of the stream. Raises ``msgspec.MsgspecError``."""
     return _message.decode(line)
+
+
+def decode_detail(text: bytes) -> ConnectionDetail:
+    """Read the description of a connection. Raises ``msgspec.MsgspecError``."""
+    return _detail.decode(text)

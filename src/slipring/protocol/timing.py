@@ -77,6 +77,12 @@ class TurnReport(Struct, frozen=True):
     """Bytes of earlier items that the client did not send, because the response continues another one."""
     marks: tuple[Mark, ...] | UnsetType = UNSET
 
+    @property
+    def first_token_ms(self) -> float | None:
+        """Time from the arrival of the request to the first token; None if there was none."""
+        ends = (stage.start_ms + stage.duration_ms for stage in self.stages if stage.name == "prefill")
+        return next(ends, None)
+
 
 def server_timing(stages: list[Stage]) -> str:
     """Format stages as the value of a ``Server-Timing`` header."""

@@ -31,15 +31,15 @@ class EndedTurn(Struct, frozen=True):
     lane: str | None
     caller: Caller
     origin: Origin
-    ended_at: float
-    """Unix time at which its last stage ended."""
+    started_at: float
+    """Unix time at which its request had arrived."""
     traceparent: str | None = None
     """The trace context of the request: its own, else that of its connection; not yet validated."""
 
     @property
-    def started_at(self) -> float:
-        """Unix time at which its request had arrived."""
-        return self.ended_at - self.report.total_ms / 1000
+    def ended_at(self) -> float:
+        """Unix time at which its last stage ended."""
+        return self.started_at + self.report.total_ms / 1000
 
 
 Observer = Callable[[EndedTurn], None]

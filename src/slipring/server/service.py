@@ -35,6 +35,7 @@ from slipring.server.client_timers import ClientTimers
 from slipring.server.clock import clock, now, shared_now
 from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
+from slipring.server.cluster.state_lookup import Source
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.registry import Connections
 from slipring.server.ended_turns import EndedTurn, Observer
@@ -105,6 +106,10 @@ class Service:
     turn_observers: list[Observer] = field(default_factory=list)
     render_fallbacks: Counter[str] = field(default_factory=Counter)
     """How often a context was rendered in full although its parent was in memory, by reason."""
+    lookups: Counter[Source] = field(default_factory=Counter)
+    """Where the responses were found that turns continue, other than in the memory of their connection."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Requests and messages that were answered with an error and are no turns, by code."""
     draining: bool = False
     """Whether the server is shutting down: new requests are refused."""
     _idle: asyncio.Event = field(default_factory=asyncio.Event)

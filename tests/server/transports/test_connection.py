@@ -327,8 +327,8 @@ async def test_a_client_that_reads_late_gets_everything_in_order() -> None:
                 break
         assert event["type"] == "response.completed"
         assert deltas == len(PLENTY)
-        (report,) = only_client(server).recent
-        assert report.send_ms > 0, "the time spent waiting for the client is reported"
+        (turn,) = only_client(server).recent
+        assert turn.report.send_ms > 0, "the time spent waiting for the client is reported"
 
 
 async def test_a_client_that_does_not_read_for_too_long_is_disconnected() -> None:

@@ -90,7 +90,7 @@ class LiveRun(Sink):
             service.open_exchange(caller),
             self,
             origin=Origin("background", traceparent=traceparent),
-            states=StoredStates(service.store.responses),
+            states=StoredStates(service.store.responses, service.lookups),
             tenure=self._tenure,
         )
 

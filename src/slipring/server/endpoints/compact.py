@@ -45,7 +45,7 @@ async def compact(service: Service, request: web.Request, caller: Caller) -> web
         session,
         reply,
         origin=origin_of(request, "http"),
-        states=StoredStates(service.store.responses),
+        states=StoredStates(service.store.responses, service.lookups),
     )
     return await answer(driver, reply, create, stages, len(body))
 

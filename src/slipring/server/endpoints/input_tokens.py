@@ -35,6 +35,6 @@ async def count_tokens(service: Service, request: web.Request, caller: Caller) -
         session,
         reply,
         origin=origin_of(request, "http"),
-        states=StoredStates(service.store.responses),
+        states=StoredStates(service.store.responses, service.lookups),
     )
     return await answer(driver, reply, create, stages, len(body))

@@ -62,7 +62,7 @@ class Responses:
             session,
             reply,
             origin=origin_of(request, "sse" if create.stream else "http"),
-            states=StoredStates(service.store.responses),
+            states=StoredStates(service.store.responses, service.lookups),
         )
         return await answer(driver, reply, create, stages, len(body))
 

@@ -18,7 +18,7 @@ from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server.access.auth import Caller
-from slipring.server.clock import now
+from slipring.server.clock import now, unix_time
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.ended_turns import EndedTurn, Origin, Transport
@@ -50,7 +50,8 @@ async def decode_create(
     except ApiError as error:
         stages.lap("decode")
         report = TurnReport("refused", len(body), stages.laps, stages.total_ms, error_code=error.code)
-        service.turn_ended(EndedTurn(report, None, caller, Origin("http"), now()))
+        service.turn_ended(EndedTurn(report, None, caller, Origin("http"), unix_time(stages.arrived)))
+        error.is_reported = True
         raise
     stages.lap("decode")
     return create
@@ -98,9 +99,9 @@ class JsonReply(Sink):
             elif isinstance(event, TERMINAL):
                 self._answer.set_result(self._final_response(event))
 
-    def record(self, report: TurnReport) -> None:
+    def record(self, turn: EndedTurn) -> None:
         if self._answer.done() and not self._answer.cancelled():
-            self._answer.result().headers["Server-Timing"] = server_timing(report.stages)
+            self._answer.result().headers["Server-Timing"] = server_timing(turn.report.stages)
 
     def counted(self, tokens: int) -> None:
         if not self._answer.done():
