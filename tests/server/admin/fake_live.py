@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -32,7 +33,6 @@ PHASES = {
     **{"prefill": "running", "generate": "running", "client": "paused", "store": "saving"},
 }
 TENANTS = ("acme", "globex", "initech", "umbrella", "default")
-_HISTORY_S = 600.0
 _RECENT = 16
 
 
@@ -66,9 +66,9 @@ class Peer:
 class Simulation:
     """The traffic of one process."""
 
-    def __init__(self, process: int, connections: int, now: float, *, seed: int, has_http: bool) -> None:
+    def __init__(self, process: int, connections: int, now: float, *, seed: int, history_s: float) -> None:
         self.process = process
-        self.now = now - _HISTORY_S
+        self.now = now - history_s
         self._dice = random.Random(f"{seed}/{process}")
         self._numbers = 0
         self._counter = 0
@@ -77,7 +77,7 @@ class Simulation:
         self._closed: list[int] = []
         self._ended: list[live.Turn] = []
         self._http_ended: deque[live.Turn] = deque(maxlen=_RECENT)
-        self._http = [Lane(None, None) for _ in range(3 if has_http else 0)]
+        self._http = [Lane(None, None) for _ in range(3 if connections else 0)]
         self._slots: list[tuple[str | None, str | None, int]] = [(None, None, 0)] * 4
         self._turns: dict[str, int] = {}
         self._tokens = dict.fromkeys(("rendered", "input", "cached", "output", "reasoning"), 0)
@@ -86,7 +86,7 @@ class Simulation:
         for _ in range(connections):
             self._open(self.now + self._dice.uniform(0, 30))
         for lane in self._http:
-            self._later(self.now + self._dice.uniform(0, 20), lambda at, lane=lane: self._begin(lane, at))
+            self._later(self.now + self._dice.uniform(0, 20), partial(self._begin, lane))
         self.advance(now)
 
     def advance(self, now: float) -> None:
@@ -107,7 +107,7 @@ class Simulation:
         peer = Peer(self._numbers, dice.choice(TENANTS), at, names)
         self._peers[peer.number] = peer
         for lane in peer.lanes:
-            self._later(at + dice.expovariate(0.2), lambda at, lane=lane: self._begin(lane, at))
+            self._later(at + dice.expovariate(0.2), partial(self._begin, lane))
 
     def _begin(self, lane: Lane, at: float) -> None:
         if lane.connection is not None and lane.connection.number not in self._peers:
@@ -115,7 +115,7 @@ class Simulation:
         lane.turn = self._planned(lane, at)
         if lane.connection is not None:
             lane.connection.has_changed = True
-        self._later(at + lane.turn.report.total_ms / 1000, lambda at: self._end(lane, at))
+        self._later(at + lane.turn.report.total_ms / 1000, partial(self._end, lane))
 
     def _planned(self, lane: Lane, at: float) -> live.Turn:
         dice, peer = self._dice, lane.connection
@@ -267,7 +267,7 @@ class Simulation:
             self._open(at + dice.uniform(0.1, 3))
             return
         pause = dice.choices((dice.uniform(0.1, 1), dice.uniform(1, 6), dice.uniform(10, 60)), (5, 5, 1))[0]
-        self._later(at + pause, lambda at: self._begin(lane, at))
+        self._later(at + pause, partial(self._begin, lane))
 
     def _unended(self, turn: live.Turn) -> live.Turn:
         """What is known of a turn while it runs."""
@@ -410,6 +410,7 @@ class FakeAdmin:
         *,
         workers: int = 1,
         seed: int = 1,
+        history_s: float = 120.0,
         key: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -423,9 +424,20 @@ class FakeAdmin:
         now = clock()
         share = -(-connections // workers)
         self.simulations = [
-            Simulation(number, share, now, seed=seed, has_http=connections > 0) for number in range(workers)
+            Simulation(number, share, now, seed=seed, history_s=history_s) for number in range(workers)
         ]
         self._cut = asyncio.Event()
+        self._counted = asyncio.Condition()
+
+    async def counts(self, streams: int) -> None:
+        """Wait until so many streams are open."""
+        async with self._counted:
+            await self._counted.wait_for(lambda: self.streams == streams)
+
+    async def _count(self, change: int) -> None:
+        async with self._counted:
+            self.streams += change
+            self._counted.notify_all()
 
     def cut(self) -> None:
         """End all streams."""
@@ -471,7 +483,7 @@ class FakeAdmin:
         self._admit(request)
         stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await stream.prepare(request)
-        self.streams += 1
+        await self._count(1)
         self.started += 1
         cut = self._cut
         try:
@@ -498,7 +510,7 @@ class FakeAdmin:
         except ConnectionResetError:
             pass
         finally:
-            self.streams -= 1
+            await asyncio.shield(self._count(-1))
         return stream
 
 

@@ -103,10 +103,10 @@ function slots({ slots: all }, onResponse) {
   return h("ul", { class: "slots", "aria-label": "Slots" }, all.map((slot) => h("li", { key: `slot${slot.number}`, class: slot.state },
     h("span", { class: "slot-name" }, `slot ${slot.number}`), " ",
     h("span", { class: "badge state" }, slot.state), " ",
-    h("span", { class: "holds" }, slot.tokens || slot.chain ? [
+    h("span", { class: "holds" }, slot.tokens || slot.response_id ? [
       slot.tokens ? counted(slot.tokens, "token") : "a context",
       slot.tenant ? ` of ${slot.tenant} ` : " ",
-      slot.chain ? responseLink(slot.chain, onResponse) : "",
+      slot.response_id ? responseLink(slot.response_id, onResponse) : "",
     ] : "empty"),
     h("div", { class: "fill", "aria-hidden": "true", style: { width: `${(slot.tokens / longest * 100).toFixed(1)}%` } }))));
 }
@@ -116,7 +116,7 @@ function savedContexts({ saved, saved_memory: memory }, onResponse) {
   return [
     memoryMeter(`${counted(saved.length, "context")} saved beside the slots`, memory),
     saved.length ? h("ul", { class: "saved" }, saved.slice(0, MOST_SAVED).map((each) => h("li", null,
-      `${counted(each.tokens, "token")} of ${each.tenant}, ${size(each.size_bytes)} `, each.chain ? responseLink(each.chain, onResponse) : ""))) : null,
+      `${counted(each.tokens, "token")} of ${each.tenant}, ${size(each.size_bytes)} `, each.response_id ? responseLink(each.response_id, onResponse) : ""))) : null,
     saved.length > MOST_SAVED ? h("p", { class: "note" }, `and ${saved.length - MOST_SAVED} more`) : null,
   ];
 }

@@ -58,7 +58,7 @@ export class Stream {
     try {
       this.watch(abort);
       const answer = await request("live", { signal: abort.signal });
-      if (answer.status === 401 || answer.status === 403) {
+      if (answer.status === 401) {
         this.stop();
         this.onStatus({ state: "locked", wasRefused: sessionStorage.getItem(KEY) !== null });
         return;

@@ -88,12 +88,26 @@ export function drawLane(pen, turns, scale, y, colours, { now, hasWaits, isOpen,
     const turn = turns[index];
     if (turn.start > scale.to) break;
     if (hasWaits && index > 0) drawWait(pen, turns[index - 1], turn, scale, y, colours, now);
-    drawTurn(pen, turn, scale, y, colours, now, turn === selected);
+    const before = hasWaits && index > 0 ? endOf(turns[index - 1], now) : -Infinity;
+    drawTurn(pen, turn, before > turn.start ? queued(pen, turn, before, scale, y, now) : scale, y, colours, now, turn === selected);
   }
   const last = turns[turns.length - 1];
   if (isOpen && last !== undefined && last.end !== null && last.end < scale.to) {
     drawGap(pen, last.end, Math.min(now, scale.to), scale, y, colours, "open");
   }
+}
+
+/**
+ * A turn that was sent while its lane was busy: a thin line below the bars until the one before has ended.
+ * Returns the scale for the rest of it.
+ */
+function queued(pen, turn, before, scale, y, now) {
+  const [left, right] = [Math.max(scale.left, scale.x(turn.start)), Math.min(scale.right, scale.x(Math.min(before, endOf(turn, now))))];
+  if (right > left) {
+    pen.fillStyle = stageOf("queue").colour;
+    pen.fillRect(left, y + BAR + 1, Math.max(LEAST, right - left), 2);
+  }
+  return { ...scale, left: Math.max(scale.left, Math.min(scale.x(before), scale.right)) };
 }
 
 function drawWait(pen, before, turn, scale, y, colours, now) {
