@@ -50,7 +50,7 @@ export function stackedBars({ id, title, width, bars }) {
     .map(({ name, segments }) => `${name}: ${segments.map((one) => `${one.name} ${one.label}`).join(", ")}.`)
     .join(" ");
   return drawing(
-    { id, title, about, width, height: PITCH * bars.length },
+    { id, title, about, width, height: PITCH * bars.length + 4 },
     patternDefinitions(id, unique(bars.flatMap(({ segments }) => segments))),
     bars.map((bar, index) => [
       h("text", { class: "name", x: 2, y: index * PITCH + TEXT }, fitted(bar.name, width - textWidth(bar.label) - 16)),

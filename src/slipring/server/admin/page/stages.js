@@ -24,8 +24,11 @@ const STAGES = [
 const UNKNOWN_COLOURS = [
   "#44aa99", "#cc6677", "#ddcc77", "#332288", "#88ccee", "#117733", "#aa4499", "#999933",
 ];
-export const OUTSIDE_COLOUR = "#7a828c";
-export const REST_COLOUR = "#4b5563";
+/** What reports show beside stages. */
+const OTHERS = [
+  ["other stages", "#4b5563", "plain", "stages too short to be shown"],
+  ["outside the server", "#7a828c", "plain", "network and client"],
+];
 
 /** The stage that a turn is in, by the phase that it reports while it runs. */
 const PHASES = {
@@ -39,7 +42,7 @@ const PHASES = {
 };
 
 const known = new Map(
-  STAGES.map(([name, colour, pattern, meaning], order) => [name, { name, colour, pattern, meaning, order }]),
+  [...STAGES, ...OTHERS].map(([name, colour, pattern, meaning], order) => [name, { name, colour, pattern, meaning, order }]),
 );
 
 /** A stage by its name; one that is not known here gets a colour of its own that does not change. */
@@ -47,7 +50,7 @@ export function stageOf(name) {
   let stage = known.get(name);
   if (stage === undefined) {
     const order = known.size;
-    const colour = UNKNOWN_COLOURS[(order - STAGES.length) % UNKNOWN_COLOURS.length];
+    const colour = UNKNOWN_COLOURS[(order - STAGES.length - OTHERS.length) % UNKNOWN_COLOURS.length];
     stage = { name, colour, pattern: "crossed", meaning: "", order };
     if (order < 1000) known.set(name, stage);
   }
