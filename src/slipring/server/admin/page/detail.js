@@ -54,7 +54,7 @@ function notices({ report }) {
 function tokenBars(turn, width) {
   const tokens = tokensOf(turn);
   if (tokens === null) return turn.end === null ? h("p", { class: "note" }, "Tokens are counted when the turn has ended.") : null;
-  const part = (name, value, look) => ({ name, value, label: count(value), ...look });
+  const part = (name, value, look) => ({ ...look, name, value, label: count(value) });
   const shown = (...parts) => parts.filter(({ value }) => value > 0);
   return stackedBars({
     id: "tokens",

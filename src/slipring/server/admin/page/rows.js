@@ -129,7 +129,6 @@ export class Rows {
       const y = top - scroll;
       pen.fillStyle = this.colours.rule;
       pen.fillRect(0, Math.round(y + tall) - 1, width, 1);
-      pen.globalAlpha = row.isClosed ? 0.5 : 1;
       lines.forEach((line, index) => {
         const at = this.lineTop(index, lines.length, tall) + y;
         if (line.name !== null && !this.isNarrow) {
@@ -145,7 +144,6 @@ export class Rows {
         };
         drawLane(pen, line.turns, scale, at, this.colours, options);
       });
-      pen.globalAlpha = 1;
     }
   }
 
