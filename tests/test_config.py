@@ -219,6 +219,13 @@ WAYS = [
         "k",
     ),
     (
+        "metrics_tenants",
+        ["--metrics-tenants", "20"],
+        {"SLIPRING_METRICS_TENANTS": "20"},
+        "metrics_tenants = 20",
+        20,
+    ),
+    (
         "log_level",
         ["--log-level", "debug"],
         {"SLIPRING_LOG_LEVEL": "debug"},
@@ -303,6 +310,7 @@ BAD_TEXT = [
     ("admin", "9464", "must be auto, off or HOST:PORT"),
     ("admin", "localhost:http", "must be auto, off or HOST:PORT"),
     ("admin", "localhost:65536", "must be auto, off or HOST:PORT"),
+    ("metrics_tenants", "-1", "must be finite and not below 0"),
     ("log_level", "loud", "must be one of debug, info, warning, error"),
     ("log_level", "", "must be one of debug, info, warning, error"),
     ("model", "", "every entry must be a string and not empty"),

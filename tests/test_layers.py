@@ -5,6 +5,7 @@ clock, no randomness.
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,13 +67,21 @@ def layer_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
+@cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Every import in a file, those for type checkers included."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+@cache
 def imports(path: Path) -> list[str]:
-    """Every absolute module that a file imports, those for type checkers included."""
+    """Every absolute module that a file imports."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
             for alias in node.names:
@@ -104,17 +113,18 @@ def test_the_core_is_pure(path: Path) -> None:
 
 
 def modules_imported_by(path: Path) -> set[Path]:
-    """The files of this package that a file imports anywhere in it, those for type checkers included."""
+    """The files of this package that a file imports anywhere in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {file_of(name) or file_of(node.module or "") for name in names}
-        elif isinstance(node, ast.Import):
+        else:
             found |= {file_of(alias.name) for alias in node.names}
     return {each for each in found if each is not None and each != path}
 
 
+@cache
 def file_of(module: str) -> Path | None:
     """The file of a module of this package, or None for any other name."""
     place = SRC.parent / module.replace(".", "/")

@@ -195,6 +195,7 @@ class Update(Struct, frozen=True, tag="update"):
     tenants: list[TenantMemory]
     """Those that use the most."""
     resident_bytes: int
+    """Physical memory; 0 where the system does not say."""
     cpu_s: float
     """CPU time of the process since it started."""
     loop_lag_ms: float

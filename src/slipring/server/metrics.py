@@ -13,6 +13,7 @@ from typing import get_args
 from msgspec import UNSET
 
 from slipring.engines.base import Engine
+from slipring.observation import live
 from slipring.observation import metrics as table
 from slipring.observation.snapshots import BoundedNames, Reading, Registry, Snapshot
 from slipring.protocol.timing import TokenCounts, TurnReport
@@ -20,6 +21,7 @@ from slipring.server.connections.registry import DropReason
 from slipring.server.driver import Exchange
 from slipring.server.ended_turns import EndedTurn
 from slipring.server.loop_lag import LoopLag
+from slipring.server.memory_uses import memory_uses
 from slipring.server.process.process_metrics import new_process_id, process_readings
 from slipring.server.service import Service
 from slipring.server.transports.websocket import WebSocketConnection
@@ -81,6 +83,22 @@ class Metrics:
     def snapshot(self) -> Snapshot:
         """Everything counted since the start, and the gauges as they are now."""
         return self._registry.snapshot((*self._counted(), *_readings(self._service), *process_readings()))
+
+    def totals(self) -> live.Totals:
+        """What the live view shows of the turns since the start."""
+        turns: Counter[str] = Counter()
+        for (_, status, _), count in self._turns.items():
+            turns[status] += count
+        tokens: Counter[str] = Counter(dict.fromkeys(table.TOKEN_KINDS, 0))
+        for (_, kind), count in self._tokens.items():
+            tokens[kind] += count
+        return live.Totals(
+            turns={status: count for status, count in turns.items() if count},
+            tokens=dict(tokens),
+            request_bytes=sum(self._request_bytes.values()),
+            history_bytes=sum(self._history_bytes.values()),
+            fallbacks=dict(self._service.render_fallbacks),
+        )
 
     def _counted(self) -> Iterator[Reading]:
         refusals = self._service.refusals + self._refused_turns
@@ -207,18 +225,9 @@ def _caches(service: Service) -> Iterator[Reading]:
 
 
 def _memory(service: Service) -> Iterator[Reading]:
-    unread, requests, sandbox = service.connections.unread, service.requests, service.sandbox
-    uses = {
-        "states": (service.scopes.process.used_bytes, service.scopes.process.limit_bytes),
-        "parked": (service.parking.used_bytes, service.parking.limit_bytes),
-        "recognised": (service.known.used_bytes, service.known.limit_bytes),
-        "requests": (requests.used_bytes, requests.limit_bytes),
-        "unread": (unread.used_bytes, unread.limit_bytes),
-        "compiled": (sandbox.cached_bytes, sandbox.limits.cache_bytes),
-    }
-    for use, (used_bytes, limit_bytes) in uses.items():
-        yield table.MEMORY_BYTES, (use,), used_bytes
-        yield table.MEMORY_LIMIT_BYTES, (use,), limit_bytes
+    for use, memory in memory_uses(service).items():
+        yield table.MEMORY_BYTES, (use,), memory.used_bytes
+        yield table.MEMORY_LIMIT_BYTES, (use,), memory.limit_bytes
 
 
 def _named(engines: Iterable[Engine]) -> Iterator[tuple[str, Engine]]:

@@ -381,7 +381,7 @@ async def test_lanes_of_a_slow_client_pause_and_resume_together() -> None:
 
 
 async def test_a_client_that_sends_without_reading_is_not_read() -> None:
-    frames = 200
+    frames = 100
     limits = Limits(send_buffer_bytes=1024, max_queued=frames)
     warmup = {"type": "response.create", "generate": False, "store": False, "instructions": "x" * 100_000}
     framed = [frame(TEXT, json.dumps({**warmup, "stream_id": lane}).encode()) for lane in "abcdefgh"]

@@ -7,7 +7,6 @@ have changed.
 
 import heapq
 import os
-import resource
 import time
 from collections import deque
 
@@ -20,6 +19,9 @@ from slipring.server.clock import now, unix_time
 from slipring.server.driver import Driver, Exchange
 from slipring.server.ended_turns import EndedTurn
 from slipring.server.loop_lag import LoopLag
+from slipring.server.memory_uses import memory_uses
+from slipring.server.metrics import Metrics
+from slipring.server.process.process_metrics import resident_bytes
 from slipring.server.service import Service
 from slipring.server.transports.websocket import WebSocketConnection
 
@@ -30,16 +32,16 @@ _MOST_PARKED = 50
 _MOST_TENANTS = 50
 _MOST_NODES = 5000
 """Responses in the description of one connection."""
-_PAGE_BYTES = resource.getpagesize()
 _Signature = tuple[int, int, int, int, int, int]
 
 
 class LiveView:
     """Makes the updates of one process."""
 
-    def __init__(self, service: Service, lag: LoopLag, process: int = 0) -> None:
+    def __init__(self, service: Service, metrics: Metrics, lag: LoopLag, process: int = 0) -> None:
         """``process``: the number of the worker."""
         self._service = service
+        self._metrics = metrics
         self._lag = lag
         self._process = process
         self._is_watched = False
@@ -48,7 +50,6 @@ class LiveView:
         self._recent_http: deque[live.Turn] = deque(maxlen=_RECENT_HTTP_TURNS)
         self._sent: dict[int, _Signature] = {}
         """What was sent of each connection, by number."""
-        self._totals = _Totals()
         service.turn_observers.append(self._observe)
 
     def begin(self) -> None:
@@ -62,7 +63,6 @@ class LiveView:
         self._sent.clear()
 
     def _observe(self, turn: EndedTurn) -> None:
-        self._totals.add(turn)
         is_http = not turn.origin.connection
         if not is_http and not self._is_watched:
             return
@@ -108,9 +108,9 @@ class LiveView:
             pid=os.getpid(),
             now=at,
             is_complete=is_complete,
-            memory=_memory(service),
+            memory=memory_uses(service),
             tenants=_tenants(service),
-            resident_bytes=_resident_bytes(),
+            resident_bytes=resident_bytes() or 0,
             cpu_s=round(time.process_time(), 3),
             loop_lag_ms=round(self._lag.longest_s * 1000, 3),
             sockets=service.sockets,
@@ -120,7 +120,7 @@ class LiveView:
             engines=[engine.status() for engine in service.catalog.engines],
             parked=service.parking.status(at, _MOST_PARKED),
             parked_sessions=len(service.parking),
-            totals=self._totals.read(service),
+            totals=self._metrics.totals(),
             connections=connections,
             closed=closed,
             http=[_running(turn, driver) for driver in exchanges for turn in driver.session.turns()],
@@ -152,38 +152,6 @@ class LiveView:
                 changed.append(_connection(connection, with_recent=False))
             self._sent[number] = signature
         return changed, list(sent)
-
-
-class _Totals:
-    """Counts ended turns."""
-
-    def __init__(self) -> None:
-        self._turns: dict[str, int] = {}
-        self._tokens = dict.fromkeys(("rendered", "input", "cached", "output", "reasoning"), 0)
-        self._request_bytes = self._history_bytes = 0
-
-    def add(self, turn: EndedTurn) -> None:
-        report = turn.report
-        self._turns[report.status] = self._turns.get(report.status, 0) + 1
-        self._request_bytes += report.request_bytes
-        if report.history_bytes is not UNSET:
-            self._history_bytes += report.history_bytes
-        if report.tokens is not UNSET:
-            counted = self._tokens
-            counted["rendered"] += report.tokens.rendered
-            counted["input"] += report.tokens.input
-            counted["cached"] += report.tokens.cached
-            counted["output"] += report.tokens.output
-            counted["reasoning"] += report.tokens.reasoning
-
-    def read(self, service: Service) -> live.Totals:
-        return live.Totals(
-            turns=dict(self._turns),
-            tokens=dict(self._tokens),
-            request_bytes=self._request_bytes,
-            history_bytes=self._history_bytes,
-            fallbacks=dict(service.render_fallbacks),
-        )
 
 
 def _driver(client: object) -> Driver | None:
@@ -276,30 +244,8 @@ def _nodes(connection: WebSocketConnection) -> tuple[list[live.Node], bool]:
     return list(found.values()), True
 
 
-def _memory(service: Service) -> dict[str, live.Memory]:
-    process, unread, requests = service.scopes.process, service.connections.unread, service.requests
-    parking, known, sandbox = service.parking, service.known, service.sandbox
-    return {
-        "states": live.Memory(process.used_bytes, process.limit_bytes),
-        "parked": live.Memory(parking.used_bytes, parking.limit_bytes),
-        "recognised": live.Memory(known.used_bytes, known.limit_bytes),
-        "requests": live.Memory(requests.used_bytes, requests.limit_bytes),
-        "unread": live.Memory(unread.used_bytes, unread.limit_bytes),
-        "compiled": live.Memory(sandbox.cached_bytes, sandbox.limits.cache_bytes),
-    }
-
-
 def _tenants(service: Service) -> list[live.TenantMemory]:
     """The tenants that use the most memory."""
     scopes = service.scopes.tenants.items()
     largest = heapq.nlargest(_MOST_TENANTS, scopes, key=lambda entry: entry[1].used_bytes)
     return [live.TenantMemory(name, scope.used_bytes, scope.limit_bytes) for name, scope in largest]
-
-
-def _resident_bytes() -> int:
-    """Physical memory of this process; where the system does not say, the most it ever had."""
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * _PAGE_BYTES
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -24,13 +24,18 @@ def process_readings() -> Iterator[Reading]:
     yield table.CPU_SECONDS, (), time.process_time_ns()
     yield table.START_TIME, (), _STARTED_AT
     yield table.BUILD_INFO, (__version__, platform.python_version()), 1
+    if (resident := resident_bytes()) is not None:
+        yield table.RESIDENT_BYTES, (), resident
+        yield table.OPEN_FDS, (), len(os.listdir("/proc/self/fd"))
+
+
+def resident_bytes() -> int | None:
+    """Physical memory of this process; None where there is no /proc."""
     try:
         with open("/proc/self/statm", "rb") as statm:
-            pages = int(statm.read().split()[1])
-        yield table.RESIDENT_BYTES, (), pages * os.sysconf("SC_PAGE_SIZE")
-        yield table.OPEN_FDS, (), len(os.listdir("/proc/self/fd"))
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        return
+        return None
 
 
 def process_snapshot() -> Snapshot:

@@ -82,8 +82,8 @@ class Server:
         ledgers = (self.service.requests, self.service.connections.unread)
         self._memory_trimmer = MemoryTrimmer(ledgers, find_malloc_trim())
         self._lag = LoopLag()
-        self.live = LiveView(self.service, self._lag, number)
         self.metrics = Metrics(self.service)
+        self.live = LiveView(self.service, self.metrics, self._lag, number)
         self._has_admin = has_admin and config.admin != ADMIN_OFF
         self._admin: AdminListener | None = None
         self._runner: web.AppRunner | None = None
