@@ -171,7 +171,7 @@ class Page {
 
   /** Whether the picture changes by time alone. */
   moves() {
-    return this.recording === null && this.status.state === "live" && !calm.matches && this.shown.hasSeenTurns;
+    return this.recording === null && this.status.state === "live" && !calm.matches && this.rows.hasTurns;
   }
 
   /** The time in which the picture moves by a pixel; longer where drawing is slow. */

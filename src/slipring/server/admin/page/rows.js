@@ -40,6 +40,7 @@ export class Rows {
     this.elements = new Map();
     this.placed = [];
     this.width = 0;
+    this.hasTurns = false;
     this.order = "newest";
     this.filter = "";
     this.active = { key: null, turn: null };
@@ -125,12 +126,15 @@ export class Rows {
 
   drawLanes(pen, shown, scroll, scale, view, height, width) {
     drawTimes(pen, scale, this.colours, { origin: view.origin, labelY: null, top: 0, bottom: height });
+    this.hasTurns = false;
     for (const { row, lines, top, height: tall } of shown) {
       const y = top - scroll;
       pen.fillStyle = this.colours.rule;
       pen.fillRect(0, Math.round(y + tall) - 1, width, 1);
       lines.forEach((line, index) => {
         const at = this.lineTop(index, lines.length, tall) + y;
+        const last = line.turns[line.turns.length - 1];
+        if (last !== undefined && endOf(last, view.now) >= view.from) this.hasTurns = true;
         if (line.name !== null && !this.isNarrow) {
           pen.fillStyle = this.colours.soft;
           pen.textAlign = "right";
@@ -364,7 +368,7 @@ function linesOf(row, state) {
 
 function titleOf(row, hasWorkers) {
   if (row.kind !== "connection") return KINDS[row.kind];
-  const worker = hasWorkers ? `worker ${row.process} ` : "";
+  const worker = hasWorkers ? `w${row.process} ` : "";
   return row.connection.title ?? `${worker}#${row.connection.number} ${row.connection.tenant}`;
 }
 

@@ -71,7 +71,7 @@ export function chainTree({ nodes, left, isComplete, selected, onTurn }) {
   const columns = Math.min(MOST_COLUMNS, Math.max(1, ...rows.map(({ column }) => column + 1)));
   const width = columns * STEP + 6;
   return [
-    h("ol", { class: "tree", role: "tree", "aria-label": "Responses of this connection, the newest first, each above its parent", onkeydown: pressed },
+    h("ol", { class: "tree", role: "tree", "aria-label": "Responses of this connection, each above its parent", onkeydown: pressed },
       rows.toReversed().map((row) => treeItem(row, rows, width, selected, onTurn))),
     (left > 0 || !isComplete) && h("p", { class: "note" }, "Older responses are not shown."),
   ];

@@ -3,7 +3,7 @@
 
 const SPACE = "\u00a0";
 const SIZES = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
-const COUNTS = [[1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
+const COUNTS = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
 export function duration(ms) {
   if (ms >= 600_000) return inUnit(ms / 60_000, "min");
@@ -16,10 +16,11 @@ export function size(bytes) {
   return inUnit(bytes / factor, unit);
 }
 
-/** 12.3k: short. */
+/** 12.3k: short; whole up to 9999. */
 export function count(number) {
+  if (number < 9999.5) return String(Math.round(number));
   const [factor, unit] = largest(COUNTS, number);
-  return factor === 1 ? String(Math.round(number)) : digits(number / factor) + unit;
+  return digits(number / factor) + unit;
 }
 
 /** A rate per second: one decimal while it is small. */
@@ -47,7 +48,7 @@ export function lasting(seconds) {
 
 /** 1 turn, 2 turns. */
 export function counted(number, noun, plural = `${noun}s`) {
-  return `${number >= 10_000 ? count(number) : number}${SPACE}${number === 1 ? noun : plural}`;
+  return `${count(number)}${SPACE}${number === 1 ? noun : plural}`;
 }
 
 /** resp_1234…cdef: enough of an id to recognise it. */
