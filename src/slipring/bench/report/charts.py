@@ -259,11 +259,11 @@ def _timeline_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> Scr
 
 
 def _laid_out(turn: TurnResult) -> dict[str, object]:
-    stages = [(name, ms) for name, ms in turn.stages_ms.items() if ms > 0]
-    outside = turn.total_ms - sum(ms for _, ms in stages)
+    stages = [(name, round(ms, 3)) for name, ms in turn.stages_ms.items() if ms > 0]
+    outside = round(turn.total_ms - sum(ms for _, ms in stages), 3)
     return {
         "number": turn.number,
-        "total_ms": turn.total_ms,
+        "total_ms": round(turn.total_ms, 3),
         "stages": [*stages, *([(OUTSIDE, outside)] if outside > 0 else [])],
     }
 
