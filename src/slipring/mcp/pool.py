@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -211,14 +211,18 @@ class Pool:
                 task.cancel()
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
-        self._drop_connection(entry, entry.connection)
+        if entry.connection is not None:
+            self._beside(entry.connection.close())
+            entry.connection = None
 
-    def _drop_connection(self, entry: _Entry, connection: Connection | None) -> None:
-        if connection is None:
-            return
+    def _retire(self, entry: _Entry, connection: Connection) -> None:
+        """Use a connection for nothing new. Other callers that wait for an answer on it still get it."""
         if entry.connection is connection:
             entry.connection = None
-        task = asyncio.create_task(connection.close())
+            self._beside(connection.retire())
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -232,7 +236,8 @@ class Pool:
         connection = entry.connection
         if connection is not None and connection.is_usable:
             return connection
-        self._drop_connection(entry, connection)
+        if connection is not None:
+            self._retire(entry, connection)
         if entry.connecting is None:
             entry.connecting = asyncio.create_task(self._connect(entry))
             entry.connecting.add_done_callback(entry.connected)
@@ -356,7 +361,7 @@ class Pool:
         try:
             found = await connection.list_tools()
         except (SessionExpired, ConnectionLost):
-            self._drop_connection(entry, connection)
+            self._retire(entry, connection)
             connection = await self._connection(entry)
             changes = entry.changes
             found = await connection.list_tools()
@@ -394,7 +399,7 @@ class Pool:
                 if has_renewed or failure.outcome not in (Outcome.NOT_SENT, Outcome.REFUSED):
                     raise
                 has_renewed = True
-                self._drop_connection(entry, connection)
+                self._retire(entry, connection)
             except ProtocolFailure as failure:
                 self._relearn(entry, connection, failure)
                 if failure.code != HEADER_MISMATCH or has_listed:
@@ -423,7 +428,7 @@ class Pool:
         """A server that no longer speaks the version that was agreed on is asked again next time."""
         if failure.code == UNSUPPORTED_VERSION:
             self._known_of(entry.server).agreement = None
-            self._drop_connection(entry, connection)
+            self._retire(entry, connection)
 
 
 async def _shared(task: "asyncio.Task[_T]") -> _T:

@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 from slipring.mcp.failures import TooLarge
 
-_LINE_END = re.compile(rb"\r\n|\n|\r")
+_NOISE = re.compile(rb"^(?!data|event|id|retry|$)[^\n]*\n", re.MULTILINE)
+_BLANKS = re.compile(rb"\n{3,}")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_RETRY_DIGITS = 9
 
 
@@ -35,20 +37,36 @@ class SseParser:
 
     def feed(self, piece: bytes) -> list[Event]:
         """Return the events that ``piece`` completes. Raises ``TooLarge``."""
-        if self._ended_in_return and piece:
+        if not piece:
+            return []
+        if self._ended_in_return:
             piece = piece.removeprefix(b"\n")
-            self._ended_in_return = False
-        if piece:
-            self._ended_in_return = piece.endswith(b"\r")
-        events: list[Event] = []
-        start = 0
-        for end in _LINE_END.finditer(piece):
-            self._extend(self._line, piece[start : end.start()])
-            start = end.end()
-            if (event := self._end_line()) is not None:
-                events.append(event)
-        self._extend(self._line, piece[start:])
+        self._ended_in_return = piece.endswith(b"\r")
+        if b"\r" in piece:
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines, end, rest = piece.rpartition(b"\n")
+        events = self._take_lines(lines + end) if end else []
+        self._extend(self._line, rest)
         return events
+
+    def _take_lines(self, text: bytes) -> list[Event]:
+        """Take whole lines. What means nothing is removed first: Python is not run for each line of it."""
+        text = bytes(self._line) + text
+        self._line.clear()
+        if self._is_first_line:
+            self._is_first_line = False
+            text = text.removeprefix(_BYTE_ORDER_MARK)
+        text = _BLANKS.sub(b"\n\n", _NOISE.sub(b"", text))
+        events: list[Event] = []
+        for line in text.split(b"\n")[:-1]:
+            if not line:
+                if self._data:
+                    events.append(Event(self._type or "message", bytes(self._data[:-1])))
+                    self._data.clear()
+                self._type = ""
+            else:
+                self._take_field(line)
+        return [event for event in events if event.data]
 
     def continued(self) -> "SseParser":
         """Return a parser for the stream that resumes this one after its last event."""
@@ -56,14 +74,7 @@ class SseParser:
         other.last_event_id, other.retry_s = self.last_event_id, self.retry_s
         return other
 
-    def _end_line(self) -> Event | None:
-        line = bytes(self._line)
-        self._line.clear()
-        if self._is_first_line:
-            self._is_first_line = False
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if not line:
-            return self._dispatch()
+    def _take_field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"data":
@@ -74,13 +85,6 @@ class SseParser:
             self.last_event_id = value.decode("utf-8", "replace")
         elif name == b"retry" and value.isdigit() and len(value) <= _LONGEST_RETRY_DIGITS:
             self.retry_s = int(value) / 1000
-        return None
-
-    def _dispatch(self) -> Event | None:
-        kind, data = self._type or "message", bytes(self._data[:-1])
-        self._type = ""
-        self._data.clear()
-        return Event(kind, data) if data else None
 
     def _extend(self, buffer: bytearray, more: bytes) -> None:
         buffer += more

@@ -3,7 +3,8 @@
 import abc
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from slipring.mcp.failures import ConnectionLost, McpFailure, TimedOut, TooLarge
@@ -64,6 +65,9 @@ class Connection(abc.ABC):
         self._waits: dict[int, _Wait] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unasked_bytes = 0
+        self._callers = 0
+        self._no_callers = asyncio.Event()
+        self._no_callers.set()
 
     @property
     def is_usable(self) -> bool:
@@ -101,7 +105,8 @@ class Connection(abc.ABC):
     async def list_tools(self) -> ToolList:
         """Fetch all tools. Raises ``McpFailure``."""
         operation, actions = self.session.list_tools()
-        found = await self._wait(operation, actions, self.limits.list_timeout_s)
+        with self._calling():
+            found = await self._wait(operation, actions, self.limits.list_timeout_s)
         assert isinstance(found, ToolList)
         return found
 
@@ -113,7 +118,8 @@ class Connection(abc.ABC):
         headers = tool.param_headers if tool is not None else ()
         operation, actions = self.session.call_tool(name, arguments, headers)
         limits = self.limits
-        found = await self._wait(operation, actions, limits.call_timeout_s, limits.call_total_s, progress)
+        with self._calling():
+            found = await self._wait(operation, actions, limits.call_timeout_s, limits.call_total_s, progress)
         assert isinstance(found, ToolResult)
         return found
 
@@ -125,6 +131,22 @@ class Connection(abc.ABC):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def retire(self) -> None:
+        """Close when the last caller has its answer."""
+        await self._no_callers.wait()
+        await self.close()
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        self._callers += 1
+        self._no_callers.clear()
+        try:
+            yield
+        finally:
+            self._callers -= 1
+            if not self._callers:
+                self._no_callers.set()
 
     # For drivers.
 
