@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from slipring.mcp import ConnectionLost, HttpRejected, Malformed, McpFailure, Outcome, Pool, TextContent, TimedOut
+from slipring.mcp import ConnectionLost, HttpRejected, Malformed, Outcome, Pool, TextContent, TimedOut, TooLarge
 from tests.mcp.fakes import Exchange, FakeServer, FakeSseServer, Reply, at, event, serving, text
 
 
@@ -94,7 +94,7 @@ async def test_endless_announcements_end_the_session(pool: Pool, old: FakeSseSer
             await old.stream.write(event(note))
 
     old.calls["add"] = flood
-    with pytest.raises(McpFailure) as caught:
+    with pytest.raises(TooLarge) as caught:
         await pool.call(at(old, max_stream_bytes=500_000), "add", {})
     assert caught.value.outcome is Outcome.UNKNOWN
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import aiohttp
 from yarl import URL
 
-from slipring.mcp.failures import ConnectionLost, HttpRejected, Malformed, McpFailure
+from slipring.mcp.failures import ConnectionLost, HttpRejected, Malformed, McpFailure, TooLarge
 from slipring.mcp.limits import McpLimits
 from slipring.mcp.protocol.actions import Send
 from slipring.mcp.protocol.session import McpSession
@@ -80,7 +80,7 @@ class HttpSseConnection(Connection):
         if not self._endpoint.done():
             self._endpoint.set_exception(failure)
             self._endpoint.exception()  # retrieved, if nobody waits any more
-        kind = type(failure) if isinstance(failure, ConnectionLost | Malformed) else ConnectionLost
+        kind = type(failure) if isinstance(failure, ConnectionLost | Malformed | TooLarge) else ConnectionLost
         self._end(kind, failure.message)
 
     def _take(self, event: Event) -> None:
