@@ -212,7 +212,7 @@ async def serving(fake: FakeServer) -> AsyncIterator[FakeServer]:
     """Run a fake on a free port of 127.0.0.1."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", fake.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -19,6 +19,7 @@ _MAX_HEADERS = 32
 _MAX_HEADER_BYTES = 32 * 1024
 _PUBLIC_PORTS = (443, 8443)
 _UNSAFE_URL = re.compile(r"[\x00-\x20\x7f-\x9f\\]")
+_AUTHORITY_END = re.compile(r"[/?#]")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _REFUSED_HEADERS = frozenset(
@@ -53,7 +54,8 @@ class Credential:
                 raise Refused("both 'authorization' and an Authorization header are given")
             scheme, _, rest = authorization.partition(" ")
             token = rest.strip() if scheme.lower() == "bearer" else authorization
-            sent |= check_headers({"Authorization": f"Bearer {token}"})
+            check_headers({"Authorization": token})
+            sent["Authorization"] = f"Bearer {token}"
         self.headers: Mapping[str, str] = sent
         text = "\n".join(f"{name.lower()}:{value}" for name, value in sorted(sent.items()))
         self._digest = hashlib.sha256(text.encode()).hexdigest()
@@ -159,7 +161,7 @@ def parse_url(text: str) -> URL:
         raise Refused("the server's URL is invalid") from None
     if url.scheme not in ("http", "https") or not host or not port:
         raise Refused("the server's URL must be an absolute http or https URL")
-    if url.raw_user is not None or url.raw_password is not None or "@" in url.raw_authority:
+    if "@" in _AUTHORITY_END.split(text.partition("//")[2], maxsplit=1)[0]:
         raise Refused("the server's URL must not contain a user name or password")
     if "#" in text:
         raise Refused("the server's URL must not have a fragment")
