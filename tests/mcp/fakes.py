@@ -156,7 +156,11 @@ class FakeServer:
         except asyncio.CancelledError:
             self.disconnected.set()
             raise
-        return reply if isinstance(reply, web.StreamResponse) else web.json_response(result(message["id"], reply))
+        return (
+            reply
+            if isinstance(reply, web.StreamResponse)
+            else web.json_response(result(message["id"], reply))
+        )
 
     def _refusal(self, request: web.Request, method: str | None) -> web.Response | None:
         if request.method != "POST" and self.modern:
@@ -181,7 +185,11 @@ class FakeSseServer(FakeServer):
         self.end_stream = asyncio.Event()
 
     async def _initialize(self, exchange: Exchange) -> Reply:
-        return {"protocolVersion": "2024-11-05", "capabilities": self.capabilities, "serverInfo": {"name": "old"}}
+        return {
+            "protocolVersion": "2024-11-05",
+            "capabilities": self.capabilities,
+            "serverInfo": {"name": "old"},
+        }
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET":

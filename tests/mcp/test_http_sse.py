@@ -5,7 +5,16 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from slipring.mcp import ConnectionLost, HttpRejected, Malformed, Outcome, Pool, TextContent, TimedOut, TooLarge
+from slipring.mcp import (
+    ConnectionLost,
+    HttpRejected,
+    Malformed,
+    Outcome,
+    Pool,
+    TextContent,
+    TimedOut,
+    TooLarge,
+)
 from tests.mcp.fakes import Exchange, FakeServer, FakeSseServer, Reply, at, event, serving, text
 
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.mcp.protocol.param_headers import InvalidMark, ParamHeader, header_value, mirrored, param_headers
+from slipring.mcp.protocol.param_headers import (
+    InvalidMark,
+    ParamHeader,
+    header_value,
+    mirrored,
+    param_headers,
+)
 
 MARKED = {"type": "string", "x-mcp-header": "Region"}
 

@@ -47,7 +47,11 @@ async def test_sessions_are_not_shared_between_tenants_or_credentials(pool: Pool
     for tenant, token in (("a", "one"), ("a", "two"), ("b", "one"), ("b", "one")):
         await pool.call(at(legacy), "add", {"a": 1, "b": 1}, Credential(token), tenant=tenant)
     assert legacy.count("initialize") == 3
-    sessions = {(s.headers["Mcp-Session-Id"], s.headers["Authorization"]) for s in legacy.seen if s.method == "tools/call"}
+    sessions = {
+        (s.headers["Mcp-Session-Id"], s.headers["Authorization"])
+        for s in legacy.seen
+        if s.method == "tools/call"
+    }
     assert len(sessions) == 3
 
 
@@ -92,7 +96,9 @@ async def test_lists_are_paged_and_bounded(pool: Pool, fake: FakeServer) -> None
         ({}, Malformed),
     ],
 )
-async def test_endless_lists_are_refused(pool: Pool, fake: FakeServer, limits: dict[str, int], kind: type) -> None:
+async def test_endless_lists_are_refused(
+    pool: Pool, fake: FakeServer, limits: dict[str, int], kind: type
+) -> None:
     async def endless(exchange: Exchange) -> Reply:
         page = int(exchange.params.get("cursor", 0))
         more = page + 1 if limits else 0
@@ -123,7 +129,9 @@ async def test_tools_that_cannot_be_used_are_left_out(
     assert "6 tools are left out" in caplog.text
 
 
-@pytest.mark.parametrize("arguments", [b"[]", b"", b"{", b"1", b'{"a":\xff}', b"{" * 100_000, b'{"a":"' + b"x" * 2000 + b'"}'])
+@pytest.mark.parametrize(
+    "arguments", [b"[]", b"", b"{", b"1", b'{"a":\xff}', b"{" * 100_000, b'{"a":"' + b"x" * 2000 + b'"}']
+)
 async def test_arguments_must_be_a_json_object_of_bounded_size(
     pool: Pool, modern: FakeServer, arguments: bytes
 ) -> None:

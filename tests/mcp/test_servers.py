@@ -216,10 +216,38 @@ async def test_proxies_of_the_environment_are_not_used(
 @pytest.mark.parametrize(
     "name",
     [
-        *("Host", "host", "Connection", "Content-Length", "Content-Type", "Transfer-Encoding", "TE", "Upgrade"),
+        *(
+            "Host",
+            "host",
+            "Connection",
+            "Content-Length",
+            "Content-Type",
+            "Transfer-Encoding",
+            "TE",
+            "Upgrade",
+        ),
         *("Cookie", "Proxy-Authorization", "Mcp-Session-Id", "mcp-param-x", "MCP-Protocol-Version", "Accept"),
-        *("Accept-Encoding", "Expect", "X-Forwarded-For", "Forwarded", "Origin", "Last-Event-ID", "Sec-Fetch-Site"),
-        *("X-HTTP-Method-Override", "Trailer", "", "a b", "a:b", "é", "a\r\nb", "a\x00", ":authority", "x" * 200),
+        *(
+            "Accept-Encoding",
+            "Expect",
+            "X-Forwarded-For",
+            "Forwarded",
+            "Origin",
+            "Last-Event-ID",
+            "Sec-Fetch-Site",
+        ),
+        *(
+            "X-HTTP-Method-Override",
+            "Trailer",
+            "",
+            "a b",
+            "a:b",
+            "é",
+            "a\r\nb",
+            "a\x00",
+            ":authority",
+            "x" * 200,
+        ),
     ],
 )
 def test_headers_that_could_smuggle_are_refused(name: str) -> None:
@@ -275,7 +303,9 @@ async def reset(exchange: Exchange) -> Reply:
 
 
 async def garbage(exchange: Exchange) -> Reply:
-    return web.Response(text=f"{{{exchange.request.headers['Authorization']}", content_type="application/json")
+    return web.Response(
+        text=f"{{{exchange.request.headers['Authorization']}", content_type="application/json"
+    )
 
 
 async def hang(exchange: Exchange) -> Reply:
@@ -283,7 +313,9 @@ async def hang(exchange: Exchange) -> Reply:
     return {}
 
 
-@pytest.mark.parametrize("behaviour", [repeats(-32602), repeats(0), plain, reset, garbage, hang], ids=range(6))
+@pytest.mark.parametrize(
+    "behaviour", [repeats(-32602), repeats(0), plain, reset, garbage, hang], ids=range(6)
+)
 @pytest.mark.parametrize("method", ["tools/call", "tools/list", "handshake"])
 async def test_no_error_and_no_log_has_a_secret(
     fake: FakeServer, behaviour: Any, method: str, caplog: pytest.LogCaptureFixture
@@ -293,14 +325,20 @@ async def test_no_error_and_no_log_has_a_secret(
         fake.on["server/discover"] = fake.on["initialize"] = behaviour
     else:
         fake.on[method] = behaviour
-    limits = {"call_timeout_s": 0.1, "list_timeout_s": 0.1, "handshake_timeout_s": 0.1 if behaviour is hang else 9}
+    limits = {
+        "call_timeout_s": 0.1,
+        "list_timeout_s": 0.1,
+        "handshake_timeout_s": 0.1 if behaviour is hang else 9,
+    }
     base = at(fake, **limits)
     url = parse_url(f"{base.url}?api_key={SECRET}")
     server = HttpServer("fake", url, False, Credential(headers={"X-Key": KEY}), limits=base.limits)
     credential = Credential(SECRET)
     async with Pool() as pool:
         with pytest.raises(McpFailure) as caught:
-            await (pool.tools(server, credential) if method != "tools/call" else _call(pool, server, credential))
+            await (
+                pool.tools(server, credential) if method != "tools/call" else _call(pool, server, credential)
+            )
     assert fake.seen[-1].headers.get("X-Key", KEY) == KEY
     seen: list[BaseException | None] = [caught.value]
     while (last := seen[-1]) is not None:

@@ -155,7 +155,11 @@ class Sessions(RuleBasedStateMachine):
         number = request_id if given is None else int(given) if str(given).isdecimal() else -1
         self.answering, method = self.requests.get(number if number is not None else -1, (0, ""))
         result = message.get("result")
-        if method == "tools/call" and isinstance(result, dict) and result.get("resultType") == "input_required":
+        if (
+            method == "tools/call"
+            and isinstance(result, dict)
+            and result.get("resultType") == "input_required"
+        ):
             self.continued.add(self.answering)
         self.run(None, self.session.receive(decoded, request_id))
 
@@ -271,7 +275,8 @@ def test_pages_are_collected_in_order_and_an_empty_cursor_is_one() -> None:
     assert isinstance(send, Send)
     assert json.loads(send.data)["params"]["cursor"] == ""
     (finish,) = feed(session, {"id": 3, "result": {"tools": [two], "ttlMs": 1000, "cacheScope": "public"}})
-    assert isinstance(finish, Finish) and finish.operation == operation
+    assert isinstance(finish, Finish)
+    assert finish.operation == operation
     assert isinstance(finish.result, ToolList)
     assert [tool.name for tool in finish.result.tools] == ["one", "two"]
     # As fresh as its stalest page; public only if every page is.

@@ -1,5 +1,7 @@
 """The parser of event streams."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def test_fields_comments_and_all_line_ends_are_understood() -> None:
 @given(st.lists(st.integers(0, len(STREAM)), max_size=20))
 def test_where_the_stream_is_cut_does_not_matter(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(STREAM)]
-    pieces = [STREAM[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [STREAM[start:end] for start, end in itertools.pairwise(places)]
     assert parsed(pieces)[0] == EVENTS
 
 

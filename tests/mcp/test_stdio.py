@@ -92,9 +92,7 @@ async def test_old_servers_that_do_not_answer_the_probe_are_recognised(
     assert len(stage.pids("started")) == (2 if mode == "strict" else 1)
 
 
-async def test_the_environment_is_filtered(
-    pool: Pool, stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_environment_is_filtered(pool: Pool, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-server")
     monkeypatch.setenv("SLIPRING_KEYS", "secret")
     found = said(await pool.call(stage.server("echo"), "env", {}))
@@ -129,7 +127,9 @@ async def test_a_process_that_died_between_calls_is_started_again(pool: Pool, st
     assert said(await pool.call(server, "echo", {"a": 2})) == {"a": 2}
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("malformed", Malformed), ("huge", TooLarge), ("endless", TooLarge)])
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("malformed", Malformed), ("huge", TooLarge), ("endless", TooLarge)]
+)
 async def test_what_is_no_message_ends_the_process(
     pool: Pool, stage: Stage, mode: str, kind: type[McpFailure]
 ) -> None:

@@ -135,8 +135,6 @@ async def test_endless_progress_ends_at_the_total(pool: Pool, fake: FakeServer) 
     assert caught.value.outcome is Outcome.UNKNOWN
 
 
-
-
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
 async def test_the_server_is_told_that_nobody_waits_any_more(pool: Pool, fake: FakeServer, how: str) -> None:
     began = asyncio.Event()
@@ -244,7 +242,8 @@ async def test_a_tool_that_fails_has_a_result(pool: Pool, fake: FakeServer) -> N
     answer = await pool.call(at(fake), "add", {})
     assert answer.is_error
     assert answer.content == (TextContent("no such city"),)
-    assert answer.structured is not None and json.loads(bytes(answer.structured)) == {"code": 7}
+    assert answer.structured is not None
+    assert json.loads(bytes(answer.structured)) == {"code": 7}
 
 
 async def broken_connection(exchange: Exchange) -> Reply:
@@ -432,7 +431,9 @@ async def test_a_stream_that_never_ends_being_resumed_is_lost(pool: Pool, legacy
     assert sum(seen.verb == "GET" for seen in legacy.seen) == 3
 
 
-@pytest.mark.parametrize("method", ["sampling/createMessage", "elicitation/create", "roots/list", "x", "ping"])
+@pytest.mark.parametrize(
+    "method", ["sampling/createMessage", "elicitation/create", "roots/list", "x", "ping"]
+)
 async def test_what_an_old_server_asks_is_declined(pool: Pool, legacy: FakeServer, method: str) -> None:
     answered = asyncio.Event()
 
@@ -545,9 +546,7 @@ async def test_a_header_mismatch_fetches_the_list_again_once(pool: Pool, modern:
     assert (modern.count("tools/call"), modern.count("tools/list")) == (4, 3)
 
 
-async def test_a_tool_with_an_invalid_mark_is_left_out_and_not_called(
-    pool: Pool, modern: FakeServer
-) -> None:
+async def test_a_tool_with_an_invalid_mark_is_left_out_and_not_called(pool: Pool, modern: FakeServer) -> None:
     bad = {"name": "bad", "inputSchema": {"properties": {"a": {"type": "number", "x-mcp-header": "A"}}}}
     modern.tools = [bad, ADD]
     found = await pool.tools(at(modern))
@@ -615,9 +614,7 @@ async def test_a_probe_that_may_not_be_answered_is_not_followed_by_a_handshake(
     assert legacy.count("initialize") == 0
 
 
-async def test_a_server_that_never_completes_the_handshake_is_given_up(
-    pool: Pool, fake: FakeServer
-) -> None:
+async def test_a_server_that_never_completes_the_handshake_is_given_up(pool: Pool, fake: FakeServer) -> None:
     async def hang(exchange: Exchange) -> Reply:
         await asyncio.Event().wait()
         raise AssertionError

@@ -48,7 +48,11 @@ class Suite:
 
     async def _run(self, *arguments: str) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
-            *self._start, *arguments, cwd=_ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            *self._start,
+            *arguments,
+            cwd=_ROOT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
         )
         output, _ = await process.communicate()
         return process.returncode or 0, output.decode()
