@@ -53,7 +53,7 @@ def call(request_id: object, params: dict) -> None:  # type: ignore[type-arg]
         send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901
     log(f"started {os.getpid()}")
     if MODE == "grandchild":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

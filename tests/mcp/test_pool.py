@@ -60,7 +60,7 @@ async def test_an_announced_change_is_noticed(pool: Pool, fake: FakeServer) -> N
     assert len((await pool.tools(at(fake))).tools) == 1
     fake.tools = [ADD, {**ADD, "name": "second"}]
     await fake.announcements.put(CHANGED)
-    while len((await pool.tools(at(fake))).tools) == 1:
+    while len((await pool.tools(at(fake))).tools) == 1:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
     assert fake.count("tools/list") == 2
 
@@ -145,7 +145,7 @@ async def test_the_connection_that_was_unused_for_longest_makes_room(legacy: Fak
     async with Pool(McpLimits(max_connections=2)) as pool:
         for tenant in ("a", "b", "c"):
             await pool.tools(at(legacy), tenant=tenant)
-        while len(legacy.sessions) > 2:
+        while len(legacy.sessions) > 2:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
         await pool.tools(at(legacy), tenant="c")
         assert legacy.count("tools/list") == 3
@@ -154,7 +154,7 @@ async def test_the_connection_that_was_unused_for_longest_makes_room(legacy: Fak
 async def test_idle_connections_are_closed(legacy: FakeServer) -> None:
     async with Pool(McpLimits(idle_s=0.05)) as pool:
         await pool.tools(at(legacy))
-        while legacy.sessions:
+        while legacy.sessions:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
         assert (await pool.tools(at(legacy))).tools
 

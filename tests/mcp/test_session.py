@@ -304,3 +304,15 @@ def test_a_call_that_was_sent_is_cancelled_in_words_on_a_shared_channel() -> Non
     assert isinstance(send, Send)
     assert json.loads(send.data)["params"] == {"requestId": 2, "reason": "why"}
     assert feed(session, {"id": 2, "result": {"content": []}}) == []
+
+
+def test_a_slow_server_of_the_newer_era_is_recognised_after_the_probe_timed_out() -> None:
+    session = started(over_http=False)
+    (send,) = session.probe_timed_out()
+    assert isinstance(send, Send)
+    assert json.loads(send.data)["method"] == "initialize"
+    (finish,) = feed(session, {"id": 1, "result": {"supportedVersions": [MODERN_VERSION]}})
+    assert isinstance(finish, Finish)
+    assert isinstance(finish.result, Agreement)
+    assert finish.result.is_modern
+    assert feed(session, {"id": 2, "error": {"code": -32601, "message": "unknown"}}) == []

@@ -50,10 +50,8 @@ def test_any_bytes_are_parsed_within_the_bound(pieces: list[bytes]) -> None:
 
 @pytest.mark.parametrize("piece", [b"x", b"data: xxxx\n", b"data:\n"])
 def test_an_event_without_end_is_refused(piece: bytes) -> None:
-    parser = SseParser(1000)
     with pytest.raises(TooLarge):
-        for _ in range(2000):
-            parser.feed(piece)
+        parsed([piece] * 2000)
 
 
 def test_many_events_in_one_piece_are_not_one_large_event() -> None:

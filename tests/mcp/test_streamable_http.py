@@ -158,7 +158,7 @@ async def test_the_server_is_told_that_nobody_waits_any_more(pool: Pool, fake: F
     # Both eras see the response closed; only the older one needs to be told in words.
     await fake.disconnected.wait()
     if not fake.modern:
-        while not fake.count("notifications/cancelled"):
+        while not fake.count("notifications/cancelled"):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
         cancelled = fake.last("notifications/cancelled").message["params"]
         assert cancelled["requestId"] == fake.last("tools/call").message["id"]
@@ -440,7 +440,7 @@ async def test_what_an_old_server_asks_is_declined(pool: Pool, legacy: FakeServe
     async def curious(exchange: Exchange) -> Reply:
         response = await exchange.stream()
         await response.write(event({"jsonrpc": "2.0", "id": "q1", "method": method, "params": {}}))
-        while not any(seen.method is None and seen.message.get("id") == "q1" for seen in legacy.seen):
+        while not any(seen.method is None and seen.message.get("id") == "q1" for seen in legacy.seen):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.005)
         answered.set()
         await response.write(event(result(exchange.id, text("went on"))))

@@ -9,7 +9,7 @@ class McpLimits:
 
     connect_timeout_s: float = 10.0
     """For a TCP and TLS connection."""
-    probe_timeout_s: float = 5.0
+    probe_timeout_s: float = 10.0
     """After this much silence, a process that was asked for its protocol version is taken for an old one."""
     handshake_timeout_s: float = 30.0
     """For everything before the first request, the start of a process included."""

@@ -1,8 +1,8 @@
-"""`make conformance-mcp`: runs the official conformance suite's client scenarios against slipring's MCP client.
+"""`make conformance-mcp`: runs the client scenarios of the official conformance suite with slipring's client.
 
-The exit code is 0 if every scenario that applies passes at every revision, every other one fails, and the suite
-has no scenario that is in neither list. So a new version of the suite, or a scenario that begins to pass, has to
-be looked at. ``docs/mcp-client.md`` has the same lists.
+The exit code is 0 if every scenario that applies passes at every revision, every other one fails, and the
+suite has no scenario that is in neither list. So a new version of the suite, or a scenario that begins to
+pass, has to be looked at. ``docs/mcp-client.md`` has the same lists.
 """
 
 import argparse

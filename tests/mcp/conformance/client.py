@@ -1,7 +1,7 @@
 """The program that the conformance suite starts for each of its client scenarios.
 
-It does with slipring's client what the scenario asks for. The suite names the scenario and its revision in the
-environment, and the server's URL as the last argument. Exit code 1: the client failed.
+It does with slipring's client what the scenario asks for. The suite names the scenario in the environment,
+and the server's URL as the last argument. Exit code 1: the client failed.
 """
 
 import asyncio

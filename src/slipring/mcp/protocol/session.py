@@ -175,6 +175,8 @@ class McpSession:
         self._over_http = over_http
         self._operations: dict[int, _Operation] = {}
         self._by_request: dict[int, _Operation] = {}
+        self._late_probe = 0
+        """The request of a probe that timed out, whose answer still counts."""
         self._next_operation = 0
         self._next_request = 0
         self.state = State.NEW if agreement is None else State.READY
@@ -289,7 +291,8 @@ class McpSession:
         """A server on a shared channel does not answer the probe: it is an old one."""
         if self.state is not State.PROBING:
             return []
-        (handshake,) = self._operations.values()
+        (handshake,) = [found for found in self._operations.values() if isinstance(found, _Handshake)]
+        self._late_probe = handshake.request_id
         return self._initialize(handshake)
 
     def closed(self, kind: type[McpFailure] = ConnectionLost, reason: str = _LOST) -> list[Action]:
@@ -473,6 +476,8 @@ class McpSession:
             # An error whose request the server could not read. On a shared channel it belongs to nobody.
             answered = request_id
         operation = self._by_request.get(_own_id(answered))
+        if operation is None and self._late_probe and _own_id(answered) == self._late_probe:
+            return self._receive_late_probe(message)
         if operation is None:
             return []
         if isinstance(operation, _Handshake):
@@ -484,6 +489,20 @@ class McpSession:
             return self._result(operation, message.result)
         except McpFailure as failure:
             return self._finish(operation, failure.settle(Outcome.UNKNOWN))
+
+    def _receive_late_probe(self, message: Message) -> list[Action]:
+        """A server of the newer era that took long to start has answered the probe after all."""
+        self._late_probe = 0
+        handshakes = [found for found in self._operations.values() if isinstance(found, _Handshake)]
+        if self.state is not State.INITIALIZING or isinstance(message.result, msgspec.UnsetType):
+            return []
+        try:
+            versions = _discovered.decode(message.result).supported_versions
+        except (msgspec.DecodeError, RecursionError):
+            return []
+        if MODERN_VERSION not in versions or not handshakes:
+            return []
+        return self._discovered(handshakes[0], message.result)
 
     def _result(self, operation: _Operation, result: msgspec.Raw) -> list[Action]:
         if isinstance(operation, _Listing):
