@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 from collections.abc import Generator, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import settings
 
+from slipring.engines.llama import llguidance_grammar
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
 from tests.postgres import postgres, postgres_server, postgres_url
@@ -23,6 +25,7 @@ __all__ = [
     "all_authorities",
     "data_homes",
     "elsewhere",
+    "grammars_tried_once",
     "one_authority",
     "outbox_tap",
     "postgres",
@@ -115,6 +118,15 @@ def tokenizers_built_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tokenizer, "from_json", json_once)
         patch.setattr(Tokenizer, "from_gguf", gguf_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def grammars_tried_once() -> Iterator[None]:
+    """Try each grammar once. Trying takes most of the time of compiling, its result depends on the text only,
+    and the same few schemas are part of the grammars of most tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llguidance_grammar, "_grammar_error", cache(llguidance_grammar._grammar_error))
         yield
 
 

@@ -257,7 +257,8 @@ async def serve(
     store: str | Store = "memory",
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """Run a server on a free loopback port until the block ends."""
+    """Run a server on a free loopback port until the block ends. It serves the admin address only if that is
+    among the settings."""
     named = engine if isinstance(engine, str) else FAST
     spec = store if isinstance(store, str) else "memory"
     config = Config(port=0, engine=named, store=spec, limits=limits or Limits(), **settings)
@@ -265,6 +266,7 @@ async def serve(
         config,
         engine=None if isinstance(engine, str) else engine,
         store=None if isinstance(store, str) else store,
+        has_admin="admin" in settings,
     )
     await server.start()
     async with aiohttp.ClientSession() as http:

@@ -144,6 +144,7 @@ async def test_a_server_prints_its_url_and_how_to_use_it_and_nothing_else(comman
     async with launched(*FAST, "--model", "small", "--model", "large", command=command) as server:
         url = server.url
         assert url.startswith("http://127.0.0.1:")
+        (admin,) = [line.split()[-1] for line in server.output if "live page" in line]
         assert server.output == [
             f"slipring {__version__} serves {url}",
             f"  websocket  {url.replace('http', 'ws')}/responses",
@@ -152,6 +153,7 @@ async def test_a_server_prints_its_url_and_how_to_use_it_and_nothing_else(comman
             "             simulated is no model: it generates text to test clients with",
             "  store      sqlite",
             "  API keys   none: any key is accepted",
+            f"  live page  {admin}",
             "",
             "Point a client at it:",
             f"  OPENAI_BASE_URL={url} OPENAI_API_KEY=any",
@@ -159,6 +161,8 @@ async def test_a_server_prints_its_url_and_how_to_use_it_and_nothing_else(comman
         async with aiohttp.ClientSession() as http:
             async with http.post(f"{url}/responses", json={"input": "hello"}) as answer:
                 assert (await answer.json())["status"] == "completed"
+            async with http.get(admin) as answer:
+                assert (answer.status, answer.content_type) == (200, "text/html")
             async with http.ws_connect(f"{url}/responses") as ws:
                 await ws.send_json({"type": "response.create", "input": "hello"})
                 while (await ws.receive_json(timeout=60))["type"] != "response.completed":
@@ -465,12 +469,12 @@ def test_a_terminal_shows_what_to_try_next(
 ) -> None:
     serving = Serving(models=("small",), store="memory", keys="1 configured", is_open=is_open)
     config = Config(engine="llama")
-    announce(config, url, serving)
+    announce(config, url, serving, "http://127.0.0.1:9464/")
     plain = capsys.readouterr().out
     assert "Try next" not in plain
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    announce(config, url, serving)
+    announce(config, url, serving, "http://127.0.0.1:9464/")
     first, last = capsys.readouterr().out.split("\nTry next, in another terminal:\n")
     assert first == plain
     assert [line.strip() for line in last.splitlines()][:2] == steps
@@ -483,7 +487,7 @@ def test_the_next_steps_name_the_command_by_its_path_if_it_is_not_on_the_path(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr(sys, "argv", [".venv/bin/slipring", "serve"])
-    announce(Config(), "http://127.0.0.1:8000/v1", Serving(("small",), "memory", "none", True))
+    announce(Config(), "http://127.0.0.1:8000/v1", Serving(("small",), "memory", "none", True), None)
     assert "\n  .venv/bin/slipring chat\n" in capsys.readouterr().out
 
 

@@ -21,15 +21,7 @@ import pytest
 import typing_extensions
 from msgspec import Struct, structs
 from openai.resources import beta, conversations, models, responses
-from openai.types import beta as beta_types
 from openai.types import responses as sdk
-from openai.types.beta import (
-    beta_response_input_item_param,
-    beta_responses_client_event_param,
-)
-from openai.types.beta import (
-    response_create_params as beta_create_params,
-)
 from openai.types.responses import (
     response_create_params,
     response_input_audio_param,
@@ -59,6 +51,7 @@ from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
 from slipring.server.access.seal_keys import KeyedSeal
 from slipring.server.transports.http_replies import read_create
+from tests import late
 from tests.api import Api
 from tests.harness import WEATHER, Running, serve
 
@@ -253,18 +246,21 @@ def all_keys(*unions: Any, within: str = "") -> set[str]:
     }
 
 
-CREATES = (
-    response_create_params.ResponseCreateParamsBase,
-    response_create_params.ResponseCreateParamsStreaming,
-    responses_client_event_param.ResponseCreate,
-    beta_create_params.ResponseCreateParamsBase,
-    beta_responses_client_event_param.ResponseCreate,
-)
 SENT_AS_A_HEADER = {"betas"}
 
 
+def known_creates() -> tuple[Any, ...]:
+    return (
+        response_create_params.ResponseCreateParamsBase,
+        response_create_params.ResponseCreateParamsStreaming,
+        responses_client_event_param.ResponseCreate,
+        late.beta.response_create_params.ResponseCreateParamsBase,
+        late.beta.beta_responses_client_event_param.ResponseCreate,
+    )
+
+
 def known_fields() -> set[str]:
-    return {name for create in CREATES for name in keys(create)} - SENT_AS_A_HEADER
+    return {name for create in known_creates() for name in keys(create)} - SENT_AS_A_HEADER
 
 
 def known_parts() -> set[str]:
@@ -279,7 +275,7 @@ def known_parts() -> set[str]:
         reasoning["summary"],
         reasoning["content"],
         keys(response_input_item_param.ComputerCallOutput)["output"],
-        keys(beta_response_input_item_param.AgentMessage)["content"],
+        keys(late.beta.beta_response_input_item_param.AgentMessage)["content"],
     )
 
 
@@ -294,7 +290,7 @@ def known_tool_fields() -> set[str]:
 
 
 def known_item_fields() -> set[str]:
-    unions = (sdk.ResponseInputItemParam, beta_types.BetaResponseInputItemParam)
+    unions = (sdk.ResponseInputItemParam, late.beta.BetaResponseInputItemParam)
     known = [member for union in unions for member in members(union) if types_in(member) & supported(ITEMS)]
     return all_keys(*known)
 
@@ -346,7 +342,7 @@ KNOWN: list[tuple[str, dict[str, Row], Callable[[], set[str]]]] = [
     (
         "client events",
         CLIENT_EVENTS,
-        lambda: types_in(sdk.ResponsesClientEventParam, beta_types.BetaResponsesClientEventParam),
+        lambda: types_in(sdk.ResponsesClientEventParam, late.beta.BetaResponsesClientEventParam),
     ),
     ("fields", FIELDS, known_fields),
     ("formats", FORMATS, lambda: types_in(sdk.ResponseFormatTextConfigParam)),
@@ -354,10 +350,10 @@ KNOWN: list[tuple[str, dict[str, Row], Callable[[], set[str]]]] = [
     (
         "items",
         ITEMS,
-        lambda: types_in(sdk.ResponseInputItemParam, beta_types.BetaResponseInputItemParam, sdk.ResponseItem),
+        lambda: types_in(sdk.ResponseInputItemParam, late.beta.BetaResponseInputItemParam, sdk.ResponseItem),
     ),
     ("parts", PARTS, known_parts),
-    ("tools", TOOLS, lambda: types_in(sdk.ToolParam, beta_types.BetaToolParam)),
+    ("tools", TOOLS, lambda: types_in(sdk.ToolParam, late.beta.BetaToolParam)),
     ("tool fields", TOOL_FIELDS, known_tool_fields),
     ("format fields", FORMAT_FIELDS, lambda: all_keys(sdk.ResponseFormatTextConfigParam)),
     ("item fields", ITEM_FIELDS, known_item_fields),
@@ -366,13 +362,15 @@ KNOWN: list[tuple[str, dict[str, Row], Callable[[], set[str]]]] = [
     (
         "output items",
         OUTPUT_ITEMS,
-        lambda: types_in(sdk.ResponseOutputItem, beta_types.BetaResponseOutputItem),
+        lambda: types_in(sdk.ResponseOutputItem, late.beta.BetaResponseOutputItem),
     ),
     (
         "server events",
         SERVER_EVENTS,
         lambda: types_in(
-            sdk.ResponsesServerEvent, sdk.ResponseStreamEvent, beta_types.BetaResponsesServerEvent
+            sdk.ResponsesServerEvent,
+            sdk.ResponseStreamEvent,
+            late.beta.BetaResponsesServerEvent,
         ),
     ),
 ]
@@ -398,7 +396,7 @@ def test_the_page_lists_everything_in_the_package(
 
 
 def test_the_page_lists_the_keys_of_objects_that_are_not_refused() -> None:
-    nested = {name for create in CREATES for name in objects_in(create)}
+    nested = {name for create in known_creates() for name in objects_in(create)}
     wanted = {name for name in nested if FIELDS[name.partition(".")[0]].status != "refused"}
     assert {"text.format", "conversation.id", "context_management.compact_threshold"} <= wanted
     assert wanted == {name for name in FIELDS if "." in name}
@@ -1136,7 +1134,7 @@ def test_the_page_names_the_keys_that_output_items_lack() -> None:
         item.__struct_config__.tag: set(item.__struct_encode_fields__) for item in typing.get_args(OutputItem)
     }
     lacking: set[str] = set()
-    for member in members(sdk.ResponseOutputItem) + members(beta_types.BetaResponseOutputItem):
+    for member in members(sdk.ResponseOutputItem) + members(late.beta.BetaResponseOutputItem):
         for name in types_in(member) & made.keys():
             lacking |= wire_keys(member) - made[name] - {"type"}
     assert code_spans("Items that slipring creates have no") == lacking
@@ -1152,7 +1150,11 @@ def test_the_page_names_the_keys_that_events_lack() -> None:
             collect(below)
 
     collect(events.Event)
-    unions = (sdk.ResponsesServerEvent, sdk.ResponseStreamEvent, beta_types.BetaResponsesServerEvent)
+    unions = (
+        sdk.ResponsesServerEvent,
+        sdk.ResponseStreamEvent,
+        late.beta.BetaResponsesServerEvent,
+    )
     lacking: set[tuple[str, str]] = set()
     for member in (member for union in unions for member in members(union)):
         for name in types_in(member) & sent.keys() - {"error"}:

@@ -5,6 +5,7 @@ pure: no I/O, no clock, no randomness.
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,25 +25,30 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sandbox": ("errors", "sandbox"),
     "engines": (
         *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
-        *("prompts", "sandbox", "engines", "spelling"),
+        *("prompts", "sandbox", "engines", "spelling", "observation.live"),
     ),
     "mcp": ("", "mcp"),
     "stores": ("errors", "protocol", "core", "stores"),
+    "observation": ("protocol.timing", "observation"),
     "keys": ("errors", "config", "protocol.wire", "stores", "keys"),
     "server": (
         *("", "aiohttp_internals", "errors", "config", "models", "protocol"),
-        *("core", "engines", "sandbox", "stores", "keys.token", "server"),
+        *("core", "engines", "sandbox", "stores", "keys.token", "observation", "server"),
     ),
     "inspection": (
         *("errors", "spelling", "protocol", "core.generation", "core.chain", "core.turn.response_object"),
         *("prompts", "engines", "inspection"),
     ),
     "chat": ("chat",),
+    "top": ("protocol.timing", "observation", "top"),
     "bench": ("", "bench"),
     "progress": (),
     "openapi": ("", "protocol", "openapi"),
     "serve": ("", "config", "progress", "server", "chat.options"),
-    "cli": ("", "errors", "config", "serve", "inspection", "chat", "keys", "openapi", "bench", "spelling"),
+    "cli": (
+        *("", "errors", "config", "serve", "inspection", "chat", "top", "keys", "openapi", "bench"),
+        "spelling",
+    ),
     "__main__": ("cli",),
     "__init__": (),
 }
@@ -62,17 +68,28 @@ def layer_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
+<<<<<<< HEAD
 def is_pure_mcp(path: Path) -> bool:
     return path.relative_to(SRC).parts[:2] == ("mcp", "protocol")
 
 
+=======
+@cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Every import in a file, those for type checkers included."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+@cache
+>>>>>>> main
 def imports(path: Path) -> list[str]:
-    """Every absolute module that a file imports, those for type checkers included."""
+    """Every absolute module that a file imports."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
             for alias in node.names:
@@ -104,17 +121,18 @@ def test_the_core_is_pure(path: Path) -> None:
 
 
 def modules_imported_by(path: Path) -> set[Path]:
-    """The files of this package that a file imports anywhere in it, those for type checkers included."""
+    """The files of this package that a file imports anywhere in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {file_of(name) or file_of(node.module or "") for name in names}
-        elif isinstance(node, ast.Import):
+        else:
             found |= {file_of(alias.name) for alias in node.names}
     return {each for each in found if each is not None and each != path}
 
 
+@cache
 def file_of(module: str) -> Path | None:
     """The file of a module of this package, or None for any other name."""
     place = SRC.parent / module.replace(".", "/")

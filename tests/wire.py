@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, get_args
 
-from openai.types.beta import BetaResponseInjectCreatedEvent, BetaResponseInjectFailedEvent
 from openai.types.responses import (
     CompactedResponse,
     Response,
@@ -25,6 +24,8 @@ from openai.types.responses import (
 )
 from openai.types.responses.responses_server_event import ResponsesServerEvent
 from pydantic import BaseModel, ValidationError
+
+from tests import late
 
 Json = dict[str, Any]
 NO_TYPES: frozenset[str] = frozenset()
@@ -78,9 +79,10 @@ def _models_by_type(union: Any) -> dict[str, type[BaseModel]]:
     return models
 
 
-_WEBSOCKET_EVENTS = _models_by_type(ResponsesServerEvent) | {
-    "response.inject.created": BetaResponseInjectCreatedEvent,
-    "response.inject.failed": BetaResponseInjectFailedEvent,
+_WEBSOCKET_EVENTS = _models_by_type(ResponsesServerEvent)
+_BETA_EVENTS = {
+    "response.inject.created": "BetaResponseInjectCreatedEvent",
+    "response.inject.failed": "BetaResponseInjectFailedEvent",
 }
 _SSE_EVENTS = _models_by_type(ResponseStreamEvent)
 
@@ -298,7 +300,10 @@ def _check_frame(text: str, foreign_tool_types: frozenset[str]) -> None:
         checked = {**event, "steer": {**event["steer"], "input": ""}}
     if event.get("type") == "response.inject.failed":
         checked = {**event, "input": []}
-    _check_event(checked, _WEBSOCKET_EVENTS, foreign_tool_types)
+    models = _WEBSOCKET_EVENTS
+    if name := _BETA_EVENTS.get(str(event.get("type"))):
+        models = {event["type"]: getattr(late.beta, name)}
+    _check_event(checked, models, foreign_tool_types)
     _lane_of(event)
     if event["type"] == "error":
         _check_websocket_error(event)

@@ -1,4 +1,4 @@
-"""The command line: ``slipring serve``, ``inspect``, ``chat``, ``keys``, ``openapi`` and ``bench``.
+"""The command line: ``slipring serve``, ``inspect``, ``chat``, ``top``, ``keys``, ``openapi`` and ``bench``.
 
 Parses the arguments, runs the command, and reports every expected failure as one line on standard error, with
 a non-zero exit code. What only one command needs is imported when that command runs: most of the time that a
@@ -17,6 +17,7 @@ from slipring.chat.errors import Unreachable
 from slipring.config import ConfigError, add_flags, from_namespace
 from slipring.errors import StartupError
 from slipring.spelling import suggestion
+from slipring.top.errors import UnusableOption
 
 USAGE_ERROR = 2
 STARTUP_ERROR = 3
@@ -136,6 +137,13 @@ def build_parser() -> argparse.ArgumentParser:
         " standard input is a turn.",
     )
     talk.defer(_add_chat_flags)
+    watch = commands.add_parser(
+        "top",
+        help="show what a running server does",
+        description="Show in the terminal what a running server does: connections, turns, engines, memory."
+        " q or Ctrl-C exits. Exit code 1: the server cannot be reached, or refuses the admin key.",
+    )
+    watch.defer(_add_top_flags)
     manage = commands.add_parser(
         "keys",
         help="create, list and revoke the API keys in a store",
@@ -167,6 +175,12 @@ def _add_chat_flags(talk: _Parser) -> None:
     from slipring.chat import options
 
     options.add_flags(talk)
+
+
+def _add_top_flags(watch: _Parser) -> None:
+    from slipring.top import options
+
+    options.add_flags(watch)
 
 
 def _add_keys_commands(manage: _Parser) -> None:
@@ -204,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         return _COMMANDS[arguments.command](arguments)
-    except (ConfigError, UsageError, BadRecording, UnreadableRecord) as error:
+    except (ConfigError, UsageError, UnusableOption, BadRecording, UnreadableRecord) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
     except (StartupError, Unreachable, CannotMeasure, CannotStart) as error:
@@ -230,6 +244,13 @@ def _chat(arguments: argparse.Namespace) -> int:
     from slipring.chat.run import chat
 
     return chat(from_namespace(arguments, os.environ), " ".join(arguments.message))
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from slipring.top.options import from_namespace
+    from slipring.top.run import top
+
+    return top(from_namespace(arguments, os.environ))
 
 
 def _manage_keys(arguments: argparse.Namespace) -> int:
@@ -266,6 +287,7 @@ _COMMANDS = {
     "serve": _serve,
     "inspect": _inspect,
     "chat": _chat,
+    "top": _watch,
     "keys": _manage_keys,
     "openapi": _print_openapi,
     "bench": _measure,

@@ -20,6 +20,8 @@ from slipring.models import ModelEntry, ModelsError, read_models
 from slipring.spelling import suggestion
 
 __all__ = [
+    "ADMIN_AUTO",
+    "ADMIN_OFF",
     "LOG_LEVELS",
     "SETTINGS",
     "Config",
@@ -30,6 +32,7 @@ __all__ = [
     "split_api_key",
 ]
 
+ADMIN_AUTO, ADMIN_OFF = "auto", "off"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _PREFIX = "SLIPRING_"
 _FILE_FLAG = "--config"
@@ -65,6 +68,12 @@ def _is_api_key(entry: object) -> bool:
     return isinstance(entry, str) and all(part.strip() for part in entry.split(":", 1))
 
 
+def is_address(text: str) -> bool:
+    """Whether a text has the form HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and int(port) <= 65535
+
+
 _ANY = Rule("", lambda value: True)
 _NOT_EMPTY = Rule("must not be empty", bool)
 _NO_EMPTY_ENTRY = Rule(
@@ -80,6 +89,9 @@ _LOG_LEVEL = Rule(f"must be one of {', '.join(LOG_LEVELS)}", lambda name: name i
 _AT_LEAST_ONE = Rule("must be 1 or more", lambda number: number >= 1)
 _POSITIVE = Rule("must be finite and above 0", lambda number: 0 < number < math.inf)
 _NOT_NEGATIVE = Rule("must be finite and not below 0", lambda number: 0 <= number < math.inf)
+_ADMIN = Rule(
+    "must be auto, off or HOST:PORT", lambda text: text in (ADMIN_AUTO, ADMIN_OFF) or is_address(text)
+)
 _RULES = {str: _NOT_EMPTY, bool: _ANY, tuple: _NO_EMPTY_ENTRY}
 """The rule for each type, unless the field names another one."""
 
@@ -186,6 +198,33 @@ class Config:
         default=False,
         metadata={
             "help": "also serve /slipring/echo, a WebSocket that returns every message, for test suites"
+        },
+    )
+    admin: str = field(
+        default=ADMIN_AUTO,
+        metadata={
+            "help": "address of the live page, the live stream and metrics, HOST:PORT; auto:"
+            " 127.0.0.1:9464, or a free port if that is in use; off: none",
+            "rule": _ADMIN,
+            "metavar": "ADDRESS",
+        },
+    )
+    admin_key: str = field(
+        default="",
+        repr=False,
+        metadata={
+            "help": "key that the admin address asks for; required if other machines can reach it",
+            "rule": _ANY,
+            "metavar": "KEY",
+        },
+    )
+    metrics_tenants: int = field(
+        default=0,
+        metadata={
+            "help": "number of tenants that metrics name; the turns of further ones are counted as `other`;"
+            " 0: metrics name no tenants",
+            "rule": _NOT_NEGATIVE,
+            "metavar": "N",
         },
     )
     log_level: str = field(

@@ -41,7 +41,7 @@ def serve(config: Config) -> int:
     else:
         from slipring.server.process.server import Server
 
-        serving = _serve(Server(config))
+        serving = _serve(Server(config, has_admin=True))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serving)
         block_stop_signals()
@@ -63,7 +63,7 @@ async def _serve(server: "Server") -> None:
         def on_ready(server: "Server") -> None:
             loading.end()
             exempt_from_collection()
-            announce(server.config, server.base_url, server.describe())
+            announce(server.config, server.base_url, server.describe(), server.admin_url)
 
         await server.serve(on_ready)
 
@@ -74,12 +74,12 @@ async def _supervise(supervisor: Supervisor) -> None:
 
         def on_ready(supervisor: Supervisor, serving: Serving) -> None:
             loading.end()
-            announce(supervisor.config, supervisor.base_url, serving)
+            announce(supervisor.config, supervisor.base_url, serving, supervisor.admin_url)
 
         await supervisor.serve(on_ready)
 
 
-def announce(config: Config, url: str, serving: Serving) -> None:
+def announce(config: Config, url: str, serving: Serving, admin_url: str | None) -> None:
     """Print where the server listens and what it serves; on a terminal, also what to try next."""
     engines = engine_names(config)
     key = "any" if serving.is_open else "YOUR_KEY"
@@ -96,6 +96,7 @@ def announce(config: Config, url: str, serving: Serving) -> None:
         ),
         f"  store      {serving.store}",
         f"  API keys   {serving.keys}",
+        *([f"  live page  {admin_url}"] if admin_url is not None else []),
         "",
         "Point a client at it:",
         f"  OPENAI_BASE_URL={url} OPENAI_API_KEY={key}",

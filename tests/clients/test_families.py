@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from slipring.prompts.parsing.call_writer import Call
-from tests.clients import sdk
+from tests import late
 from tests.clients.family_server import MOVING, family_server, require_appended
 from tests.engines.fakes.families import Answer, FakeFamilyServer
 from tests.harness import Running, serve
@@ -30,7 +30,7 @@ LAST = Answer(thoughts="Done.", text="It is sunny.")
 
 @pytest.fixture(autouse=True)
 def _no_traces() -> None:
-    sdk.agents.set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
+    late.agents.set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
 
 
 @asynccontextmanager
@@ -54,26 +54,28 @@ def thoughts_of(fake: FakeFamilyServer, *answers: Answer) -> list[str]:
 async def test_the_agents_sdk_runs_a_loop_of_two_tools(family: str, tmp_path: Path) -> None:
     called: list[Any] = []
 
-    @sdk.agents.function_tool
+    @late.agents.function_tool
     def get_weather(city: str, days: int) -> str:
         """Weather of a city."""
         called.append((city, days))
         return "Sunny, 21 degrees."
 
-    @sdk.agents.function_tool
+    @late.agents.function_tool
     def note(text: str, tags: list[str], final: bool) -> str:
         """Takes a note."""
         called.append((text, tags, final))
         return "Noted."
 
-    agent = sdk.agents.Agent(name="a", model="smollm2", instructions="Use tools.", tools=[get_weather, note])
+    agent = late.agents.Agent(name="a", model="smollm2", instructions="Use tools.", tools=[get_weather, note])
     async with serving(tmp_path, family) as (fake, server):
-        provider = sdk.agents.OpenAIProvider(base_url=server.url, api_key="any", use_responses_websocket=True)
+        provider = late.agents.OpenAIProvider(
+            base_url=server.url, api_key="any", use_responses_websocket=True
+        )
         async with aclosing(provider):
-            result = await sdk.agents.Runner.run(
+            result = await late.agents.Runner.run(
                 agent,
                 "weather in Rome?",
-                run_config=sdk.agents.RunConfig(model_provider=provider),
+                run_config=late.agents.RunConfig(model_provider=provider),
                 auto_previous_response_id=True,
             )
         assert result.final_output == LAST.text

@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal
 from openai import AsyncOpenAI, NotFoundError
 from pydantic import BaseModel
 
-from tests.clients import sdk
+from tests import late
 from tests.harness import PuppetEngine
 from tests.relay import Served
 
@@ -22,7 +22,7 @@ ANSWER = "This is a simulated answer"
 
 @pytest.fixture(autouse=True)
 def _no_traces() -> None:
-    sdk.agents.set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
+    late.agents.set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
 
 
 class Weather:
@@ -31,29 +31,29 @@ class Weather:
     def __init__(self) -> None:
         self.calls = 0
 
-    def agent(self, **settings: Any) -> "sdk.agents.Agent[None]":
-        @sdk.agents.function_tool
+    def agent(self, **settings: Any) -> "late.agents.Agent[None]":
+        @late.agents.function_tool
         def get_weather(city: str) -> str:
             """Weather of a city."""
             self.calls += 1
             return f"sunny, asked {self.calls} times"
 
-        return sdk.agents.Agent(
+        return late.agents.Agent(
             name="weather",
             model="simulated",
             instructions="Use the tool.",
             tools=[get_weather],
-            model_settings=sdk.agents.ModelSettings(**settings),
+            model_settings=late.agents.ModelSettings(**settings),
         )
 
 
 @asynccontextmanager
-async def running(url: str, *, websocket: bool) -> AsyncIterator["sdk.agents.RunConfig"]:
+async def running(url: str, *, websocket: bool) -> AsyncIterator["late.agents.RunConfig"]:
     """Return a configuration for runs against this URL, over WebSocket or HTTP."""
     async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
-        provider = sdk.agents.OpenAIProvider(openai_client=client, use_responses_websocket=websocket)
+        provider = late.agents.OpenAIProvider(openai_client=client, use_responses_websocket=websocket)
         async with aclosing(provider):
-            yield sdk.agents.RunConfig(model_provider=provider)
+            yield late.agents.RunConfig(model_provider=provider)
 
 
 def require_chained(requests: list[Json], responses: list[Json]) -> None:
@@ -72,12 +72,12 @@ def require_chained(requests: list[Json], responses: list[Json]) -> None:
 async def test_a_tool_loop_runs_on_one_socket(served: Served, store: bool | None) -> None:
     weather = Weather()
     with served(TWO_CALLS) as relay:
-        provider = sdk.agents.OpenAIProvider(base_url=relay.url, api_key="any", use_responses_websocket=True)
+        provider = late.agents.OpenAIProvider(base_url=relay.url, api_key="any", use_responses_websocket=True)
         async with aclosing(provider):
-            result = await sdk.agents.Runner.run(
+            result = await late.agents.Runner.run(
                 weather.agent(store=store),
                 "weather in Paris?",
-                run_config=sdk.agents.RunConfig(model_provider=provider),
+                run_config=late.agents.RunConfig(model_provider=provider),
                 auto_previous_response_id=True,
             )
         assert result.final_output == ANSWER
@@ -94,7 +94,7 @@ async def test_a_tool_loop_runs_on_a_compressed_socket(served: Served) -> None:
         for url in (relay.url, relay.server_url):
             weather = Weather()
             async with running(url, websocket=True) as config:
-                result = await sdk.agents.Runner.run(
+                result = await late.agents.Runner.run(
                     weather.agent(), "weather?", run_config=config, auto_previous_response_id=True
                 )
             assert result.final_output == ANSWER
@@ -106,7 +106,7 @@ async def test_a_streamed_run_yields_every_event(served: Served) -> None:
     weather = Weather()
     with served(TWO_CALLS) as relay:
         async with running(relay.url, websocket=True) as config:
-            result = sdk.agents.Runner.run_streamed(
+            result = late.agents.Runner.run_streamed(
                 weather.agent(), "weather in Paris?", run_config=config, auto_previous_response_id=True
             )
             raw = [event.data async for event in result.stream_events() if event.type == "raw_response_event"]
@@ -120,7 +120,7 @@ async def test_parallel_calls_are_answered_together(served: Served) -> None:
     weather = Weather()
     with served(f"{TWO_CALLS},parallel_calls=2") as relay:
         async with running(relay.url, websocket=True) as config:
-            result = await sdk.agents.Runner.run(
+            result = await late.agents.Runner.run(
                 weather.agent(parallel_tool_calls=True),
                 "weather in Paris and Rome?",
                 run_config=config,
@@ -135,7 +135,7 @@ async def test_a_loop_that_sends_its_whole_history_works_too(served: Served) -> 
     weather = Weather()
     with served(TWO_CALLS) as relay:
         async with running(relay.url, websocket=True) as config:
-            result = await sdk.agents.Runner.run(weather.agent(), "weather in Paris?", run_config=config)
+            result = await late.agents.Runner.run(weather.agent(), "weather in Paris?", run_config=config)
         assert result.final_output == ANSWER
         assert [len(frame["input"]) for frame in relay.socket.sent] == [1, 3, 5]
         assert not any("previous_response_id" in frame for frame in relay.socket.sent)
@@ -146,7 +146,7 @@ async def test_a_loop_that_sends_its_whole_history_works_too(served: Served) -> 
 async def test_the_runs_of_a_session_share_a_socket(served: Served) -> None:
     weather = Weather()
     with served(TWO_CALLS) as relay:
-        async with sdk.agents.responses_websocket_session(base_url=relay.url, api_key="any") as session:
+        async with late.agents.responses_websocket_session(base_url=relay.url, api_key="any") as session:
             first = await session.run(weather.agent(), "weather?", auto_previous_response_id=True)
             second = await session.run(
                 weather.agent(), "and tomorrow?", previous_response_id=first.last_response_id
@@ -160,14 +160,14 @@ async def test_the_runs_of_a_session_share_a_socket(served: Served) -> None:
 async def test_a_handoff_changes_instructions_within_the_chain(
     served: Served, scripted: Callable[..., str]
 ) -> None:
-    expert = sdk.agents.Agent(name="expert", model="simulated", instructions="You know it.")
-    clerk = sdk.agents.Agent(
+    expert = late.agents.Agent(name="expert", model="simulated", instructions="You know it.")
+    clerk = late.agents.Agent(
         name="clerk", model="simulated", instructions="Ask the expert.", handoffs=[expert]
     )
     engine = scripted([{"function_call": {"name": "transfer_to_expert"}}], [{"text": "forty-two"}])
     with served(engine) as relay:
         async with running(relay.url, websocket=True) as config:
-            result = await sdk.agents.Runner.run(
+            result = await late.agents.Runner.run(
                 clerk, "the answer?", run_config=config, auto_previous_response_id=True
             )
         assert result.final_output == "forty-two"
@@ -187,7 +187,7 @@ async def test_reasoning_is_sent_back_within_a_whole_history(
     )
     with served(engine) as relay:
         async with running(relay.url, websocket=websocket) as config:
-            result = await sdk.agents.Runner.run(
+            result = await late.agents.Runner.run(
                 Weather().agent(store=False), "weather in Paris?", run_config=config
             )
         assert result.final_output == "Sunny."
@@ -200,8 +200,8 @@ async def test_a_cancelled_run_stops_the_engine(served: Served, portal: Blocking
     engine = PuppetEngine()
     with served(engine, abandoned=True) as relay:
         async with running(relay.url, websocket=True) as config:
-            agent = sdk.agents.Agent[None](name="talker", model="puppet")
-            result = sdk.agents.Runner.run_streamed(agent, "talk", run_config=config)
+            agent = late.agents.Agent[None](name="talker", model="puppet")
+            result = late.agents.Runner.run_streamed(agent, "talk", run_config=config)
             performance = await asyncio.to_thread(portal.call, engine.next)
             portal.call(performance.say, "well")
             async for event in result.stream_events():
@@ -216,18 +216,18 @@ class Forecast(BaseModel):
 
 
 async def test_structured_output_becomes_an_instance(served: Served) -> None:
-    agent = sdk.agents.Agent(name="forecaster", model="simulated", output_type=Forecast)
+    agent = late.agents.Agent(name="forecaster", model="simulated", output_type=Forecast)
     with served() as relay:
         async with running(relay.url, websocket=True) as config:
-            result = await sdk.agents.Runner.run(agent, "forecast?", run_config=config)
+            result = await late.agents.Runner.run(agent, "forecast?", run_config=config)
         assert isinstance(result.final_output, Forecast)
 
 
 async def test_a_refused_request_raises_with_its_code(served: Served) -> None:
     with served() as relay:
         async with running(relay.url, websocket=True) as config:
-            with pytest.raises(sdk.agents.models.openai_responses.ResponsesWebSocketError) as failure:
-                await sdk.agents.Runner.run(
+            with pytest.raises(late.agents.models.openai_responses.ResponsesWebSocketError) as failure:
+                await late.agents.Runner.run(
                     Weather().agent(), "hello", run_config=config, previous_response_id="resp_unknown"
                 )
         assert failure.value.code == "previous_response_not_found"
@@ -238,7 +238,7 @@ async def test_a_tool_loop_runs_over_http(served: Served) -> None:
     weather = Weather()
     with served(TWO_CALLS) as relay:
         async with running(relay.url, websocket=False) as config:
-            result = await sdk.agents.Runner.run(
+            result = await late.agents.Runner.run(
                 weather.agent(), "weather in Paris?", run_config=config, auto_previous_response_id=True
             )
         assert result.final_output == ANSWER
@@ -251,7 +251,7 @@ async def test_a_streamed_run_works_over_http(served: Served) -> None:
     weather = Weather()
     with served(TWO_CALLS) as relay:
         async with running(relay.url, websocket=False) as config:
-            result = sdk.agents.Runner.run_streamed(
+            result = late.agents.Runner.run_streamed(
                 weather.agent(), "weather in Paris?", run_config=config, auto_previous_response_id=True
             )
             raw = [event.data async for event in result.stream_events() if event.type == "raw_response_event"]
@@ -270,14 +270,14 @@ async def test_a_session_is_stored_in_a_conversation(served: Served, tmp_path: P
             AsyncOpenAI(base_url=relay.url, api_key="any", max_retries=0) as client,
             running(relay.url, websocket=False) as config,
         ):
-            session = sdk.agents.OpenAIConversationsSession(openai_client=client)
-            first = await sdk.agents.Runner.run(
+            session = late.agents.OpenAIConversationsSession(openai_client=client)
+            first = await late.agents.Runner.run(
                 weather.agent(), "weather?", run_config=config, session=session
             )
             items = await session.get_items()
             kinds = ["message", *["function_call", "function_call_output"] * 2, "message"]
             assert [item["type"] for item in items] == kinds
-            again = await sdk.agents.Runner.run(
+            again = await late.agents.Runner.run(
                 weather.agent(), "tomorrow?", run_config=config, session=session
             )
             assert (first.final_output, again.final_output) == (ANSWER, ANSWER)
@@ -301,7 +301,7 @@ async def test_runs_continue_a_conversation_of_the_server(served: Served) -> Non
         ):
             conversation = await client.conversations.create()
             for question in ("weather?", "tomorrow?"):
-                result = await sdk.agents.Runner.run(
+                result = await late.agents.Runner.run(
                     weather.agent(), question, run_config=config, conversation_id=conversation.id
                 )
                 assert result.final_output == ANSWER

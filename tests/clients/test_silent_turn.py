@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.clients import sdk
+from tests import late
 from tests.relay import Served
 
 MODEL = "simulated"
@@ -43,9 +43,9 @@ async def ask_awaiting(url: str) -> str:
 
 
 async def ask_agent(url: str) -> str:
-    sdk.agents.set_tracing_disabled(True)
-    async with sdk.agents.responses_websocket_session(base_url=url, api_key="any") as session:
-        result = await session.run(sdk.agents.Agent(name="thinker", model=MODEL), "think")
+    late.agents.set_tracing_disabled(True)
+    async with late.agents.responses_websocket_session(base_url=url, api_key="any") as session:
+        result = await session.run(late.agents.Agent(name="thinker", model=MODEL), "think")
     return result.final_output
 
 

@@ -1,5 +1,6 @@
 """What is certain of a context that is not complete: it begins every context that can follow."""
 
+import datetime
 from collections.abc import Iterator
 
 import pytest
@@ -11,10 +12,11 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Prefill
 from slipring.prompts.foreseen_context import Foreseen, foresee
 from slipring.prompts.rendering import Renderer
+from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, TooManyTokens
 from slipring.protocol.items import Item
-from tests.prompts.templates.family_renderers import family_renderer
-from tests.prompts.templates.family_templates import NAMES
+from tests.prompts.templates.family_renderers import family_renderer, vocabulary
+from tests.prompts.templates.family_templates import NAMES, source_of
 from tests.prompts.templates.test_chat_messages import thought
 from tests.prompts.templates.test_family_renderers import EMITTED, MOVING, call, with_effort
 from tests.prompts.test_rendering import after, job, user
@@ -179,3 +181,11 @@ def test_an_empty_context_is_not_foreseen() -> None:
     found = foreseen(renderer, parent, output(""))
     assert found is not None
     assert found.parent is None, "the parent was rendered by nobody"
+
+
+def test_nothing_is_foreseen_if_the_form_of_the_context_depends_on_what_is_missing() -> None:
+    late = "{%- set last = messages[-1].content %}{%- if last.endswith('\\n0') %}Late.{% endif -%}\n"
+    source = late + source_of("qwen3")
+    model = ModelTemplate(source=source, bos_token="<s>", eos_token="<|im_end|>")
+    renderer = TemplateRenderer(model, vocabulary(), today=datetime.date(2026, 11, 16))
+    assert foreseen(renderer, called(renderer), output(LOG)) is None

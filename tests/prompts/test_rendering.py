@@ -399,3 +399,10 @@ def test_a_renderer_names_the_control_tokens_of_its_marks() -> None:
     for _ in range(2):
         assert writes.control_ids() == {VISIBLE: writes.vocabulary.control(VISIBLE)}
     assert writes.counted_calls(writes.render(job((user("a"),))).prompt) == 0
+
+
+def test_the_size_of_a_context_grows_with_its_tokens() -> None:
+    first = renderer("chatml in small").render(job((user("hello"),))).context
+    longer = renderer("chatml in small").render(job((user("hello" * 100),))).context
+    assert longer.size_bytes - first.size_bytes == 11 * (longer.total - first.total)
+    assert first.size_bytes > 11 * first.total

@@ -492,8 +492,9 @@ async def test_malformed_ids_are_not_found(store: str, aim: str) -> None:
             target, attacks = estate.responses[aim], [*ON_RESPONSES.values()]
         else:
             target, attacks = estate.items[aim], [by_item[name] for name in ("refer", "read", "delete")]
-        for name, twist in TWISTS.items():
-            for attack in attacks:
+        for number, (name, twist) in enumerate(TWISTS.items()):
+            # Every second attack with this store, the others with the other one.
+            for attack in attacks[(number + (store == "memory")) % 2 :: 2]:
                 answer = await require_same(at, name, partial(encoded, attack, twist), target)
                 assert answer.status in (400, 404, 405), (name, answer)
                 answer = await at.owner.ask(*encoded(attack, twist, target))

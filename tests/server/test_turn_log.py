@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.core.session.actions import Record
 from slipring.errors import ServerError
 from slipring.keys.token import Token
 from slipring.protocol.timing import Stage, TokenCounts, TurnReport
 from slipring.server.access.auth import Caller
+from slipring.server.ended_turns import EndedTurn, Origin
 from slipring.server.process.runtime import set_up_logging
 from slipring.server.turn_log import TerminalFormatter, TurnLine, write
 from slipring.stores.base import Key
@@ -42,6 +42,10 @@ REPORT = TurnReport(
 )
 
 
+def ended(report: TurnReport, caller: Caller, lane: str | None = None) -> EndedTurn:
+    return EndedTurn(report, lane, caller, Origin("websocket", 1), started_at=10.0)
+
+
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     """The lines of the turn log, in their full form."""
@@ -63,7 +67,7 @@ def fields(line: str) -> dict[str, str]:
 
 
 def test_the_full_form_has_every_field() -> None:
-    line = fields(str(TurnLine(Record("lane-1", REPORT), Caller("acme", KEY))))
+    line = fields(str(TurnLine(ended(REPORT, Caller("acme", KEY), lane="lane-1"))))
     assert line == {
         "response": "resp_1",
         "tenant": "acme",
@@ -85,7 +89,7 @@ def test_the_full_form_has_every_field() -> None:
 
 
 def test_the_short_form_has_human_units() -> None:
-    line = TurnLine(Record(None, REPORT), Caller("acme", KEY)).short()
+    line = TurnLine(ended(REPORT, Caller("acme", KEY))).short()
     assert line == (
         "m completed: 1,234 in (1,100 cached), 85 out, first token 210 ms, total 6.5 s,"
         " tenant acme, key key_1"
@@ -94,7 +98,7 @@ def test_the_short_form_has_human_units() -> None:
 
 def test_the_short_form_of_a_guests_refused_turn() -> None:
     report = TurnReport("refused", 9, [], 0.25, error_code="model_not_found")
-    line = TurnLine(Record(None, report), Caller("default", is_guest=True)).short()
+    line = TurnLine(ended(report, Caller("default", is_guest=True))).short()
     assert line == "turn refused (model_not_found): total 0.2 ms"
 
 
@@ -104,11 +108,11 @@ def test_the_short_form_of_a_guests_refused_turn() -> None:
 )
 def test_durations(total_ms: float, shown: str) -> None:
     report = TurnReport("completed", 9, [], total_ms)
-    assert TurnLine(Record(None, report), Caller("t")).short().startswith(f"turn completed: total {shown}")
+    assert TurnLine(ended(report, Caller("t"))).short().startswith(f"turn completed: total {shown}")
 
 
 def test_a_tenants_name_cannot_forge_a_field() -> None:
-    line = str(TurnLine(Record(None, REPORT), Caller("a\nb status=x")))
+    line = str(TurnLine(ended(REPORT, Caller("a\nb status=x"))))
     assert "\n" not in line
     assert fields(line)["status"] == "completed"
 
@@ -126,7 +130,7 @@ def test_lines_are_short_on_a_terminal_only(stream: io.StringIO, monkeypatch: py
     root.handlers = []
     try:
         set_up_logging("info")
-        write(Record(None, REPORT), Caller("acme"))
+        write(ended(REPORT, Caller("acme")))
         logging.getLogger("slipring").info("something else")
     finally:
         root.handlers, root.level = before, level

@@ -15,6 +15,7 @@ from slipring.core.generation import Delta, Finished, Job, Model, Prefill
 from slipring.core.limits import Limits
 from slipring.engines.constraints.grammar_compiler import IN_THREAD, Compiler
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
+from slipring.observation import live
 
 
 class Level(Enum):
@@ -48,6 +49,12 @@ class Engine(ABC):
     def trouble(self) -> str | None:
         """Why the engine cannot generate at present, for operators; None if it can."""
         return None
+
+    def status(self) -> live.Engine:
+        """What operators see of it. This default is for engines without a queue."""
+        return live.Engine(
+            name=self.name, models=[model.name for model in self.models()], trouble=self.trouble
+        )
 
     async def start(self) -> None:
         """Connect, load, and find out which models there are, without blocking the event loop.

@@ -26,6 +26,11 @@ StageName = Literal[
 ]
 
 
+Mark = Literal["fork", "warmup", "steered", "compaction", "rollout", "background"]
+"""What distinguishes a turn from an ordinary one: it continues a response of another lane, generates nothing,
+was started by a steer, compacted its context, ran several steps, ran without a connection."""
+
+
 class Stage(Struct, frozen=True, gc=False):
     """One stage of a turn. ``start_ms`` counts from the arrival of the request."""
 
@@ -42,6 +47,8 @@ class TokenCounts(Struct, frozen=True, gc=False):
     input: int
     cached: int
     output: int
+    reasoning: int = 0
+    """Output tokens that are part of the model's reasoning."""
 
 
 class TurnReport(Struct, frozen=True):
@@ -66,6 +73,15 @@ class TurnReport(Struct, frozen=True):
     dropped_items: int | UnsetType = UNSET
     """Oldest items that were left out so that the rest fits the context window."""
     error_code: str | UnsetType = UNSET
+    history_bytes: int | UnsetType = UNSET
+    """Bytes of earlier items that the client did not send, because the response continues another one."""
+    marks: tuple[Mark, ...] | UnsetType = UNSET
+
+    @property
+    def first_token_ms(self) -> float | None:
+        """Time from the arrival of the request to the first token; None if there was none."""
+        ends = (stage.start_ms + stage.duration_ms for stage in self.stages if stage.name == "prefill")
+        return next(ends, None)
 
 
 def server_timing(stages: list[Stage]) -> str:

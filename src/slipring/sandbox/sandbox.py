@@ -110,6 +110,11 @@ class Sandbox:
         """Process ids of the running children."""
         return [process.pid for process in self._processes if process.pid is not None]
 
+    @property
+    def cached_bytes(self) -> int:
+        """Size of the cached outcomes."""
+        return self._cache.used_bytes
+
     async def run(self, tenant: str, task: str, *arguments: Any) -> Any:
         if task not in self._tasks:
             raise LookupError(f"there is no task '{task}'")

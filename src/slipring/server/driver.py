@@ -28,6 +28,7 @@ from slipring.core.session.actions import (
     Load,
     Loaded,
     Record,
+    Refused,
     Save,
     Send,
     Start,
@@ -40,11 +41,11 @@ from slipring.engines.constraints import call_limits
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
-from slipring.protocol.timing import TurnReport
-from slipring.server import padding, turn_log
+from slipring.server import padding
 from slipring.server.access.auth import Caller
-from slipring.server.clock import clock, now
+from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
+from slipring.server.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
 from slipring.stores.base import Appended, LeaseLost, Tenure
 
@@ -72,7 +73,7 @@ class Sink:
     def close(self, code: int, reason: str) -> None:
         """Close the connection once everything has been sent."""
 
-    def record(self, report: TurnReport) -> None:
+    def record(self, turn: EndedTurn) -> None:
         """Receive the report of a turn, after its last events."""
 
     def counted(self, tokens: int) -> None:
@@ -88,6 +89,7 @@ class Driver:
         "_tasks",
         "_tenure",
         "caller",
+        "origin",
         "service",
         "session",
         "sink",
@@ -101,6 +103,7 @@ class Driver:
         session: Session,
         sink: Sink,
         *,
+        origin: Origin,
         states: States,
         tenure: "asyncio.Future[Tenure] | None" = None,
     ) -> None:
@@ -110,6 +113,7 @@ class Driver:
         self.caller = caller
         self.session = session
         self.sink = sink
+        self.origin = origin
         self.states = states
         self._tenure = tenure
         self._tasks: dict[Turn | CheckAppended, asyncio.Task[None]] = {}
@@ -154,14 +158,23 @@ class Driver:
             self._prefill(action)
         elif isinstance(action, EndPrefill):
             self.service.prefills.cancel(self.session.tenant, action.response_id)
-        elif isinstance(action, Record):
-            turn_log.write(action, self.caller)
-            self.service.count_turn(action.report, self.caller)
-            self.sink.record(action.report)
+        elif isinstance(action, Record | Refused):
+            self._report(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
             self.sink.close(action.code, action.reason)
+
+    def _report(self, ended: Record | Refused) -> None:
+        if isinstance(ended, Refused):
+            self.service.refusals[ended.code] += 1
+            return
+        origin = self.origin
+        traceparent = ended.traceparent or origin.traceparent
+        started_at = unix_time(ended.arrived)
+        turn = EndedTurn(ended.report, ended.lane, self.caller, origin, started_at, traceparent)
+        self.service.turn_ended(turn)
+        self.sink.record(turn)
 
     def _prefill(self, action: StartPrefill) -> None:
         def ended(tokens: int | None) -> None:

@@ -25,8 +25,8 @@ from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.errors import ApiError, Unavailable
-from slipring.protocol.timing import TurnReport
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits
+from slipring.server import turn_log
 from slipring.server.access.auth import Caller, Keyring
 from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
@@ -35,8 +35,10 @@ from slipring.server.client_timers import ClientTimers
 from slipring.server.clock import clock, now, shared_now
 from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
+from slipring.server.cluster.state_lookup import Source
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.registry import Connections
+from slipring.server.ended_turns import EndedTurn, Observer
 from slipring.server.id_minting import minter, new_node_id
 from slipring.server.prefills import Prefills
 from slipring.server.request_decoding import RequestDecoder
@@ -99,8 +101,15 @@ class Service:
     prefills: Prefills = field(default_factory=Prefills)
     sockets: int = 0
     """Number of open WebSockets."""
+    sockets_opened: int = 0
+    """Number of WebSockets that have been opened; the last one has this number."""
+    turn_observers: list[Observer] = field(default_factory=list)
     render_fallbacks: Counter[str] = field(default_factory=Counter)
     """How often a context was rendered in full although its parent was in memory, by reason."""
+    lookups: Counter[Source] = field(default_factory=Counter)
+    """Where the responses were found that turns continue, other than in the memory of their connection."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Requests and messages that were answered with an error and are no turns, by code."""
     draining: bool = False
     """Whether the server is shutting down: new requests are refused."""
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -183,8 +192,12 @@ class Service:
         if key is not None:
             await self.quotas.admit(key)
 
-    def count_turn(self, report: TurnReport, caller: Caller) -> None:
-        """Count a turn that has ended: its tokens towards the key's quota, its fallback for ``/health``."""
+    def turn_ended(self, turn: EndedTurn) -> None:
+        """Log and count a turn: its tokens towards the key's quota, its fallback for ``/health``."""
+        turn_log.write(turn)
+        for observe in self.turn_observers:
+            observe(turn)
+        report, caller = turn.report, turn.caller
         if report.fallback is not UNSET:
             self.render_fallbacks[report.fallback] += 1
         if report.tokens is not UNSET and caller.key is not None:

@@ -15,17 +15,16 @@ from slipring.protocol.timing import TurnReport
 
 if TYPE_CHECKING:
     # Not at run time: a supervisor formats its log with this module and needs no part of a session.
-    from slipring.core.session.actions import Record
-    from slipring.server.access.auth import Caller
+    from slipring.server.ended_turns import EndedTurn
 
 log = logging.getLogger("slipring.turns")
 
 _PLAIN = re.compile(r"[\w.-]+")
 
 
-def write(record: "Record", caller: "Caller") -> None:
+def write(turn: "EndedTurn") -> None:
     """Log a turn that has ended."""
-    log.info(TurnLine(record, caller))
+    log.info(TurnLine(turn))
 
 
 class TurnLine:
@@ -33,10 +32,10 @@ class TurnLine:
 
     __slots__ = ("_caller", "_lane", "_report")
 
-    def __init__(self, record: "Record", caller: "Caller") -> None:
-        self._report = record.report
-        self._lane = record.lane
-        self._caller = caller
+    def __init__(self, turn: "EndedTurn") -> None:
+        self._report = turn.report
+        self._lane = turn.lane
+        self._caller = turn.caller
 
     def __str__(self) -> str:
         """All fields, as ``key=value``."""
@@ -78,7 +77,7 @@ class TurnLine:
         if report.tokens is not UNSET:
             tokens = report.tokens
             parts += [f"{tokens.input:,} in ({tokens.cached:,} cached)", f"{tokens.output:,} out"]
-        first_token_ms = _first_token_ms(report)
+        first_token_ms = report.first_token_ms
         if first_token_ms is not None:
             parts.append(f"first token {_duration(first_token_ms)}")
         parts.append(f"total {_duration(report.total_ms)}")
@@ -106,12 +105,6 @@ def _stage_times(report: TurnReport) -> dict[str, float]:
         name = f"{stage.name}_ms"
         times[name] = round(times.get(name, 0.0) + stage.duration_ms, 3)
     return times
-
-
-def _first_token_ms(report: TurnReport) -> float | None:
-    """Time from the arrival of the request to the end of the first prefill."""
-    ends = (stage.start_ms + stage.duration_ms for stage in report.stages if stage.name == "prefill")
-    return next(ends, None)
 
 
 def _duration(ms: float) -> str:

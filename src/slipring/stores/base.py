@@ -8,7 +8,7 @@ reached.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -333,6 +333,15 @@ class Store(ABC):
     runs: Runs
     keys: Keys
     cluster: Cluster
+
+    @property
+    def failed_writes(self) -> int:
+        """Writes that failed because the store could not be used."""
+        return 0
+
+    def watch_commits(self, on_commit: Callable[[float], None]) -> None:
+        """Call ``on_commit`` with the seconds that each write took, from the call to the commit."""
+        return
 
     async def start(self) -> None:
         """Connect. Raises ``StartupError`` with a one-line message for the operator if that fails."""

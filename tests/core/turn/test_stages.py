@@ -46,7 +46,7 @@ def test_every_stage_is_timed():
         *("decode", "queue", "resolve", "validate", "render", "engine_queue", "prefill", "generate"),
         "terminal",
     ]
-    assert report["tokens"] == {"rendered": 5, "input": 9, "cached": 4, "output": 2}
+    assert report["tokens"] == {"rendered": 5, "input": 9, "cached": 4, "output": 2, "reasoning": 0}
     assert report["fallback"] == "why"
     assert (report["status"], report["total_ms"], report["input_items"]) == ("completed", 31_000, 1)
 

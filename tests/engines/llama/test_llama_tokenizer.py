@@ -83,6 +83,7 @@ async def llama_cpp(metadata: dict[str, Any], path: Path) -> AsyncIterator[Encod
             await process.close()
 
 
+@pytest.mark.slow
 async def test_a_real_vocabulary_gives_the_ids_of_llama_cpp(tmp_path: Path) -> None:
     async with llama_cpp(qwen2_metadata(), tmp_path / "hollow.gguf") as encode:
         for text in CORPUS:

@@ -240,7 +240,7 @@ def is_beginning(
     return any(json.dumps(whole[1]).startswith(call[1].removesuffix(end)) for end in ends)
 
 
-LENGTH = 12_000
+LENGTH = 4_000
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -260,7 +260,7 @@ def test_long_calls_are_read(name: str) -> None:
 def test_long_text_that_resembles_calls_is_text(name: str) -> None:
     whole = written(FORMATS[name], [("f", {"text": "x"})])
     for end in range(3, len(whole) - 12, 5):
-        text = 40 * whole[:end]
+        text = 15 * whole[:end]
         deltas = parsed([text], FORMATS[name], OFFER, thinking=False)
         assert parsed(text, FORMATS[name], OFFER, thinking=False) == deltas
 

@@ -206,3 +206,10 @@ def test_text_and_thought_are_emitted_at_once() -> None:
     assert parser.feed("<|call|>") == []
     assert state() == (True, False, False)
     assert parser.feed("") == parser.finish() == []
+
+
+@pytest.mark.parametrize(
+    "header", ["<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>analysis<|message|>"]
+)
+def test_a_header_that_the_prompt_has_written_already_is_dropped(header: str) -> None:
+    check(f"{header}Hm{NEXT}<|channel|>final<|message|>Yes", BOTH, HARMONY, starts_thinking=True)

@@ -417,7 +417,7 @@ def test_nothing_is_held_back_if_no_marker_is_possible() -> None:
     assert parser.feed("a ") == [Text(" a ")]
 
 
-HELD = 100_000
+HELD = 30_000
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_long_calls_are_read(text: str) -> None:
     check(text, call("f", text[text.index('{"a"') : text.rindex("}}") + 1]), BOTH)
 
 
-LENGTH = 20_000
+LENGTH = 10_000
 
 
 @pytest.mark.parametrize(

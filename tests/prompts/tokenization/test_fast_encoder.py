@@ -158,6 +158,7 @@ def test_every_pre_tokenizer_splits_as_with_tokenizers(pre: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # half a minute of CPU, on a machine that may be busy
 @pytest.mark.parametrize("pre", FAMILIES)
 def test_every_character_has_the_class_that_it_has_in_tokenizers(pre: str) -> None:
     encoder = loaded(pairs(pre))
@@ -170,6 +171,7 @@ def test_every_character_has_the_class_that_it_has_in_tokenizers(pre: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("vocabulary", REAL)
 def test_the_ids_of_many_texts_are_those_of_tokenizers(vocabulary: str) -> None:
     assert_same(real(vocabulary), REAL[vocabulary]()._backend, generated(100_000, seed=11))

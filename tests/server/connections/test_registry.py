@@ -104,7 +104,7 @@ async def test_a_client_that_begins_to_read_late_is_not_closed() -> None:
     async with serve() as server:
         clock = Clock(server)
         async with open_raw(server, small_buffers=True) as raw:
-            await raw.create(input="hello", instructions="x" * 8 * MIB, store=False)
+            await raw.create(input="hello", instructions="x" * MIB, store=False)
             await until(lambda: server.service.connections.unread.used_bytes > 0)
             only_client(server).tick()
             clock.pass_by(29)
@@ -116,7 +116,7 @@ async def test_an_sse_client_that_begins_to_read_late_is_not_closed() -> None:
     async with serve() as server:
         clock = Clock(server)
         async with open_tcp(server, small_buffers=True) as raw:
-            body = json.dumps({"input": "hello", "instructions": "x" * 8 * MIB, "stream": True}).encode()
+            body = json.dumps({"input": "hello", "instructions": "x" * MIB, "stream": True}).encode()
             await raw.send(request("POST", "/v1/responses", "Connection: close\r\n", body))
             await until(lambda: server.service.connections.unread.used_bytes > 0)
             only_client(server).tick()
@@ -209,18 +209,18 @@ async def test_unread_bytes_are_limited(bounds: dict[str, int]) -> None:
 
 async def test_queued_events_of_a_socket_count_as_unread() -> None:
     engine = PuppetEngine()
-    limits = Limits(tenant_unread_bytes=5 * MIB, send_buffer_bytes=64 * MIB)
+    limits = Limits(tenant_unread_bytes=MIB, send_buffer_bytes=64 * MIB)
     async with serve(engine, limits=limits) as server:
         clock, connections = Clock(server), server.service.connections
         async with open_raw(server, small_buffers=True) as raw:
             performances = []
             for lane in "abcdef":
-                await raw.create(input="hello", instructions="x" * MIB, stream_id=lane, store=False)
+                await raw.create(input="hello", instructions="x" * (MIB // 4), stream_id=lane, store=False)
                 performances.append(await engine.next())
                 assert [(await raw.receive_event())["stream_id"] for _ in range(2)] == [lane, lane]
             for performance in performances:
                 performance.finish()
-            await until(lambda: sum(each.unread_bytes for each in connections._known) > 5 * MIB)
+            await until(lambda: sum(each.unread_bytes for each in connections._known) > MIB)
             clock.pass_by(1)
             await until(lambda: not server.service.clients)
             assert not connections.unread.used_bytes

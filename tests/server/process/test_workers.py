@@ -23,7 +23,7 @@ from slipring.server.id_minting import node_of
 from slipring.server.process import worker_messages
 from slipring.server.process.listener import reserve
 from slipring.server.process.supervisor import Supervisor
-from slipring.server.process.worker_restart import WorkerSlot
+from slipring.server.process.worker_restart import SlotObserver, WorkerSlot
 from tests.test_cli import FAST, Process, launched, refused, refused_here
 
 PATIENCE_S = 60.0
@@ -207,7 +207,7 @@ async def test_a_worker_that_fails_to_start_is_started_again_until_it_serves(
             assigned.append(next(engines, good))
             return worker_messages.Assignment(dataclasses.replace(config, engine=assigned[-1]), {})
 
-        slot = WorkerSlot(assign, lambda suspicion: None)
+        slot = WorkerSlot(0, assign, lambda suspicion: None, SlotObserver())
         slot.start()
         assert (await asyncio.wait_for(slot.serving, PATIENCE_S)).models == ("simulated",)
         assert slot._process is not None

@@ -130,6 +130,10 @@ class KnownContexts:
         return bool(self._duration_s and self._bytes.limit_bytes)
 
     @property
+    def limit_bytes(self) -> int:
+        return self._bytes.limit_bytes
+
+    @property
     def used_bytes(self) -> int:
         return self._bytes.used_bytes
 

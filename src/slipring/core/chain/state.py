@@ -71,6 +71,7 @@ class ResponseState:
         "_size_bytes",
         "branch",
         "carry",
+        "context_bytes",
         "depth",
         "digest",
         "head",
@@ -109,6 +110,9 @@ class ResponseState:
         """Id of the first response of the chain."""
         self.branch = branch_of(response.id, parent, fork=fork)
         self.depth: int = parent.depth + 1 if parent is not None else 1
+        own_bytes = sum([len(item.raw) for item in input]) + sum([len(item.raw) for item in output])
+        self.context_bytes: int = own_bytes + (parent.context_bytes if parent is not None else 0)
+        """Length of the JSON of all items of the chain up to here."""
         self._size_bytes: int | None = None
 
     @property

@@ -8,7 +8,7 @@ states because another tenant uses much.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, Self, TypeVar
 
 from slipring.core.chain.state import ResponseState
@@ -83,12 +83,25 @@ class _Entry:
 class Scope:
     """A limit on cached bytes, and the order of eviction."""
 
-    __slots__ = ("evictions", "latest", "limit_bytes", "superseded", "used_bytes")
+    __slots__ = (
+        "connection_evictions",
+        "evictions",
+        "hits",
+        "latest",
+        "limit_bytes",
+        "superseded",
+        "used_bytes",
+    )
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.evictions = 0
+        """Responses that were evicted because this limit was exceeded."""
+        self.connection_evictions = 0
+        """Of the process: those that were evicted because of the limit of their connection."""
+        self.hits = 0
+        """Of the process: turns that found the response to continue in the memory of their connection."""
         self.superseded: OrderedDict[_Entry, None] = OrderedDict()
         self.latest: OrderedDict[_Entry, None] = OrderedDict()
 
@@ -129,6 +142,10 @@ class ConnectionCache:
     def used_bytes(self) -> int:
         return self._scopes[0].used_bytes
 
+    @property
+    def limit_bytes(self) -> int:
+        return self._scopes[0].limit_bytes
+
     def find(self, response_id: str) -> ResponseState | None:
         entry = self._entries.get(response_id)
         if entry is None:
@@ -136,6 +153,10 @@ class ConnectionCache:
         for scope in self._scopes:
             scope.tier(entry).move_to_end(entry)
         return entry.state
+
+    def count_hit(self) -> None:
+        """Count a turn that found the response to continue here."""
+        self._scopes[-1].hits += 1
 
     def states(self) -> list[ResponseState]:
         """All cached states, oldest first."""
@@ -159,7 +180,12 @@ class ConnectionCache:
         for scope in self._scopes:
             scope.latest[entry] = None
             scope.used_bytes += gained
-        for scope in self._scopes:
+        own, *shared = self._scopes
+        evicted = own.evictions
+        _make_room(own)
+        if shared:
+            shared[-1].connection_evictions += own.evictions - evicted
+        for scope in shared:
             _make_room(scope)
 
     def evict(self, response_id: str) -> None:
@@ -232,6 +258,11 @@ class SharedScopes:
         self._tenant_bytes = tenant_bytes
         self._tenants: dict[str, Scope] = {}
         self.process: Scope = _ProcessScope(process_bytes, self._tenants)
+
+    @property
+    def tenants(self) -> Mapping[str, Scope]:
+        """The scopes of tenants that have connected."""
+        return self._tenants
 
     def of(self, tenant: str) -> tuple[Scope, Scope]:
         scope = self._tenants.get(tenant)

@@ -132,6 +132,16 @@ class Record(Struct, frozen=True):
 
     lane: str | None
     report: TurnReport
+    arrived: float
+    """When its request arrived, by the clock of the session's ports."""
+    traceparent: str | None = None
+    """The trace context that its client sent with the request itself."""
+
+
+class Refused(Struct, frozen=True):
+    """Count a message that was refused and is no turn."""
+
+    code: str
 
 
 Action = (
@@ -148,4 +158,5 @@ Action = (
     | EndPrefill
     | Close
     | Record
+    | Refused
 )

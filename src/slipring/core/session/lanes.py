@@ -41,6 +41,9 @@ class Lanes:
         self.waiting = 0
         self.waiting_bytes = 0
 
+    def __len__(self) -> int:
+        return len(self._by_id)
+
     def open(self, id: str | None) -> Lane:
         """The lane with this id, created if needed. Raises ``LaneLimitReached``; lanes are never removed."""
         lane = self._by_id.get(id)

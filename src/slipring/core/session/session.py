@@ -26,6 +26,7 @@ from slipring.core.session.actions import (
     Load,
     Loaded,
     Record,
+    Refused,
     Save,
     Send,
     Start,
@@ -57,11 +58,11 @@ _RUNNING = Phase.RUNNING  # an enum lookup would dominate the cost of Session.de
 class _Age:
     """When a connection was opened and last active, compared with its limits."""
 
-    __slots__ = ("_active_at", "_limits", "_opened_at")
+    __slots__ = ("_active_at", "_limits", "opened_at")
 
     def __init__(self, limits: Limits, now: float) -> None:
         self._limits = limits
-        self._opened_at = self._active_at = now
+        self.opened_at = self._active_at = now
 
     def touch(self, now: float) -> None:
         """Record activity."""
@@ -69,7 +70,7 @@ class _Age:
 
     def is_reached(self, now: float) -> bool:
         """Whether the connection has reached its maximum age."""
-        return now - self._opened_at >= self._limits.max_age_s
+        return now - self.opened_at >= self._limits.max_age_s
 
     def is_idle(self, now: float) -> bool:
         """Whether the idle timeout has passed without activity."""
@@ -81,7 +82,7 @@ class _Age:
         """When the first of the two limits is reached if there is no further activity."""
         timeout_s = self._limits.idle_timeout_s
         idle_at = self._active_at + timeout_s if timeout_s else math.inf
-        return min(self._opened_at + self._limits.max_age_s, idle_at)
+        return min(self.opened_at + self._limits.max_age_s, idle_at)
 
 
 class _Ending(Struct, frozen=True):
@@ -153,6 +154,25 @@ class Session:
         """Turns that run."""
         return self._lanes.in_flight
 
+    def turns(self) -> list[Turn]:
+        """The turns that run, then those that wait."""
+        return [*self._lanes.running(), *self._lanes.queued()]
+
+    @property
+    def opened_at(self) -> float:
+        """When the connection was opened."""
+        return self._age.opened_at
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that have been used."""
+        return len(self._lanes)
+
+    @property
+    def cache(self) -> ConnectionCache:
+        """The states of this connection, to be read only."""
+        return self._cache
+
     @property
     def waiting(self) -> int:
         """Turns that wait in their lanes."""
@@ -173,7 +193,7 @@ class Session:
                 else frame.result()
             )
         except ApiError as error:
-            return [_refuse(error)]
+            return [_refuse(error), Refused(error.code)]
         if event is None:
             return []
         if isinstance(event, Steer):
@@ -211,7 +231,8 @@ class Session:
             self._charges.require_room(size_bytes)
         except ApiError as refusal:
             stages.lap("terminal")
-            return [_refuse(refusal, lane_id), Record(lane_id, _refused_report(refusal, stages, size_bytes))]
+            report = _refused_report(refusal, stages, size_bytes)
+            return [_refuse(refusal, lane_id), Record(lane_id, report, stages.arrived)]
         turn = Turn(
             request,
             tenant=self.tenant,
@@ -230,7 +251,7 @@ class Session:
     def _append(self, append: Append, now: float) -> list[Action]:
         if append.injects and append.is_malformed and append.error is not None:
             close = Close(_POLICY_VIOLATION, "invalid response.inject")
-            return [*self.leave(now), _refuse(append.error), close]
+            return [*self.leave(now), _refuse(append.error), Refused(append.error.code), close]
         try:
             grammars = self._live_input.grammars_in(append)
         except ApiError as error:
@@ -386,8 +407,11 @@ class Session:
         return [*self._conclude_paused(now), *self._break_off(now)]
 
     def recall(self, response_id: str) -> ResponseState | None:
-        """A response in this connection's cache."""
-        return self._cache.find(response_id)
+        """A response to continue, from this connection's cache."""
+        found = self._cache.find(response_id)
+        if found is not None:
+            self._cache.count_hit()
+        return found
 
     def detach_cache(self) -> ConnectionCache:
         """Hand over the cache, before ``closed`` would clear it."""
@@ -398,14 +422,14 @@ class Session:
         """The connection is closed: cancel what runs, except saves, and release all memory."""
         self._closed = True
         actions: list[Action] = []
-        for turn in [*self._lanes.running(), *self._lanes.queued()]:
+        for turn in self.turns():
             if turn.phase is Phase.SAVING:
-                actions.append(Record(turn.lane, turn.report()))
+                actions.append(_record(turn, turn.report()))
             elif turn.phase is not Phase.ENDED:
                 turn.stages.lap("terminal")
                 is_queued = turn.phase is Phase.WAITING
                 actions += [] if is_queued else [Cancel(turn)]
-                actions.append(Record(turn.lane, turn.report(cancelled=True)))
+                actions.append(_record(turn, turn.report(cancelled=True)))
             turn.phase = Phase.ENDED
         self._finished.clear()
         actions += self._growing_outputs.end_all()
@@ -492,7 +516,7 @@ class Session:
             emitted.append(Error.of(error, turn.lane))
         self._discard(turn)
         turn.stages.lap("terminal")
-        return [Send(emitted), Record(turn.lane, turn.report(error))]
+        return [Send(emitted), _record(turn, turn.report(error))]
 
     def _discard(self, turn: Turn) -> None:
         """End a turn that has no response, and let the next one of its lane run."""
@@ -510,7 +534,7 @@ class Session:
         if self._betas.timing:
             last.append(turn.output.timing_event(report))
         about_steers, successor = self._successors.after(turn, state, self._refusing)
-        actions: list[Action] = [Send(last + about_steers), Record(turn.lane, report)]
+        actions: list[Action] = [Send(last + about_steers), _record(turn, report)]
         if successor is None:
             self._lanes.release(turn)
         else:
@@ -579,6 +603,10 @@ class Session:
 def _refused_report(error: ApiError, stages: Stages, size_bytes: int) -> TurnReport:
     """The report of a create that got no place in its lane."""
     return TurnReport("refused", size_bytes, stages.laps, stages.total_ms, error_code=error.code)
+
+
+def _record(turn: Turn, report: TurnReport) -> Record:
+    return Record(turn.lane, report, turn.stages.arrived, turn.traceparent)
 
 
 def _refuse(error: ApiError, lane: str | None = None) -> Send:

@@ -45,6 +45,8 @@ def bind(turn: Turn, cache: ConnectionCache, successors: Successors) -> Load:
     successors.prepend_steers(turn)
     if turn.parent is None and previous is not None:
         turn.parent = cache.find(previous)
+    if turn.parent is not None:
+        cache.count_hit()
     missing = input_items.references(turn.input)
     if missing and turn.parent is not None:
         turn.found = turn.parent.find_items(missing)

@@ -90,6 +90,7 @@ def counts(accepted: Accepted, finished: Finished) -> TokenCounts:
         input=finished.input_tokens,
         cached=finished.cached_tokens,
         output=finished.output_tokens,
+        reasoning=finished.reasoning_tokens,
     )
 
 

@@ -9,11 +9,12 @@ _MOST_LAPS = 400
 class Stages:
     """Starts when a request arrives. Each ``lap`` ends one stage and begins the next."""
 
-    __slots__ = ("_arrived", "_clock", "_last", "laps", "send_s")
+    __slots__ = ("_clock", "_last", "arrived", "laps", "send_s")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._arrived = self._last = clock()
+        self.arrived = self._last = clock()
+        """When the request arrived, by the clock."""
         self.laps: list[Stage] = []
         self.send_s = 0.0
         """Time in which generation waited for the client to read; added by the driver."""
@@ -21,7 +22,7 @@ class Stages:
     def lap(self, name: StageName) -> None:
         """End the current stage under this name."""
         now, start = self._clock(), self._last
-        self.laps.append(Stage(name, as_ms(start - self._arrived), as_ms(now - start)))
+        self.laps.append(Stage(name, as_ms(start - self.arrived), as_ms(now - start)))
         self._last = now
 
     def fold(self) -> None:
@@ -33,9 +34,14 @@ class Stages:
             self.laps[: len(folded)] = [first]
 
     @property
+    def elapsed_ms(self) -> float:
+        """From the arrival of the request to now."""
+        return as_ms(self._clock() - self.arrived)
+
+    @property
     def total_ms(self) -> float:
         """From the arrival of the request to the last lap."""
-        return as_ms(self._last - self._arrived)
+        return as_ms(self._last - self.arrived)
 
 
 def as_ms(seconds: float) -> float:

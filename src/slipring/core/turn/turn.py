@@ -47,9 +47,14 @@ from slipring.protocol.items import Item, in_context
 from slipring.protocol.live_input import Append
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import ConversationEcho, IncompleteDetails, Response
-from slipring.protocol.timing import TurnReport
+from slipring.protocol.timing import Mark, TurnReport
 from slipring.protocol.tools import ToolChoice, merged
 
+_ID_LENGTH = 64
+"""Ids in reports are cut here: a client may send anything as one."""
+_TRACEPARENT = "ws_request_header_traceparent"
+"""Key of ``client_metadata`` under which Codex sends the trace context of a request over a WebSocket."""
+_TRACEPARENT_LENGTH = 55
 _PROGRESS = frozenset({Accepted, Begun, Prefilled})
 """Deltas that report progress before the first output."""
 
@@ -84,6 +89,7 @@ class Turn:
         "_carry",
         "_finished",
         "_head",
+        "_history_bytes",
         "_ports",
         "_prefilled",
         "_rendered",
@@ -146,6 +152,8 @@ class Turn:
         self.recognition = Recognition(ports.known, tenant)
         self._head = Head()
         self._carry = OpenCarry(input_items.NOTHING)
+        self._history_bytes = 0
+        """Length of the items that the request continues and does not contain."""
 
         # Steering.
         self.follows = False
@@ -229,6 +237,7 @@ class Turn:
         choice = ToolChoice.read(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, OpenCarry(carry)
+        self._history_bytes = parent.context_bytes if parent is not None else 0
         self._open_response(response_id, model, choice, settings, now)
         job = Job(
             response_id=response_id,
@@ -563,7 +572,7 @@ class Turn:
             request_bytes=self.size_bytes,
             stages=stages.laps,
             total_ms=stages.total_ms,
-            previous_response_id=previous[:64] if previous is not None else UNSET,
+            previous_response_id=previous[:_ID_LENGTH] if previous is not None else UNSET,
             error_code=error.code if error is not None else UNSET,
         )
         if accepted is None or self.response is None:
@@ -571,6 +580,8 @@ class Turn:
         failure = self.response.error
         return structs.replace(
             report,
+            history_bytes=self._history_bytes or UNSET,
+            marks=self._marks() or UNSET,
             status="cancelled" if cancelled else self.response.status,
             response_id=self.response.id,
             model=self.response.model,
@@ -582,3 +593,36 @@ class Turn:
             dropped_items=accepted.dropped_items or UNSET,
             error_code=failure.code if failure is not None else UNSET,
         )
+
+    def progress(self) -> TurnReport:
+        """The report of a turn that has not ended, with the stages that have: its status is its phase."""
+        previous, response = self.request.previous_response_id, self.response
+        return TurnReport(
+            status=self.phase.name.lower(),
+            request_bytes=self.size_bytes,
+            stages=self.stages.laps.copy(),
+            total_ms=self.stages.elapsed_ms,
+            response_id=response.id if response is not None else UNSET,
+            previous_response_id=previous[:_ID_LENGTH] if previous is not None else UNSET,
+            model=response.model if response is not None else UNSET,
+            input_items=len(self.input),
+            history_bytes=self._history_bytes or UNSET,
+            marks=self._marks() or UNSET,
+        )
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace context that the request itself contains, not yet validated."""
+        given = (self.request.client_metadata or {}).get(_TRACEPARENT)
+        return given if isinstance(given, str) and len(given) == _TRACEPARENT_LENGTH else None
+
+    def _marks(self) -> tuple[Mark, ...]:
+        marks: dict[Mark, bool] = {
+            "fork": self.forks,
+            "warmup": self.request.warms_up,
+            "steered": self.follows,
+            "compaction": self.compaction is not None and self.compaction.finished is not None,
+            "rollout": self.rollout is not None,
+            "background": self.detached,
+        }
+        return tuple(mark for mark, applies in marks.items() if applies)

@@ -19,6 +19,7 @@ from slipring.engines.remote.admission_and_retries import BegunStream, Gate
 from slipring.engines.remote.estimates import SteeredCut, estimated_tokens
 from slipring.engines.remote.upstream import Upstream
 from slipring.errors import InvalidRequest, RateLimited, ServerError
+from slipring.observation import live
 
 _PATH = "/chat/completions"
 
@@ -43,6 +44,9 @@ class ChatEngine(Engine):
     @property
     def trouble(self) -> str | None:
         return self._gate.trouble
+
+    def status(self) -> live.Engine:
+        return self._gate.described(super().status())
 
     def models(self) -> Sequence[Model]:
         capabilities = Capabilities(logprobs=self.options.logprobs, images=self.options.images)

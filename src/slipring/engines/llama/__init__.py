@@ -11,7 +11,7 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, Model, Prefill
 from slipring.engines.base import Engine, Level
@@ -30,6 +30,7 @@ from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.sharing import Borrowed, Share
 from slipring.engines.tokens.job_rendering import count, foresee, position_of, prefetch, render
 from slipring.errors import PermissionDenied
+from slipring.observation import live
 from slipring.prompts.rendering import Rendered, Rendering
 
 log = logging.getLogger("slipring")
@@ -91,7 +92,8 @@ class LlamaEngine(Engine):
         self._queue = JobQueue(len(share.slots), self.options.max_waiting)
         self._prefilling = asyncio.Lock()
         directory = Path(share.directory) if share.directory else None
-        self._slots = Slots(share.slots, SavedContexts(self._api, share.saved_bytes, directory, share.mark))
+        self._saved_contexts = SavedContexts(self._api, share.saved_bytes, directory, share.mark)
+        self._slots = Slots(share.slots, self._saved_contexts)
 
     @classmethod
     def from_options(cls, text: str) -> "LlamaEngine":
@@ -103,6 +105,17 @@ class LlamaEngine(Engine):
 
     def models(self) -> Sequence[Model]:
         return self._models
+
+    def status(self) -> live.Engine:
+        saved, saved_memory = self._saved_contexts.status()
+        return structs.replace(
+            super().status(),
+            running=self._queue.running,
+            waiting=self._queue.waiting,
+            slots=self._slots.status(),
+            saved=saved,
+            saved_memory=saved_memory,
+        )
 
     async def start(self) -> None:
         await self._host.start(on_loss=lambda: self._slots.reset())
@@ -196,6 +209,7 @@ class LlamaEngine(Engine):
         else:
             request = SlotRequest(job.tenant, sent, parent, job.fork)
         async with self._slots.acquire(request) as slot:
+            slot.response_id = job.response_id
             yield [Begun()]
             body = completion_body(
                 sent,

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from slipring.engines.llama.api import Unsupported
 from slipring.errors import ApiError
+from slipring.observation import live
 from slipring.prompts.rendering import Rendered
 
 log = logging.getLogger("slipring")
@@ -42,6 +43,8 @@ class SavedContext(Struct, frozen=True, eq=False):
     context: Rendered
     tenant: str
     size_bytes: int
+    response_id: str | None = None
+    """The latest response of the context, for operators."""
 
 
 class SavedContexts:
@@ -82,7 +85,22 @@ class SavedContexts:
                 best = (saved, tokens)
         return best
 
-    async def save(self, slot: int, context: Rendered | None, tenant: str | None) -> None:
+    def status(self) -> tuple[list[live.SavedContext], live.Memory | None]:
+        """What operators see: the saved contexts, and their memory; None if saving is disabled."""
+        contexts = [
+            live.SavedContext(
+                tenant=saved.tenant,
+                tokens=saved.context.total,
+                size_bytes=saved.size_bytes,
+                response_id=saved.response_id,
+            )
+            for saved in self._saved
+        ]
+        return contexts, live.Memory(self._used_bytes, self._limit_bytes) if self.is_enabled else None
+
+    async def save(
+        self, slot: int, context: Rendered | None, tenant: str | None, response_id: str | None = None
+    ) -> None:
         """Save the context in a slot, unless it is saved already, too short, or not known for sure."""
         if context is None or tenant is None or not self.is_enabled or context.total < MIN_TOKENS:
             return
@@ -101,7 +119,7 @@ class SavedContexts:
             self._delete_file(name)
             log.warning("a context could not be saved and will be prefilled again: %s", error.message)
             return
-        self._saved[SavedContext(name, context, tenant, size_bytes)] = None
+        self._saved[SavedContext(name, context, tenant, size_bytes, response_id)] = None
         self._used_bytes += size_bytes
         while self._used_bytes > self._limit_bytes and len(self._saved) > 1:
             self._evict(next(iter(self._saved)))

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from msgspec import Struct
 
 from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContext, SavedContexts
+from slipring.observation import live
 from slipring.prompts.rendering import Rendered
 
 _SEAM_TOKENS = 8
@@ -60,7 +61,7 @@ class SlotRequest(Struct, frozen=True):
 class Slot:
     """One slot of the engine, and what is known about its content."""
 
-    __slots__ = ("context", "is_copied", "number", "tenant")
+    __slots__ = ("context", "is_copied", "number", "response_id", "tenant")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -72,6 +73,8 @@ class Slot:
         prefix, so prompt caching is only allowed for this tenant."""
         self.is_copied = False
         """Whether its context is being saved for another slot."""
+        self.response_id: str | None = None
+        """The latest response that ran in it or whose context was restored into it, for operators."""
 
     def record(self, context: Rendered | None, tenant: str | None) -> None:
         """Set what the slot holds and who owns it."""
@@ -108,6 +111,20 @@ class Slots:
         self._all = {number: Slot(number) for number in self._all}
         self._free = [self._all[slot.number] for slot in self._free]
         self._saved_contexts.clear()
+
+    def status(self) -> list[live.Slot]:
+        """What operators see of each slot."""
+        free = set(map(id, self._free))
+        return [
+            live.Slot(
+                number=slot.number,
+                state="idle" if id(slot) in free else "busy",
+                tokens=slot.context.total if slot.context is not None else 0,
+                tenant=slot.tenant,
+                response_id=slot.response_id,
+            )
+            for slot in self._all.values()
+        ]
 
     @asynccontextmanager
     async def acquire(self, request: SlotRequest) -> AsyncIterator[Slot]:
@@ -206,7 +223,7 @@ class Slots:
     async def _save_source(self, source: Slot) -> None:
         """Save the context of the slot to copy from, then release it."""
         try:
-            await self._saved_contexts.save(source.number, source.context, source.tenant)
+            await self._saved_contexts.save(source.number, source.context, source.tenant, source.response_id)
         finally:
             source.is_copied = False
             self._release(source)
@@ -215,16 +232,17 @@ class Slots:
         """Save the context that a request overwrites; restore the best saved one if it has more to reuse."""
         saved, tokens = self._saved_contexts.find_best(request.tenant, request.reusable_tokens)
         if saved is None or tokens <= _reusable(slot, request):
-            await self._saved_contexts.save(slot.number, slot.context, slot.tenant)
+            await self._saved_contexts.save(slot.number, slot.context, slot.tenant, slot.response_id)
             return
         with self._saved_contexts.pinned(saved):
-            await self._saved_contexts.save(slot.number, slot.context, slot.tenant)
+            await self._saved_contexts.save(slot.number, slot.context, slot.tenant, slot.response_id)
             await self._restore(saved, slot)
 
     async def _restore(self, saved: SavedContext, slot: Slot) -> None:
         slot.mark_uncertain(saved.tenant)
         if await self._saved_contexts.restore(saved, slot.number):
             slot.record(saved.context, saved.tenant)
+            slot.response_id = saved.response_id
 
 
 def _reusable(slot: Slot, request: SlotRequest) -> int:

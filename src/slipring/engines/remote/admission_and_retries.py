@@ -18,8 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from msgspec import structs
+
 from slipring.engines.options import option
 from slipring.errors import RateLimited, ServerError, Unavailable
+from slipring.observation import live
 
 log = logging.getLogger("slipring")
 
@@ -102,6 +105,16 @@ class JobQueue:
         self._waiters = 0
         self._changes: set[asyncio.Future[None]] = set()
         """Completed when a job begins, waits or ends."""
+
+    @property
+    def running(self) -> int:
+        """Jobs that run."""
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for their turn."""
+        return self._waiters
 
     @contextmanager
     def ticket(self, tenant: str) -> Iterator["Ticket"]:
@@ -199,6 +212,11 @@ class Gate(JobQueue):
     def trouble(self) -> str | None:
         """Why jobs are refused at present; None if they are not."""
         return None if self._probing is None else f"{self._name} does not answer"
+
+    def described(self, engine: live.Engine) -> live.Engine:
+        """The status of an engine, with its queue and its breaker."""
+        breaker = "closed" if self._probing is None else "open"
+        return structs.replace(engine, running=self.running, waiting=self.waiting, breaker=breaker)
 
     async def close(self) -> None:
         if self._probing is not None:

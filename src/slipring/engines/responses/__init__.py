@@ -27,6 +27,7 @@ from slipring.engines.responses.positions import Position, position_of
 from slipring.engines.responses.request_body import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Lane
 from slipring.errors import ApiError, InvalidRequest, ServerError
+from slipring.observation import live
 
 _COUNT_S = 10.0
 """How long a count may take before an estimate is used."""
@@ -70,6 +71,9 @@ class ResponsesEngine(Engine):
     @property
     def trouble(self) -> str | None:
         return self._gate.trouble
+
+    def status(self) -> live.Engine:
+        return self._gate.described(super().status())
 
     def models(self) -> Sequence[Model]:
         return self._models

@@ -36,6 +36,7 @@ from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.errors import ApiError, ServerError, StartupError
+from slipring.observation import live
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -139,6 +140,9 @@ class TokenServer(Engine):
     @property
     def trouble(self) -> str | None:
         return self._gate.trouble
+
+    def status(self) -> live.Engine:
+        return self._gate.described(super().status())
 
     def models(self) -> Sequence[Model]:
         return self._models

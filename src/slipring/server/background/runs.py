@@ -23,6 +23,7 @@ from slipring.server.background.recent_events import RecentEvents
 from slipring.server.clock import now, shared_now
 from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.driver import Driver, Exchange, Sink
+from slipring.server.ended_turns import Origin
 from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
 from slipring.stores.base import LeaseLost, RunEvent, Tenure
@@ -65,7 +66,8 @@ class LiveRun(Sink):
     It writes events to the store. Followers see only written events, so that they can continue on any node.
     """
 
-    def __init__(self, service: Service, caller: Caller) -> None:
+    def __init__(self, service: Service, caller: Caller, traceparent: str | None) -> None:
+        """``traceparent``: of the HTTP request that asks for the run."""
         loop = asyncio.get_running_loop()
         self._service = service
         self._store = service.store
@@ -87,7 +89,8 @@ class LiveRun(Sink):
             caller,
             service.open_exchange(caller),
             self,
-            states=StoredStates(service.store.responses),
+            origin=Origin("background", traceparent=traceparent),
+            states=StoredStates(service.store.responses, service.lookups),
             tenure=self._tenure,
         )
 
@@ -221,7 +224,14 @@ class Background:
     def find(self, tenant: str, response_id: str) -> LiveRun | None:
         return self._runs.get((tenant, response_id))
 
-    async def begin(self, caller: Caller, request: CreateRequest, stages: Stages, size_bytes: int) -> LiveRun:
+    async def begin(
+        self,
+        caller: Caller,
+        request: CreateRequest,
+        stages: Stages,
+        size_bytes: int,
+        traceparent: str | None = None,
+    ) -> LiveRun:
         """Start a run. Raises ``RunRefused`` if the request is rejected, ``RateLimited`` at the limits."""
         limits, tenant = self.service.config.limits, caller.tenant
         if self._running_of[tenant] >= limits.tenant_runs:
@@ -231,7 +241,7 @@ class Background:
             )
         if self._running_of.total() >= limits.max_runs:
             raise RateLimited("This server has reached its limit of background responses. Try again later.")
-        run = LiveRun(self.service, caller)
+        run = LiveRun(self.service, caller, traceparent)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running_of[tenant] += 1
         task = asyncio.create_task(self._run(run, opened, request, stages, size_bytes))

@@ -8,12 +8,14 @@ is dropped, so that a tenant that parks much evicts its own caches and not those
 
 from collections import OrderedDict
 from functools import partial
+from itertools import islice
 
 from msgspec import Struct
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
+from slipring.observation import live
 
 
 class _Parked(Struct, eq=False):
@@ -45,6 +47,17 @@ class Parking:
     @property
     def used_bytes(self) -> int:
         return self._bytes.used_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._bytes.limit_bytes
+
+    def status(self, now: float, most: int) -> list[live.Parked]:
+        """What operators see: the parked caches with the least time left, ``most`` of them."""
+        return [
+            live.Parked(parked.tenant, len(parked.cache), parked.cache.used_bytes, parked.until - now)
+            for parked in islice(self._parked, most)
+        ]
 
     def park(self, tenant: str, cache: ConnectionCache, now: float) -> None:
         """Park the cache of a connection, without the states that are also in the store."""

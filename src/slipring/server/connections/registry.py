@@ -17,7 +17,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.limits import Limits
@@ -40,6 +40,9 @@ _EXHAUSTION_S = 30.0
 _NO_TENANT = ""
 _MESSAGE_TIMEOUT, _TOO_MUCH = 1008, 1013
 """Close codes: policy violation; try again later."""
+
+
+DropReason = Literal["head_timeout", "made_room", "unread", "message_timeout", "message_memory"]
 
 
 class ConnectionState(Enum):
@@ -132,6 +135,8 @@ class Connections:
         self._unfinished: dict[TrackedConnection, _Unfinished] = {}
         self._known: set[TrackedConnection] = set()
         self._exhausted_at: float | None = None
+        self.dropped: Counter[DropReason] = Counter()
+        """Connections that were closed because of their client, by reason."""
 
     # Number of connections.
 
@@ -222,7 +227,7 @@ class Connections:
         for state in (ConnectionState.AWAITING_HEAD, ConnectionState.IDLE):
             connection, since = next(iter(self._waiting[state, True].items()), (None, due))
             if connection is not None and since <= due:
-                self._drop(connection)
+                self._drop(connection, "made_room")
                 return True
         return False
 
@@ -232,10 +237,11 @@ class Connections:
         idle = self._waiting[ConnectionState.IDLE, False]
         connection = next((each for each in idle if tenant in (None, each.tenant)), None)
         if connection is not None:
-            self._drop(connection)
+            self._drop(connection, "made_room")
         return connection is not None
 
-    def _drop(self, connection: TrackedConnection) -> None:
+    def _drop(self, connection: TrackedConnection, reason: DropReason) -> None:
+        self.dropped[reason] += 1
         self.closed(connection)
         connection.abort()
 
@@ -306,7 +312,7 @@ class Connections:
             tenant,
             self.unread.used_by(tenant),
         )
-        self._drop(connection)
+        self._drop(connection, "unread")
 
     # Connections with an unfinished message.
 
@@ -325,6 +331,7 @@ class Connections:
             self._requests.add(unfinished.tenant, more)
             unfinished.charged += more
             return
+        self.dropped["message_memory"] += 1
         self.completed(connection)
         connection.refuse_message(_TOO_MUCH, "too many unfinished messages")
 
@@ -344,6 +351,7 @@ class Connections:
             queue = self._waiting[ConnectionState.AWAITING_HEAD, anonymous]
             while queue and clock - next(iter(queue.values())) > self._limits.header_timeout_s:
                 connection = next(iter(queue))
+                self.dropped["head_timeout"] += 1
                 self.closed(connection)
                 connection.expire()
         for connection in list(self._unread):
@@ -363,7 +371,7 @@ class Connections:
         if unread.drained >= PROGRESS_BYTES:
             unread.drained, unread.since = 0, clock
         if clock - unread.since > self._limits.send_timeout_s:
-            self._drop(connection)
+            self._drop(connection, "unread")
         else:
             self.measure(connection)
 
@@ -372,5 +380,6 @@ class Connections:
         if size - unfinished.seen >= PROGRESS_BYTES:
             unfinished.seen, unfinished.since = size, clock
         if clock - unfinished.since > self._limits.body_timeout_s:
+            self.dropped["message_timeout"] += 1
             self.completed(connection)
             connection.refuse_message(_MESSAGE_TIMEOUT, "message timeout")

@@ -4,16 +4,14 @@
 """
 
 import logging
-import os
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
-from slipring import __version__
 from slipring.core.generation import Model
 from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError
-from slipring.protocol.endpoints.reply_bodies import EngineHealth, Health, ModelList, ModelObject, TurnList
+from slipring.protocol.endpoints.reply_bodies import ModelList, ModelObject, TurnList
 from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
@@ -23,6 +21,7 @@ from slipring.server.endpoints import conversations
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.input_tokens import count_tokens
 from slipring.server.endpoints.responses import Responses
+from slipring.server.health import health_of
 from slipring.server.replies import add_standard_headers, error_response, json_response
 from slipring.server.service import Service, shutting_down
 from slipring.server.transports import echo
@@ -49,7 +48,7 @@ class UpgradeRequired(InvalidRequest):
 
 def build_app(service: Service, background: Background) -> web.Application:
     """The application with all endpoints of a server."""
-    app = web.Application(middlewares=[_answer_errors])
+    app = web.Application(middlewares=[_answering_errors(service)])
     responses = Responses(background)
     endpoints: list[tuple[str, str, _Endpoint]] = [
         ("GET", "/responses", _open_socket),
@@ -82,7 +81,8 @@ def build_app(service: Service, background: Background) -> web.Application:
                 app.router.add_route("HEAD", prefix + path, handler)
 
     async def health(request: web.Request) -> web.Response:
-        return _health(service)
+        body, status = health_of(service)
+        return json_response(body, status)
 
     async def parked(request: web.Request) -> web.Response:
         return _show_parked(service, request)
@@ -112,28 +112,37 @@ def _authenticated(service: Service, endpoint: _Endpoint) -> Handler:
     return handler
 
 
-@web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn exceptions into responses in the API's shape. Unexpected ones are logged, and their text is not
-    sent."""
-    try:
-        return await handler(request)
-    except ApiError as error:
+def _answering_errors(service: Service) -> Middleware:
+    """Turns exceptions into responses in the API's shape, and counts them. Unexpected ones are logged, and
+    their text is not sent."""
+
+    @web.middleware
+    async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        allowed: str | None = None
+        try:
+            return await handler(request)
+        except ApiError as raised:
+            error = raised
+        except web.HTTPException as refusal:
+            error = _translate(refusal, request)
+            allowed = refusal.headers.get("Allow")
+        except Exception as failure:
+            if isinstance(failure, ConnectionError) and _is_disconnected(request):
+                raise  # there is no client to answer
+            log.exception("a request failed unexpectedly")
+            error = ServerError()
+        if not error.is_reported:
+            service.refusals[error.code] += 1
         response = error_response(error)
-    except web.HTTPException as refusal:
-        response = error_response(_translate(refusal, request))
-        if isinstance(refusal, web.HTTPMethodNotAllowed):
-            response.headers["Allow"] = refusal.headers["Allow"]
-    except Exception as error:
-        if isinstance(error, ConnectionError) and _is_disconnected(request):
-            raise  # there is no client to answer
-        log.exception("a request failed unexpectedly")
-        response = error_response(ServerError())
-    if connection_of(request).is_surplus:
-        response.force_close()
-    if response.status == UpgradeRequired.status:
-        response.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
-    return response
+        if allowed is not None:
+            response.headers["Allow"] = allowed
+        if connection_of(request).is_surplus:
+            response.force_close()
+        if response.status == UpgradeRequired.status:
+            response.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
+        return response
+
+    return answer_errors
 
 
 def _is_disconnected(request: web.Request) -> bool:
@@ -210,23 +219,5 @@ async def _list_turns(service: Service, request: web.Request, caller: Caller) ->
     """The reports of the latest turns of the tenant's open sockets, newest first for each socket."""
     sockets = [client for client in service.clients if isinstance(client, WebSocketConnection)]
     own = [socket.recent or () for socket in sockets if socket.driver.session.tenant == caller.tenant]
-    reports = [report for recent in own for report in reversed(recent)]
+    reports = [turn.report for recent in own for turn in reversed(recent)]
     return json_response(TurnList(reports))
-
-
-def _health(service: Service) -> web.Response:
-    engines = [EngineHealth(engine.name, engine.trouble) for engine in service.catalog.engines]
-    in_trouble = [engine for engine in engines if engine.trouble is not None]
-    serves = not service.draining and len(in_trouble) < len(engines)
-    trouble = service.connections.trouble
-    body = Health(
-        status="draining" if service.draining else "degraded" if in_trouble or trouble else "ok",
-        version=__version__,
-        pid=os.getpid(),
-        engines=engines,
-        store=service.store.name,
-        connections=service.sockets,
-        render_fallbacks=service.render_fallbacks,
-        trouble=trouble,
-    )
-    return json_response(body, status=200 if serves else 503)

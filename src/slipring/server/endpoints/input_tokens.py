@@ -12,7 +12,13 @@ from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.driver import Driver
 from slipring.server.service import Service
-from slipring.server.transports.http_replies import JsonReply, answer, decode_create, read_create
+from slipring.server.transports.http_replies import (
+    JsonReply,
+    answer,
+    decode_create,
+    origin_of,
+    read_create,
+)
 
 
 async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -23,5 +29,12 @@ async def count_tokens(service: Service, request: web.Request, caller: Caller) -
     session = service.open_exchange(caller)
     session.counts_only = True
     reply = JsonReply()
-    driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
+    driver = Driver(
+        service,
+        caller,
+        session,
+        reply,
+        origin=origin_of(request, "http"),
+        states=StoredStates(service.store.responses, service.lookups),
+    )
     return await answer(driver, reply, create, stages, len(body))

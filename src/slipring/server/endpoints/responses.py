@@ -29,7 +29,14 @@ from slipring.server.endpoints import paging
 from slipring.server.replies import error_event_response, json_response
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_exchange
-from slipring.server.transports.http_replies import JsonReply, SseReply, answer, decode_create, read_create
+from slipring.server.transports.http_replies import (
+    JsonReply,
+    SseReply,
+    answer,
+    decode_create,
+    origin_of,
+    read_create,
+)
 from slipring.stores.base import Page
 
 _fields = json.Decoder(dict[str, Raw])
@@ -49,7 +56,14 @@ class Responses:
             return await self._create_in_background(request, caller, create, stages, len(body))
         reply: JsonReply | SseReply = SseReply(service, request, stages) if create.stream else JsonReply()
         session = service.open_exchange(caller, of_exchange(request.headers))
-        driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
+        driver = Driver(
+            service,
+            caller,
+            session,
+            reply,
+            origin=origin_of(request, "sse" if create.stream else "http"),
+            states=StoredStates(service.store.responses, service.lookups),
+        )
         return await answer(driver, reply, create, stages, len(body))
 
     async def retrieve(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -114,7 +128,8 @@ class Responses:
         """Start a background run; answer with its queued response, or with a stream of its events."""
         background = self._background
         try:
-            run = await background.begin(caller, create, stages, size_bytes)
+            traceparent = request.headers.get("traceparent")
+            run = await background.begin(caller, create, stages, size_bytes, traceparent)
         except RunRefused as refused:
             return error_event_response(refused.error)
         if create.stream:

@@ -18,7 +18,7 @@ def base_url(host: str, port: int) -> str:
 
 def require_keys(config: Config) -> None:
     """For a server without API keys: raise ``StartupError`` if other machines could reach it."""
-    if config.insecure_no_auth or _is_loopback(config.host):
+    if config.insecure_no_auth or is_loopback(config.host):
         return
     raise StartupError(
         f"refusing to serve on {config.host} without API keys: configure one with --api-key or"
@@ -26,7 +26,8 @@ def require_keys(config: Config) -> None:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
     if host == "localhost":
         return True
     try:

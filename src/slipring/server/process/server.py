@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from aiohttp import web
 
-from slipring.config import Config
+from slipring.config import ADMIN_OFF, Config
 from slipring.core.generation import Defaults
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
@@ -21,6 +21,9 @@ from slipring.errors import StartupError, Unavailable
 from slipring.models import ModelEntry
 from slipring.protocol.items import Effort
 from slipring.server.access.seal_keys import open_seal
+from slipring.server.admin.listener import AdminListener
+from slipring.server.admin.live_view import LiveView
+from slipring.server.admin.server_source import ServerSource
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
 from slipring.server.cluster.store_maintenance import StoreMaintenance
@@ -28,6 +31,8 @@ from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.file_descriptors import log_reduced_room
 from slipring.server.connections.http_connection import HttpConnection, connection_factory, http_logger
 from slipring.server.endpoints.app import build_app
+from slipring.server.loop_lag import LoopLag
+from slipring.server.metrics import Metrics
 from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.server.process.listener import base_url, bind_shared, listen, require_keys
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
@@ -55,8 +60,11 @@ class Server:
         engine: Engine | None = None,
         store: Store | None = None,
         open_by_name: Callable[[str], Engine] = open_engine,
+        number: int = 0,
+        has_admin: bool = False,
     ) -> None:
-        """``engine`` and ``store`` replace the configured ones; ``open_by_name`` opens configured engines."""
+        """``engine`` and ``store`` replace the configured ones; ``open_by_name`` opens configured engines.
+        ``number``: of the worker that runs it. ``has_admin``: it serves the admin address itself."""
         self.config = config
         self.catalog = _catalog(config, engine, open_by_name)
         tokenizing = TokenizerThreads(config.limits)
@@ -73,6 +81,11 @@ class Server:
         self._maintenance = StoreMaintenance(self.service)
         ledgers = (self.service.requests, self.service.connections.unread)
         self._memory_trimmer = MemoryTrimmer(ledgers, find_malloc_trim())
+        self._lag = LoopLag()
+        self.metrics = Metrics(self.service)
+        self.live = LiveView(self.service, self.metrics, self._lag, number)
+        self._has_admin = has_admin and config.admin != ADMIN_OFF
+        self._admin: AdminListener | None = None
         self._runner: web.AppRunner | None = None
         self._acceptors: list[Acceptor] = []
         self._ticker: asyncio.Task[None] | None = None
@@ -82,6 +95,11 @@ class Server:
     @property
     def base_url(self) -> str:
         return base_url(self.config.host, self.port)
+
+    @property
+    def admin_url(self) -> str | None:
+        """URL of the live page; None if the server does not serve it."""
+        return self._admin.url if self._admin is not None else None
 
     async def start(self) -> None:
         """Start to serve. Raises ``StartupError``, after closing whatever was opened."""
@@ -93,6 +111,7 @@ class Server:
             raise
         try:
             await self.catalog.start()
+            self.metrics.start(self._lag)
             # Cancellation: a client that disconnects must end its request.
             runner = web.AppRunner(
                 build_app(self.service, self.background),
@@ -103,6 +122,8 @@ class Server:
             assert runner.server is not None
             make = connection_factory(runner.server, self.service.connections, **self._http_options())
             await self._open_peers(make)
+            self.port = listener.getsockname()[1]
+            await self._open_admin()
             self._accept(listener, make)
         except BaseException:
             for acceptor in self._acceptors:
@@ -112,7 +133,7 @@ class Server:
             raise
         self._runner = runner
         log_reduced_room(self.service.connections.room, self.config.limits.max_connections)
-        self.port = listener.getsockname()[1]
+        self._lag.start()
         self._ticker = asyncio.create_task(self._tick())
         self._maintenance.start()
         self.background.start()
@@ -161,6 +182,13 @@ class Server:
             self._accept(private, make)
             await self.service.peers.open(f"http://127.0.0.1:{private.getsockname()[1]}")
 
+    async def _open_admin(self) -> None:
+        if not self._has_admin:
+            return
+        admin = AdminListener(self.config, ServerSource(self.service, self.live, self.metrics, self.base_url))
+        await admin.start()
+        self._admin = admin
+
     def describe(self) -> Serving:
         """What is served, for the start-up announcement."""
         keyring = self.service.keyring
@@ -185,6 +213,7 @@ class Server:
         await run_until(
             self.stop_request.immediate, self.service.wait_until_idle(), timeout_s=grace_s + 2 * _TICK_S
         )
+        self._lag.stop()
         await cancel_and_wait([self._ticker])
         await self.background.close()
         await self.service.prefills.close()
@@ -214,6 +243,8 @@ class Server:
             for engine in self.catalog.engines:
                 stack.push_async_callback(engine.close)
             stack.push_async_callback(self.service.peers.close)
+            if self._admin is not None:
+                stack.push_async_callback(self._admin.close)
 
     async def _tick(self) -> None:
         clock = asyncio.get_running_loop().time

@@ -9,8 +9,9 @@ import dataclasses
 import socket
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from slipring.config import Config
+from slipring.config import ADMIN_OFF, Config
 from slipring.engines.catalog import open_owner
 from slipring.engines.sharing import Owner
 from slipring.errors import StartupError
@@ -25,7 +26,10 @@ from slipring.server.process.worker_messages import (
     Stop,
     StopNow,
 )
-from slipring.server.process.worker_restart import WorkerSlot
+from slipring.server.process.worker_restart import SlotObserver, WorkerSlot
+
+if TYPE_CHECKING:
+    from slipring.server.admin.listener import AdminListener
 
 _OVERTIME_S = 10.0
 """Time after its deadline at which a worker is killed."""
@@ -57,6 +61,12 @@ class Supervisor:
         self._owners: dict[str, Owner] = {}
         self._slots: list[WorkerSlot] = []
         self._reserved: socket.socket | None = None
+        self._admin: AdminListener | None = None
+
+    @property
+    def admin_url(self) -> str | None:
+        """URL of the live page; None if it is not served."""
+        return self._admin.url if self._admin is not None else None
 
     @property
     def base_url(self) -> str:
@@ -85,16 +95,31 @@ class Supervisor:
             if owner is not None:
                 self._owners[name] = owner
                 await owner.start(partial(self._announce_move, name))
+        observer = await self._open_admin()
         for number in range(self.config.workers):
-            self._slots.append(WorkerSlot(partial(self._assignment, number), self._suspect))
+            self._slots.append(WorkerSlot(number, partial(self._assignment, number), self._suspect, observer))
             self._slots[-1].start()
         await asyncio.gather(*(slot.serving for slot in self._slots))
+
+    async def _open_admin(self) -> SlotObserver:
+        """Serve the admin address, unless it is off; returns what has to observe the workers."""
+        if self.config.admin == ADMIN_OFF:
+            return SlotObserver()
+        # Only here: the HTTP library takes memory that a supervisor needs for nothing else.
+        from slipring.server.admin.listener import AdminListener
+        from slipring.server.admin.workers_source import WorkersSource
+
+        source = WorkersSource(self._slots, self.base_url, self.config.metrics_tenants)
+        admin = AdminListener(self.config, source)
+        await admin.start()
+        self._admin = admin
+        return source
 
     def _assignment(self, number: int) -> Assignment:
         loans = {
             name: Loan(owner.share(number), owner.key, owner.address) for name, owner in self._owners.items()
         }
-        return Assignment(dataclasses.replace(self.config, port=self.port), loans)
+        return Assignment(dataclasses.replace(self.config, port=self.port), loans, number)
 
     def _announce_move(self, name: str) -> None:
         for slot in self._slots:
@@ -122,6 +147,8 @@ class Supervisor:
         for slot in self._slots:
             slot.kill()
             await slot.ended
+        if self._admin is not None:
+            await self._admin.close()
         for owner in self._owners.values():
             await owner.close()
         if self._reserved is not None:

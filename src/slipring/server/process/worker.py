@@ -10,13 +10,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
+from slipring.config import ADMIN_OFF
 from slipring.engines.base import Engine
 from slipring.engines.catalog import borrow_engine, open_engine
 from slipring.engines.sharing import Borrowed
 from slipring.errors import StartupError
+from slipring.server.admin.live_feed import LiveFeed
 from slipring.server.process.runtime import (
     exempt_from_collection,
     loop_factory,
@@ -28,15 +30,25 @@ from slipring.server.process.shutdown import IGNORED_SIGNALS, StopRequest, ignor
 from slipring.server.process.worker_messages import (
     Assignment,
     Command,
+    Describe,
+    Described,
     Draining,
+    EndWatch,
     EngineMoved,
     EngineSuspected,
     Failed,
+    Measured,
     Report,
     StopNow,
+    Watch,
     decode_command,
     encode,
 )
+
+_MEASURE_S = 1.0
+"""Time between two reports of what was counted."""
+_MOST_UNREAD_BYTES = 16 * 2**20
+"""Beyond this, live updates are left out until the supervisor has read."""
 
 
 def main() -> int:
@@ -69,7 +81,11 @@ class Worker:
     def __init__(self, assignment: Assignment, reports: int) -> None:
         """``reports`` is the file descriptor to write reports to."""
         self._config = assignment.config
-        self._reports = reports
+        self._number = assignment.number
+        self._reports = ReportPipe(reports)
+        self._feed: LiveFeed | None = None
+        self._end_watch: Callable[[], None] | None = None
+        self._measuring: asyncio.TimerHandle | None = None
         self._stop_request = StopRequest()
         self._borrowed = {
             name: Borrowed(loan.share, loan.key, partial(self._suspect, name))
@@ -90,16 +106,27 @@ class Worker:
 
         # A thread, so that the death of the supervisor is noticed even if the loop is busy.
         threading.Thread(target=read_commands, name="commands", daemon=True).start()
-        server = Server(self._config, open_by_name=self._open)
+        await self._reports.open()
+        try:
+            await self._serve(loop)
+        finally:
+            self._reports.close()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        server = Server(self._config, open_by_name=self._open, number=self._number)
+        self._view = server.live
         server.stop_request = self._stop_request
         # A service manager may send SIGTERM to all processes of a service. The Stop command that follows from
         # the supervisor must not count as a second signal.
         loop.add_signal_handler(signal.SIGTERM, self._stop_request.requested.set)
         log_ignored_signals()
         await server.run(self._report_ready, lambda responses: self.report(Draining(responses)))
+        if self._measuring is not None:
+            self._measuring.cancel()
+            self._measure(server)
 
     def report(self, report: Report) -> None:
-        os.write(self._reports, encode(report))
+        self._reports.write(encode(report))
 
     def _open(self, name: str) -> Engine:
         borrowed = self._borrowed.get(name)
@@ -108,6 +135,17 @@ class Worker:
     def _report_ready(self, server: Server) -> None:
         exempt_from_collection()
         self.report(server.describe())
+        if self._config.admin != ADMIN_OFF:
+            self._measure_regularly(server)
+
+    def _measure_regularly(self, server: Server) -> None:
+        self._measure(server)
+        loop = asyncio.get_running_loop()
+        self._measuring = loop.call_later(_MEASURE_S, self._measure_regularly, server)
+
+    def _measure(self, server: Server) -> None:
+        """Report what was counted. What a worker counts after its last report is lost if it is killed."""
+        self._reports.write_if_read(encode(Measured(server.metrics.snapshot())))
 
     def _suspect(self, name: str, url: str) -> None:
         self.report(EngineSuspected(name, url))
@@ -116,9 +154,54 @@ class Worker:
         if isinstance(command, EngineMoved):
             self._borrowed[command.engine].move(command.url)
             return
+        if isinstance(command, Watch | EndWatch | Describe):
+            self._show(command)
+            return
         self._stop_request.requested.set()
         if isinstance(command, StopNow):
             self._stop_request.immediate.set()
+
+    def _show(self, command: Watch | EndWatch | Describe) -> None:
+        """Carry out a command of those who watch."""
+        if isinstance(command, Describe):
+            self.report(Described(command.request, self._view.detail(command.connection)))
+        elif isinstance(command, Watch):
+            self._feed = self._feed or LiveFeed(self._view)
+            self._end_watch = self._feed.subscribe(self._reports.write_if_read)
+        elif self._end_watch is not None:
+            self._end_watch()
+            self._end_watch = None
+
+
+class ReportPipe:
+    """Writes lines to the supervisor without waiting for it to read them."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._transport: asyncio.WriteTransport | None = None
+
+    async def open(self) -> None:
+        """Write through the event loop from now on."""
+        pipe = os.fdopen(os.dup(self._descriptor), "wb", 0)
+        self._transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, pipe)
+
+    def close(self) -> None:
+        """Write directly from now on: the event loop is about to end."""
+        assert self._transport is not None
+        self._transport.close()
+        self._transport = None
+
+    def write(self, line: bytes) -> None:
+        if self._transport is None:
+            os.write(self._descriptor, line)
+        else:
+            self._transport.write(line)
+
+    def write_if_read(self, line: bytes) -> None:
+        """Write a line, unless the supervisor has not read much of what was written before."""
+        pipe = self._transport
+        if pipe is not None and pipe.get_write_buffer_size() < _MOST_UNREAD_BYTES:
+            pipe.write(line)
 
 
 def _read_lines(descriptor: int) -> Iterator[bytes]:

@@ -9,6 +9,8 @@ from msgspec import Struct
 
 from slipring.config import Config
 from slipring.engines.sharing import Share
+from slipring.observation import live
+from slipring.observation.snapshots import Snapshot
 
 
 class Loan(Struct, frozen=True):
@@ -25,6 +27,8 @@ class Assignment(Struct, frozen=True, tag=True):
 
     config: Config
     loans: dict[str, Loan]
+    number: int = 0
+    """Number of the worker."""
 
 
 class EngineMoved(Struct, frozen=True, tag=True):
@@ -32,6 +36,22 @@ class EngineMoved(Struct, frozen=True, tag=True):
 
     engine: str
     url: str | None
+
+
+class Watch(Struct, frozen=True, tag=True):
+    """Write live updates to the report line, beginning with a complete one."""
+
+
+class EndWatch(Struct, frozen=True, tag=True):
+    """Write no more live updates."""
+
+
+class Describe(Struct, frozen=True, tag=True):
+    """Describe one connection in a ``Described`` report."""
+
+    request: int
+    """Number of the request, repeated in the report."""
+    connection: int
 
 
 class Stop(Struct, frozen=True, tag=True):
@@ -72,10 +92,23 @@ class EngineSuspected(Struct, frozen=True, tag=True):
     url: str
 
 
-Command = Assignment | EngineMoved | Stop | StopNow
+class Described(Struct, frozen=True, tag=True):
+    """The answer to ``Describe``; None: the connection is not open."""
+
+    request: int
+    detail: live.ConnectionDetail | None
+
+
+class Measured(Struct, frozen=True, tag=True):
+    """What the worker has counted since it started."""
+
+    snapshot: Snapshot
+
+
+Command = Assignment | EngineMoved | Watch | EndWatch | Describe | Stop | StopNow
 """From the supervisor."""
-Report = Serving | Failed | Draining | EngineSuspected
-"""From a worker."""
+Report = Serving | Failed | Draining | EngineSuspected | Described | Measured
+"""From a worker. It also writes live updates, which the supervisor does not decode."""
 
 _command: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 _report: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
@@ -87,6 +120,11 @@ def encode(message: Command | Report) -> bytes:
 
 def decode_command(line: bytes) -> Command:
     return _command.decode(line)
+
+
+def is_update(line: bytes) -> bool:
+    """Whether a line is a live update and no report."""
+    return line.startswith(b'{"type":"update"')
 
 
 def decode_report(line: bytes) -> Report:

@@ -7,38 +7,76 @@ import sys
 from collections.abc import Callable
 
 from slipring.errors import StartupError
+from slipring.observation.snapshots import Snapshot
 from slipring.server.process.worker_messages import (
     Assignment,
     Command,
+    Described,
     Draining,
     EngineSuspected,
     Failed,
+    Measured,
     Serving,
     Stop,
     StopNow,
     decode_report,
     encode,
+    is_update,
 )
 
 log = logging.getLogger("slipring")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_LONGEST_LINE = 64 * 2**20
+"""Bytes of a line that a worker reports; a complete live update of 10,000 connections has 10 MB."""
 _STEADY_S = 60.0
 """The pause starts over after a worker that ran this long: its start was not the cause of its death."""
+
+
+class SlotObserver:
+    """Is told what workers report and when they begin and end. Every method may be left as it is."""
+
+    def updated(self, line: bytes) -> None:
+        """A worker has written a live update."""
+
+    def measured(self, process: int, snapshot: Snapshot) -> None:
+        """The worker with this number has sent what it has counted."""
+
+    def described(self, report: Described) -> None:
+        """A worker has described a connection."""
+
+    def began(self, process: int) -> None:
+        """The worker with this number serves."""
+
+    def ended(self, process: int) -> None:
+        """The worker with this number has ended."""
 
 
 class WorkerSlot:
     """Owns one worker process at a time, from ``start`` until ``ended`` is done."""
 
     def __init__(
-        self, assign: Callable[[], Assignment], on_suspicion: Callable[[EngineSuspected], None]
+        self,
+        number: int,
+        assign: Callable[[], Assignment],
+        on_suspicion: Callable[[EngineSuspected], None],
+        observer: SlotObserver,
     ) -> None:
         """``assign`` is called for each worker that starts."""
+        self._number = number
         self._assign = assign
         self._on_suspicion = on_suspicion
+        self._observer = observer
+        self.is_serving = False
         self._process: asyncio.subprocess.Process | None = None
         self._failure = ""
         self._dismissed = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker; None while none runs."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -95,6 +133,7 @@ class WorkerSlot:
                 *(sys.executable, "-m", "slipring.server.process.worker"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                limit=_LONGEST_LINE,
             )
         except OSError as error:
             self._failure = f"cannot start a worker: {error.strerror}"
@@ -103,13 +142,24 @@ class WorkerSlot:
         if self._dismissed.is_set():  # while it was being started
             self.kill()
         assert process.stdout is not None
-        async for line in process.stdout:
-            self._receive(line)
-        return await process.wait()
+        try:
+            async for line in process.stdout:
+                self._receive(line)
+            return await process.wait()
+        finally:
+            self.is_serving = False
+            self._observer.ended(self._number)
 
     def _receive(self, line: bytes) -> None:
+        if is_update(line):
+            self._observer.updated(line)
+            return
         report = decode_report(line)
-        if isinstance(report, EngineSuspected):
+        if isinstance(report, Measured):
+            self._observer.measured(self._number, report.snapshot)
+        elif isinstance(report, Described):
+            self._observer.described(report)
+        elif isinstance(report, EngineSuspected):
             self._on_suspicion(report)
         elif isinstance(report, Failed):
             self._failure = report.reason
@@ -117,8 +167,11 @@ class WorkerSlot:
             # A worker that drains because it alone was signalled will be replaced.
             if self._dismissed.is_set():
                 self._drains(report.responses)
-        elif not self.serving.done():
-            self.serving.set_result(report)
+        else:
+            self.is_serving = True
+            self._observer.began(self._number)
+            if not self.serving.done():
+                self.serving.set_result(report)
 
     def _drains(self, responses: int) -> None:
         if not self.draining.done():

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from slipring.core.session.actions import Record
 from slipring.core.turn.stages import Stages
 from slipring.errors import ApiError, InvalidRequest, RateLimited, UnsupportedParameter
 from slipring.protocol import requests
@@ -18,11 +17,11 @@ from slipring.protocol.events import TERMINAL, Error, Event, Failed, ResponseEve
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport, server_timing
-from slipring.server import turn_log
 from slipring.server.access.auth import Caller
-from slipring.server.clock import now
+from slipring.server.clock import now, unix_time
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.driver import Driver, Exchange, Sink
+from slipring.server.ended_turns import EndedTurn, Origin, Transport
 from slipring.server.replies import error_event_response, error_response, json_response
 from slipring.server.service import Service
 from slipring.server.transports import sse_framing
@@ -30,6 +29,11 @@ from slipring.server.transports.chunked_body import ChunkWriter, is_chunked
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
 _FAILURES: dict[str, type[ApiError]] = {"rate_limit_exceeded": RateLimited, "invalid_prompt": InvalidRequest}
+
+
+def origin_of(request: web.Request, transport: Transport) -> Origin:
+    """The origin of a turn that this request asks for."""
+    return Origin(transport, traceparent=request.headers.get("traceparent"))
 
 
 async def decode_create(
@@ -46,7 +50,8 @@ async def decode_create(
     except ApiError as error:
         stages.lap("decode")
         report = TurnReport("refused", len(body), stages.laps, stages.total_ms, error_code=error.code)
-        turn_log.write(Record(None, report), caller)
+        service.turn_ended(EndedTurn(report, None, caller, Origin("http"), unix_time(stages.arrived)))
+        error.is_reported = True
         raise
     stages.lap("decode")
     return create
@@ -94,9 +99,9 @@ class JsonReply(Sink):
             elif isinstance(event, TERMINAL):
                 self._answer.set_result(self._final_response(event))
 
-    def record(self, report: TurnReport) -> None:
+    def record(self, turn: EndedTurn) -> None:
         if self._answer.done() and not self._answer.cancelled():
-            self._answer.result().headers["Server-Timing"] = server_timing(report.stages)
+            self._answer.result().headers["Server-Timing"] = server_timing(turn.report.stages)
 
     def counted(self, tokens: int) -> None:
         if not self._answer.done():

@@ -18,13 +18,13 @@ from aiohttp import WSMsgType, web
 from slipring.core.session.actions import Action
 from slipring.errors import ApiError
 from slipring.protocol.events import Event
-from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now
 from slipring.server.cluster.state_lookup import SocketStates
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.driver import Driver, Sink
+from slipring.server.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox
@@ -59,6 +59,7 @@ class WebSocketConnection(Sink):
         "_socket",
         "driver",
         "recent",
+        "turns_ended",
     )
 
     def __init__(
@@ -79,11 +80,14 @@ class WebSocketConnection(Sink):
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
         self._betas = of_socket(request.headers)
         session = service.open_session(caller, self._betas)
-        states = SocketStates(service.store.responses, service.parking, service.peers)
-        self.driver = Driver(service, caller, session, self, states=states)
+        states = SocketStates(service.store.responses, service.parking, service.peers, service.lookups)
+        service.sockets_opened += 1
+        origin = Origin("websocket", service.sockets_opened, request.headers.get("traceparent"))
+        self.driver = Driver(service, caller, session, self, origin=origin, states=states)
         self._client_closed = False
-        self.recent: deque[TurnReport] | None = None
-        """Reports of the latest turns; None until there is one."""
+        self.recent: deque[EndedTurn] | None = None
+        """The latest turns; None until there is one."""
+        self.turns_ended = 0
 
     # The sink of the driver.
 
@@ -99,10 +103,11 @@ class WebSocketConnection(Sink):
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(code, reason))
 
-    def record(self, report: TurnReport) -> None:
+    def record(self, turn: EndedTurn) -> None:
         if self.recent is None:
             self.recent = deque(maxlen=_RECENT_TURNS)
-        self.recent.append(report)
+        self.recent.append(turn)
+        self.turns_ended += 1
 
     # The reader.
 
@@ -186,6 +191,11 @@ class WebSocketConnection(Sink):
     @property
     def in_flight(self) -> int:
         return self.driver.in_flight
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that the client has not read yet."""
+        return self._http.unread_bytes
 
     def abort(self) -> None:
         """Drop the connection without waiting for the client."""

@@ -4,11 +4,14 @@ Each SQL statement is written once, for SQLite and PostgreSQL alike: placeholder
 BIGINT, DOUBLE PRECISION and BYTEA, and only syntax that both databases accept is used.
 """
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
+
+from slipring.errors import Unavailable
 
 Row = tuple[Any, ...]
 
@@ -45,6 +48,10 @@ class Database(ABC):
     name: str
     is_shared: bool
     """Whether other processes may use the database at the same time."""
+    on_commit: Callable[[float], None] | None = None
+    """Called with the seconds that each write took, from the call to the commit."""
+    failed_writes: int = 0
+    """Writes that raised ``Unavailable``."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -58,12 +65,24 @@ class Database(ABC):
     async def read(self, sql: str, *args: Any) -> list[Row]:
         """Return the rows of a query."""
 
-    @abstractmethod
     async def write(self, *statements: Statement) -> list[list[Row]]:
         """Execute all statements in one transaction; return the rows that each of them returned.
 
         The write is completed even if the caller is cancelled. Raises ``WriteRefused`` after a rollback.
         """
+        called_at = time.perf_counter()
+        try:
+            rows = await self._write(statements)
+        except Unavailable:
+            self.failed_writes += 1
+            raise
+        if self.on_commit is not None:
+            self.on_commit(time.perf_counter() - called_at)
+        return rows
+
+    @abstractmethod
+    async def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Carry out ``write``."""
 
     async def used_bytes(self) -> int:
         """Return the size of the data if it is kept in this process's memory, else 0."""

@@ -129,10 +129,10 @@ class PostgresDatabase(Database):
                     raise _unavailable(error) from None
         raise AssertionError("the last attempt returns or raises")
 
-    async def write(self, *statements: Statement) -> list[list[Row]]:
+    async def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         if self._is_closed:
             raise Unavailable(_CLOSED)
-        task = asyncio.create_task(self._write(statements))
+        task = asyncio.create_task(self._attempt_write(statements))
         self._writing.add(task)
         task.add_done_callback(self._written)
         return await asyncio.shield(task)
@@ -143,7 +143,7 @@ class PostgresDatabase(Database):
         with suppress(asyncio.CancelledError):
             task.exception()
 
-    async def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
+    async def _attempt_write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         may_reconnect = True
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             last = attempt == _MAX_ATTEMPTS

@@ -122,7 +122,7 @@ class SqliteDatabase(Database):
     async def read(self, sql: str, *args: Any) -> list[Row]:
         return (await self._submit(self._reads, (Statement(sql, args),), is_write=False))[0]
 
-    async def write(self, *statements: Statement) -> list[list[Row]]:
+    async def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         return await self._submit(self._writes, statements, is_write=True)
 
     async def used_bytes(self) -> int:

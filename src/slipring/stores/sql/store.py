@@ -44,6 +44,13 @@ class SqlStore(base.Store):
         self.keys = SqlKeys(database)
         self.cluster = SqlCluster(database)
 
+    @property
+    def failed_writes(self) -> int:
+        return self._database.failed_writes
+
+    def watch_commits(self, on_commit: Callable[[float], None]) -> None:
+        self._database.on_commit = on_commit
+
     async def start(self) -> None:
         await self._database.start()
 

@@ -303,6 +303,11 @@ def test_kimi_k3(inner: str, arguments: str) -> None:
     check(response, [Text("Hm."), *call("f", arguments)], KIMI_K3, OFFER)
 
 
+def test_an_object_may_hold_the_input_of_a_custom_tool() -> None:
+    inner = '<|open|>json type="object"<|sep|>{"input": "a\\nb"}<|close|>json<|sep|>'
+    check(kimi(inner).replace('tool="f"', 'tool="patch"'), custom_call("patch", "a\nb"), KIMI_K3, OFFER)
+
+
 def test_ignored_marks_are_dropped_without_calls_too() -> None:
     text = "Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes<|close|>response<|sep|><|close|>message<|sep|>"
     check(text, [Thought("Hm."), Text("Yes")], KIMI_K3, OFFER, starts_thinking=True)

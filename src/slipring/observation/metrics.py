@@ -1,0 +1,326 @@
+"""The table of metrics: the name, kind, meaning, labels and buckets of everything that ``/metrics`` exports.
+
+Names and labels are an interface: dashboards and alerts of operators use them. Each is written here and
+nowhere else; docs/metrics.md and deploy/grafana are generated from this table. Label values are bounded:
+they come from a fixed list, from the configuration, or from the code, and never from a client. Ids are never
+labels.
+"""
+
+from typing import Literal, get_args
+
+from msgspec import Struct
+
+from slipring.protocol.timing import Mark, StageName, TokenCounts
+
+Kind = Literal["counter", "gauge", "histogram"]
+Merge = Literal["sum", "max", "min"]
+
+OTHER = "other"
+"""The label value for everything that has no value of its own."""
+
+
+class Label(Struct, frozen=True):
+    """A label of a metric."""
+
+    name: str
+    values: tuple[str, ...] = ()
+    """All values that it can have; empty: they depend on the configuration."""
+    help: str = ""
+    """Where the values come from, if they are not listed."""
+
+
+class Metric(Struct, frozen=True):
+    """One metric. Counters and histograms only grow, also when processes end."""
+
+    name: str
+    """As queries use it; of a histogram, without ``_bucket``, ``_sum`` and ``_count``."""
+    kind: Kind
+    help: str
+    labels: tuple[Label, ...] = ()
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram, in seconds, without infinity."""
+    merge: Merge = "sum"
+    """How the gauges of several processes become one."""
+    parts: int = 1
+    """Of a counter: how many of its whole numbers make 1. Times are counted in nanoseconds, because sums of
+    whole numbers do not depend on their order: a sum of fractions may get smaller by rounding when processes
+    end, and Prometheus would read that as a restart."""
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return tuple(label.name for label in self.labels)
+
+
+NANOSECONDS = 10**9
+"""Parts of a second."""
+
+STATUSES = ("completed", "incomplete", "failed", "cancelled", "refused")
+TRANSPORTS = ("websocket", "sse", "http", "background")
+STAGES: tuple[str, ...] = get_args(StageName)
+MARKS: tuple[str, ...] = get_args(Mark)
+TOKEN_KINDS: tuple[str, ...] = TokenCounts.__struct_fields__
+OWN_STAGES = ("decode", "resolve", "validate", "render", "store", "terminal")
+"""Stages in which slipring itself works. In the others it waits: for the lane, the engine or the client."""
+
+MODEL = Label("model", help="the models that the server offers, and `other`")
+STATUS = Label("status", STATUSES)
+TRANSPORT = Label("transport", TRANSPORTS)
+ENGINE = Label("engine", help="the engines of the server, by kind; the second of a kind ends with `-2`")
+CODE = Label("code", help="the codes of the [API's errors](compatibility.md)")
+TENANT = Label("tenant", help="the first `metrics_tenants` tenants that had a turn, and `other`")
+
+_TURN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+_TOKEN_BUCKETS = (
+    *(0.0001, 0.00025, 0.0005, 0.00075, 0.001, 0.0025, 0.005),
+    *(0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25),
+)
+_OVERHEAD_BUCKETS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0),
+)
+_STAGE_BUCKETS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+_BLOCKED_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
+_COMMIT_BUCKETS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_LAG_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+# Turns: counted when they end.
+
+TURNS = Metric(
+    "slipring_turns_total",
+    "counter",
+    "Turns that have ended. `refused`: without a response; `cancelled`: the client left.",
+    (MODEL, STATUS, TRANSPORT),
+)
+TURN_ERRORS = Metric(
+    "slipring_turn_errors_total", "counter", "Turns that failed or were refused.", (MODEL, CODE)
+)
+MARKED_TURNS = Metric(
+    "slipring_marked_turns_total",
+    "counter",
+    "Turns that differ from ordinary ones; a turn may have several marks.",
+    (Label("mark", MARKS),),
+)
+RECOGNISED_TURNS = Metric(
+    "slipring_recognised_turns_total",
+    "counter",
+    "Turns whose input began with a history that the engine had processed before.",
+    (MODEL,),
+)
+TURN_SECONDS = Metric(
+    "slipring_turn_seconds",
+    "histogram",
+    "Time from the arrival of a request to its terminal event.",
+    (MODEL, STATUS),
+    _TURN_BUCKETS,
+)
+FIRST_TOKEN_SECONDS = Metric(
+    "slipring_time_to_first_token_seconds",
+    "histogram",
+    "Time from the arrival of a request to the first token of its answer.",
+    (MODEL,),
+    _FIRST_TOKEN_BUCKETS,
+)
+TOKEN_SECONDS = Metric(
+    "slipring_time_per_output_token_seconds",
+    "histogram",
+    "Time between two tokens of an answer: one mean per turn.",
+    (MODEL,),
+    _TOKEN_BUCKETS,
+)
+OVERHEAD_SECONDS = Metric(
+    "slipring_overhead_seconds",
+    "histogram",
+    f"Time that slipring itself took for a turn: its stages {', '.join(OWN_STAGES)}.",
+    (MODEL,),
+    _OVERHEAD_BUCKETS,
+)
+STAGE_SECONDS = Metric(
+    "slipring_stage_seconds",
+    "histogram",
+    "Time in each stage of a turn. Rollouts go through some stages several times.",
+    (Label("stage", STAGES),),
+    _STAGE_BUCKETS,
+)
+SEND_BLOCKED_SECONDS = Metric(
+    "slipring_send_blocked_seconds",
+    "histogram",
+    "Time in which an answer waited for its client to read.",
+    (TRANSPORT,),
+    _BLOCKED_BUCKETS,
+)
+TOKENS = Metric(
+    "slipring_tokens_total",
+    "counter",
+    "Tokens of turns. `cached` is part of `input`, `reasoning` part of `output`; `rendered`: tokens of new"
+    " items that slipring made.",
+    (MODEL, Label("kind", TOKEN_KINDS)),
+)
+REQUEST_BYTES = Metric(
+    "slipring_request_bytes_total", "counter", "Bytes of requests that created turns.", (TRANSPORT,)
+)
+HISTORY_BYTES_SAVED = Metric(
+    "slipring_history_bytes_saved_total",
+    "counter",
+    "Bytes of earlier items that clients did not send, because their turns continued responses.",
+    (TRANSPORT,),
+)
+RENDER_FALLBACKS = Metric(
+    "slipring_render_fallbacks_total",
+    "counter",
+    "Contexts that were rendered in full although the parent was known.",
+    (Label("reason", help="as `fallback` in [timing](timing.md); the reasons: [dialects](dialects.md)"),),
+)
+
+# Tenants: exported with the setting `metrics_tenants` only.
+
+TENANT_TURNS = Metric(
+    "slipring_tenant_turns_total", "counter", "Turns that have ended, by tenant.", (TENANT, STATUS)
+)
+TENANT_TOKENS = Metric(
+    "slipring_tenant_tokens_total",
+    "counter",
+    "Tokens of turns, by tenant.",
+    (TENANT, Label("kind", TOKEN_KINDS)),
+)
+
+# Requests and connections.
+
+REFUSALS = Metric(
+    "slipring_refusals_total",
+    "counter",
+    "Requests, messages and handshakes that were answered with an error, refused turns included.",
+    (CODE,),
+)
+CONNECTIONS = Metric(
+    "slipring_connections",
+    "gauge",
+    "Open connections.",
+    (Label("transport", ("websocket", "http")),),
+)
+CONNECTIONS_LIMIT = Metric("slipring_connections_limit", "gauge", "Connections that may be open at once.")
+SOCKETS_OPENED = Metric("slipring_websockets_opened_total", "counter", "WebSockets that have been opened.")
+DROP_REASONS = ("head_timeout", "made_room", "unread", "message_timeout", "message_memory")
+CONNECTIONS_DROPPED = Metric(
+    "slipring_connections_dropped_total",
+    "counter",
+    "Connections that the server closed because of their client. `unread`: it did not read in time or left"
+    " too much unread; `made_room`: it was idle or had no key when others needed its place.",
+    (Label("reason", DROP_REASONS),),
+)
+LANES = Metric("slipring_lanes", "gauge", "Lanes of open WebSockets.")
+IN_FLIGHT = Metric("slipring_in_flight", "gauge", "Turns that run.")
+QUEUED = Metric("slipring_queued", "gauge", "Turns that wait for an earlier turn of their lane.")
+
+# Memory.
+
+SCOPES = ("connection", "tenant", "process")
+CACHE_BYTES = Metric(
+    "slipring_cache_bytes",
+    "gauge",
+    "States of earlier responses in memory: of the connection that has the most, of such a tenant, and of"
+    " the process. The three count the same bytes.",
+    (Label("scope", SCOPES),),
+    merge="max",
+)
+CACHE_LIMIT_BYTES = Metric(
+    "slipring_cache_limit_bytes",
+    "gauge",
+    "The limit on each of them.",
+    (Label("scope", SCOPES),),
+    merge="max",
+)
+CACHE_LOOKUPS = Metric(
+    "slipring_cache_lookups_total",
+    "counter",
+    "Where the response was found that a turn continues. `connection`: in the memory of its connection.",
+    (Label("result", ("connection", "parked", "store", "peer", "miss")),),
+)
+CACHE_EVICTIONS = Metric(
+    "slipring_cache_evictions_total",
+    "counter",
+    "States that were evicted, by the limit that was exceeded.",
+    (Label("scope", SCOPES),),
+)
+MEMORY_USES = ("states", "parked", "recognised", "requests", "unread", "compiled")
+MEMORY_BYTES = Metric(
+    "slipring_memory_bytes",
+    "gauge",
+    "Memory that clients fill. `states` includes `parked`.",
+    (Label("use", MEMORY_USES),),
+)
+MEMORY_LIMIT_BYTES = Metric(
+    "slipring_memory_limit_bytes", "gauge", "The limit on each of them.", (Label("use", MEMORY_USES),)
+)
+PARKED_BYTES = Metric("slipring_parked_bytes", "gauge", "States of dropped connections.")
+PARKED_SESSIONS = Metric("slipring_parked_sessions", "gauge", "Dropped connections whose states are kept.")
+
+# Engines and the store.
+
+ENGINE_UP = Metric(
+    "slipring_engine_up", "gauge", "1 while the engine can generate, else 0.", (ENGINE,), merge="min"
+)
+ENGINE_JOBS = Metric(
+    "slipring_engine_jobs",
+    "gauge",
+    "Jobs at the engine, and jobs that wait for it.",
+    (ENGINE, Label("state", ("running", "waiting"))),
+)
+ENGINE_SLOTS = Metric(
+    "slipring_engine_slots",
+    "gauge",
+    "Slots of the embedded engine.",
+    (ENGINE, Label("state", ("idle", "busy"))),
+)
+ENGINE_SAVED_BYTES = Metric(
+    "slipring_engine_saved_bytes", "gauge", "KV that the engine has saved beside its slots.", (ENGINE,)
+)
+STORE_COMMIT_SECONDS = Metric(
+    "slipring_store_commit_seconds",
+    "histogram",
+    "Time of a write to the store, from the call to the commit.",
+    buckets=_COMMIT_BUCKETS,
+)
+STORE_ERRORS = Metric(
+    "slipring_store_errors_total", "counter", "Writes that failed because the store could not be used."
+)
+
+# Processes.
+
+LOOP_LAG_SECONDS = Metric(
+    "slipring_event_loop_lag_seconds",
+    "histogram",
+    "How late the event loop is, sampled four times a second.",
+    buckets=_LAG_BUCKETS,
+)
+PROCESSES = Metric("slipring_processes", "gauge", "Processes that serve clients.")
+DRAINING = Metric("slipring_draining", "gauge", "Processes that stop and finish their last responses.")
+BUILD_INFO = Metric(
+    "slipring_build_info",
+    "gauge",
+    "Always 1; the labels say what runs.",
+    (Label("version", help="of slipring"), Label("python", help="its version")),
+    merge="max",
+)
+CPU_SECONDS = Metric(
+    "process_cpu_seconds_total",
+    "counter",
+    "CPU time of slipring's processes. An embedded engine is not included.",
+    parts=NANOSECONDS,
+)
+RESIDENT_BYTES = Metric("process_resident_memory_bytes", "gauge", "Resident memory of the same processes.")
+OPEN_FDS = Metric("process_open_fds", "gauge", "Open file descriptors of the same processes.")
+START_TIME = Metric(
+    "process_start_time_seconds",
+    "gauge",
+    "Unix time at which the oldest of the processes started.",
+    merge="min",
+)
+
+METRICS: tuple[Metric, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
+"""All metrics, in the order of this file."""
+BY_NAME = {metric.name: metric for metric in METRICS}

@@ -1,0 +1,245 @@
+"""Counting, and adding up what several processes have counted.
+
+A process counts in a ``Registry``, in plain numbers. A ``Snapshot`` is all that it has counted since it
+started, and travels as JSON. ``Fold`` adds the snapshots of workers up, those of workers that have ended
+included, so that counters never fall.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from slipring.observation.metrics import BY_NAME, NANOSECONDS, OTHER, TENANT, Metric
+
+Labels = tuple[str, ...]
+"""The values of a metric's labels, in the order of the table."""
+Reading = tuple[Metric, Labels, int | float]
+"""The value of a counter or gauge that is read when a snapshot is taken."""
+
+
+class Value(Struct, frozen=True, array_like=True):
+    """A counter or a gauge. Counters are whole numbers."""
+
+    labels: Labels
+    value: int | float
+
+
+class Distribution(Struct, frozen=True, array_like=True):
+    """A histogram."""
+
+    labels: Labels
+    counts: list[int]
+    """How many observations were in each bucket and not in the one before; the last bucket is unbounded."""
+    nanoseconds: int
+    """The sum of all observations."""
+
+
+class Snapshot(Struct, frozen=True, array_like=True):
+    """What a process has counted since it started, and its gauges; or the sum over several processes.
+
+    Counters and histograms are cumulative: a later snapshot of a process replaces an earlier one.
+    """
+
+    process: str
+    """Different for each process that ever ran, also for two that had the same number; empty for a sum."""
+    values: dict[str, list[Value]]
+    """By name of the metric."""
+    distributions: dict[str, list[Distribution]]
+
+
+class _Series:
+    """The observations of a histogram that have the same labels."""
+
+    __slots__ = ("counts", "nanoseconds")
+
+    def __init__(self, buckets: int) -> None:
+        self.counts = [0] * buckets
+        self.nanoseconds = 0
+
+
+class Histogram:
+    """Counts observations by bucket."""
+
+    __slots__ = ("_bounds", "series")
+
+    def __init__(self, metric: Metric) -> None:
+        self._bounds = [round(bound * NANOSECONDS) for bound in metric.buckets]
+        self.series: dict[Labels, _Series] = {}
+
+    def observe(self, labels: Labels, seconds: float) -> None:
+        series = self.series.get(labels)
+        if series is None:
+            series = self.series[labels] = _Series(len(self._bounds) + 1)
+        nanoseconds = int(seconds * NANOSECONDS + 0.5)
+        series.counts[bisect_left(self._bounds, nanoseconds)] += 1
+        series.nanoseconds += nanoseconds
+
+
+class Registry:
+    """The counters and histograms of one process."""
+
+    def __init__(self, process: str) -> None:
+        """``process``: as in ``Snapshot``."""
+        self._process = process
+        self._counters: dict[str, defaultdict[Labels, int]] = {}
+        self._histograms: dict[str, Histogram] = {}
+
+    def counter(self, metric: Metric) -> "defaultdict[Labels, int]":
+        """The counts of a metric by labels, to be increased by the caller."""
+        assert metric.kind == "counter"
+        return self._counters.setdefault(metric.name, defaultdict(int))
+
+    def histogram(self, metric: Metric) -> Histogram:
+        assert metric.kind == "histogram"
+        return self._histograms.setdefault(metric.name, Histogram(metric))
+
+    def snapshot(self, readings: Iterable[Reading] = ()) -> Snapshot:
+        """Everything counted so far, with the gauges and counters that were read elsewhere."""
+        values: dict[str, list[Value]] = {
+            name: [Value(labels, count) for labels, count in counts.items()]
+            for name, counts in self._counters.items()
+        }
+        for metric, labels, value in readings:
+            values.setdefault(metric.name, []).append(Value(labels, value))
+        distributions = {
+            name: [Distribution(labels, each.counts.copy(), each.nanoseconds) for labels, each in series]
+            for name, series in ((name, kept.series.items()) for name, kept in self._histograms.items())
+        }
+        return Snapshot(self._process, values, distributions)
+
+
+class BoundedNames:
+    """Keeps the first names that it is given, and replaces all others by ``other``."""
+
+    __slots__ = ("_known", "_most")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def of(self, name: str) -> str:
+        known = self._known
+        if name in known:
+            return name
+        if len(known) >= self._most or name == OTHER:
+            return OTHER
+        known.add(name)
+        return name
+
+
+class _Sum:
+    """The sum over snapshots."""
+
+    def __init__(self, tenants: BoundedNames) -> None:
+        self._tenants = tenants
+        self._values: dict[tuple[str, Labels], int | float] = {}
+        self._counts: dict[tuple[str, Labels], list[int]] = {}
+        self._nanoseconds: dict[tuple[str, Labels], int] = {}
+
+    def add(self, snapshot: Snapshot, *, gauges: bool) -> None:
+        """Add a snapshot, with or without its gauges. Metrics that the table does not have are left out."""
+        for name, values in snapshot.values.items():
+            metric = BY_NAME.get(name)
+            if metric is not None and (gauges or metric.kind == "counter"):
+                for each in values:
+                    self._add_value(metric, self._bounded(metric, each.labels), each.value)
+        for name, distributions in snapshot.distributions.items():
+            if (metric := BY_NAME.get(name)) is not None:
+                for each_distribution in distributions:
+                    self._add_distribution(metric, each_distribution)
+
+    def _add_value(self, metric: Metric, labels: Labels, value: int | float) -> None:
+        key = (metric.name, labels)
+        before = self._values.get(key)
+        if before is None:
+            self._values[key] = value
+        elif metric.merge == "max":
+            self._values[key] = max(before, value)
+        elif metric.merge == "min":
+            self._values[key] = min(before, value)
+        else:
+            self._values[key] = before + value
+
+    def _add_distribution(self, metric: Metric, added: Distribution) -> None:
+        key = (metric.name, self._bounded(metric, added.labels))
+        before = self._counts.get(key, [0] * len(added.counts))
+        self._counts[key] = [one + other for one, other in zip(before, added.counts, strict=True)]
+        self._nanoseconds[key] = self._nanoseconds.get(key, 0) + added.nanoseconds
+
+    def _bounded(self, metric: Metric, labels: Labels) -> Labels:
+        if TENANT not in metric.labels:
+            return labels
+        pairs = zip(metric.labels, labels, strict=True)
+        return tuple(self._tenants.of(value) if label is TENANT else value for label, value in pairs)
+
+    def snapshot(self) -> Snapshot:
+        values: dict[str, list[Value]] = {}
+        for (name, labels), value in self._values.items():
+            values.setdefault(name, []).append(Value(labels, value))
+        distributions: dict[str, list[Distribution]] = {}
+        for (name, labels), counts in self._counts.items():
+            added = Distribution(labels, counts, self._nanoseconds[name, labels])
+            distributions.setdefault(name, []).append(added)
+        return Snapshot("", values, distributions)
+
+
+class Fold:
+    """The metrics of all workers, those that have ended included: what the supervisor exports.
+
+    The supervisor calls ``update`` with each snapshot that a worker sends, ``end`` when the worker has
+    ended, and ``snapshot`` for each scrape. A worker that takes the number of another is a process of its
+    own, even if the end of the other was never reported. Counters and histograms of the result never fall;
+    its gauges are those of the living workers.
+    """
+
+    def __init__(self, tenants: int = 0) -> None:
+        """``tenants``: as the setting ``metrics_tenants``. Workers have the same bound each; together they
+        may have more tenants."""
+        self._tenants = BoundedNames(tenants)
+        self._living: dict[int, Snapshot] = {}
+        self._ended = _Sum(self._tenants)
+        self._last_ended: dict[int, str] = {}
+
+    def update(self, worker: int, snapshot: Snapshot) -> None:
+        """Replace the last snapshot of a worker. One of a process that has ended is ignored."""
+        if self._last_ended.get(worker) == snapshot.process:
+            return
+        before = self._living.get(worker)
+        if before is not None and before.process != snapshot.process:
+            self.end(worker)
+        self._living[worker] = snapshot
+
+    def end(self, worker: int) -> None:
+        """The worker has ended: keep what it has counted, and forget its gauges."""
+        last = self._living.pop(worker, None)
+        if last is not None:
+            self._ended.add(last, gauges=False)
+            self._last_ended[worker] = last.process
+
+    def snapshot(self, own: Snapshot | None = None) -> Snapshot:
+        """The sum. ``own``: the snapshot of the supervisor itself."""
+        total = _Sum(self._tenants)
+        total.add(self._ended.snapshot(), gauges=False)
+        for each in (*self._living.values(), *((own,) if own is not None else ())):
+            total.add(each, gauges=True)
+        return total.snapshot()
+
+
+def merge(snapshots: Iterable[Snapshot], tenants: int = 0) -> Snapshot:
+    """The sum over processes that all live."""
+    total = _Sum(BoundedNames(tenants))
+    for each in snapshots:
+        total.add(each, gauges=True)
+    return total.snapshot()
+
+
+def value_of(snapshot: Snapshot, metric: Metric, labels: Mapping[str, str] | None = None) -> int | float:
+    """The sum of a counter or gauge over all series that have these labels; 0 if there are none."""
+    wanted = labels or {}
+    return sum(
+        each.value
+        for each in snapshot.values.get(metric.name, ())
+        if wanted.items() <= dict(zip(metric.label_names, each.labels, strict=True)).items()
+    )

@@ -1,0 +1,251 @@
+"""Reads the state of a server for the live stream.
+
+Nothing is collected between two updates but the turns that have ended, and those only while somebody watches.
+An update costs time in proportion to the connections that are open, and bytes in proportion to those that
+have changed.
+"""
+
+import heapq
+import os
+import time
+from collections import deque
+
+from msgspec import UNSET
+
+from slipring.core.chain.state import ResponseState
+from slipring.core.turn.turn import Turn
+from slipring.observation import live
+from slipring.server.clock import now, unix_time
+from slipring.server.driver import Driver, Exchange
+from slipring.server.ended_turns import EndedTurn
+from slipring.server.loop_lag import LoopLag
+from slipring.server.memory_uses import memory_uses
+from slipring.server.metrics import Metrics
+from slipring.server.process.process_metrics import resident_bytes
+from slipring.server.service import Service
+from slipring.server.transports.websocket import WebSocketConnection
+
+_MOST_TURNS = 2000
+"""Ended turns in one update; more are only counted."""
+_RECENT_HTTP_TURNS = 64
+_MOST_PARKED = 50
+_MOST_TENANTS = 50
+_MOST_NODES = 5000
+"""Responses in the description of one connection."""
+_Signature = tuple[int, int, int, int, int, int]
+
+
+class LiveView:
+    """Makes the updates of one process."""
+
+    def __init__(self, service: Service, metrics: Metrics, lag: LoopLag, process: int = 0) -> None:
+        """``process``: the number of the worker."""
+        self._service = service
+        self._metrics = metrics
+        self._lag = lag
+        self._process = process
+        self._is_watched = False
+        self._ended: list[live.Turn] = []
+        self._missed = 0
+        self._recent_http: deque[live.Turn] = deque(maxlen=_RECENT_HTTP_TURNS)
+        self._sent: dict[int, _Signature] = {}
+        """What was sent of each connection, by number."""
+        service.turn_observers.append(self._observe)
+
+    def begin(self) -> None:
+        """Collect from now on what ``changes`` returns."""
+        self._is_watched = True
+
+    def end(self) -> None:
+        """Nobody watches any more: drop what was collected for updates."""
+        self._is_watched = False
+        self._ended, self._missed = [], 0
+        self._sent.clear()
+
+    def _observe(self, turn: EndedTurn) -> None:
+        is_http = not turn.origin.connection
+        if not is_http and not self._is_watched:
+            return
+        shown = _ended(turn)
+        if is_http:
+            self._recent_http.append(shown)
+        if self._is_watched and len(self._ended) < _MOST_TURNS:
+            self._ended.append(shown)
+        elif self._is_watched:
+            self._missed += 1
+
+    def complete(self) -> live.Update:
+        """The whole state of this process."""
+        at = now()
+        connections = [_connection(connection, with_recent=True) for connection in self._sockets()]
+        return self._update(at, connections, [], list(self._recent_http), 0, is_complete=True)
+
+    def changes(self) -> live.Update:
+        """The state of this process, with what has changed since the last call."""
+        at = now()
+        changed, closed = self._changed()
+        ended, missed = self._ended, self._missed
+        self._ended, self._missed = [], 0
+        update = self._update(at, changed, closed, ended, missed, is_complete=False)
+        self._lag.forget_longest()
+        return update
+
+    def _update(
+        self,
+        at: float,
+        connections: list[live.Connection],
+        closed: list[int],
+        turns: list[live.Turn],
+        turns_missed: int,
+        *,
+        is_complete: bool,
+    ) -> live.Update:
+        service = self._service
+        drivers = [_driver(client) for client in service.clients]
+        exchanges = [client.driver for client in service.clients if isinstance(client, Exchange)]
+        return live.Update(
+            process=self._process,
+            pid=os.getpid(),
+            now=at,
+            is_complete=is_complete,
+            memory=memory_uses(service),
+            tenants=_tenants(service),
+            resident_bytes=resident_bytes() or 0,
+            cpu_s=round(time.process_time(), 3),
+            loop_lag_ms=round(self._lag.longest_s * 1000, 3),
+            sockets=service.sockets,
+            in_flight=sum([driver.session.in_flight for driver in drivers if driver is not None]),
+            waiting=sum([driver.session.waiting for driver in drivers if driver is not None]),
+            is_draining=service.draining,
+            engines=[engine.status() for engine in service.catalog.engines],
+            parked=service.parking.status(at, _MOST_PARKED),
+            parked_sessions=len(service.parking),
+            totals=self._metrics.totals(),
+            connections=connections,
+            closed=closed,
+            http=[_running(turn, driver) for driver in exchanges for turn in driver.session.turns()],
+            turns=turns,
+            turns_missed=turns_missed,
+        )
+
+    def detail(self, number: int) -> live.ConnectionDetail | None:
+        """The chains in the memory of one connection; None if it is not open."""
+        for connection in self._sockets():
+            if connection.driver.origin.connection == number:
+                nodes, is_complete = _nodes(connection)
+                described = _connection(connection, with_recent=True)
+                return live.ConnectionDetail(described, nodes, is_complete)
+        return None
+
+    def _sockets(self) -> list[WebSocketConnection]:
+        return [client for client in self._service.clients if isinstance(client, WebSocketConnection)]
+
+    def _changed(self) -> tuple[list[live.Connection], list[int]]:
+        """The connections that have changed, and the numbers of those that are closed."""
+        changed: list[live.Connection] = []
+        sent, self._sent = self._sent, {}
+        for connection in self._sockets():
+            number = connection.driver.origin.connection
+            signature = _signature(connection)
+            # The time in its stage changes as long as a turn runs.
+            if sent.pop(number, None) != signature or connection.in_flight:
+                changed.append(_connection(connection, with_recent=False))
+            self._sent[number] = signature
+        return changed, list(sent)
+
+
+def _driver(client: object) -> Driver | None:
+    return client.driver if isinstance(client, WebSocketConnection | Exchange) else None
+
+
+def _signature(connection: WebSocketConnection) -> _Signature:
+    session = connection.driver.session
+    cache = session.cache
+    return (
+        connection.turns_ended,
+        session.in_flight,
+        session.waiting,
+        cache.used_bytes,
+        len(cache),
+        connection.unread_bytes,
+    )
+
+
+def _connection(connection: WebSocketConnection, *, with_recent: bool) -> live.Connection:
+    driver = connection.driver
+    session = driver.session
+    cache = session.cache
+    return live.Connection(
+        number=driver.origin.connection,
+        tenant=session.tenant,
+        opened_at=session.opened_at,
+        cache=live.Memory(cache.used_bytes, cache.limit_bytes),
+        responses=len(cache),
+        lanes=session.lanes,
+        turns_ended=connection.turns_ended,
+        unsent_bytes=connection.unread_bytes,
+        running=[_running(turn, driver) for turn in session.turns()],
+        recent=[_ended(turn) for turn in connection.recent or ()] if with_recent else UNSET,
+    )
+
+
+def _running(turn: Turn, driver: Driver) -> live.Turn:
+    return live.Turn(
+        started_at=unix_time(turn.stages.arrived),
+        report=turn.progress(),
+        transport=driver.origin.transport,
+        tenant=turn.tenant,
+        connection=driver.origin.connection,
+        lane=turn.lane,
+    )
+
+
+def _ended(turn: EndedTurn) -> live.Turn:
+    return live.Turn(
+        started_at=turn.started_at,
+        report=turn.report,
+        transport=turn.origin.transport,
+        tenant=turn.caller.tenant,
+        connection=turn.origin.connection,
+        lane=turn.lane,
+    )
+
+
+def _nodes(connection: WebSocketConnection) -> tuple[list[live.Node], bool]:
+    """The cached responses of a connection and their ancestors, parents first, and whether these are all."""
+    cache = connection.driver.session.cache
+    marks = {turn.report.response_id: turn.report.marks or () for turn in connection.recent or ()}
+    found: dict[str, live.Node] = {}
+    for state in cache.states():
+        missing: list[ResponseState] = []
+        for node in state.chain():
+            if node.id in found:
+                break
+            missing.append(node)
+        for node in reversed(missing):
+            if len(found) >= _MOST_NODES:
+                return list(found.values()), False
+            is_cached = node.id in cache
+            found[node.id] = live.Node(
+                id=node.id,
+                parent=node.parent.id if node.parent is not None else None,
+                lane=cache.lane_of(node.id) if is_cached else None,
+                depth=node.depth,
+                created_at=int(node.response.created_at),
+                size_bytes=node.size_bytes,
+                context_bytes=node.context_bytes,
+                tokens=node.tokens,
+                items=len(node.input) + len(node.output),
+                is_latest=is_cached and cache.is_latest(node.id),
+                is_cached=is_cached,
+                is_stored=bool(node.response.store),
+                marks=marks.get(node.id, ()),
+            )
+    return list(found.values()), True
+
+
+def _tenants(service: Service) -> list[live.TenantMemory]:
+    """The tenants that use the most memory."""
+    scopes = service.scopes.tenants.items()
+    largest = heapq.nlargest(_MOST_TENANTS, scopes, key=lambda entry: entry[1].used_bytes)
+    return [live.TenantMemory(name, scope.used_bytes, scope.limit_bytes) for name, scope in largest]

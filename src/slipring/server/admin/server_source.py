@@ -1,0 +1,48 @@
+"""Shows the server in this process on the admin listener."""
+
+import time
+from collections.abc import Callable
+
+from slipring import __version__
+from slipring.observation import live
+from slipring.observation.snapshots import Snapshot
+from slipring.server.admin.live_feed import LiveFeed
+from slipring.server.admin.live_view import LiveView
+from slipring.server.admin.source import INTERVAL_S, Receive
+from slipring.server.health import health_of
+from slipring.server.metrics import Metrics
+from slipring.server.service import Service
+
+
+class ServerSource:
+    """The source of a listener beside a server."""
+
+    def __init__(self, service: Service, view: LiveView, metrics: Metrics, api_url: str) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._view = view
+        self._feed = LiveFeed(view)
+        self._api_url = api_url
+        self._started_at = time.time()
+
+    def greeting(self) -> live.Greeting:
+        return live.Greeting(
+            version=__version__,
+            started_at=self._started_at,
+            now=time.time(),
+            interval_s=INTERVAL_S,
+            api_url=self._api_url,
+            workers=1,
+        )
+
+    def subscribe(self, receive: Receive) -> Callable[[], None]:
+        return self._feed.subscribe(receive)
+
+    async def detail(self, process: int, number: int) -> live.ConnectionDetail | None:
+        return self._view.detail(number) if process == 0 else None
+
+    def metrics(self) -> Snapshot:
+        return self._metrics.snapshot()
+
+    def health(self) -> tuple[object, int]:
+        return health_of(self._service)

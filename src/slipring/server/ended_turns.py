@@ -1,0 +1,47 @@
+"""Ended turns, as the server reports them to its observers: turn log, metrics, traces, live page.
+
+An ended turn has ids, sizes and times, never content and never a key.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from msgspec import Struct
+
+from slipring.protocol.timing import TurnReport
+from slipring.server.access.auth import Caller
+
+Transport = Literal["websocket", "sse", "http", "background"]
+
+
+class Origin(Struct, frozen=True, gc=False):
+    """Where requests come from."""
+
+    transport: Transport
+    connection: int = 0
+    """Number of the WebSocket, counted from 1 in each process. 0: an HTTP request."""
+    traceparent: str | None = None
+    """The trace context of the handshake or of the HTTP request, not yet validated."""
+
+
+class EndedTurn(Struct, frozen=True):
+    """A turn that has ended: completed, incomplete, failed, cancelled or refused."""
+
+    report: TurnReport
+    lane: str | None
+    caller: Caller
+    origin: Origin
+    started_at: float
+    """Unix time at which its request had arrived."""
+    traceparent: str | None = None
+    """The trace context of the request: its own, else that of its connection; not yet validated."""
+
+    @property
+    def ended_at(self) -> float:
+        """Unix time at which its last stage ended."""
+        return self.started_at + self.report.total_ms / 1000
+
+
+Observer = Callable[[EndedTurn], None]
+"""Called once per turn, after the turn's last events have been handed to the transport. It must return at
+once, and not raise."""

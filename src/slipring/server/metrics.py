@@ -1,0 +1,261 @@
+"""The metrics of one process: counts the turns that have ended, and reads what counts itself.
+
+Nothing is done per token. An ended turn is counted once; everything else is read when a snapshot is taken.
+
+A server that serves its own ``/metrics`` exposes ``Metrics.snapshot()``. A worker sends its snapshots to the
+supervisor, which adds them up with ``observation.snapshots.Fold``, and those of its own process.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+from msgspec import UNSET
+
+from slipring.engines.base import Engine
+from slipring.observation import live
+from slipring.observation import metrics as table
+from slipring.observation.snapshots import BoundedNames, Reading, Registry, Snapshot
+from slipring.protocol.timing import TokenCounts, TurnReport
+from slipring.server.connections.registry import DropReason
+from slipring.server.driver import Exchange
+from slipring.server.ended_turns import EndedTurn
+from slipring.server.loop_lag import LoopLag
+from slipring.server.memory_uses import memory_uses
+from slipring.server.process.process_metrics import new_process_id, process_readings
+from slipring.server.service import Service
+from slipring.server.transports.websocket import WebSocketConnection
+
+_MOST_CODES = 64
+_MOST_REASONS = 32
+"""Codes and reasons are constants of the code. The bounds hold even if one should not be."""
+_OWN_STAGES = frozenset(table.OWN_STAGES)
+
+
+class Metrics:
+    """The metrics of a server."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        registry = self._registry = Registry(new_process_id())
+        self._turns = registry.counter(table.TURNS)
+        self._turn_errors = registry.counter(table.TURN_ERRORS)
+        self._marked_turns = registry.counter(table.MARKED_TURNS)
+        self._recognised_turns = registry.counter(table.RECOGNISED_TURNS)
+        self._tokens = registry.counter(table.TOKENS)
+        self._request_bytes = registry.counter(table.REQUEST_BYTES)
+        self._history_bytes = registry.counter(table.HISTORY_BYTES_SAVED)
+        self._tenant_turns = registry.counter(table.TENANT_TURNS)
+        self._tenant_tokens = registry.counter(table.TENANT_TOKENS)
+        self._turn_seconds = registry.histogram(table.TURN_SECONDS)
+        self._first_token_seconds = registry.histogram(table.FIRST_TOKEN_SECONDS)
+        self._token_seconds = registry.histogram(table.TOKEN_SECONDS)
+        self._overhead_seconds = registry.histogram(table.OVERHEAD_SECONDS)
+        self._stage_seconds = registry.histogram(table.STAGE_SECONDS)
+        self._send_blocked_seconds = registry.histogram(table.SEND_BLOCKED_SECONDS)
+        self._commit_seconds = registry.histogram(table.STORE_COMMIT_SECONDS)
+        self._lag_seconds = registry.histogram(table.LOOP_LAG_SECONDS)
+        self._refused_turns: Counter[str] = Counter()
+        self._codes = BoundedNames(_MOST_CODES)
+        self._reasons = BoundedNames(_MOST_REASONS)
+        self._tenants = BoundedNames(service.config.metrics_tenants)
+        self._shows_tenants = service.config.metrics_tenants > 0
+        self._models: dict[str, str] = {}
+
+    def start(self, lag: LoopLag) -> None:
+        """Count turns, commits and the lag of the event loop from now on. The engines must have started."""
+        catalog = self._service.catalog
+        names = [model.name for model in catalog]
+        self._models = {name: name for name in names} | catalog.aliases
+        for model in (*names, table.OTHER):
+            self._begin_at_zero(model)
+        self._service.turn_observers.append(self.observe)
+        self._service.store.watch_commits(self._committed)
+        lag.observers.append(self._lagged)
+
+    def _begin_at_zero(self, model: str) -> None:
+        """Export the turns of a model before there are any: the rate of a counter that appears with its
+        first turn lacks that turn."""
+        for status in table.STATUSES:
+            for transport in table.TRANSPORTS:
+                self._turns[model, status, transport] += 0
+
+    def snapshot(self) -> Snapshot:
+        """Everything counted since the start, and the gauges as they are now."""
+        return self._registry.snapshot((*self._counted(), *_readings(self._service), *process_readings()))
+
+    def totals(self) -> live.Totals:
+        """What the live view shows of the turns since the start."""
+        turns: Counter[str] = Counter()
+        for (_, status, _), count in self._turns.items():
+            turns[status] += count
+        tokens: Counter[str] = Counter(dict.fromkeys(table.TOKEN_KINDS, 0))
+        for (_, kind), count in self._tokens.items():
+            tokens[kind] += count
+        return live.Totals(
+            turns={status: count for status, count in turns.items() if count},
+            tokens=dict(tokens),
+            request_bytes=sum(self._request_bytes.values()),
+            history_bytes=sum(self._history_bytes.values()),
+            fallbacks=dict(self._service.render_fallbacks),
+        )
+
+    def _counted(self) -> Iterator[Reading]:
+        refusals = self._service.refusals + self._refused_turns
+        yield from _by_name(table.REFUSALS, refusals, self._codes)
+        yield from _by_name(table.RENDER_FALLBACKS, self._service.render_fallbacks, self._reasons)
+
+    # Called once per turn.
+
+    def observe(self, turn: EndedTurn) -> None:
+        """Count a turn that has ended."""
+        report, transport = turn.report, turn.origin.transport
+        model = table.OTHER if report.model is UNSET else self._models.get(report.model, table.OTHER)
+        self._turns[model, report.status, transport] += 1
+        self._request_bytes[transport,] += report.request_bytes
+        self._turn_seconds.observe((model, report.status), report.total_ms / 1000)
+        if report.error_code is not UNSET:
+            self._turn_errors[model, self._codes.of(report.error_code)] += 1
+            if report.status == "refused":
+                self._refused_turns[report.error_code] += 1
+        if report.history_bytes is not UNSET:
+            self._history_bytes[transport,] += report.history_bytes
+        if report.recognised_items is not UNSET:
+            self._recognised_turns[model,] += 1
+        if report.marks is not UNSET:
+            for mark in report.marks:
+                self._marked_turns[mark,] += 1
+        if report.send_ms is not UNSET:
+            self._send_blocked_seconds.observe((transport,), report.send_ms / 1000)
+        self._count_times(model, report)
+        if report.tokens is not UNSET:
+            self._count_tokens(model, turn.caller.tenant, report.tokens)
+        if self._shows_tenants:
+            self._tenant_turns[self._tenants.of(turn.caller.tenant), report.status] += 1
+
+    def _count_times(self, model: str, report: TurnReport) -> None:
+        observe_stage = self._stage_seconds.observe
+        own_ms = generating_ms = 0.0
+        answers = 0
+        for stage in report.stages:
+            name, duration_ms = stage.name, stage.duration_ms
+            observe_stage((name,), duration_ms / 1000)
+            if name in _OWN_STAGES:
+                own_ms += duration_ms
+            elif name == "generate":
+                generating_ms += duration_ms
+                answers += 1
+        if report.tokens is UNSET:
+            return  # it was refused, or ended before its answer: its times are not those of a whole turn
+        self._overhead_seconds.observe((model,), own_ms / 1000)
+        output = report.tokens.output
+        if output and (first_token_ms := report.first_token_ms) is not None:
+            self._first_token_seconds.observe((model,), first_token_ms / 1000)
+        # The first token of each answer ends a prefill; a rollout has several answers.
+        if answers and output > answers:
+            self._token_seconds.observe((model,), generating_ms / (output - answers) / 1000)
+
+    def _count_tokens(self, model: str, tenant: str, tokens: TokenCounts) -> None:
+        for kind in table.TOKEN_KINDS:
+            self._tokens[model, kind] += getattr(tokens, kind)
+        if self._shows_tenants:
+            name = self._tenants.of(tenant)
+            for kind in table.TOKEN_KINDS:
+                self._tenant_tokens[name, kind] += getattr(tokens, kind)
+
+    def _committed(self, seconds: float) -> None:
+        self._commit_seconds.observe((), seconds)
+
+    def _lagged(self, seconds: float) -> None:
+        self._lag_seconds.observe((), seconds)
+
+
+def _readings(service: Service) -> Iterator[Reading]:
+    yield table.PROCESSES, (), 1
+    yield table.DRAINING, (), int(service.draining)
+    yield table.SOCKETS_OPENED, (), service.sockets_opened
+    yield table.STORE_ERRORS, (), service.store.failed_writes
+    yield from _connections(service)
+    yield from _caches(service)
+    yield from _memory(service)
+    for name, engine in _named(service.catalog.engines):
+        yield from _engine(name, engine)
+
+
+def _connections(service: Service) -> Iterator[Reading]:
+    connections = service.connections
+    yield table.CONNECTIONS, ("websocket",), service.sockets
+    yield table.CONNECTIONS, ("http",), max(connections.open - service.sockets, 0)
+    yield table.CONNECTIONS_LIMIT, (), connections.room
+    for reason in get_args(DropReason):
+        yield table.CONNECTIONS_DROPPED, (reason,), connections.dropped[reason]
+    lanes = in_flight = queued = largest_bytes = 0
+    for client in service.clients:
+        if isinstance(client, WebSocketConnection):
+            session = client.driver.session
+            lanes += session.lanes
+            largest_bytes = max(largest_bytes, session.cache.used_bytes)
+        elif isinstance(client, Exchange):
+            session = client.driver.session
+        else:
+            continue
+        in_flight += session.in_flight
+        queued += session.waiting
+    yield table.LANES, (), lanes
+    yield table.IN_FLIGHT, (), in_flight
+    yield table.QUEUED, (), queued
+    yield table.CACHE_BYTES, ("connection",), largest_bytes
+
+
+def _caches(service: Service) -> Iterator[Reading]:
+    limits, process, tenants = service.config.limits, service.scopes.process, service.scopes.tenants.values()
+    yield table.CACHE_BYTES, ("tenant",), max((scope.used_bytes for scope in tenants), default=0)
+    yield table.CACHE_BYTES, ("process",), process.used_bytes
+    yield table.CACHE_LIMIT_BYTES, ("connection",), limits.connection_cache_bytes
+    yield table.CACHE_LIMIT_BYTES, ("tenant",), limits.tenant_cache_bytes
+    yield table.CACHE_LIMIT_BYTES, ("process",), process.limit_bytes
+    yield table.CACHE_EVICTIONS, ("connection",), process.connection_evictions
+    yield table.CACHE_EVICTIONS, ("tenant",), sum(scope.evictions for scope in tenants)
+    yield table.CACHE_EVICTIONS, ("process",), process.evictions
+    yield table.CACHE_LOOKUPS, ("connection",), process.hits
+    for source in ("parked", "store", "peer", "miss"):
+        yield table.CACHE_LOOKUPS, (source,), service.lookups[source]
+    yield table.PARKED_BYTES, (), service.parking.used_bytes
+    yield table.PARKED_SESSIONS, (), len(service.parking)
+
+
+def _memory(service: Service) -> Iterator[Reading]:
+    for use, memory in memory_uses(service).items():
+        yield table.MEMORY_BYTES, (use,), memory.used_bytes
+        yield table.MEMORY_LIMIT_BYTES, (use,), memory.limit_bytes
+
+
+def _named(engines: Iterable[Engine]) -> Iterator[tuple[str, Engine]]:
+    """Engines by kind. A server may have several of one kind, and their URLs may be private."""
+    seen: Counter[str] = Counter()
+    for engine in engines:
+        seen[engine.name] += 1
+        number = seen[engine.name]
+        yield (engine.name if number == 1 else f"{engine.name}-{number}"), engine
+
+
+def _engine(name: str, engine: Engine) -> Iterator[Reading]:
+    status = engine.status()
+    yield table.ENGINE_UP, (name,), int(status.trouble is None)
+    yield table.ENGINE_JOBS, (name, "running"), status.running
+    yield table.ENGINE_JOBS, (name, "waiting"), status.waiting
+    if status.slots:
+        busy = sum(slot.state == "busy" for slot in status.slots)
+        yield table.ENGINE_SLOTS, (name, "busy"), busy
+        yield table.ENGINE_SLOTS, (name, "idle"), len(status.slots) - busy
+    if status.saved_memory is not None:
+        yield table.ENGINE_SAVED_BYTES, (name,), status.saved_memory.used_bytes
+
+
+def _by_name(metric: table.Metric, counts: Counter[str], names: BoundedNames) -> Iterator[Reading]:
+    """The counts of a metric with one label, whose further values become ``other``."""
+    bounded: Counter[str] = Counter()
+    for name, count in counts.items():
+        bounded[names.of(name)] += count
+    for name, count in bounded.items():
+        yield metric, (name,), count
