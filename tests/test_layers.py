@@ -68,12 +68,10 @@ def layer_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
-<<<<<<< HEAD
 def is_pure_mcp(path: Path) -> bool:
     return path.relative_to(SRC).parts[:2] == ("mcp", "protocol")
 
 
-=======
 @cache
 def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """Every import in a file, those for type checkers included."""
@@ -82,7 +80,6 @@ def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
 
 
 @cache
->>>>>>> main
 def imports(path: Path) -> list[str]:
     """Every absolute module that a file imports."""
     found = []
