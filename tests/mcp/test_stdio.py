@@ -196,7 +196,7 @@ async def test_grandchildren_end_with_the_pool(stage: Stage) -> None:
     # The kernel ends killed processes in its own time.
     async with asyncio.timeout(60):
         for pid in (*stage.pids("started"), *stage.pids("grandchild")):
-            while is_running(pid):
+            while is_running(pid):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 
