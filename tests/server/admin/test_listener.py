@@ -147,8 +147,16 @@ async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.
         assert admin is not None
         with socket.create_connection(("127.0.0.1", port)) as client:  # reads nothing
             client.sendall(b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            await until(lambda: admin._watchers == 1)
-            await until(lambda: admin._watchers == 0)
+            await until(lambda: len(admin._streams) == 1)
+            await until(lambda: not admin._streams)
+
+
+async def test_a_stream_ends_properly_when_the_server_stops() -> None:
+    async with aiohttp.ClientSession() as http:
+        async with serve(admin=ANY_PORT) as server:
+            answer = await http.get(f"{admin_url(server)}live")
+            assert await answer.content.readline()
+        await answer.content.read()  # raises if the stream was cut
 
 
 async def test_a_supervisor_shows_its_workers_and_those_that_replace_them(tmp_path: Path) -> None:

@@ -246,3 +246,27 @@ async def test_it_shows_a_real_server(browser: Tab) -> None:
             await browser.until("document.querySelectorAll('#detail [role=treeitem] .solid').length === 1")
         assert all(request.startswith(url) for request in browser.requests)
     assert browser.complaints == []
+
+
+async def test_a_recording_that_the_server_made_is_drawn(browser: Tab, tmp_path: Path) -> None:
+    directory = tmp_path / "recordings"
+    async with serve(admin=ANY_PORT, record=str(directory)) as server:
+        async with server.connect() as socket:
+            first = await socket.response(input="secret", store=False)
+            second = await socket.response(input="secret", store=False, previous_response_id=first["id"])
+            await socket.response(
+                input="secret", store=False, previous_response_id=second["id"], generate=False
+            )
+        await browser.open(admin_url(server), width=1000)
+        recorder = server.server.recorder
+        assert recorder is not None
+        await recorder.close()
+        (path,) = directory.iterdir()
+        assert "secret" in path.read_text()
+        await browser.until(LIVE)
+        await choose(browser, path)
+        await browser.until("/3\\sturns of default/.test(document.getElementById('recorded').textContent)")
+        await browser.ask("document.querySelector('.row .label').click()")
+        await browser.until("document.querySelectorAll('#detail [role=treeitem]').length === 3")
+        assert "secret" not in await browser.ask("document.body.innerText")
+    assert browser.complaints == []

@@ -88,7 +88,8 @@ class AdminListener:
                 " SLIPRING_ADMIN_KEY, or choose a loopback address with --admin"
             )
         self._source = source
-        self._watchers = 0
+        self._streams: set[asyncio.Queue[bytes | None]] = set()
+        """The lines that wait for the reader of each live stream. None ends the stream."""
         limits = Limits()
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
         self._connections = Connections(limits, _MOST_CONNECTIONS, requests, now)
@@ -123,6 +124,9 @@ class AdminListener:
             await self._acceptor.close()
         if self._ticker is not None:
             await cancel_and_wait([self._ticker])
+        for lines in self._streams:
+            if not lines.full():  # else its reader is slow, and is disconnected below
+                lines.put_nowait(None)
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -201,11 +205,11 @@ class AdminListener:
         return json_response(detail)
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
-        if self._watchers >= _MOST_WATCHERS:
+        if len(self._streams) >= _MOST_WATCHERS:
             raise RateLimited("Too many watch this server at once.")
         stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await stream.prepare(request)
-        lines: asyncio.Queue[bytes] = asyncio.Queue(_UNREAD_LINES)
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD_LINES)
         lines.put_nowait(live.encode(self._source.greeting()))
 
         def receive(line: bytes) -> None:
@@ -214,15 +218,15 @@ class AdminListener:
             except asyncio.QueueFull:
                 connection_of(request).abort()
 
-        self._watchers += 1
+        self._streams.add(lines)
         unsubscribe = self._source.subscribe(receive)
         try:
             with contextlib.suppress(ConnectionError):
-                while True:
-                    await stream.write(await lines.get())
+                while (line := await lines.get()) is not None:
+                    await stream.write(line)
         finally:
             unsubscribe()
-            self._watchers -= 1
+            self._streams.discard(lines)
         return stream
 
     async def _page(self, request: web.Request) -> web.Response:

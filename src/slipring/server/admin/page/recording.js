@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Recordings that `slipring record` or `slipring serve --record` wrote, read from a file that the reader
+ * Recordings that `slipring serve --record` wrote, read from a file that the reader
  * chooses. Nothing of it leaves the browser, and of its content nothing is shown but ids, sizes and times.
  */
 
