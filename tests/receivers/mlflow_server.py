@@ -1,4 +1,4 @@
-"""A real MLflow server, started for a test: it receives traces over OTLP/HTTP, and its REST API shows them."""
+"""A real MLflow server: it receives traces over OTLP/HTTP, and its REST API shows them."""
 
 import asyncio
 import base64
@@ -78,7 +78,7 @@ class Experiment:
         traces: list[Trace] = []
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while not holds(traces := await self._traces()):
+                while not holds(traces := await self._traces()):  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
         except TimeoutError:
             pytest.fail(f"not the traces that were expected: {traces}")

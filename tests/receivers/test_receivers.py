@@ -57,7 +57,7 @@ def scripted(directory: Path, *answers: list[dict[str, Any]]) -> tuple[str, ...]
 
 
 async def call_weather(url: str, traceparent: str) -> list[dict[str, Any]]:
-    """An agent's loop over one WebSocket: its model calls a tool twice, then answers. Returns the responses."""
+    """Run an agent's loop over one WebSocket until its model calls no more tools. Returns the responses."""
     async with (
         aiohttp.ClientSession() as http,
         http.ws_connect(f"{url}/responses", headers={"traceparent": traceparent}) as ws,

@@ -44,8 +44,8 @@ async def decode_create(
     stages: Stages,
     read: Callable[[bytes], CreateRequest],
 ) -> CreateRequest:
-    """Decode the body of a request with ``read``. If it is not valid, the turn is reported as refused, like one
-    that is refused later."""
+    """Decode the body of a request with ``read``. If it is not valid, its turn is reported as refused, like
+    one that is refused later."""
     try:
         create = await service.decoder.create(caller.tenant, body, read)
     except ApiError as error:
