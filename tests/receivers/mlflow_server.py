@@ -69,9 +69,9 @@ class Experiment:
         return {"x-mlflow-experiment-id": self._id}
 
     @property
-    def variables(self) -> dict[str, str]:
-        """The environment of a process that sends its spans here."""
-        return {"OTEL_EXPORTER_OTLP_HEADERS": ",".join(f"{name}={key}" for name, key in self.headers.items())}
+    def headers_variable(self) -> str:
+        """The same, as the value of ``OTEL_EXPORTER_OTLP_HEADERS``."""
+        return ",".join(f"{name}={value}" for name, value in self.headers.items())
 
     async def until(self, holds: Callable[[list[Trace]], bool]) -> list[Trace]:
         """The traces, once they satisfy a condition: servers send them some time after their turns."""

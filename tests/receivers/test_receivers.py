@@ -24,9 +24,10 @@ from tests.test_cli import Process, launched
 
 pytestmark = [pytest.mark.traces, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
-CALL = [{"function_call": {"name": "get_weather", "arguments": {"city": "secret-city"}}}]
-ANSWER = [{"reasoning": "secret-thought"}, {"text": "secret-answer"}]
-FAILURE = [{"text": "secret-beginning"}, {"error": {"message": "secret-reason"}}]
+Step = dict[str, Any]
+CALL: list[Step] = [{"function_call": {"name": "get_weather", "arguments": {"city": "secret-city"}}}]
+ANSWER: list[Step] = [{"reasoning": "secret-thought"}, {"text": "secret-answer"}]
+FAILURE: list[Step] = [{"text": "secret-beginning"}, {"error": {"message": "secret-reason"}}]
 TOOL = {**WEATHER, "description": "secret-tool"}
 
 
@@ -45,11 +46,11 @@ def traced(experiment: Experiment, *arguments: str) -> AbstractAsyncContextManag
     """A server that traces all turns without a ``traceparent``, and those with one that asks for it."""
     return launched(
         *("--trace-endpoint", experiment.url, "--trace-sample", "1", *arguments),
-        **experiment.variables,
+        OTEL_EXPORTER_OTLP_HEADERS=experiment.headers_variable,
     )
 
 
-def scripted(directory: Path, *answers: list[dict[str, Any]]) -> tuple[str, ...]:
+def scripted(directory: Path, *answers: list[Step]) -> tuple[str, ...]:
     """The arguments of a server that gives these answers."""
     script = directory / "script.jsonl"
     script.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
