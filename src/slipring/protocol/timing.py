@@ -4,6 +4,7 @@ An extension of the API, sent only to clients that enable it. A report holds ids
 content.
 """
 
+from itertools import pairwise
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -80,8 +81,11 @@ class TurnReport(Struct, frozen=True):
     @property
     def first_token_ms(self) -> float | None:
         """Time from the arrival of the request to the first token; None if there was none."""
-        ends = (stage.start_ms + stage.duration_ms for stage in self.stages if stage.name == "prefill")
-        return next(ends, None)
+        for stage, following in pairwise(self.stages):
+            # If the turn ended within its prefill, no ``generate`` follows.
+            if stage.name == "prefill" and following.name == "generate":
+                return stage.start_ms + stage.duration_ms
+        return None
 
 
 def server_timing(stages: list[Stage]) -> str:

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from slipring.core.generation import Accepted, Begun, Finished, Prefilled, Text
+import pytest
+
+from slipring.core.generation import Accepted, Begun, Delta, Finished, Prefilled, Text
 from slipring.core.ports import Betas
 from slipring.errors import ContextLengthExceeded, ServerError
 from tests.core.connection import Connection, Json, only_error, types
@@ -107,6 +109,97 @@ def test_the_report_of_a_failed_turn_has_the_error_code():
     assert failed["type"] == "response.failed"
     assert (timing["timing"]["status"], timing["timing"]["error_code"]) == ("failed", "server_error")
     assert timing["stream_id"] == "a"
+
+
+def time_of(connection: Connection) -> dict[str, float]:
+    """The stages of the last report that took any time, in seconds."""
+    stages = connection.reports[-1].report.stages
+    return {each.name: each.duration_ms / 1000 for each in stages if each.duration_ms}
+
+
+ENDINGS = [
+    ([], "render"),
+    ([Accepted()], "engine_queue"),
+    ([Accepted(), Begun()], "prefill"),
+    ([Accepted(), Begun(), Text("a")], "generate"),
+]
+
+
+@pytest.mark.parametrize(("deltas", "stage"), ENDINGS)
+def test_the_time_until_the_engine_fails_belongs_to_the_stage_that_failed(
+    deltas: list[Delta], stage: str
+) -> None:
+    connection = Connection(accepts=lambda job: False)
+    connection.create()
+    if deltas:
+        connection.generate(*deltas)
+    connection.server.now += 3
+    connection.fail(None, ServerError())
+    assert time_of(connection) == {stage: 3}
+    assert connection.reports[-1].report.stages[-1].name == "terminal"
+
+
+@pytest.mark.parametrize(("deltas", "stage"), ENDINGS)
+def test_the_time_until_a_client_disconnects_belongs_to_the_stage_that_ran(
+    deltas: list[Delta], stage: str
+) -> None:
+    connection = Connection(accepts=lambda job: False)
+    connection.create()
+    connection.create()
+    if deltas:
+        connection.generate(*deltas)
+    connection.server.now += 3
+    connection.hang_up()
+    running, waiting = connection.reports
+    assert {running.report.stages[-1].name, waiting.report.stages[-1].name} == {stage, "queue"}
+    assert running.report.total_ms == waiting.report.total_ms == 3000
+
+
+def test_the_time_until_a_parent_is_not_found_belongs_to_resolving() -> None:
+    connection = Connection()
+    connection.create(previous="resp_9", store=False)
+    connection.server.now += 3
+    connection.load()
+    assert time_of(connection) == {"resolve": 3}
+
+
+def test_the_time_until_the_store_fails_belongs_to_storing() -> None:
+    connection = Connection()
+    connection.create(store=True)
+    connection.finish(Text("a"))
+    connection.server.now += 3
+    connection.fail()
+    assert time_of(connection) == {"store": 3}
+
+
+@pytest.mark.parametrize("stage", ["weigh", "compact"])
+def test_the_time_until_a_compaction_fails_belongs_to_its_stage(stage: str) -> None:
+    connection = Connection()
+    connection.create(context_management=[{"type": "compaction", "compact_threshold": 100}])
+    if stage == "compact":
+        connection.weigh(100)
+    connection.server.now += 3
+    connection.fail()
+    assert time_of(connection) == {stage: 3}
+
+
+def test_the_time_of_a_summary_that_is_empty_belongs_to_its_stage() -> None:
+    connection = Connection()
+    connection.create(context_management=[{"type": "compaction", "compact_threshold": 100}])
+    connection.weigh(100)
+    connection.server.now += 3
+    assert connection.finish(Text(" "))[-1]["type"] == "response.failed"
+    assert time_of(connection) == {"compact": 3}
+
+
+def test_a_turn_that_ended_within_its_prefill_has_no_first_token() -> None:
+    connection = Connection()
+    connection.create()
+    connection.generate(Begun())
+    connection.server.now += 3
+    connection.fail()
+    assert time_of(connection) == {"prefill": 3}
+    assert connection.reports[-1].report.first_token_ms is None
 
 
 def test_a_refused_turn_is_recorded_without_a_timing_event():

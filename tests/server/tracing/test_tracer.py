@@ -151,6 +151,18 @@ async def test_the_parent_is_the_span_of_the_client(transport: str) -> None:
         assert turn.attributes["slipring.transport"] == ("http" if transport == "http" else "websocket")
 
 
+@pytest.mark.parametrize("path", ["responses", "responses/compact", "responses/input_tokens"])
+async def test_a_request_that_cannot_be_decoded_has_the_parent_that_its_header_names(path: str) -> None:
+    async with collect() as collector:
+        async with traced(collector, sample=0) as server:
+            headers = {"Authorization": "Bearer test-key", "traceparent": traceparent()}
+            async with server.http.post(f"{server.url}/{path}", data=b"{", headers=headers) as answer:
+                assert answer.status == 400
+        (turn,) = collector.turns
+        assert (turn.span.trace_id.hex(), turn.span.parent_span_id.hex()) == (TRACE, PARENT)
+        assert turn.attributes["slipring.status"] == "refused"
+
+
 @pytest.mark.parametrize(
     ("sample", "follows", "flags", "is_traced"),
     [

@@ -6,6 +6,7 @@ warmups and compactions, whose items go to the turns that continue them; and rea
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -240,9 +241,9 @@ def _times(turn: RecordedTurn) -> list[RecordedTimes]:
 
 def _first_token(stages: list[dict[str, Any]]) -> float | None:
     spent = 0.0
-    for stage in stages:
+    for stage, following in pairwise(stages):
         spent += float(stage["duration_ms"])
-        if stage["name"] == "prefill":
+        if stage["name"] == "prefill" and following["name"] == "generate":
             return round(spent, 3)
     return None
 

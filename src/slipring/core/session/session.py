@@ -356,6 +356,7 @@ class Session:
             return self._conclude(turn, now)  # the driver refuses to let it resume
         if turn.phase not in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
             return []
+        turn.cut_off_stage()
         self._evict_parent(turn)
         self._finished.pop(turn, None)  # a response that cannot be saved leaves no state
         returned = self._successors.return_steers(turn, error)
@@ -426,7 +427,7 @@ class Session:
             if turn.phase is Phase.SAVING:
                 actions.append(self._record(turn, turn.report()))
             elif turn.phase is not Phase.ENDED:
-                turn.stages.lap("terminal")
+                turn.cut_off_stage()
                 is_queued = turn.phase is Phase.WAITING
                 actions += [] if is_queued else [Cancel(turn)]
                 actions.append(self._record(turn, turn.report(cancelled=True)))
@@ -510,6 +511,7 @@ class Session:
 
     def _drop(self, turn: Turn, error: ApiError) -> list[Action]:
         """Refuse a turn whose response was never created."""
+        turn.cut_off_stage()
         emitted = self._successors.return_steers(turn, error)
         if not turn.follows:
             self._evict_parent(turn)

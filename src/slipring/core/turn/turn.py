@@ -47,7 +47,7 @@ from slipring.protocol.items import Item, in_context
 from slipring.protocol.live_input import Append
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import ConversationEcho, IncompleteDetails, Response
-from slipring.protocol.timing import Mark, TurnReport
+from slipring.protocol.timing import Mark, StageName, TurnReport
 from slipring.protocol.tools import ToolChoice, merged
 
 _ID_LENGTH = 64
@@ -57,6 +57,20 @@ _TRACEPARENT = "ws_request_header_traceparent"
 _TRACEPARENT_LENGTH = 55
 _PROGRESS = frozenset({Accepted, Begun, Prefilled})
 """Deltas that report progress before the first output."""
+_STAGE_AFTER: dict[StageName, StageName] = {
+    "decode": "queue",
+    "queue": "resolve",
+    "resolve": "validate",
+    "validate": "render",
+    "weigh": "render",
+    "compact": "render",
+    "client": "render",
+    "render": "engine_queue",
+    "engine_queue": "prefill",
+    "prefill": "generate",
+    "generate": "store",
+}
+"""The stage that begins when one has ended, where nothing else says so."""
 
 
 class Phase(Enum):
@@ -544,6 +558,22 @@ class Turn:
         assert self.response is not None
         completed = self.response.status == "completed"
         return self.output.announce(events.Completed if completed else events.Incomplete, self.response)
+
+    def cut_off_stage(self) -> None:
+        """The turn ends within a stage: the time until now is that stage's."""
+        self.stages.lap(self._running_stage)
+
+    @property
+    def _running_stage(self) -> StageName:
+        ended = self.stages.laps[-1].name if self.stages.laps else "decode"
+        if self.phase is Phase.PAUSED:
+            return "client"
+        if ended in ("validate", "weigh") and (compaction := self.compaction) is not None:
+            if compaction.is_running or compaction.finished is not None:
+                return "compact"
+            if ended == "validate" and compaction.must_weigh():
+                return "weigh"
+        return _STAGE_AFTER[ended]
 
     def fail(self, error: ApiError) -> list[Event]:
         """The engine or the store failed: the events that close the output, and ``response.failed``."""

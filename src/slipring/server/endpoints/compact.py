@@ -36,7 +36,7 @@ async def compact(service: Service, request: web.Request, caller: Caller) -> web
     """Compact a context and answer with the new one."""
     body = await read_body(service, request, caller)
     stages = Stages(clock)
-    create = await decode_create(service, caller, body, stages, _read)
+    create = await decode_create(service, request, caller, body, stages, _read)
     session = service.open_exchange(caller)
     reply = JsonReply(partial(_window, service.seal, caller.tenant))
     driver = Driver(

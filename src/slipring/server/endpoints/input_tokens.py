@@ -24,7 +24,7 @@ from slipring.server.transports.http_replies import (
 async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     body = await read_body(service, request, caller)
     stages = Stages(clock)
-    create = await decode_create(service, caller, body, stages, read_create)
+    create = await decode_create(service, request, caller, body, stages, read_create)
     create.store, create.background, create.context_management = False, None, None
     session = service.open_exchange(caller)
     session.counts_only = True

@@ -51,7 +51,7 @@ class Responses:
     async def create(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         body = await read_body(service, request, caller)
         stages = Stages(clock)
-        create = await decode_create(service, caller, body, stages, read_create)
+        create = await decode_create(service, request, caller, body, stages, read_create)
         if create.background is True:
             return await self._create_in_background(request, caller, create, stages, len(body))
         reply: JsonReply | SseReply = SseReply(service, request, stages) if create.stream else JsonReply()

@@ -38,19 +38,21 @@ def origin_of(request: web.Request, transport: Transport) -> Origin:
 
 async def decode_create(
     service: Service,
+    request: web.Request,
     caller: Caller,
     body: bytes,
     stages: Stages,
     read: Callable[[bytes], CreateRequest],
 ) -> CreateRequest:
-    """Decode the body of a create request with ``read``. A request that is not valid has a line in the turn
-    log, like one that is refused later."""
+    """Decode the body of a request with ``read``. If it is not valid, its turn is reported as refused, like
+    one that is refused later."""
     try:
         create = await service.decoder.create(caller.tenant, body, read)
     except ApiError as error:
         stages.lap("decode")
         report = TurnReport("refused", len(body), stages.laps, stages.total_ms, error_code=error.code)
-        service.turn_ended(EndedTurn(report, None, caller, Origin("http"), unix_time(stages.arrived)))
+        origin, started_at = origin_of(request, "http"), unix_time(stages.arrived)
+        service.turn_ended(EndedTurn(report, None, caller, origin, started_at, origin.traceparent))
         error.is_reported = True
         raise
     stages.lap("decode")
