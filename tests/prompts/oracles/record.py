@@ -1,7 +1,7 @@
 """Records what independent implementations write and read. Runs in an environment that has them.
 
-``python -m tests.prompts.oracles.record VOCABULARY OUTPUT`` reads a ``tokenizer.json`` and writes one JSON
-file for each family.
+``python -m tests.prompts.oracles.record VOCABULARY OUTPUT FAMILY …`` reads a ``tokenizer.json`` and writes one
+JSON file for each family.
 """
 
 import gzip
@@ -372,9 +372,10 @@ def _meant(answer: Message) -> dict[str, Any]:
 
 
 def main() -> None:
-    vocabulary, folder = sys.argv[1:3]
+    vocabulary, folder, *names = sys.argv[1:]
     provide_harmony_words(folder)
-    for name, family in FAMILIES.items():
+    for name in names:
+        family = FAMILIES[name]
         oracle: Any = (
             MistralOracle(family, folder)
             if family.oracle == "mistral-common"
