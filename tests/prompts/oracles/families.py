@@ -70,6 +70,8 @@ class Family:
     """A model of the family, where the oracle distinguishes models."""
     own: str = ""
     """The template of ours that is to write the same: one of ``templates/``, else of the families'."""
+    own_tools: bool = False
+    """Whether this template also writes tools as the family does."""
     builtin: str = ""
     """The template that slipring brings."""
     official: str = ""
@@ -85,8 +87,14 @@ class Family:
     """The effort that stands for these options, in all cases that name none."""
     ends: tuple[str, str] | None = None
     """The tokens that end an answer of text and one of calls, where they begin the next message."""
+    closing: str = ""
+    """What the model writes after its thoughts, where the oracle writes messages without thoughts."""
     indexed_ids: bool = False
     """Whether ids of calls are made of names and numbers."""
+
+    def has_tools(self, source: str) -> bool:
+        """Whether a template, ``own``, ``builtin`` or ``official``, writes the family's words about tools."""
+        return source != "own" or self.own_tools
 
     def effort_of(self, steps: Sequence[Mapping[str, Any]]) -> str | None:
         """The effort of a chain: a model that is to think would not answer without thoughts."""
@@ -200,17 +208,6 @@ FAMILIES: dict[str, Family] = {
         effort="high",
         efforts={"none": {"enable_thinking": False}},
     ),
-    "laguna_xs_2_1": Family(
-        oracle="renderers",
-        variant="laguna-xs-2.1",
-        own="laguna_xs_2",
-        official="poolside-Laguna-XS-2.1",
-        controls=_LAGUNA,
-        eos="〈|EOS|〉",
-        options={"enable_thinking": True},
-        effort="high",
-        efforts={"none": {"enable_thinking": False}},
-    ),
     "laguna_s_2_1": Family(
         oracle="renderers",
         variant="laguna-s-2.1",
@@ -245,6 +242,7 @@ FAMILIES: dict[str, Family] = {
         oracle="renderers",
         variant="kimi-k2.5",
         own="kimi_k2_5",
+        own_tools=True,
         official="Kimi-K2.5",
         controls=_KIMI,
         eos="<|im_end|>",
@@ -280,6 +278,7 @@ FAMILIES: dict[str, Family] = {
         controls=_DEEPSEEK,
         bos="<｜begin▁of▁sentence｜>",
         eos="<｜end▁of▁sentence｜>",
+        closing="\n</think>\n\n",
     ),
     "deepseek_v4": Family(
         oracle="renderers",

@@ -72,14 +72,14 @@ def compare_family(name: str, family: Family, recording: dict[str, Any], options
             family_renderer(family, template, vocabulary),
             recording,
             has_ids=has_ids,
-            has_tools=source != "own",
+            has_tools=family.has_tools(source),
         )
         keeping = Comparison(
             family,
             family_renderer(family, template, vocabulary, keeps_thoughts=True),
             recording,
             has_ids=has_ids,
-            has_tools=source != "own",
+            has_tools=family.has_tools(source),
         )
         found = [*comparison.differences(), *keeping.kept_thoughts()]
         reasons = {each.case: reason_for(name, source, each.case) for each in found}
@@ -109,7 +109,9 @@ def sources(family: Family, templates: Path | None) -> Iterator[tuple[str, str]]
 def write(name: str, family: Family, recording: dict[str, Any], meant: dict[str, str]) -> None:
     """Write what the ordinary tests need: texts without ids, and no words of official templates."""
     kept = {
-        name: each for name, each in recording["prompts"].items() if family.builtin or not _has_tools(name)
+        name: each
+        for name, each in recording["prompts"].items()
+        if family.builtin or family.own_tools or not _has_tools(name)
     }
     unsaid = {f"prompt: {name}" for name in kept} & meant.keys()
     golden = {

@@ -41,7 +41,7 @@ def test_a_family_is_written_and_read_as_others_do(name: str) -> None:
             family_renderer(family, template, vocabulary, keeps_thoughts=keeps),
             recording,
             has_ids=False,
-            has_tools=bool(family.builtin),
+            has_tools=family.has_tools("builtin" if family.builtin else "own"),
         )
         for keeps in (False, True)
     )
