@@ -1,5 +1,5 @@
-"""Tools declared as TypeScript types: the value of ``tools_ts_str``, which the templates of Kimi K2.5 and later
-read and which Moonshot's tokenizer code makes.
+"""Tools declared as TypeScript types: the value of ``tools_ts_str``, a variable of the templates of Kimi K2.5
+and later, for which Moonshot's tokenizer brings code.
 """
 
 import json
@@ -25,8 +25,8 @@ class _Undeclarable(Exception):
 
 
 def declare_tools(tools: Sequence[Mapping[str, Any]]) -> str | None:
-    """The declarations of tools in the form of chat completions; None if a schema cannot be declared, upon which
-    templates write the tools as JSON."""
+    """The declarations of tools in the form of chat completions; None if a schema cannot be declared, upon
+    which templates write the tools as JSON."""
     try:
         declared = [_Function(tool["function"]).declaration() for tool in tools]
     except _Undeclarable:
