@@ -119,7 +119,7 @@ CHOICES = (
         "deepseek_r1",
         _ANY,
         ("chain: *, [12]: added",),
-        "After outputs, DeepSeek's template leaves it to the model whether to think; renderers opens a thought.",
+        "After outputs, the template leaves it to the model whether to think; renderers opens a thought.",
     ),
     Choice(
         "deepseek_v3",

@@ -29,7 +29,7 @@ def declare_tools(tools: Sequence[Mapping[str, Any]]) -> str | None:
     which templates write the tools as JSON."""
     try:
         declared = [_Function(tool["function"]).declaration() for tool in tools]
-    except _Undeclarable:
+    except (_Undeclarable, AttributeError, TypeError):  # a client's schema may have any JSON anywhere
         return None
     return "\n".join(("# Tools\n\n## functions\nnamespace functions {", *declared, "}\n"))
 
@@ -51,10 +51,13 @@ class _Function:
             body = ",\n".join(properties)
             lines.append(f"interface {_SELF} {{\n{body}\n}}" if body else f"interface {_SELF} {{}}")
             parameters = _SELF
-        for name, schema in self._definitions.items():
+        definitions = dict(self._definitions)
+        for name, schema in definitions.items():
             comment = schema.get("description", "") if isinstance(schema, Mapping) else ""
             lines += _comments(comment, "") if comment else []
             lines.append(f"interface {name} {self._type(schema, '', 0)}")
+        if self._definitions != definitions:  # definitions within definitions
+            raise _Undeclarable
         if description := self._function.get("description"):
             lines += _comments(description, "")
         lines.append(f"type {self._function['name']} = (_: {parameters}) => any;")
