@@ -76,7 +76,7 @@ class _Function:
             return " | ".join(
                 f'"{each}"' if isinstance(each, str) else json.dumps(each) for each in schema["enum"]
             )
-        type = schema.get("type", "any" if not schema else None)
+        type: Any = schema.get("type", "any" if not schema else None)
         if isinstance(type, list):
             return " | ".join(_NAMES.get(each, each) for each in type)
         if type == "object":
