@@ -41,7 +41,7 @@ CHOICES = (
         "schema asks for.",
     ),
     Choice(
-        "qwen3_5",
+        "qwen3_5 qwen3_6 qwen3_8",
         "official",
         ("prompt: calls: ids",),
         "renderers encodes an earlier text and the line ends after it separately; they are one piece here.",

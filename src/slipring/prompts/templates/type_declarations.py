@@ -78,7 +78,7 @@ class _Function:
             )
         type: Any = schema.get("type", "any" if not schema else None)
         if isinstance(type, list):
-            return " | ".join(_NAMES.get(each, each) for each in type)
+            return " | ".join(str(_NAMES.get(each, each)) for each in type)
         if type == "object":
             return self._object(schema, indent, depth + 1)
         if type == "array":
