@@ -29,7 +29,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-router test-templates test-oracles test-browser clients autobahn fuzz check coverage fix bench bench-more clean
+.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-router test-mcp conformance-mcp test-templates test-oracles test-browser clients autobahn fuzz check coverage fix bench bench-more clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -70,7 +70,7 @@ test-templates: .venv/.dev ## the chat templates in a directory: formats, first 
 test-oracles: .venv/.dev .venv-oracles/.ready ## prompts and parsed answers against other implementations (DIR=… for official templates, WRITE=1 to record)
 	$(BIN)/python -m tests.prompts.oracles.live --tools .venv-oracles $(if $(DIR),--templates $(DIR)) $(if $(WRITE),--write) $(ARGS)
 
-test-browser: .venv/.dev ## the report of `slipring bench` in a browser: the machine's Chromium, else one installed into .browser
+test-browser: .venv/.dev ## the live page and the report of `slipring bench` in a browser: the machine's Chromium, else one installed into .browser
 	chromium=$$($(BIN)/python -m tests.bench.chromium .browser) && SLIPRING_TEST_CHROMIUM=$$chromium $(BIN)/python -m pytest -m browser $(ARGS)
 
 fuzz: .venv/.dev .venv-fuzz/.ready ## requests of every kind, made from the OpenAPI document (FUZZ_SECONDS=600 for more, SEED=1 to choose)
@@ -81,6 +81,12 @@ autobahn: .venv/.dev .venv-autobahn/.ready ## Autobahn's WebSocket suite against
 
 clients: .venv/.dev ## install real clients into .clients and drive them against real servers (ONLY=codex for one)
 	$(BIN)/python -m tests.clients.real $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+conformance-mcp: .venv/.dev ## install the official MCP conformance suite into .mcp and run its client scenarios, about four minutes
+	$(BIN)/python -m tests.mcp.conformance $(ARGS)
+
+test-mcp: .venv/.dev ## install real MCP servers of npm and PyPI into .mcp and call them
+	SLIPRING_TEST_MCP=$(CURDIR)/.mcp $(BIN)/python -m pytest -m mcp $(ARGS)
 
 check: .venv/.dev ## format, lint, types, import arrows, tests: what a change must pass
 	$(BIN)/ruff format --check .
@@ -111,7 +117,7 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 	$(BIN)/python benchmarks/attacks.py
 
 clean: ## remove .venv, what is installed beside it, and caches
-	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .clients .mcp .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'

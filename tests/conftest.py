@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from hypothesis import settings
 
-from slipring.engines.llama import llguidance_grammar
+from slipring.engines.constraints import answer_grammar
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
 from tests.postgres import postgres, postgres_server, postgres_url
@@ -126,7 +126,7 @@ def grammars_tried_once() -> Iterator[None]:
     """Try each grammar once. Trying takes most of the time of compiling, its result depends on the text only,
     and the same few schemas are part of the grammars of most tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llguidance_grammar, "_grammar_error", cache(llguidance_grammar._grammar_error))
+        patch.setattr(answer_grammar, "_grammar_error", cache(answer_grammar._grammar_error))
         yield
 
 

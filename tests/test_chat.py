@@ -363,7 +363,7 @@ async def test_a_connection_that_is_too_old_is_opened_again() -> None:
         await user.prompt()
         (client,) = server.service.clients
         session = client.driver.session
-        client._run(session.tick(session._age._opened_at + 3601))
+        client._run(session.tick(session.opened_at + 3601))
         user.type("two")
         performance = await engine.next()
         assert context_of(performance.job)[-1] == ("user", "two")

@@ -63,6 +63,19 @@ class Tab:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    async def until(self, expression: str) -> Any:
+        """Ask until the answer is true."""
+        for _ in range(20 * _PATIENCE_S):
+            if answer := await self.ask(expression):
+                return answer
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"never true: {expression}")
+
+    async def press(self, key: str, text: str = "") -> None:
+        """Press and release a key."""
+        await self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, text=text)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key)
+
     async def picture(self, *, whole: bool = True) -> bytes:
         """A screenshot as PNG."""
         answer = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)

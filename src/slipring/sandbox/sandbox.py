@@ -23,7 +23,7 @@ TASKS: Mapping[str, str] = {
     "draft_input": "slipring.engines.simulated.drafts",
     "write_constraint": "slipring.engines.constraints.answer_constraint",
     "write_structural_tag": "slipring.engines.constraints.answer_constraint",
-    "write_grammar": "slipring.engines.llama.llguidance_grammar",
+    "write_grammar": "slipring.engines.constraints.answer_grammar",
 }
 """The functions that a child may call, each with its module. Only the child imports these modules: this layer
 knows their names alone."""

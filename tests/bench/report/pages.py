@@ -1,7 +1,9 @@
 """Renders and parses reports."""
 
+import json
 import xml.etree.ElementTree as ET
 from io import StringIO
+from typing import Any
 
 from rich.console import Console
 
@@ -31,6 +33,12 @@ def printed(made: BenchRecord, width: int = 100) -> str:
 def plots(section: ET.Element) -> dict[str, ET.Element]:
     found = {figure.get("class", ""): figure.find("svg") for figure in section.iter("figure")}
     return {kind: drawing for kind, drawing in found.items() if drawing is not None}
+
+
+def scripted(section: ET.Element) -> dict[str, Any]:
+    """What the script draws, by kind."""
+    found = {figure.get("class", ""): figure.find("script") for figure in section.iter("figure")}
+    return {kind: json.loads(text(data)) for kind, data in found.items() if data is not None}
 
 
 def sections(parsed: ET.Element) -> list[ET.Element]:

@@ -13,7 +13,7 @@ from slipring.bench.report.verdict import verdict
 from slipring.bench.results import Checked, Endpoint, read, write
 from slipring.bench.statistics import summarise
 from tests.bench.records import CODING, MODES, RECORDS, SHORT, checked_by, compared, record
-from tests.bench.report.pages import NAMES, page, plots, printed, sections, text
+from tests.bench.report.pages import NAMES, page, plots, printed, scripted, sections, text
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -21,14 +21,18 @@ def test_the_page_is_self_contained(name: str) -> None:
     made = RECORDS[name]()
     markup, parsed = html.render(made), page(made)
     for element in parsed.iter():
-        assert element.tag not in ("script", "link", "img", "iframe", "object", "embed")
+        assert element.tag not in ("link", "img", "iframe", "object", "embed")
+        assert element.tag != "script" or element.get("type") in ("module", "application/json")
         assert "src" not in element.attrib
         assert element.get("href", "#").startswith("#")
-        assert not [key for key in element.attrib if key.startswith("on")]
+        assert not [key for key in element.attrib if key.startswith("on") or key == "style"]
     style = text(next(parsed.iter("style")))
     assert "url(" not in style
     assert "@import" not in style
-    assert not re.search(r"\b(nan|NaN|None|inf|null|undefined)\b", markup)
+    (script,) = [element for element in parsed.iter("script") if element.get("type") == "module"]
+    assert not re.search(r"^(import|export)\b", text(script), re.M)
+    shown = re.sub(r"<script type=\"module\">.*</script>", "", markup, flags=re.S)
+    assert not re.search(r"\b(nan|NaN|None|inf|null|undefined)\b", shown)
     ids = [element.get("id") for element in parsed.iter() if element.get("id")]
     assert len(ids) == len(set(ids))
 
@@ -40,13 +44,12 @@ def test_every_chart_has_every_turn(name: str) -> None:
     for workload, section in zip(made.workloads, sections(page(made)), strict=True):
         right = [each for each in summaries if each.workload == workload.name and each.wall_ms is not None]
         drawn = plots(section)
-        kinds = {"turns", "loop", "sent"} | ({"stages"} if any(one.stages_ms for one in right) else set())
-        assert set(drawn) == (kinds if right else set())
-        for kind, drawing in drawn.items():
+        assert set(drawn) == ({"turns", "loop", "sent"} if right else set())
+        has_stages = any(one.stages_ms for one in right)
+        assert set(scripted(section)) == ({"stages", "timeline"} if has_stages else set())
+        for drawing in drawn.values():
             assert text(next(drawing.iter("title")))
             assert text(next(drawing.iter("desc")))
-            if kind == "stages":
-                continue
             strips = [group for group in drawing.iter("g") if group.get("class") == "turn"]
             assert len(strips) == workload.turns
             lines = [path for path in drawing.iter("path") if (path.get("class") or "").startswith("line")]
@@ -97,7 +100,7 @@ def test_the_table_shows_the_summaries(name: str) -> None:
 
 def test_texts_are_escaped() -> None:
     parsed = page(RECORDS["hostile"]())
-    assert not list(parsed.iter("script"))
+    assert len([element for element in parsed.iter("script") if element.get("type") == "module"]) == 1
     assert not list(parsed.iter("b"))
     assert text(parsed).count("<script>alert(1)</script>") > 50
     assert tag("p", "<i>", title='"><i>') == '<p title="&quot;&gt;&lt;i&gt;">&lt;i&gt;</p>'
@@ -147,11 +150,17 @@ def test_a_stored_record_gives_the_same_page(tmp_path: Path) -> None:
 
 def test_stage_bars_show_the_summaries() -> None:
     made = record([CODING])
-    titles = [text(title) for title in plots(sections(page(made))[0])["stages"].iter("title")]
-    for summary, mode in zip(summarise(made), made.modes, strict=True):
+    drawn = scripted(sections(page(made))[0])
+    for summary, mode, bar in zip(summarise(made), made.modes, drawn["stages"]["bars"], strict=True):
         stages_ms = dict(summary.stages_ms)
-        assert f"{mode.title}, generate: {units.duration(stages_ms['generate'])}" in titles
-        assert f"{mode.title}, prefill: {units.duration(stages_ms['prefill'])}" in titles
+        assert bar["name"] == mode.title
+        labels = {segment["name"]: segment["label"] for segment in bar["segments"]}
+        assert labels["generate"] == units.duration(stages_ms["generate"])
+        assert labels["prefill"] == units.duration(stages_ms["prefill"])
+    for mode, lane in zip(made.modes, drawn["timeline"]["modes"], strict=True):
+        assert (lane["name"], len(lane["turns"])) == (mode.title, CODING.turns)
+        for turn in lane["turns"]:
+            assert sum(ms for _, ms in turn["stages"]) == pytest.approx(turn["total_ms"])
     details = next(sections(page(made))[0].iter("details"))
     for row in details.iter("tr"):
         if text(row.findall("th")[0]) in ("decode", "terminal"):

@@ -5,8 +5,15 @@ import math
 
 import pytest
 
-from slipring.bench.report.palette import DARK, LIGHT, luminance, styles
+from slipring.bench.report.palette import DARK, LIGHT, styles
 from tests.bench.records import MODES
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb, as defined by WCAG."""
+    shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_modes_differ_in_colour_and_in_dash_or_marker() -> None:

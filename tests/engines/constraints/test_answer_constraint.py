@@ -14,10 +14,9 @@ from msgspec import Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
-from slipring.engines.constraints import answer_constraint
+from slipring.engines.constraints import answer_constraint, answer_grammar
+from slipring.engines.constraints.answer_grammar import constrains_calls
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
-from slipring.engines.llama import llguidance_grammar as llama_grammar
-from slipring.engines.llama.llguidance_grammar import constrains_calls
 from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
@@ -53,7 +52,7 @@ def schema_format(schema: Any, *, strict: bool = True) -> TextFormat:
 
 
 def grammar_of(job: Job, writes: DialectRenderer, *, opens_thought: bool = False) -> str | None:
-    return asyncio.run(llama_grammar.grammar_of(job, writes, IN_THREAD, opens_thought=opens_thought))
+    return asyncio.run(answer_grammar.grammar_of(job, writes, IN_THREAD, opens_thought=opens_thought))
 
 
 def constraint_of(job: Job, writes: DialectRenderer, *, grammars: bool = True) -> Any:

@@ -16,8 +16,8 @@ from msgspec import Raw, structs
 from slipring.core.chain.head import Head
 from slipring.core.generation import CallArguments, CallStarted, Job, Settings
 from slipring.engines.constraints.answer_constraint import tag_of
+from slipring.engines.constraints.answer_grammar import grammar_of
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
-from slipring.engines.llama.llguidance_grammar import grammar_of
 from slipring.errors import InvalidRequest
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer

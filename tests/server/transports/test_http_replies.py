@@ -534,6 +534,7 @@ async def test_health_reports_engines_store_and_connections() -> None:
             "connections": 0,
             "render_fallbacks": {},
             "trouble": None,
+            "traces": None,
         }
         async with server.connect():
             assert (await send(server, "GET", "/health"))[1]["connections"] == 1

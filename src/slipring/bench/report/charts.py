@@ -1,4 +1,7 @@
-"""The charts of a workload: chooses the figures of a record and draws them with ``plots``.
+"""The charts of a workload: chooses the figures of a record, and draws lines with ``plots``.
+
+What shows stages is drawn by the page's script, with the code of the live page. Lines are drawn here, because
+the still figure has them too.
 
 Modes with faulty answers are left out.
 """
@@ -8,10 +11,10 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from slipring.bench.report import plots, scales, units
-from slipring.bench.report.markup import Markup, tag
-from slipring.bench.report.palette import OUTSIDE_COLOUR, REST_COLOUR, Style, stage_colours, styles
-from slipring.bench.report.plots import Bar, Column, Frame, Point, Segment, Series
-from slipring.bench.results import BenchRecord, LoopResult, Workload
+from slipring.bench.report.markup import Markup, embedded, tag
+from slipring.bench.report.palette import Style, styles
+from slipring.bench.report.plots import Column, Frame, Point, Series
+from slipring.bench.results import BenchRecord, LoopResult, TurnResult, Workload
 from slipring.bench.statistics import Spread, Summary, by_turn, cumulative, finished
 
 OUTSIDE = "outside the server"
@@ -45,6 +48,15 @@ class Chart(Struct, frozen=True, kw_only=True):
     svg: Markup
 
 
+class ScriptedChart(Struct, frozen=True, kw_only=True):
+    """A chart that the script of the page draws, with the code of the live page."""
+
+    kind: str
+    title: str
+    note: str
+    data: dict[str, object]
+
+
 class Quantity(Struct, frozen=True, kw_only=True):
     """How the values of a chart are formatted."""
 
@@ -74,7 +86,7 @@ def drawn_modes(record: BenchRecord, summaries: Sequence[Summary], workload: Wor
     ]
 
 
-def charts(workload: Workload, modes: Sequence[DrawnMode], key: str) -> list[Chart]:
+def charts(workload: Workload, modes: Sequence[DrawnMode], key: str) -> list[Chart | ScriptedChart]:
     """All charts of a workload. ``key`` is the prefix of their element ids."""
     if not modes:
         return []
@@ -87,6 +99,7 @@ def charts(workload: Workload, modes: Sequence[DrawnMode], key: str) -> list[Cha
         _line_chart((workload, key), modes, loop, TIME, kind="loop", title="Time in turns so far"),
         *([_stage_chart((workload, key), modes)] if has_stages else []),
         _line_chart((workload, key), modes, sent, SIZE, kind="sent", title="Bytes sent per turn"),
+        *([_timeline_chart((workload, key), modes)] if has_stages else []),
     ]
 
 
@@ -198,7 +211,7 @@ def _description(series: Sequence[Series], format: Callable[[float], str]) -> st
     )
 
 
-def _stage_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> Chart:
+def _stage_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> ScriptedChart:
     """Mean time per turn by stage, one bar for each mode."""
     timed = [mode for mode in modes if mode.summary.stages_ms]
     totals = [
@@ -211,38 +224,48 @@ def _stage_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> Chart:
         for name in names
         if max(dict(mode.summary.stages_ms).get(name, 0.0) for mode in timed) >= _SMALL * longest
     ]
-    colours = stage_colours(names)
     bars = []
     for mode, total in zip(timed, totals, strict=True):
         spent = dict(mode.summary.stages_ms)
-        parts = [(name, spent.get(name, 0.0), colours[name]) for name in large]
-        parts.append((REST, sum(ms for name, ms in spent.items() if name not in large), REST_COLOUR))
-        parts.append((OUTSIDE, mode.summary.outside_ms or 0.0, OUTSIDE_COLOUR))
-        segments = [
-            Segment(name=name, value=ms, label=units.duration(ms), colour=colour)
-            for name, ms, colour in parts
-            if ms > 0
-        ]
-        bars.append(Bar(name=mode.title, label=units.duration(total), segments=segments))
-    pitch = 46.0
-    across = scales.Scale(low=0.0, high=longest, start=2.0, end=plots.WIDTH - 2, ticks=())
-    description = " ".join(
-        f"{bar.name}: {', '.join(f'{one.name} {one.label}' for one in bar.segments)}." for bar in bars
-    )
-    used = {segment.name: segment.colour for bar in bars for segment in bar.segments}
-    return Chart(
+        parts = [(name, spent.get(name, 0.0)) for name in large]
+        parts.append((REST, sum(ms for name, ms in spent.items() if name not in large)))
+        parts.append((OUTSIDE, mode.summary.outside_ms or 0.0))
+        segments = [{"name": name, "value": ms, "label": units.duration(ms)} for name, ms in parts if ms > 0]
+        bars.append({"name": mode.title, "label": units.duration(total), "segments": segments})
+    title = "Where a turn's time goes"
+    return ScriptedChart(
         kind="stages",
-        title="Where a turn's time goes",
+        title=title,
         note="Means per turn, as the server reports them; the rest is time outside the server.",
-        legend=[(plots.patch(used[name]), name) for name in (*names, REST, OUTSIDE) if name in used],
-        svg=plots.drawing(
-            f"{of[1]}-stages",
-            f"Where a turn's time goes: {of[0].title}",
-            description,
-            8 + pitch * len(bars),
-            plots.stacked(bars, across, 2.0, pitch, 20.0),
-        ),
+        data={"id": f"{of[1]}-stages", "title": f"{title}: {of[0].title}", "bars": bars},
     )
+
+
+def _timeline_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> ScriptedChart:
+    """One loop of each mode, the one with the median time, turn by turn."""
+    lanes = []
+    for mode in modes:
+        loops = sorted((loop for loop in mode.loops if loop.turns), key=lambda loop: loop.wall_ms)
+        if loops and mode.summary.stages_ms:
+            turns = [_laid_out(turn) for turn in loops[len(loops) // 2].turns]
+            lanes.append({"name": mode.title, "turns": turns})
+    return ScriptedChart(
+        kind="timeline",
+        title="A loop, turn by turn",
+        note="Of each mode the loop with the median time, without the time of tools. Choose a turn to see its"
+        " stages.",
+        data={"id": f"{of[1]}-timeline", "modes": lanes},
+    )
+
+
+def _laid_out(turn: TurnResult) -> dict[str, object]:
+    stages = [(name, round(ms, 3)) for name, ms in turn.stages_ms.items() if ms > 0]
+    outside = round(turn.total_ms - sum(ms for _, ms in stages), 3)
+    return {
+        "number": turn.number,
+        "total_ms": round(turn.total_ms, 3),
+        "stages": [*stages, *([(OUTSIDE, outside)] if outside > 0 else [])],
+    }
 
 
 def _stage_names(modes: Sequence[DrawnMode]) -> list[str]:
@@ -266,10 +289,13 @@ def stage_table(modes: Sequence[DrawnMode]) -> list[tuple[str, list[float | None
     return [*rows, (OUTSIDE, [mode.summary.outside_ms for mode in modes])] if rows else []
 
 
-def figure(chart: Chart) -> Markup:
+def figure(chart: Chart | ScriptedChart) -> Markup:
     """A chart as an HTML figure with heading and legend."""
-    legend = tag("ul", *(tag("li", sign, name) for sign, name in chart.legend), class_="legend")
     note = tag("p", chart.note, class_="note") if chart.note else Markup()
-    return tag(
-        "figure", tag("figcaption", tag("h4", chart.title), legend), chart.svg, note, class_=chart.kind
-    )
+    heading = tag("h4", chart.title)
+    if isinstance(chart, ScriptedChart):
+        caption = tag("figcaption", heading, tag("ul", class_="legend"))
+        data = tag("script", embedded(chart.data), type="application/json")
+        return tag("figure", caption, tag("div", class_="drawn"), note, data, class_=chart.kind)
+    legend = tag("ul", *(tag("li", sign, name) for sign, name in chart.legend), class_="legend")
+    return tag("figure", tag("figcaption", heading, legend), chart.svg, note, class_=chart.kind)

@@ -1,10 +1,12 @@
-"""A record as one self-contained HTML page, without scripts, fonts or images from elsewhere."""
+"""A record as one self-contained HTML page, which loads nothing and runs only its own script."""
 
+import base64
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from slipring.bench.report import palette, units
+from slipring.bench.report import palette, scripts, units
 from slipring.bench.report.charts import (
     DrawnMode,
     charts,
@@ -44,13 +46,18 @@ def write(record: BenchRecord, path: Path) -> None:
 def render(record: BenchRecord) -> str:
     summaries = summarise(record)
     title = f"slipring bench: {record.endpoint.model}, {record.when[:10]}"
+    style = palette.css() + _STYLE.read_text(encoding="utf-8")
+    # Read as HTML, the first and the last line are comments of the script; as XML they let it contain "<".
+    code = f"//<![CDATA[\n{scripts.script()}\n//]]>"
+    policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(code)}"
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
-        tag("style", Markup(palette.css() + _STYLE.read_text(encoding="utf-8"))),
+        tag("style", Markup(style)),
     )
     sections = [
         _workload(record, summaries, workload, f"w{index}") for index, workload in enumerate(record.workloads)
@@ -61,8 +68,14 @@ def render(record: BenchRecord) -> str:
         tag(
             "main", _results(record, summaries), *sections, _skipped(record), _conditions(record), _reading()
         ),
+        tag("script", Markup(code), type="module"),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _digest(content: str) -> str:
+    """The source of a policy that allows an element with this content."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
 def _header(record: BenchRecord) -> Markup:

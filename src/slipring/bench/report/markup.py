@@ -8,6 +8,8 @@ import math
 import re
 from html import escape
 
+import msgspec
+
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 Value = str | float | bool | None
@@ -31,6 +33,12 @@ def tag(name: str, /, *children: str, **attributes: Value) -> Markup:
 def join(*children: str) -> Markup:
     """Concatenate, escaping everything that is not ``Markup``."""
     return Markup("".join(child if isinstance(child, Markup) else text(child) for child in children))
+
+
+def embedded(data: object) -> Markup:
+    """JSON for a ``script`` element: without the characters that HTML or XML would read as markup."""
+    written = msgspec.json.encode(data).decode()
+    return Markup(written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def text(content: str) -> Markup:

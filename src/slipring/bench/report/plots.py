@@ -1,4 +1,4 @@
-"""Draws line plots with bands, stacked bars, and legends as SVG. Independent of records.
+"""Draws line plots with bands, and their legends, as SVG. Independent of records.
 
 Texts are sized in user units and a drawing scales with its container; sizes are chosen so that it is readable
 on a phone.
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from slipring.bench.report import scales
 from slipring.bench.report.markup import Markup, join, number, tag
-from slipring.bench.report.palette import Style, ink_on
+from slipring.bench.report.palette import Style
 from slipring.bench.report.scales import Scale
 
 WIDTH = 420.0
@@ -48,21 +48,6 @@ class Column(Struct, frozen=True, kw_only=True):
     at: int
     labels: Sequence[str]
     tooltip: str = ""
-
-
-class Segment(Struct, frozen=True, kw_only=True):
-    name: str
-    value: float
-    label: str
-    colour: str
-
-
-class Bar(Struct, frozen=True, kw_only=True):
-    """Stacked segments, with the name and the total above them."""
-
-    name: str
-    label: str
-    segments: Sequence[Segment]
 
 
 class Frame(Struct, frozen=True, kw_only=True):
@@ -197,44 +182,6 @@ def _tooltips(frame: Frame, across: Scale, columns: Sequence[Column]) -> Markup:
     return join(*strips)
 
 
-def stacked(bars: Sequence[Bar], scale: Scale, top: float, pitch: float, thickness: float) -> Markup:
-    """Horizontal stacked bars, each with its name and its total above it."""
-    parts = []
-    for index, bar in enumerate(bars):
-        y = top + index * pitch
-        beside = text_width(bar.label)
-        room = abs(scale.end - scale.start) - beside - 2 * _TICK_GAP
-        parts.append(label(scale.start, y + TEXT, shortened(bar.name, room), css="name"))
-        parts.append(label(scale.end, y + TEXT, bar.label, anchor="end", css="figure"))
-        parts.append(_segments(bar, scale, y + LINE + 4, thickness))
-    return join(*parts)
-
-
-def _segments(bar: Bar, scale: Scale, y: float, thickness: float) -> Markup:
-    parts, spent = [], 0.0
-    for segment in bar.segments:
-        left, right = scale(spent), scale(spent + segment.value)
-        spent += segment.value
-        rect = tag(
-            "rect", x=left, y=y, width=max(0.3, right - left - 0.6), height=thickness, fill=segment.colour
-        )
-        inside = []
-        if text_width(segment.name) + 8 <= right - left:
-            middle, baseline = (left + right) / 2, y + thickness / 2 + TEXT * 0.35
-            ink = f"fill:{ink_on(segment.colour)}"
-            inside.append(tag("text", segment.name, x=middle, y=baseline, text_anchor="middle", style=ink))
-        parts.append(
-            tag(
-                "g",
-                tag("title", f"{bar.name}, {segment.name}: {segment.label}"),
-                rect,
-                *inside,
-                class_="segment",
-            )
-        )
-    return join(*parts)
-
-
 def swatch(style: Style, x: float | None = None, y: float | None = None) -> Markup:
     """A sample of a line, for a legend; at a position within an SVG."""
     return tag(
@@ -247,17 +194,6 @@ def swatch(style: Style, x: float | None = None, y: float | None = None) -> Mark
         width=30,
         height=12,
         class_="swatch",
-        aria_hidden="true",
-    )
-
-
-def patch(colour: str) -> Markup:
-    """A coloured square, for a legend."""
-    return tag(
-        "svg",
-        tag("rect", x=0, y=0, width=12, height=12, fill=colour),
-        viewBox="0 0 12 12",
-        class_="patch",
         aria_hidden="true",
     )
 

@@ -16,10 +16,10 @@ from msgspec import Raw, structs
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, Model, Prefill
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import constraint_of
+from slipring.engines.constraints.answer_grammar import constrains_calls, grammar_of
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import LlamaAnswer
 from slipring.engines.llama.api import Api, Host
-from slipring.engines.llama.llguidance_grammar import constrains_calls, grammar_of
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.request_body import completion_body

@@ -1,0 +1,88 @@
+"""slipring's MCP client: a pool of connections to MCP servers, for tools that the server runs itself.
+
+    async with Pool() as pool:
+        server = HttpServer("weather", parse_url("https://mcp.example.com/mcp"))
+        for tool in (await pool.tools(server)).tools: ...
+        result = await pool.call(server, "forecast", {"city": "Oslo"}, progress=print)
+
+From the bottom up: ``protocol`` is the protocol without I/O, ``transports`` drives it, ``servers`` decides
+what may be called, ``pool`` keeps the connections.
+"""
+
+from slipring.mcp.failures import (
+    ConnectionLost,
+    HttpRejected,
+    InputRequired,
+    Malformed,
+    McpFailure,
+    Outcome,
+    ProtocolFailure,
+    Refused,
+    TimedOut,
+    TooLarge,
+    Unreachable,
+    VersionMismatch,
+)
+from slipring.mcp.limits import McpLimits
+from slipring.mcp.pool import Pool
+from slipring.mcp.protocol.actions import ProgressUpdate
+from slipring.mcp.protocol.tools import (
+    AudioContent,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    LeftOut,
+    ResourceLink,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+    ToolList,
+    ToolResult,
+    UnknownContent,
+)
+from slipring.mcp.servers import (
+    Credential,
+    HttpServer,
+    McpServer,
+    StdioServer,
+    UrlPolicy,
+    admit,
+    parse_url,
+)
+
+__all__ = [
+    "AudioContent",
+    "ConnectionLost",
+    "ContentBlock",
+    "Credential",
+    "EmbeddedResource",
+    "HttpRejected",
+    "HttpServer",
+    "ImageContent",
+    "InputRequired",
+    "LeftOut",
+    "Malformed",
+    "McpFailure",
+    "McpLimits",
+    "McpServer",
+    "Outcome",
+    "Pool",
+    "ProgressUpdate",
+    "ProtocolFailure",
+    "Refused",
+    "ResourceLink",
+    "StdioServer",
+    "TextContent",
+    "TimedOut",
+    "TooLarge",
+    "Tool",
+    "ToolAnnotations",
+    "ToolList",
+    "ToolResult",
+    "UnknownContent",
+    "Unreachable",
+    "UrlPolicy",
+    "VersionMismatch",
+    "admit",
+    "parse_url",
+]

@@ -1,0 +1,90 @@
+"""JSON-RPC 2.0 messages: decoding what a server sends, encoding what slipring sends."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from slipring.mcp.failures import Malformed
+
+RequestId = int | str
+
+METHOD_NOT_FOUND = -32601
+HEADER_MISMATCH = -32020
+MISSING_CAPABILITY = -32021
+UNSUPPORTED_VERSION = -32022
+
+_MAX_BATCH = 1000
+_MAX_ERROR_CHARACTERS = 2000
+
+
+class JsonRpcError(msgspec.Struct):
+    """The ``error`` of a response."""
+
+    code: int
+    message: str = ""
+    data: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def text(self) -> str:
+        """The message, bounded."""
+        return self.message[:_MAX_ERROR_CHARACTERS] or f"error {self.code}"
+
+
+class Message(msgspec.Struct):
+    """A request, notification or response of a server. Parameters and results stay encoded."""
+
+    id: int | str | msgspec.UnsetType | None = msgspec.UNSET
+    method: str | None = None
+    params: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: JsonRpcError | None = None
+
+    @property
+    def is_response(self) -> bool:
+        return self.method is None
+
+
+_message = msgspec.json.Decoder(Message)
+_batch = msgspec.json.Decoder(list[msgspec.Raw])
+_encoder = msgspec.json.Encoder()
+
+
+def decode_messages(data: bytes) -> list[Message]:
+    """Decode one message, or the batch that revision 2025-03-26 allowed. Raises ``Malformed``."""
+    try:
+        data.decode()  # msgspec does not check the text inside raw fields
+        if data.lstrip()[:1] != b"[":
+            return [_valid(_message.decode(data))]
+        pieces = _batch.decode(data)
+        if len(pieces) > _MAX_BATCH:
+            raise Malformed(f"the MCP server sent a batch of more than {_MAX_BATCH} messages")
+        return [_valid(_message.decode(piece)) for piece in pieces]
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise Malformed("the MCP server sent something that is not a JSON-RPC message") from None
+
+
+def _valid(message: Message) -> Message:
+    if message.is_response and message.error is None and message.result is msgspec.UNSET:
+        raise Malformed("the MCP server sent a message that is no request, notification or response")
+    return message
+
+
+def encode_request(request_id: RequestId, method: str, params: Mapping[str, Any]) -> bytes:
+    return _encoder.encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+
+
+def encode_notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
+    message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+    if params is not None:
+        message["params"] = params
+    return _encoder.encode(message)
+
+
+def encode_result(request_id: RequestId, result: Mapping[str, Any]) -> bytes:
+    return _encoder.encode({"jsonrpc": "2.0", "id": request_id, "result": result})
+
+
+def encode_error(request_id: RequestId, code: int, message: str) -> bytes:
+    error = {"code": code, "message": message}
+    return _encoder.encode({"jsonrpc": "2.0", "id": request_id, "error": error})

@@ -1,0 +1,214 @@
+"""Which MCP servers may be called, and with what: their descriptions, credentials, and checks of both."""
+
+import enum
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Literal
+
+from yarl import URL
+
+from slipring.mcp.failures import Refused
+from slipring.mcp.limits import DEFAULT_LIMITS, McpLimits
+from slipring.mcp.transports.address_policy import is_public_address
+
+_MAX_URL_CHARACTERS = 2048
+_MAX_HEADERS = 32
+_MAX_HEADER_BYTES = 32 * 1024
+_PUBLIC_PORTS = (443, 8443)
+_UNSAFE_URL = re.compile(r"[\x00-\x20\x7f-\x9f\\]")
+_AUTHORITY_END = re.compile(r"[/?#]")
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+_REFUSED_HEADERS = frozenset(
+    "host connection keep-alive te trailer trailers transfer-encoding upgrade expect via cookie cookie2"
+    " set-cookie origin referer forwarded x-real-ip x-original-url x-rewrite-url x-http-method"
+    " x-http-method-override x-method-override last-event-id http2-settings date max-forwards range".split()
+)
+_REFUSED_PREFIXES = ("accept", "content-", "proxy-", "sec-", "mcp-", "x-forwarded-", "x-envoy-", "x-amz-")
+
+
+class UrlPolicy(enum.Enum):
+    """Which URLs of requests are called."""
+
+    REGISTERED = "registered"
+    """Only those that the operator registered."""
+    PUBLIC = "public"
+    """Also others: https, to addresses of the public internet only."""
+    ANY = "any"
+    """Every URL that slipring can reach, private networks included."""
+
+
+class Credential:
+    """What authenticates one caller at one server. Never shown: ``repr`` has the digest only."""
+
+    __slots__ = ("_digest", "headers")
+
+    def __init__(self, authorization: str | None = None, headers: Mapping[str, str] | None = None) -> None:
+        """``authorization`` is an OAuth access token. Raises ``Refused`` if a header is not allowed."""
+        sent = check_headers(headers or {})
+        if authorization is not None:
+            if any(name.lower() == "authorization" for name in sent):
+                raise Refused("both 'authorization' and an Authorization header are given")
+            scheme, _, rest = authorization.partition(" ")
+            token = rest.strip() if scheme.lower() == "bearer" else authorization
+            check_headers({"Authorization": token})
+            sent["Authorization"] = f"Bearer {token}"
+        self.headers: Mapping[str, str] = sent
+        text = "\n".join(f"{name.lower()}:{value}" for name, value in sorted(sent.items()))
+        self._digest = hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal credentials, and tells nothing about them."""
+        return self._digest
+
+    def secrets(self) -> list[str]:
+        """The texts that must not appear anywhere: values, and tokens without their scheme."""
+        found = [piece for value in self.headers.values() for piece in (value, value.partition(" ")[2])]
+        return sorted((piece for piece in found if piece), key=len, reverse=True)
+
+    def __repr__(self) -> str:
+        return f"<Credential {self._digest[:8]}>"
+
+
+def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers that may be sent. Raises ``Refused`` for one that belongs to HTTP, to MCP or to a proxy.
+
+    The message names the header and never its value.
+    """
+    if len(headers) > _MAX_HEADERS:
+        raise Refused(f"more than {_MAX_HEADERS} headers")
+    if sum(len(name) + len(value) for name, value in headers.items()) > _MAX_HEADER_BYTES:
+        raise Refused(f"headers of more than {_MAX_HEADER_BYTES} bytes")
+    seen: set[str] = set()
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise Refused("a header's name is not one")
+        lower = name.lower()
+        if lower in _REFUSED_HEADERS or lower.startswith(_REFUSED_PREFIXES):
+            raise Refused(f"the header '{name}' cannot be set")
+        if lower in seen:
+            raise Refused(f"the header '{name}' is given twice")
+        seen.add(lower)
+        if not _HEADER_VALUE.fullmatch(value):
+            raise Refused(f"the value of the header '{name}' is empty or has characters that are not allowed")
+    return dict(headers)
+
+
+NO_CREDENTIAL = Credential()
+
+
+@dataclass(frozen=True)
+class HttpServer:
+    """A server at a URL. ``public_only``: connections to addresses that are not public are refused."""
+
+    name: str
+    """For logs and messages: the label or the registered name."""
+    url: URL = field(repr=False)
+    """Not shown, because its query may contain a secret."""
+    public_only: bool = True
+    credential: Credential = NO_CREDENTIAL
+    """Of the operator, sent with every request. Headers of the caller with the same names win."""
+    transport: Literal["auto", "streamable", "sse"] = "auto"
+    is_modern: bool | None = None
+    """Whether it speaks revision 2026-07-28; None: found out by asking."""
+    parallel: int = 16
+    """Calls at once per session."""
+    limits: McpLimits = DEFAULT_LIMITS
+
+    @property
+    def key(self) -> str:
+        """Equal for servers whose connections can be shared."""
+        text = f"{self.url}\n{self.public_only}\n{self.transport}\n{self.credential.digest}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class StdioServer:
+    """A server that slipring runs as a process. Only ever made from the configuration."""
+
+    name: str
+    command: tuple[str, ...] = field(repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Added to the few variables that every process gets."""
+    cwd: str | None = None
+    per_tenant: bool = True
+    """Whether each tenant gets a process of its own: a process may remember what its callers sent."""
+    is_modern: bool | None = None
+    parallel: int = 16
+    limits: McpLimits = DEFAULT_LIMITS
+
+    @property
+    def key(self) -> str:
+        text = repr((self.name, self.command, sorted(self.env.items()), self.cwd))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+McpServer = HttpServer | StdioServer
+
+
+def parse_url(text: str) -> URL:
+    """Parse the URL of a server. Raises ``Refused`` for anything but a plain http or https URL."""
+    if len(text) > _MAX_URL_CHARACTERS or _UNSAFE_URL.search(text):
+        raise Refused("the server's URL is too long or has characters that are not allowed")
+    try:
+        url = URL(text)
+        host, port = url.host, url.port
+    except ValueError:
+        raise Refused("the server's URL is invalid") from None
+    if url.scheme not in ("http", "https") or not host or not port:
+        raise Refused("the server's URL must be an absolute http or https URL")
+    if "@" in _AUTHORITY_END.split(text.partition("//")[2], maxsplit=1)[0]:
+        raise Refused("the server's URL must not contain a user name or password")
+    if "#" in text:
+        raise Refused("the server's URL must not have a fragment")
+    return url
+
+
+def admit(
+    name: str, text: str, policy: UrlPolicy, registered: Iterable[HttpServer], limits: McpLimits | None = None
+) -> HttpServer:
+    """Return the server for a URL of a request. Raises ``Refused`` if the policy does not allow it.
+
+    A URL that is registered stands for the registered server, with its headers and limits. Whether an address
+    is public is decided here only for URLs with an address; for names, when they are connected to.
+    """
+    url = parse_url(text)
+    for server in registered:
+        if _same(server.url, url):
+            return server
+    if policy is UrlPolicy.REGISTERED:
+        raise Refused("the server's URL is not registered here")
+    if policy is UrlPolicy.PUBLIC:
+        _require_public(url)
+    return HttpServer(
+        name=name, url=url, public_only=policy is UrlPolicy.PUBLIC, limits=limits or DEFAULT_LIMITS
+    )
+
+
+def _same(one: URL, other: URL) -> bool:
+    return (one.scheme, one.host, one.port, one.raw_path_qs) == (
+        *(other.scheme, other.host, other.port, other.raw_path_qs),
+    )
+
+
+def _require_public(url: URL) -> None:
+    if url.scheme != "https":
+        raise Refused("the server's URL must begin with https://")
+    if url.port not in _PUBLIC_PORTS:
+        raise Refused(f"the server's URL must have one of the ports {_PUBLIC_PORTS}")
+    host = (url.host or "").rstrip(".")
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        is_local = (
+            host == "localhost" or host.endswith((".localhost", ".local", ".internal")) or "." not in host
+        )
+        if is_local or host.rpartition(".")[2].isdecimal():
+            raise Refused("the server's URL must name a public host") from None
+    else:
+        if not is_public_address(host):
+            raise Refused("the server's URL must name a public host")

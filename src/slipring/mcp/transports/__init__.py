@@ -1,0 +1,1 @@
+"""The drivers: streamable HTTP, the older HTTP+SSE, and processes on standard input and output."""

@@ -1,0 +1,243 @@
+"""The driver for streamable HTTP: each message is a POST, each answer a JSON body or an event stream."""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+
+import aiohttp
+from yarl import URL
+
+from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, TooLarge, Unreachable
+from slipring.mcp.limits import McpLimits
+from slipring.mcp.protocol.actions import Send
+from slipring.mcp.protocol.json_rpc import Message, decode_messages
+from slipring.mcp.protocol.session import McpSession
+from slipring.mcp.protocol.sse import SseParser
+from slipring.mcp.transports.connection import Connection
+from slipring.mcp.transports.web_client import EVENTS, JSON, WebClient, content_type, drain, read_body
+
+_SESSION_HEADER = "Mcp-Session-Id"
+_SESSION_ID = re.compile(r"[\x21-\x7e]{1,1024}")
+_EVENT_ID = re.compile(r"[\x20-\x7e]{1,1024}")
+_NOTICE_S = 10.0
+_DEFAULT_RETRY_S = 1.0
+_LISTEN_RETRY_S = (1.0, 60.0)
+
+
+class StreamableHttpConnection(Connection):
+    """A session over streamable HTTP, in either era. Without a session id there is nothing to keep."""
+
+    def __init__(
+        self,
+        web: WebClient,
+        url: URL,
+        headers: Mapping[str, str],
+        session: McpSession,
+        limits: McpLimits,
+        on_tools_changed: Callable[[], None],
+        *,
+        public_only: bool,
+    ) -> None:
+        super().__init__(session, limits, on_tools_changed)
+        self._web = web
+        self._url = url
+        self._headers = {**headers, "Accept": f"{JSON}, {EVENTS}"}
+        self._public_only = public_only
+        self._session_id: str | None = None
+        self._exchanges: dict[int, asyncio.Task[None]] = {}
+        self._notices: set[asyncio.Task[None]] = set()
+        self._listening: asyncio.Task[None] | None = None
+
+    async def _open(self) -> None:
+        """Nothing: each request connects by itself."""
+
+    async def _opened(self) -> None:
+        # The server must have seen "initialized" before it gets a request.
+        await asyncio.gather(*self._notices)
+
+    async def _close(self) -> None:
+        session_id, self._session_id = self._session_id, None
+        if session_id is None:
+            return
+        try:
+            async with (
+                asyncio.timeout(self.limits.close_grace_s),
+                self._request("DELETE", {_SESSION_HEADER: session_id, **self._version()}),
+            ):
+                pass
+        except (McpFailure, TimeoutError):
+            pass  # the server forgets the session by itself
+
+    def listen(self) -> None:
+        """Keep a stream open on which the server announces changes of its tools."""
+        if self._listening is None and self.agreement.announces_tool_changes:
+            self._listening = self._spawn(self._listen())
+
+    def _send(self, send: Send) -> None:
+        if send.request_id is not None:
+            task = self._exchanges[send.request_id] = self._spawn(self._exchange(send, send.request_id))
+            task.add_done_callback(lambda _: self._exchanges.pop(send.request_id or 0, None))
+        elif len(self._notices) >= self.limits.max_pending_replies:
+            self._end(Malformed, "the MCP server sends more requests than it takes answers")
+        else:
+            notice = self._spawn(self._notify(send))
+            self._notices.add(notice)
+            notice.add_done_callback(self._notices.discard)
+
+    def _abandon(self, request_id: int) -> None:
+        if (exchange := self._exchanges.get(request_id)) is not None:
+            exchange.cancel()
+
+    def _version(self) -> dict[str, str]:
+        agreement = self.session.agreement
+        return {} if agreement is None else {"MCP-Protocol-Version": agreement.version}
+
+    def _request(
+        self,
+        method: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        on_sent: Callable[[], None] | None = None,
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        sent = {**self._headers, **headers}
+        if body is not None:
+            sent["Content-Type"] = JSON
+        if self._session_id is not None:
+            sent[_SESSION_HEADER] = self._session_id
+        return self._web.request(
+            method, self._url, sent, public_only=self._public_only, body=body, on_sent=on_sent
+        )
+
+    async def _notify(self, send: Send) -> None:
+        """Send a notification or a reply. If it is lost, the server's own timeouts apply."""
+        try:
+            async with (
+                asyncio.timeout(_NOTICE_S),
+                self._request("POST", dict(send.headers), send.data) as answer,
+            ):
+                await drain(answer)
+        except (McpFailure, TimeoutError):
+            pass
+
+    async def _exchange(self, send: Send, request_id: int) -> None:
+        """Send a request and feed what comes back to the state machine."""
+        in_session = self._session_id is not None
+
+        def on_sent() -> None:
+            self.session.sent(request_id)
+
+        try:
+            async with self._request("POST", dict(send.headers), send.data, on_sent) as response:
+                if 200 <= response.status < 300:
+                    self._note_session(response)
+                    kind = content_type(response)
+                    if kind == EVENTS:
+                        await self._read_answer(response, request_id)
+                        return
+                    if kind != JSON:
+                        raise Malformed("the MCP server's answer is neither JSON nor an event stream")
+                    body = await read_body(response, self.limits.max_message_bytes)
+                    self._receive(body, request_id)
+                    self._run(self.session.failed(request_id, Malformed("the MCP server did not answer")))
+                else:
+                    error = await self._read_error(response)
+                    self._run(
+                        self.session.rejected(request_id, response.status, error, in_session=in_session)
+                    )
+        except McpFailure as failure:
+            self._run(self.session.failed(request_id, failure))
+
+    def _note_session(self, response: aiohttp.ClientResponse) -> None:
+        """Keep the session id that comes with the answer to ``initialize``."""
+        given = response.headers.get(_SESSION_HEADER)
+        if given is None or self.session.agreement is not None or not self.session.is_initializing:
+            return
+        if not _SESSION_ID.fullmatch(given):
+            raise Malformed("the MCP server's session id is invalid")
+        self._session_id = given
+
+    async def _read_error(self, response: aiohttp.ClientResponse) -> Message | None:
+        """The JSON-RPC error in the body of an HTTP error, if there is one."""
+        try:
+            if content_type(response) != JSON:
+                return None
+            (message,) = decode_messages(await read_body(response, self.limits.max_message_bytes))
+        except (McpFailure, ValueError):
+            return None
+        return message if message.error is not None else None
+
+    async def _read_answer(self, response: aiohttp.ClientResponse, request_id: int) -> None:
+        """Read the event stream of a request until its answer.
+
+        Servers of the older revisions may end the stream early. It is then resumed where it ended: the
+        request is not sent again.
+        """
+        events = SseParser(self.limits.max_message_bytes)
+        size = await self._read_events(response, events, request_id, 0)
+        resumes = 0
+        while self.session.is_pending(request_id):
+            resumes += 1
+            event_id = events.last_event_id
+            agreement = self.session.agreement
+            if agreement is None or agreement.is_modern or not event_id or not _EVENT_ID.fullmatch(event_id):
+                raise ConnectionLost("the MCP server ended its response before the answer")
+            if resumes > self.limits.max_stream_resumes:
+                raise ConnectionLost("the MCP server ended its response too often before the answer")
+            await asyncio.sleep(_DEFAULT_RETRY_S if events.retry_s is None else events.retry_s)
+            headers = {"Accept": EVENTS, "Last-Event-ID": event_id, **self._version()}
+            async with self._request("GET", headers) as again:
+                if again.status != 200 or content_type(again) != EVENTS:
+                    raise ConnectionLost("the MCP server ended its response and does not continue it")
+                events = events.continued()
+                read = await self._read_events(again, events, request_id, size)
+                resumes = 0 if events.last_event_id != event_id else resumes
+                size = read
+
+    async def _read_events(
+        self, response: aiohttp.ClientResponse, events: SseParser, request_id: int | None, size: int
+    ) -> int:
+        """Feed a stream's messages to the state machine until the answer, or the end. Return the bytes read,
+        with ``size`` bytes before them."""
+        try:
+            async for piece in response.content.iter_any():
+                size += len(piece)
+                if size > self.limits.max_stream_bytes:
+                    raise TooLarge(f"the MCP server sent more than {self.limits.max_stream_bytes} bytes")
+                for event in events.feed(piece):
+                    if event.type == "message":
+                        self._receive(event.data, request_id)
+                if request_id is not None and not self.session.is_pending(request_id):
+                    await drain(response)
+                    return size
+        except (aiohttp.ClientError, OSError):
+            pass  # a stream that breaks ends, and may be resumed like one that the server ended
+        return size
+
+    async def _listen(self) -> None:
+        """Read announcements for as long as the session lasts. A gap counts as a change."""
+        shortest, longest = _LISTEN_RETRY_S
+        pause = shortest
+        while self.is_usable:
+            began = asyncio.get_running_loop().time()
+            if not await self._listen_once() or not self.is_usable:
+                return
+            self._on_tools_changed()
+            lasted = asyncio.get_running_loop().time() - began
+            pause = shortest if lasted > longest else min(2 * pause, longest)
+            await asyncio.sleep(pause)
+
+    async def _listen_once(self) -> bool:
+        """Hold one stream until it ends; return whether another attempt makes sense."""
+        try:
+            if self.agreement.is_modern:
+                operation, actions = self.session.listen()
+                await self._wait(operation, actions, None)
+                return True
+            async with self._request("GET", {"Accept": EVENTS, **self._version()}) as response:
+                if response.status != 200 or content_type(response) != EVENTS:
+                    return response.status >= 500
+                await self._read_events(response, SseParser(self.limits.max_message_bytes), None, 0)
+                return True
+        except McpFailure as failure:
+            return isinstance(failure, ConnectionLost | Unreachable | TooLarge)

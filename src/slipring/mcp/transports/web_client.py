@@ -1,0 +1,139 @@
+"""HTTP requests to MCP servers: no redirects, proxies or cookies; bounded bodies; errors without secrets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import aiohttp
+from yarl import URL
+
+from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, Refused, TooLarge, Unreachable
+from slipring.mcp.transports.address_policy import AddressNotPublic, public_socket
+
+_KEEP_ALIVE_S = 4.0
+"""Shorter than what common servers keep idle connections for (5 s): a call that is sent on a connection which
+the server is just closing has an unknown outcome."""
+_LAST_BYTES = 64 * 1024
+_LAST_S = 1.0
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+
+class WebClient:
+    """The HTTP sessions of a pool: one for any address, one for public addresses only."""
+
+    def __init__(self, connect_timeout_s: float) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+
+    def _session(self, public_only: bool) -> aiohttp.ClientSession:
+        session = self._sessions.get(public_only)
+        if session is None:
+            tracing = aiohttp.TraceConfig()
+            tracing.on_request_headers_sent.append(_on_request_headers_sent)
+            session = self._sessions[public_only] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0,
+                    keepalive_timeout=_KEEP_ALIVE_S,
+                    socket_factory=public_socket if public_only else None,
+                ),
+                # Cookies would be shared by all tenants.
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=self._timeout,
+                # A compressed body could be far larger than it looks.
+                auto_decompress=False,
+                trust_env=False,
+                trace_configs=[tracing],
+                headers={"User-Agent": "slipring"},
+                read_bufsize=2**16,
+            )
+        return session
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        *,
+        public_only: bool,
+        body: bytes | None = None,
+        on_sent: Callable[[], None] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield its response. Raises ``McpFailure`` for all that goes wrong with either.
+
+        ``on_sent`` is called before the first byte leaves.
+        """
+        try:
+            async with self._session(public_only).request(
+                method,
+                url,
+                data=body,
+                headers={**headers, "Accept-Encoding": "identity"},
+                allow_redirects=False,
+                trace_request_ctx=on_sent,
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, OSError) as error:
+            # Not chained: these errors contain URLs and headers.
+            raise _explained(error) from None
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+
+
+async def _on_request_headers_sent(_: object, context: SimpleNamespace, __: object) -> None:
+    on_sent = context.trace_request_ctx
+    if on_sent is not None:
+        on_sent()
+
+
+def _explained(error: Exception) -> McpFailure:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        if isinstance(error.os_error, AddressNotPublic) or str(AddressNotPublic()) in str(error.os_error):
+            return Refused("the MCP server's address is not public")
+        if isinstance(error, aiohttp.ClientConnectorDNSError):
+            return Unreachable("the MCP server's name cannot be resolved")
+        return Unreachable("the MCP server cannot be connected to")
+    if isinstance(error, aiohttp.ClientSSLError):
+        return Unreachable("the MCP server's certificate or TLS is not acceptable")
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return Unreachable("the MCP server cannot be connected to in time")
+    if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | OSError):
+        return ConnectionLost("the connection to the MCP server ended before the answer")
+    return Malformed("the MCP server's HTTP response is invalid")
+
+
+def content_type(response: aiohttp.ClientResponse) -> str:
+    """The media type of a response's body. Raises ``Malformed`` if the body is compressed all the same."""
+    if response.headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
+        raise Malformed("the MCP server's response is compressed, which was not asked for")
+    return response.content_type.lower()
+
+
+async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Read a whole body. Raises ``TooLarge``."""
+    if (response.content_length or 0) > most:
+        raise TooLarge(f"the MCP server sent a message of more than {most} bytes")
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > most:
+            raise TooLarge(f"the MCP server sent a message of more than {most} bytes")
+    return bytes(body)
+
+
+async def drain(response: aiohttp.ClientResponse) -> None:
+    """Read the little that may follow the answer, so that the connection can be used again."""
+    size = 0
+    try:
+        async with asyncio.timeout(_LAST_S):
+            async for piece in response.content.iter_any():
+                size += len(piece)
+                if size > _LAST_BYTES:
+                    break
+    except TimeoutError:
+        pass
+    response.release()
