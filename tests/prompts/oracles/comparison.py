@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec import Raw, structs
@@ -21,12 +22,22 @@ from slipring.protocol.tools import Offer, Toolset
 from tests.prompts.oracles.conversations import CHAINS, PROMPTS, TOOLS, Message
 from tests.prompts.oracles.families import DAY, Family
 from tests.prompts.parsing.answers import merged
+from tests.prompts.templates.family_templates import source_of
 from tests.prompts.test_rendering import after, job
 from tests.prompts.vocabulary import item, message
 
 TOOLSET = Toolset.read(Raw(json.dumps([{"type": "function", **tool} for tool in TOOLS]).encode()))
 _THINKING = "thoughts, text, user"
 OFFER = Offer(tools=tuple(TOOLSET.callables))
+
+
+_FOLDER = Path(__file__).parent / "templates"
+
+
+def own_template(family: Family) -> str:
+    """The template of ours in the format of a family."""
+    path = _FOLDER / f"{family.own}.jinja"
+    return path.read_text() if path.exists() else source_of(family.own)
 
 
 class Difference(NamedTuple):

@@ -26,7 +26,8 @@ _NO_FIELD = (
 
 CHOICES = (
     Choice(
-        "qwen3_5 nemotron_3 glm_4_5 glm_4_7 minimax_m2",
+        "qwen3_5 qwen3_6 qwen3_8 nemotron_3 glm_4_5 glm_4_7 glm_5_1 glm_5_3 "
+        "laguna_xs_2 laguna_s_2_1 hunyuan_3 minimax_m2",
         _ANY,
         ("chain: strings with lines and marks, 0: parsed",),
         "renderers removes the white space at the ends of a string. slipring removes only the line ends "
@@ -40,11 +41,12 @@ CHOICES = (
         "schema asks for.",
     ),
     Choice(
-        "qwen3_5",
+        "qwen3_5 qwen3_6 qwen3_8",
         "official",
         ("prompt: calls: ids",),
         "renderers encodes an earlier text and the line ends after it separately; they are one piece here.",
     ),
+    Choice("qwen3_8", "own", ("prompt: effort low", "prompt: effort high"), _SHORT),
     Choice("nemotron_3", "own", ("prompt: dialogue with thoughts",), _SHORT),
     Choice(
         "glm_4_5",
@@ -66,13 +68,38 @@ CHOICES = (
         "GLM-4.6's template writes a line end between calls, GLM-4.5's does not.",
     ),
     Choice(
+        "laguna_xs_2 laguna_s_2_1",
+        "own",
+        ("prompt: question", "prompt: effort *", "prompt: dialogue with thoughts"),
+        _SHORT,
+    ),
+    Choice(
+        "laguna_xs_2",
+        _ANY,
+        ("prompt: *: ids", "chain: *: ids"),
+        "renderers encodes texts and the line ends after them separately; they are one piece here.",
+    ),
+    Choice(
+        "laguna_xs_2",
+        _ANY,
+        ("chain: *: added", "kept: *: added"),
+        "The template writes a line end after every answer. renderers leaves it out where it appends.",
+    ),
+    Choice(
+        "laguna_xs_2",
+        _ANY,
+        ("chain: text, call, 0: parsed", "chain: *text, user, 0: parsed", "chain: loop of two, 2: parsed"),
+        "The template writes line ends around the text. They are passed on, because text is streamed before "
+        "it is known whether more follows.",
+    ),
+    Choice(
         "kimi_k2",
         "official",
         ("prompt: *tools", "prompt: *call", "prompt: calls", "prompt: loop", "chain: *: whole"),
         "The code of Moonshot's tokenizer sorts the keys of tools before the template writes them.",
     ),
     Choice("kimi_k2", "own", ("prompt: question", "prompt: dialogue*"), _SHORT),
-    Choice("kimi_k2 llama_3_1", _ANY, ("chain: thoughts, text, user, 1: appended",), _NO_FIELD),
+    Choice("kimi_k2 llama_3_1 deepseek_v3", _ANY, ("chain: thoughts, text, user, 1: appended",), _NO_FIELD),
     Choice("llama_3_1", "own", ("prompt: *",), _SHORT),
     Choice("minimax_m2", "own", ("prompt: question", "prompt: dialogue with thoughts"), _SHORT),
     Choice(
@@ -87,6 +114,18 @@ CHOICES = (
         ("chain: text, user, 1: appended",),
         "The answer closes an empty thought, of which the template keeps nothing. slipring keeps the ids; "
         "renderers renders all messages again whenever the user speaks.",
+    ),
+    Choice(
+        "deepseek_r1",
+        _ANY,
+        ("chain: *, [12]: added",),
+        "After outputs, the template leaves it to the model whether to think; renderers opens a thought.",
+    ),
+    Choice(
+        "deepseek_v3",
+        _ANY,
+        ("chain: two calls, 1*", "chain: *three calls, 1*", "chain: strings that look like JSON, 1*"),
+        "DeepSeek's template writes a line end between outputs.",
     ),
     Choice(
         "deepseek_v4",

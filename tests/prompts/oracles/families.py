@@ -37,6 +37,24 @@ _HARMONY = (
     *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"),
     "<|endoftext|>",
 )
+_LAGUNA = (
+    *("〈|EOS|〉", "<think>", "</think>", "<assistant>", "</assistant>", "<tool_call>", "</tool_call>"),
+    *("<user>", "</user>", "<system>", "</system>", "<tool_response>", "</tool_response>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+_HUNYUAN = (
+    *(f"<｜{name}:opensource｜>" for name in ("hy_begin_of_sentence", "hy_eos", "hy_User", "hy_Assistant")),
+    "<｜reasoning_mode:opensource｜>",
+    *(
+        f"<{mark}{name}:opensource>"
+        for name in (
+            *("think", "tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value"),
+            *("tool_responses", "tool_response"),
+        )
+        for mark in ("", "/")
+    ),
+)
+_QWEN_VISION = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 _SWITCH: dict[str, dict[str, Any]] = {"none": {"enable_thinking": False}, "high": {"enable_thinking": True}}
 
 
@@ -51,7 +69,9 @@ class Family:
     model: str = ""
     """A model of the family, where the oracle distinguishes models."""
     own: str = ""
-    """The template of ours that is to write the same: one of ``families/``."""
+    """The template of ours that is to write the same: one of ``templates/``, else of the families'."""
+    own_tools: bool = False
+    """Whether this template also writes tools as the family does."""
     builtin: str = ""
     """The template that slipring brings."""
     official: str = ""
@@ -67,8 +87,14 @@ class Family:
     """The effort that stands for these options, in all cases that name none."""
     ends: tuple[str, str] | None = None
     """The tokens that end an answer of text and one of calls, where they begin the next message."""
+    closing: str = ""
+    """What the model writes after its thoughts, where the oracle writes messages without thoughts."""
     indexed_ids: bool = False
     """Whether ids of calls are made of names and numbers."""
+
+    def has_tools(self, source: str) -> bool:
+        """Whether a template, ``own``, ``builtin`` or ``official``, writes the family's words about tools."""
+        return source != "own" or self.own_tools
 
     def effort_of(self, steps: Sequence[Mapping[str, Any]]) -> str | None:
         """The effort of a chain: a model that is to think would not answer without thoughts."""
@@ -92,13 +118,35 @@ FAMILIES: dict[str, Family] = {
         model="Qwen/Qwen3.5-4B",
         own="qwen3_5",
         official="Qwen3.5-4B",
-        controls=(
-            *_CHATML,
-            *_HERMES,
-            *("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"),
-        ),
+        controls=(*_CHATML, *_HERMES, *_QWEN_VISION),
         eos="<|im_end|>",
         efforts=_SWITCH,
+    ),
+    "qwen3_6": Family(
+        oracle="renderers",
+        variant="qwen3.6",
+        model="Qwen/Qwen3.6-35B-A3B",
+        own="qwen3_5",
+        official="Qwen3.6-35B-A3B",
+        controls=(*_CHATML, *_HERMES, *_QWEN_VISION),
+        eos="<|im_end|>",
+        efforts=_SWITCH,
+    ),
+    "qwen3_8": Family(
+        oracle="renderers",
+        variant="qwen3.8",
+        model="Qwen/Qwen3.8-27B",
+        own="qwen3_8",
+        official="Qwen3.8-27B",
+        controls=(*_CHATML, *_HERMES, *_QWEN_VISION),
+        eos="<|im_end|>",
+        options={"reasoning_effort": "medium"},
+        effort="medium",
+        efforts={
+            "none": {"enable_thinking": False},
+            "low": {"reasoning_effort": "low"},
+            "high": {"reasoning_effort": "xhigh"},
+        },
     ),
     "nemotron_3": Family(
         oracle="renderers",
@@ -129,6 +177,58 @@ FAMILIES: dict[str, Family] = {
         ends=("<|user|>", "<|observation|>"),
         efforts=_SWITCH,
     ),
+    "glm_5_1": Family(
+        oracle="renderers",
+        variant="glm-5.1",
+        own="glm_4_7",
+        official="GLM-5.1",
+        controls=_GLM,
+        eos="<|endoftext|>",
+        ends=("<|user|>", "<|observation|>"),
+        efforts=_SWITCH,
+    ),
+    "glm_5_3": Family(
+        oracle="renderers",
+        variant="glm-5.3",
+        own="glm_5_3",
+        official="GLM-5.3",
+        controls=_GLM,
+        eos="<|endoftext|>",
+        ends=("<|user|>", "<|observation|>"),
+        efforts={"low": {"reasoning_effort": "low"}, "high": {"reasoning_effort": "high"}},
+    ),
+    "laguna_xs_2": Family(
+        oracle="renderers",
+        variant="laguna-xs.2",
+        own="laguna_xs_2",
+        official="poolside-Laguna-XS.2",
+        controls=_LAGUNA,
+        eos="〈|EOS|〉",
+        options={"enable_thinking": True},
+        effort="high",
+        efforts={"none": {"enable_thinking": False}},
+    ),
+    "laguna_s_2_1": Family(
+        oracle="renderers",
+        variant="laguna-s-2.1",
+        own="laguna_s_2_1",
+        official="poolside-Laguna-S-2.1",
+        controls=_LAGUNA,
+        eos="〈|EOS|〉",
+        efforts=_SWITCH,
+    ),
+    "hunyuan_3": Family(
+        oracle="renderers",
+        variant="hy3",
+        own="hunyuan_3",
+        official="tencent-Hy3",
+        controls=_HUNYUAN,
+        bos="<｜hy_begin_of_sentence:opensource｜>",
+        eos="<｜hy_eos:opensource｜>",
+        options={"reasoning_effort": "high"},
+        effort="high",
+        efforts={"none": {"reasoning_effort": "no_think"}, "low": {"reasoning_effort": "low"}},
+    ),
     "kimi_k2": Family(
         oracle="renderers",
         variant="kimi-k2",
@@ -136,6 +236,17 @@ FAMILIES: dict[str, Family] = {
         official="Kimi-K2-Instruct",
         controls=_KIMI,
         eos="<|im_end|>",
+        indexed_ids=True,
+    ),
+    "kimi_k2_5": Family(
+        oracle="renderers",
+        variant="kimi-k2.5",
+        own="kimi_k2_5",
+        own_tools=True,
+        official="Kimi-K2.5",
+        controls=_KIMI,
+        eos="<|im_end|>",
+        efforts={"none": {"thinking": False}, "high": {"thinking": True}},
         indexed_ids=True,
     ),
     "minimax_m2": Family(
@@ -149,6 +260,25 @@ FAMILIES: dict[str, Family] = {
         ),
         bos="]~!b[",
         eos="[e~[",
+    ),
+    "deepseek_v3": Family(
+        oracle="renderers",
+        variant="deepseek-v3",
+        own="deepseek_v3",
+        official="deepseek-ai-DeepSeek-V3",
+        controls=_DEEPSEEK,
+        bos="<｜begin▁of▁sentence｜>",
+        eos="<｜end▁of▁sentence｜>",
+    ),
+    "deepseek_r1": Family(
+        oracle="renderers",
+        variant="deepseek-r1",
+        own="deepseek_r1",
+        official="deepseek-ai-DeepSeek-R1",
+        controls=_DEEPSEEK,
+        bos="<｜begin▁of▁sentence｜>",
+        eos="<｜end▁of▁sentence｜>",
+        closing="\n</think>\n\n",
     ),
     "deepseek_v4": Family(
         oracle="renderers",

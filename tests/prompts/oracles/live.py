@@ -10,18 +10,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from slipring.engines.tokens.builtin_templates import builtin_template
 from slipring.prompts.templates.detection.text_comparison import common_prefix
-from tests.prompts.oracles.comparison import Comparison, Difference, family_renderer, family_vocabulary
+from tests.prompts.oracles.comparison import (
+    Comparison,
+    Difference,
+    family_renderer,
+    family_vocabulary,
+    own_template,
+)
 from tests.prompts.oracles.conversations import PROMPTS
 from tests.prompts.oracles.differences import reason_for
 from tests.prompts.oracles.families import FAMILIES, Family
-from tests.prompts.templates.family_templates import source_of
 from tests.prompts.vocabulary import qwen2, qwen2_metadata
 
 ROOT = Path(__file__).parents[3]
@@ -33,26 +38,26 @@ def main() -> int:
     parser.add_argument("--tools", type=Path, required=True, help="the environment with the oracles")
     parser.add_argument("--templates", type=Path, help="a directory of official templates")
     parser.add_argument("--write", action="store_true", help="write the recordings of the ordinary tests")
-    parser.add_argument("--only", default="", help="one family")
+    parser.add_argument("--only", default="", help="families, separated by commas")
     options = parser.parse_args()
     failures = 0
+    names = options.only.split(",") if options.only else [*FAMILIES]
     with TemporaryDirectory(prefix="slipring-oracles-") as folder:
-        record(options.tools, Path(folder))
-        for name, family in FAMILIES.items():
-            if options.only in ("", name):
-                recording = json.loads(Path(folder, f"{name}.json").read_text())
-                failures += compare_family(name, family, recording, options)
+        record(options.tools, Path(folder), names)
+        for name in names:
+            recording = json.loads(Path(folder, f"{name}.json").read_text())
+            failures += compare_family(name, FAMILIES[name], recording, options)
     return 1 if failures else 0
 
 
-def record(tools: Path, folder: Path) -> None:
+def record(tools: Path, folder: Path, names: Sequence[str]) -> None:
     """Run the recorder in the environment of the oracles."""
     described = json.loads(qwen2()._backend.to_str())
     described["added_tokens"] = []
     vocabulary = folder / "vocabulary.json"
     vocabulary.write_text(json.dumps(described))
     python = str(tools / "bin" / "python")
-    command = [python, "-m", "tests.prompts.oracles.record", str(vocabulary), str(folder)]
+    command = [python, "-m", "tests.prompts.oracles.record", str(vocabulary), str(folder), *names]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
@@ -67,14 +72,14 @@ def compare_family(name: str, family: Family, recording: dict[str, Any], options
             family_renderer(family, template, vocabulary),
             recording,
             has_ids=has_ids,
-            has_tools=source != "own",
+            has_tools=family.has_tools(source),
         )
         keeping = Comparison(
             family,
             family_renderer(family, template, vocabulary, keeps_thoughts=True),
             recording,
             has_ids=has_ids,
-            has_tools=source != "own",
+            has_tools=family.has_tools(source),
         )
         found = [*comparison.differences(), *keeping.kept_thoughts()]
         reasons = {each.case: reason_for(name, source, each.case) for each in found}
@@ -85,7 +90,9 @@ def compare_family(name: str, family: Family, recording: dict[str, Any], options
         for each in wrong:
             print(_shown(each))
         if options.write and source == ("builtin" if family.builtin else "own"):
-            meant = {case: reason for case, reason in reasons.items() if reason is not None}
+            # Recordings have no ids.
+            texts = {case: reason for case, reason in reasons.items() if not case.endswith(": ids")}
+            meant = {case: reason for case, reason in texts.items() if reason is not None}
             write(name, family, recording, meant)
     return unmeant
 
@@ -95,7 +102,7 @@ def sources(family: Family, templates: Path | None) -> Iterator[tuple[str, str]]
     if family.builtin:
         yield "builtin", builtin_template(family.builtin)
     if family.own:
-        yield "own", source_of(family.own)
+        yield "own", own_template(family)
     path = templates / f"{family.official}.jinja" if templates is not None else None
     if path is not None and path.exists():
         yield "official", path.read_text()
@@ -104,7 +111,9 @@ def sources(family: Family, templates: Path | None) -> Iterator[tuple[str, str]]
 def write(name: str, family: Family, recording: dict[str, Any], meant: dict[str, str]) -> None:
     """Write what the ordinary tests need: texts without ids, and no words of official templates."""
     kept = {
-        name: each for name, each in recording["prompts"].items() if family.builtin or not _has_tools(name)
+        name: each
+        for name, each in recording["prompts"].items()
+        if family.builtin or family.own_tools or not _has_tools(name)
     }
     unsaid = {f"prompt: {name}" for name in kept} & meant.keys()
     golden = {

@@ -1,7 +1,7 @@
 """Records what independent implementations write and read. Runs in an environment that has them.
 
-``python -m tests.prompts.oracles.record VOCABULARY OUTPUT`` reads a ``tokenizer.json`` and writes one JSON
-file for each family.
+``python -m tests.prompts.oracles.record VOCABULARY OUTPUT FAMILY …`` reads a ``tokenizer.json`` and writes a
+JSON file for each family.
 """
 
 import gzip
@@ -205,8 +205,13 @@ class RenderersOracle:
             ids = list(self._tokenizer.encode(written[len(prompt) :]))
         else:
             ids = [rendered.token_ids[number] for number in sampled]
-        ends = self._family.ends
-        return ids + self._tokenizer.encode(ends[bool(messages[-1]["calls"])]) if ends else ids
+        if self._family.closing:
+            ids = [*self._tokenizer.encode(last["thoughts"] + self._family.closing), *ids]
+        if ends := self._family.ends:
+            return [*ids, *self._tokenizer.encode(ends[bool(last["calls"])])]
+        # A template may leave the last message open.
+        stops = renderer.get_stop_token_ids()
+        return ids if ids[-1] in stops else [*ids, stops[0]]
 
     def bridge(
         self,
@@ -372,9 +377,10 @@ def _meant(answer: Message) -> dict[str, Any]:
 
 
 def main() -> None:
-    vocabulary, folder = sys.argv[1:3]
+    vocabulary, folder, *names = sys.argv[1:]
     provide_harmony_words(folder)
-    for name, family in FAMILIES.items():
+    for name in names:
+        family = FAMILIES[name]
         oracle: Any = (
             MistralOracle(family, folder)
             if family.oracle == "mistral-common"

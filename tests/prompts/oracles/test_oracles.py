@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from slipring.engines.tokens.builtin_templates import builtin_template
-from tests.prompts.oracles.comparison import Comparison, family_renderer, family_vocabulary
+from tests.prompts.oracles.comparison import Comparison, family_renderer, family_vocabulary, own_template
 from tests.prompts.oracles.differences import CHOICES, reason_for
 from tests.prompts.oracles.families import FAMILIES
-from tests.prompts.templates.family_templates import source_of
 from tests.prompts.vocabulary import small_metadata
 
 FOLDER = Path(__file__).parent
@@ -34,7 +33,7 @@ def test_every_family_has_a_recording_that_is_small() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_written_and_read_as_others_do(name: str) -> None:
     family, recording = FAMILIES[name], recording_of(name)
-    template = builtin_template(family.builtin) if family.builtin else source_of(family.own)
+    template = builtin_template(family.builtin) if family.builtin else own_template(family)
     vocabulary = family_vocabulary(small_metadata(), family)
     as_template, keeping = (
         Comparison(
@@ -42,7 +41,7 @@ def test_a_family_is_written_and_read_as_others_do(name: str) -> None:
             family_renderer(family, template, vocabulary, keeps_thoughts=keeps),
             recording,
             has_ids=False,
-            has_tools=bool(family.builtin),
+            has_tools=family.has_tools("builtin" if family.builtin else "own"),
         )
         for keeps in (False, True)
     )

@@ -20,9 +20,12 @@ from slipring.prompts.templates.template_values import (
     TemplateRefused,
     YieldingList,
 )
+from slipring.prompts.templates.type_declarations import declare_tools
 
 _MAX_MESSAGE_CHARS = 300  # a template's error message may repeat the client's whole text
 _PROBE_FUEL = 100_000
+_TYPES = "tools_ts_str"
+"""The variable of the tools' declarations as types."""
 
 Variables = Mapping[str, Any]
 """Further variables of a template, such as ``enable_thinking``."""
@@ -48,6 +51,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise TemplateError(f"The chat template cannot be parsed: {_first_line(error)}") from None
         self._minijinja: MiniJinjaTemplate | None = None
+        self._reads_types = _TYPES in source
         self._no_tools = self._find_no_tools()
         try:
             fast = MiniJinjaTemplate(source, today)
@@ -78,6 +82,8 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+        if self._reads_types:
+            values[_TYPES] = declare_tools(tools) if tools else None
         try:
             return self._render(values)
         except TemplateRefused as error:

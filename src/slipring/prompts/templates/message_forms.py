@@ -104,7 +104,9 @@ def find_forms(write: Write) -> MessageForms:
         systems=writes((_FIRST, _SECOND, _THIRD), system, late, user),
         late_system=writes((_FIRST, _SECOND, _THIRD), user, answer, system, user),
         users=writes((_FIRST, _THIRD), user, structs.replace(user, content=_THIRD)),
-        several_calls=writes((_SECOND, _THIRD), user, both)
+        several_calls=any(  # Kimi K2.5's writes ids in place of names
+            writes(texts, user, both) for texts in ((_SECOND, _THIRD), [call.id for call in calls])
+        )
         and (not has_outputs or writes(_OUTPUTS, user, both, *outputs)),
         outputs=has_outputs,
         user_after_outputs=reply is None,

@@ -369,6 +369,22 @@ def test_ids_before_names_without_a_mark() -> None:
     assert calls == NamedJsonCalls(open="<name>", arguments_open="<arguments>")
 
 
+def test_ids_in_place_of_names() -> None:
+    """Kimi K2.5."""
+    each = "{{- '<call>' + id + '<arguments>' -}}" + ARGUMENTS + "{{- '</call>' -}}"
+    found = detect(with_calls(each=each))
+    assert found.writes_calls
+    assert found.writes_several_calls
+    assert found.format.calls == NamedJsonCalls(
+        open="<call>",
+        name_prefix="functions.",
+        id_separator=":",
+        id_is_index=True,
+        arguments_open="<arguments>",
+        close="</call>",
+    )
+
+
 def test_names_without_a_mark_are_not_told_from_text() -> None:
     assert detect(with_calls(each="{{- call.name + '\\n' -}}" + ARGUMENTS)).format.calls is None
 

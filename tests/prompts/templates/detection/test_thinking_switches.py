@@ -150,6 +150,15 @@ def test_levels_of_which_one_in_the_middle_is_special() -> None:
     assert found.by_effort == {effort: {} for effort in EFFORTS} | {MEDIUM: {"reasoning_effort": "medium"}}
 
 
+def test_a_level_that_is_the_default_is_known_by_its_name_in_the_prompt() -> None:
+    """GLM-5.3."""
+    found = switches(
+        prompt("{{- 'Effort: ' + (reasoning_effort if reasoning_effort in ['low', 'high'] else 'Max') -}}")
+    )
+    assert found.by_effort == leveled("reasoning_effort", "low low low high high max")
+    assert not found.can_be_off
+
+
 def test_levels_that_are_not_read_are_no_switch() -> None:
     assert switches(prompt("{#- reasoning_effort -#}")) == ThinkingSwitches()
 

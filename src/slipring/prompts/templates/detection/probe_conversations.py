@@ -22,6 +22,8 @@ THOUGHT = "Probe-thought"
 OUTPUT = "Probe-output"
 IDS = ("probeid01", "probeid02")
 """Ids of calls: nine letters and digits, a form that all templates accept."""
+_NAMING_IDS = (f"functions.{NAME}:0", f"functions.{NAME}:1")
+"""Ids of calls for templates that write them in place of names: Kimi K2.5's."""
 
 STRINGS: dict[str, Any] = {FIRST_KEY: FIRST_VALUE, SECOND_KEY: SECOND_VALUE}
 Dict = dict[str, Any]
@@ -61,6 +63,7 @@ class Probe:
         """Whether the arguments of calls are passed as JSON text, because the template refuses objects."""
         self.has_null_content = False
         """Whether the content of an answer of calls is None, because the template ignores its calls else."""
+        self._ids = IDS
 
     def using(self, variables: Mapping[str, object]) -> "Probe":
         """A probe of the same template with other variables."""
@@ -92,7 +95,7 @@ class Probe:
                     "type": "function",
                     "function": {"name": NAME, "arguments": self._arguments(arguments)},
                 }
-                for id, arguments in zip(IDS, calls, strict=False)
+                for id, arguments in zip(self._ids, calls, strict=False)
             ]
         return message
 
@@ -101,12 +104,14 @@ class Probe:
 
     def adapt(self) -> bool:
         """Find out how the template takes calls. Returns whether it writes them at all."""
-        for takes_text in (False, True):
-            written = {null: self._written_call(takes_text, null) for null in (False, True)}
-            # A template that has a case for calls without content writes less for them.
-            for null in sorted(filter(written.get, written), key=lambda null: len(written[null])):
-                self.takes_text_arguments, self.has_null_content = takes_text, null
-                return True
+        for self._ids in (IDS, _NAMING_IDS):
+            for takes_text in (False, True):
+                written = {null: self._written_call(takes_text, null) for null in (False, True)}
+                # A template that has a case for calls without content writes less for them.
+                for null in sorted(filter(written.get, written), key=lambda null: len(written[null])):
+                    self.takes_text_arguments, self.has_null_content = takes_text, null
+                    return True
+        self._ids = IDS
         self.takes_text_arguments = self.has_null_content = False
         return False
 

@@ -197,11 +197,28 @@ def _find_levels(probe: Probe, name: str) -> _Levels:
     if unknown is not None and _UNKNOWN in unknown:
         return _Levels(known=_FREE_LEVELS)
     usable = [level for level, text in written.items() if text is not None and text != unknown]
+    default = _named_default(written, unknown) if unknown is not None else None
+    if default is not None:
+        known = tuple(level for level in _LEVELS if level in usable or level == default)
+        return _Levels(known=known, off=next((level for level in _OFF_LEVELS if level in usable), None))
     return _Levels(
         known=tuple(level for level in _LEVELS if level in usable),
         off=next((level for level in _OFF_LEVELS if level in usable), None),
         others_are_default=unknown is not None,
     )
+
+
+def _named_default(written: Mapping[str, str | None], default: str) -> str | None:
+    """The level that the prompt names if there is no known one, and else not: GLM-5.3's ``Max``."""
+    others = [text for text in written.values() if text is not None and text != default]
+    named = (level for level in _LEVELS if written[level] == default and _count(level, default))
+    return next(
+        (level for level in named if others and not any(_count(level, text) for text in others)), None
+    )
+
+
+def _count(word: str, text: str) -> int:
+    return len(re.findall(rf"\b{word}\b", text, re.IGNORECASE))
 
 
 def _thinks_by_default(probe: Probe, by_effort: Mapping[str, Variables]) -> bool | None:
