@@ -119,6 +119,7 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 	$(BIN)/python benchmarks/llama_loop.py
 	$(BIN)/python benchmarks/speculation.py
 	$(BIN)/python benchmarks/tool_output.py
+	$(BIN)/python benchmarks/trace_cost.py
 	$(BIN)/python benchmarks/store_cost.py
 	$(BIN)/python benchmarks/attacks.py
 

@@ -48,6 +48,7 @@ def all_budgets(since: str = "") -> list[Budget]:
         "stream_cost": _figures(_stream),
         "engine_overhead": _figures(_engines),
         "idle_connections": _figures(_idle),
+        "live_cost": _figures(_live),
         "rollout": _figures(_rollout),
         "resent_history": _figures(_resent),
     }
@@ -174,6 +175,14 @@ def _engines(figures: Figures) -> list[Budget]:
             )
         )
     return lines
+
+
+def _live(figures: Figures) -> list[Budget]:
+    pairs = zip(figures["watched"], figures["unwatched"], strict=True)
+    cost = statistics.median(watched - unwatched for watched, unwatched in pairs)
+    what = f"CPU of the live page's stream, {figures['connections']:,} connections"
+    most = figures["budget"]
+    return [Budget(what, f"≤ {most:.0%} of a core", f"{cost:.1%}", cost <= most, "live_cost")]
 
 
 def _idle(figures: Figures) -> list[Budget]:
