@@ -10,7 +10,7 @@ from slipring.observation import metrics as table
 from slipring.observation.reference import reference
 from slipring.server.cluster.state_lookup import Source
 from slipring.server.connections.registry import DropReason
-from slipring.server.ended_turns import Transport
+from slipring.server.observation.ended_turns import Transport
 
 BEGIN, END = "<!-- metrics: begin -->\n", "\n<!-- metrics: end -->"
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -45,7 +45,7 @@ from slipring.server import padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
-from slipring.server.ended_turns import EndedTurn, Origin, TurnContent
+from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.base import Appended, LeaseLost, Tenure
 

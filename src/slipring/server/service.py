@@ -27,7 +27,6 @@ from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits
-from slipring.server import turn_log
 from slipring.server.access.auth import Caller, Keyring
 from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
@@ -39,8 +38,9 @@ from slipring.server.cluster.peers import Peers
 from slipring.server.cluster.state_lookup import Source
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.registry import Connections
-from slipring.server.ended_turns import ContentObserver, EndedTurn, Observer, TurnContent
 from slipring.server.id_minting import minter, new_node_id
+from slipring.server.observation import turn_log
+from slipring.server.observation.ended_turns import ContentObserver, EndedTurn, Observer, TurnContent
 from slipring.server.prefills import Prefills
 from slipring.server.request_decoding import RequestDecoder
 from slipring.server.retrieval_slots import RetrievalSlots

@@ -8,7 +8,7 @@ import pytest
 
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
-from slipring.server.ended_turns import TurnContent
+from slipring.server.observation.ended_turns import TurnContent
 from slipring.server.tracing.content import MOST_BYTES, excerpt, input_json, output_json
 
 

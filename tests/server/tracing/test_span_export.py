@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.timing import Stage, TurnReport
 from slipring.server.access.auth import Caller
-from slipring.server.ended_turns import EndedTurn, Origin, TurnContent
+from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.tracing import span_export
 from slipring.server.tracing.content import excerpt
 from slipring.server.tracing.span_export import SpanExport

@@ -17,10 +17,10 @@ from slipring.core.turn.turn import Turn
 from slipring.observation import live
 from slipring.server.clock import now, unix_time
 from slipring.server.driver import Driver, Exchange
-from slipring.server.ended_turns import EndedTurn
-from slipring.server.loop_lag import LoopLag
-from slipring.server.memory_uses import memory_uses
-from slipring.server.metrics import Metrics
+from slipring.server.observation.ended_turns import EndedTurn
+from slipring.server.observation.loop_lag import LoopLag
+from slipring.server.observation.memory_uses import memory_uses
+from slipring.server.observation.metrics import Metrics
 from slipring.server.process.process_metrics import resident_bytes
 from slipring.server.service import Service
 from slipring.server.transports.websocket import WebSocketConnection

@@ -9,8 +9,8 @@ from slipring.observation.snapshots import Snapshot
 from slipring.server.admin.live_feed import LiveFeed
 from slipring.server.admin.live_view import LiveView
 from slipring.server.admin.source import INTERVAL_S, Receive
-from slipring.server.health import health_of
-from slipring.server.metrics import Metrics
+from slipring.server.observation.health import health_of
+from slipring.server.observation.metrics import Metrics
 from slipring.server.service import Service
 
 

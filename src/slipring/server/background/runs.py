@@ -23,7 +23,7 @@ from slipring.server.background.recent_events import RecentEvents
 from slipring.server.clock import now, shared_now
 from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.driver import Driver, Exchange, Sink
-from slipring.server.ended_turns import Origin
+from slipring.server.observation.ended_turns import Origin
 from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
 from slipring.stores.base import LeaseLost, RunEvent, Tenure

@@ -23,7 +23,7 @@ from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.input_tokens import count_tokens
 from slipring.server.endpoints.responses import Responses
-from slipring.server.health import health_of
+from slipring.server.observation.health import health_of
 from slipring.server.replies import add_standard_headers, error_response, json_response
 from slipring.server.service import Service, shutting_down
 from slipring.server.transports import echo

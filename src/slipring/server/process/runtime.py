@@ -5,7 +5,7 @@ import gc
 import logging
 import sys
 
-from slipring.server import turn_log
+from slipring.server.observation import turn_log
 
 
 def set_up_logging(level: str, *, names_process: bool = False) -> None:

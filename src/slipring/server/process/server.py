@@ -31,8 +31,8 @@ from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.file_descriptors import log_reduced_room
 from slipring.server.connections.http_connection import HttpConnection, connection_factory, http_logger
 from slipring.server.endpoints.app import build_app
-from slipring.server.loop_lag import LoopLag
-from slipring.server.metrics import Metrics
+from slipring.server.observation.loop_lag import LoopLag
+from slipring.server.observation.metrics import Metrics
 from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.server.process.listener import base_url, bind_shared, listen, require_keys
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim

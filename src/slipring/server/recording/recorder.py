@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slipring import __version__
 from slipring.config import Config, split_api_key
-from slipring.server.ended_turns import EndedTurn, TurnContent
+from slipring.server.observation.ended_turns import EndedTurn, TurnContent
 from slipring.server.recording.recorded_loops import CapturedTurn, RecordedLoops
 from slipring.server.recording.recording_file import NotRecorded, RecordingDirectory
 from slipring.server.recording.secret_removal import SecretRemoval

@@ -21,7 +21,7 @@ from slipring.protocol.items import (
     Reasoning,
     Refusal,
 )
-from slipring.server.ended_turns import TurnContent
+from slipring.server.observation.ended_turns import TurnContent
 
 MOST_BYTES = 65_536
 """Of the JSON of the items of an input, of those of an output, and of instructions: for each."""

@@ -17,7 +17,7 @@ from slipring import __version__
 from slipring.config import Config
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.server.clock import clock, shared_now, unix_time
-from slipring.server.ended_turns import EndedTurn, TurnContent
+from slipring.server.observation.ended_turns import EndedTurn, TurnContent
 from slipring.server.tracing import conventions
 from slipring.server.tracing.content import excerpt
 from slipring.server.tracing.span_export import SpanExport

@@ -16,7 +16,7 @@ from opentelemetry.util.types import AttributeValue
 
 from slipring import __version__
 from slipring.protocol.timing import TurnReport
-from slipring.server.ended_turns import EndedTurn
+from slipring.server.observation.ended_turns import EndedTurn
 from slipring.server.tracing import content, conventions
 from slipring.server.tracing.content import Excerpt
 

@@ -21,7 +21,7 @@ from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.driver import Driver, Exchange, Sink
-from slipring.server.ended_turns import EndedTurn, Origin, Transport
+from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
 from slipring.server.replies import error_event_response, error_response, json_response
 from slipring.server.service import Service
 from slipring.server.transports import sse_framing

@@ -24,7 +24,7 @@ from slipring.server.clock import now
 from slipring.server.cluster.state_lookup import SocketStates
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.driver import Driver, Sink
-from slipring.server.ended_turns import EndedTurn, Origin
+from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox

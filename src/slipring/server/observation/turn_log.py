@@ -15,7 +15,7 @@ from slipring.protocol.timing import TurnReport
 
 if TYPE_CHECKING:
     # Not at run time: a supervisor formats its log with this module and needs no part of a session.
-    from slipring.server.ended_turns import EndedTurn
+    from slipring.server.observation.ended_turns import EndedTurn
 
 log = logging.getLogger("slipring.turns")
 

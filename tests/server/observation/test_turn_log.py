@@ -15,9 +15,9 @@ from slipring.errors import ServerError
 from slipring.keys.token import Token
 from slipring.protocol.timing import Stage, TokenCounts, TurnReport
 from slipring.server.access.auth import Caller
-from slipring.server.ended_turns import EndedTurn, Origin
+from slipring.server.observation.ended_turns import EndedTurn, Origin
+from slipring.server.observation.turn_log import TerminalFormatter, TurnLine, write
 from slipring.server.process.runtime import set_up_logging
-from slipring.server.turn_log import TerminalFormatter, TurnLine, write
 from slipring.stores.base import Key
 from tests.api import Api
 from tests.harness import PuppetEngine, serve

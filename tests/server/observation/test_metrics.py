@@ -19,9 +19,9 @@ from slipring.observation.exposition import expose
 from slipring.observation.snapshots import value_of
 from slipring.protocol.timing import Mark, Stage, TokenCounts, TurnReport
 from slipring.server.access.auth import Caller
-from slipring.server.ended_turns import EndedTurn, Origin, Transport
-from slipring.server.loop_lag import LoopLag
-from slipring.server.metrics import Metrics
+from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
+from slipring.server.observation.loop_lag import LoopLag
+from slipring.server.observation.metrics import Metrics
 from slipring.server.service import Service
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve

@@ -19,9 +19,9 @@ from slipring.observation.snapshots import BoundedNames, Reading, Registry, Snap
 from slipring.protocol.timing import TokenCounts, TurnReport
 from slipring.server.connections.registry import DropReason
 from slipring.server.driver import Exchange
-from slipring.server.ended_turns import EndedTurn
-from slipring.server.loop_lag import LoopLag
-from slipring.server.memory_uses import memory_uses
+from slipring.server.observation.ended_turns import EndedTurn
+from slipring.server.observation.loop_lag import LoopLag
+from slipring.server.observation.memory_uses import memory_uses
 from slipring.server.process.process_metrics import new_process_id, process_readings
 from slipring.server.service import Service
 from slipring.server.transports.websocket import WebSocketConnection
