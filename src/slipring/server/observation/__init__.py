@@ -1,1 +1,1 @@
-"""What a server reports about itself: ended turns, turn log, metrics, health, memory, lag of the event loop."""
+"""What a server reports about itself: ended turns, turn log, metrics, health, memory, event loop lag."""
