@@ -4,10 +4,19 @@ from typing import Any
 
 import pytest
 
-from slipring.core.generation import Accepted, Begun, Delta, Finished, Prefilled, Text
+from slipring.core.generation import (
+    Accepted,
+    Begun,
+    CallArguments,
+    CallStarted,
+    Delta,
+    Finished,
+    Prefilled,
+    Text,
+)
 from slipring.core.ports import Betas
 from slipring.errors import ContextLengthExceeded, ServerError
-from tests.core.connection import Connection, Json, only_error, types
+from tests.core.connection import Connection, Json, function, only_error, types
 from tests.wire import TIMING
 
 DONE = Finished(reason="stop", input_tokens=9, cached_tokens=4, output_tokens=2)
@@ -181,6 +190,24 @@ def test_the_time_until_a_compaction_fails_belongs_to_its_stage(stage: str) -> N
     connection.server.now += 3
     connection.fail()
     assert time_of(connection) == {stage: 3}
+
+
+def test_the_time_until_a_job_fails_that_needs_no_compaction_is_that_of_rendering() -> None:
+    connection = Connection(accepts=lambda job: False)
+    connection.create(context_management=[{"type": "compaction", "compact_threshold": 1_000_000}])
+    connection.server.now += 3
+    connection.fail()
+    assert time_of(connection) == {"render": 3}
+
+
+def test_the_time_until_a_paused_rollout_is_dropped_is_its_clients() -> None:
+    connection = Connection(betas=Betas(rollout=True))
+    connection.create(rollout=True, tools=[function("f")])
+    connection.finish(CallStarted(kind="function", name="f"), CallArguments("{}"))
+    connection.server.now += 3
+    connection._run(connection.session.closed())
+    assert connection.reports[-1].report.stages[-1].name == "client"
+    assert time_of(connection) == {"client": 3}
 
 
 def test_the_time_of_a_summary_that_is_empty_belongs_to_its_stage() -> None:
