@@ -141,6 +141,30 @@ def build_parser() -> argparse.ArgumentParser:
         " its weights. Exit code 1: the model would not work.",
     )
     look.defer(_add_inspect_flags)
+    _add_clients(commands)
+    manage = commands.add_parser(
+        "keys",
+        help="create, list and revoke the API keys in a store",
+        description="Create, list and revoke the API keys in a store.",
+    )
+    manage.defer(_add_keys_commands)
+    commands.add_parser(
+        "openapi",
+        help="print the OpenAPI document of the server",
+        description="Print what the server accepts and returns, as an OpenAPI 3.1 document in JSON.",
+    )
+    measure = commands.add_parser(
+        "bench",
+        help="measure agent loops against any Responses endpoint, mode by mode",
+        description="Run agent loops against a Responses endpoint in several modes, check every answer, and"
+        " report where the time goes. Without --url, start a slipring server to measure.",
+    )
+    measure.defer(_add_bench_flags)
+    return parser
+
+
+def _add_clients(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    """Add the commands that connect to a server, or start a client that does."""
     talk = commands.add_parser(
         "chat",
         help="chat in the terminal with any Responses endpoint",
@@ -164,25 +188,6 @@ def build_parser() -> argparse.ArgumentParser:
         " q or Ctrl-C exits. Exit code 1: the server cannot be reached, or refuses the admin key.",
     )
     watch.defer(_add_top_flags)
-    manage = commands.add_parser(
-        "keys",
-        help="create, list and revoke the API keys in a store",
-        description="Create, list and revoke the API keys in a store.",
-    )
-    manage.defer(_add_keys_commands)
-    commands.add_parser(
-        "openapi",
-        help="print the OpenAPI document of the server",
-        description="Print what the server accepts and returns, as an OpenAPI 3.1 document in JSON.",
-    )
-    measure = commands.add_parser(
-        "bench",
-        help="measure agent loops against any Responses endpoint, mode by mode",
-        description="Run agent loops against a Responses endpoint in several modes, check every answer, and"
-        " report where the time goes. Without --url, start a slipring server to measure.",
-    )
-    measure.defer(_add_bench_flags)
-    return parser
 
 
 def _add_inspect_flags(look: _Parser) -> None:

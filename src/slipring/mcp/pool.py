@@ -62,7 +62,7 @@ class _Entry:
 
     def connected(self, task: asyncio.Task[Connection]) -> None:
         self.connecting = None
-        _ = task.cancelled() or task.exception()  # retrieved, if nobody waits any more
+        _ = task.cancelled() or task.exception()  # marked as retrieved: no task may await it any more
 
     def listed(self, task: asyncio.Task[ToolList]) -> None:
         self.listing = None
@@ -84,7 +84,7 @@ class Pool:
 
     Connections are kept per tenant, server and credential. Lists are kept for as long as their server says,
     and shared between credentials only if it says that too. To cancel a list or a call, cancel the task that
-    awaits it: the server is told.
+    awaits it: the client then sends a cancellation to the server.
     """
 
     def __init__(self, limits: McpLimits | None = None) -> None:

@@ -1,7 +1,7 @@
 """The live stream of the admin listener: the messages of ``GET /live``, one JSON object per line.
 
 The first message is a ``Greeting``. Then each process that serves clients sends an ``Update`` twice a second
-while somebody watches, with what has changed; its first one is complete. A process that has ended is
+while a client reads the stream, with what has changed; its first one is complete. A process that has ended is
 announced by ``ProcessGone``. ``top`` and the live page read the same messages.
 
 A reader keeps, for each process, the connections by ``number`` and the turns by ``connection`` and ``lane``:

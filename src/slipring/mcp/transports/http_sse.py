@@ -79,7 +79,7 @@ class HttpSseConnection(Connection):
             pass
         if not self._endpoint.done():
             self._endpoint.set_exception(failure)
-            self._endpoint.exception()  # retrieved, if nobody waits any more
+            self._endpoint.exception()  # marked as retrieved: no task may await it any more
         kind = type(failure) if isinstance(failure, ConnectionLost | Malformed | TooLarge) else ConnectionLost
         self._end(kind, failure.message)
 

@@ -1,6 +1,6 @@
 """Distributes the live updates of one process to those who watch.
 
-Updates are made only while somebody watches, once for all of them.
+Updates are made only while there are subscribers, each update once for all of them.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Reads the state of a server for the live stream.
 
-Nothing is collected between two updates but the turns that have ended, and those only while somebody watches.
+Between two updates only ended turns are collected, and only while the live stream is being read.
 An update costs time in proportion to the connections that are open, and bytes in proportion to those that
 have changed.
 """
