@@ -191,9 +191,9 @@ class GrowingOutputs:
         """The job that continues a response with its outputs; None as long as that is not possible."""
         turn = self._lanes.find(response_id)
         if turn is not None:
-            if turn.phase is not Phase.PAUSED or turn.rollout is None:
+            if turn.phase is not Phase.PAUSED or turn.rollout is None or turn.steps is None:
                 return None
-            job, open_calls = turn.rollout.foreseen_job(), turn.rollout.open_calls
+            job, open_calls = turn.steps.foreseen_job(), turn.rollout.open_calls
         elif (state := cache.find(response_id)) is not None:
             job, open_calls = foreseen_job(state, self._tenant, self._models), state.carry.open_calls
         else:
