@@ -31,7 +31,7 @@ from slipring.mcp.transports.connection import Connection, OnProgress
 from slipring.mcp.transports.http_sse import HttpSseConnection
 from slipring.mcp.transports.stdio import StdioConnection
 from slipring.mcp.transports.streamable_http import StreamableHttpConnection
-from slipring.mcp.transports.web_client import WebClient
+from slipring.mcp.transports.web_client import Endpoint, WebClient
 
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.encode
@@ -263,10 +263,13 @@ class Pool:
             self._learned.popitem(last=False)
         return learned
 
+    def _endpoint(self, entry: _Entry, server: HttpServer) -> Endpoint:
+        headers = _merged(server.credential, entry.credential)
+        return Endpoint(self._web, server.url, headers, server.public_only)
+
     async def _connect_http(self, entry: _Entry, server: HttpServer, learned: _Learned) -> Connection:
         if server.transport == "sse" or learned.speaks_sse:
             return await self._connect_sse(entry, server)
-        headers = _merged(server.credential, entry.credential)
         known = learned.agreement
         session = McpSession(
             server.limits,
@@ -275,13 +278,7 @@ class Pool:
             agreement=known if known is not None and known.is_modern else None,
         )
         connection = StreamableHttpConnection(
-            self._web,
-            server.url,
-            headers,
-            session,
-            server.limits,
-            lambda: self._changed(entry),
-            public_only=server.public_only,
+            self._endpoint(entry, server), session, server.limits, lambda: self._changed(entry)
         )
         try:
             await connection.open()
@@ -301,13 +298,10 @@ class Pool:
 
     async def _connect_sse(self, entry: _Entry, server: HttpServer) -> Connection:
         connection = HttpSseConnection(
-            self._web,
-            server.url,
-            _merged(server.credential, entry.credential),
+            self._endpoint(entry, server),
             McpSession(server.limits, client_version=__version__, is_modern=False, over_http=False),
             server.limits,
             lambda: self._changed(entry),
-            public_only=server.public_only,
         )
         await connection.open()
         return connection
