@@ -26,6 +26,7 @@ from slipring.mcp.protocol.actions import Agreement
 from slipring.mcp.protocol.json_rpc import HEADER_MISMATCH, UNSUPPORTED_VERSION
 from slipring.mcp.protocol.session import McpSession
 from slipring.mcp.protocol.tools import Tool, ToolList, ToolResult
+from slipring.mcp.redaction import Redaction
 from slipring.mcp.servers import NO_CREDENTIAL, Credential, HttpServer, McpServer, StdioServer
 from slipring.mcp.transports.connection import Connection, OnProgress
 from slipring.mcp.transports.http_sse import HttpSseConnection
@@ -456,10 +457,8 @@ def _redacted(failure: McpFailure, entry: _Entry) -> McpFailure:
     """Remove credentials that a server repeated in its error."""
     operator = entry.server.credential.secrets() if isinstance(entry.server, HttpServer) else []
     env = list(entry.server.env.values()) if isinstance(entry.server, StdioServer) else []
-    text = failure.message
-    for secret in (*entry.credential.secrets(), *operator, *env):
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, "[redacted]")
+    secrets = (*entry.credential.secrets(), *operator, *env)
+    text = Redaction(secrets, _SHORTEST_SECRET).text(failure.message)
     if text != failure.message:
         failure.message = text
         failure.args = (text,)
