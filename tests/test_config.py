@@ -261,6 +261,7 @@ WAYS = [
         "trace_content = true",
         True,
     ),
+    ("mcp_urls", ["--mcp-urls", "public"], {"SLIPRING_MCP_URLS": "public"}, 'mcp_urls = "public"', "public"),
     (
         "log_level",
         ["--log-level", "debug"],
@@ -287,7 +288,7 @@ def test_a_setting_can_be_given_by_flag_variable_and_file(
 
 
 def test_the_cases_above_cover_every_plain_setting() -> None:
-    plain = {setting.name for setting in dataclasses.fields(Config)} - {"limits", "models"}
+    plain = {setting.name for setting in dataclasses.fields(Config)} - {"limits", "models", "mcp"}
     assert {name for name, *_ in WAYS} == plain
 
 
@@ -415,6 +416,7 @@ def test_a_list_with_a_gap_is_refused(text: str) -> None:
         ("api_keys = [1]", "api_keys", "every entry must be [TENANT:]KEY with neither part empty"),
         ("[host]\na = 1", "host", "must be a string"),
         ('log_level = "INFO"', "log_level", "must be one of debug, info, warning, error"),
+        ('mcp_urls = "all"', "mcp_urls", "must be one of registered, public, any"),
         ("limits = 1", "limits", "must be a table"),
         ("[[limits]]\nmax_lanes = 1", "limits", "must be a table"),
         ("[limits]\nmax_lanes = 1.0", "limits.max_lanes", "must be a whole number"),

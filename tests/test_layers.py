@@ -18,8 +18,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "models": (),
+    "mcp_registrations": (),
     "spelling": (),
-    "config": ("core.limits", "models", "spelling"),
+    "config": ("core.limits", "mcp_registrations", "models", "spelling"),
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "recording": (),
@@ -34,6 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "keys": ("errors", "config", "progress", "protocol.wire", "stores", "keys"),
     "server": (
         *("", "aiohttp_internals", "errors", "config", "models", "protocol", "recording"),
+        *("mcp", "mcp_registrations"),
         *("core", "engines", "sandbox", "stores", "keys.token", "observation", "server"),
     ),
     "inspection": (

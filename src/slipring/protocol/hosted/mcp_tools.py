@@ -72,6 +72,9 @@ class McpTool(Struct, tag_field="type", tag="mcp"):
     defer_loading: bool | None = None
     allowed_callers: list[Literal["direct", "programmatic"]] | None = None
 
+    def __repr__(self) -> str:
+        return f"<McpTool {self.server_label}>"
+
     def allows(self, tool: ListedTool) -> bool:
         """Whether ``allowed_tools`` lets the model call the tool."""
         if self.allowed_tools is None:
@@ -156,6 +159,16 @@ def read_servers(tools: Raw | UnsetType) -> tuple[McpTool, ...]:
             found.append(_read_server(raw, where))
     _require_distinct(found)
     return tuple(found)
+
+
+def place_of(tools: Raw | UnsetType, label: str) -> str:
+    """Where a request defines a server, as errors name it: ``tools[2]``; ``tools`` if it is not there."""
+    for index, raw in enumerate(_tools.decode(given(tools) or b"[]")):
+        if _WORDS in bytes(raw):
+            tool = msgspec.json.decode(raw)
+            if isinstance(tool, dict) and (tool.get("type"), tool.get("server_label")) == ("mcp", label):
+                return f"tools[{index}]"
+    return "tools"
 
 
 def _read_server(raw: Raw, where: str) -> McpTool:
