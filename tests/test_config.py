@@ -610,7 +610,7 @@ def test_the_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         load(["--help"], {})
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    plain = {setting.name for setting in dataclasses.fields(Config)} - {"limits", "models"}
+    plain = {setting.name for setting in dataclasses.fields(Config)} - {"limits", "models", "mcp"}
     for name in {*plain, *LIMIT_NAMES, "config"}:
         assert re.search(rf"^  {flag_of(name)}\b", shown, re.MULTILINE)
 
@@ -618,7 +618,7 @@ def test_the_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_table_has_one_row_for_each_setting() -> None:
     names = re.findall(r"^\| `(\w+)` \|", reference(), re.MULTILINE)
     settings = [setting.name for setting in dataclasses.fields(Config)]
-    plain = [name for name in settings if name not in ("limits", "models")]
+    plain = [name for name in settings if name not in ("limits", "models", "mcp")]
     assert names == plain + LIMIT_NAMES
     assert len(names) == len(set(names))
 

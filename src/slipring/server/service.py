@@ -129,8 +129,10 @@ class Service:
     def assemble(
         cls, config: Config, catalog: Catalog, store: Store, positions: Positions | None = None
     ) -> "Service":
-        """Create the service of a server from its configuration, engines and store. Raises ``StartupError`` if
-        a registered MCP server cannot be used."""
+        """Create the service of a server from its configuration, engines and store.
+
+        Raises ``StartupError`` if a registered MCP server cannot be used.
+        """
         limits = config.limits
         node_id = new_node_id()
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)

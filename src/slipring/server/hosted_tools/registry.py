@@ -26,8 +26,8 @@ from slipring.stores.base import Key
 
 
 class ServerRefused(Exception):
-    """A request names a server that it may not use, or sends what it may not send there. ``field`` is the field
-    of the ``mcp`` tool that is to blame; the message contains no value of the request."""
+    """A request names a server that it may not use, or sends what it may not send there. ``field`` is the
+    field of the ``mcp`` tool that is to blame; the message contains no value of the request."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(reason)

@@ -42,8 +42,8 @@ _MOST_MESSAGE_CHARS = 1000
 _object = msgspec.json.Decoder(dict[str, Raw])
 
 Ending = Literal["completed", "tool_error", "failed", "unknown", "cancelled"]
-"""``tool_error``: the tool says that it failed; ``failed``: it did not run, or its server says that it failed;
-``unknown``: it may have run."""
+"""``tool_error``: the tool says that it failed; ``failed``: it did not run, or its server says that it
+failed; ``unknown``: it may have run."""
 
 
 class EndedCall(Struct, frozen=True):
@@ -124,8 +124,8 @@ class ToolRunner:
         size = sum(len(tool.input_schema) + len(tool.description or "") for tool in tools)
         if len(tools) > MOST_TOOLS or size > self._most_list_bytes:
             raise InvalidRequest(
-                f"Invalid 'tools': the MCP servers have more than {MOST_TOOLS} tools in all, or their definitions"
-                f" more than {self._most_list_bytes} bytes. Name fewer servers.",
+                f"Invalid 'tools': the MCP servers have more than {MOST_TOOLS} tools in all, or their"
+                f" definitions more than {self._most_list_bytes} bytes. Name fewer servers.",
                 param="tools",
             )
 
