@@ -455,9 +455,7 @@ def _require_object(arguments: bytes, most: int) -> None:
 
 def _redacted(failure: McpFailure, entry: _Entry) -> McpFailure:
     """Remove credentials that a server repeated in its error."""
-    operator = entry.server.credential.secrets() if isinstance(entry.server, HttpServer) else []
-    env = list(entry.server.env.values()) if isinstance(entry.server, StdioServer) else []
-    secrets = (*entry.credential.secrets(), *operator, *env)
+    secrets = (*entry.credential.secrets(), *entry.server.secrets())
     text = Redaction(secrets, _SHORTEST_SECRET).text(failure.message)
     if text != failure.message:
         failure.message = text

@@ -23,7 +23,19 @@ class Redaction:
         return text
 
     def json(self, raw: bytes) -> bytes:
-        """Redact encoded JSON."""
-        for secret in self._secrets:
-            raw = raw.replace(msgspec.json.encode(secret)[1:-1], REMOVED.encode())
+        """Redact encoded JSON, however its strings are escaped. JSON without secrets is returned as it is."""
+        forms = [msgspec.json.encode(secret)[1:-1] for secret in self._secrets]
+        plain = _plainly_escaped(raw) if forms and b"\\" in raw else raw
+        if not any(form in plain for form in forms):
+            return raw
+        for form in forms:
+            plain = plain.replace(form, REMOVED.encode())
+        return plain
+
+
+def _plainly_escaped(raw: bytes) -> bytes:
+    """The same JSON with as few escapes as possible."""
+    try:
+        return msgspec.json.encode(msgspec.json.decode(raw))
+    except (msgspec.DecodeError, RecursionError):
         return raw

@@ -72,12 +72,8 @@ class Registry:
         return tuple(self._servers)
 
     def secrets(self) -> list[str]:
-        """What the operator's headers and processes got from the environment."""
-        found: list[str] = []
-        for each in self._servers.values():
-            server = each.server
-            found += server.credential.secrets() if isinstance(server, HttpServer) else server.env.values()
-        return found
+        """What only the operator and the registered servers know."""
+        return [secret for each in self._servers.values() for secret in each.server.secrets()]
 
     def find(self, tool: McpTool, key: Key | None) -> Target:
         """The server that a tool of a request names. Raises ``ServerRefused``."""
@@ -93,21 +89,20 @@ class Registry:
     def _find_url(
         self, tool: McpTool, url: str, usable: Mapping[str, _Registered], key: Key | None
     ) -> Target:
-        at_urls = [each for each in usable.values() if isinstance(each.server, HttpServer)]
+        at_urls = [(each.server, each) for each in usable.values() if isinstance(each.server, HttpServer)]
         # One URL may be registered several times, with different credentials: the label then chooses.
-        at_urls.sort(key=lambda each: each.server.name != tool.server_label)
+        at_urls.sort(key=lambda pair: pair[0].name != tool.server_label)
         # A key with permissions has them for registered servers.
         is_bound = key is not None and (key.mcp_servers or key.mcp_tools)
         policy = UrlPolicy.REGISTERED if is_bound else self._policy
-        servers = [each.server for each in at_urls if isinstance(each.server, HttpServer)]
         try:
-            server = admit(tool.server_label, url, policy, servers, self._limits)
+            found = admit(tool.server_label, url, policy, [server for server, _ in at_urls], self._limits)
         except Refused as refusal:
             raise ServerRefused("server_url", refusal.message) from None
-        for each in at_urls:
-            if each.server is server:
+        for server, each in at_urls:
+            if server is found:
                 return _target(each, tool, key)
-        return Target(server, _credential(tool), name=None, permitted=None)
+        return Target(found, _credential(tool), name=None, permitted=None)
 
     def _registered(self, registration: McpRegistration, environ: Mapping[str, str]) -> _Registered:
         limits = replace(
