@@ -649,7 +649,7 @@ def test_the_page_shows_the_table_that_the_code_generates() -> None:
 
 
 def test_the_file_on_the_page_is_a_valid_one(toml: WriteToml) -> None:
-    example, _ = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    example, *_ = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     made = load(["--config", toml(example)], {})
     assert made.port == tomllib.loads(example)["port"]
     assert made.limits.max_lanes == 8

@@ -1,5 +1,7 @@
 """The `[[mcp]]` tables of the TOML file, and their way to a worker."""
 
+import dataclasses
+import re
 import tomllib
 
 import pytest
@@ -11,11 +13,14 @@ from slipring.mcp_registrations import (
     McpRegistrationError,
     read_mcp_registrations,
 )
+from slipring.server.hosted_tools.registry import Registry
 from slipring.server.process.worker_messages import Assignment, decode_command, encode
 from tests.test_config import WriteToml, load, refusal, toml
+from tests.test_docs import ROOT
 
 __all__ = ["toml"]
 SECRET = "hush-hush"
+VARIABLES = dict.fromkeys(("WEATHER_TOKEN", "WEATHER_TEAM", "FILES_TOKEN"), "a-value")
 FULL = """
 [[mcp]]
 name = "weather"
@@ -71,6 +76,24 @@ def test_workers_get_the_same_servers() -> None:
     command = decode_command(encode(Assignment(config, {})))
     assert isinstance(command, Assignment)
     assert command.config == config
+
+
+@pytest.mark.parametrize("page", ["configuration.md", "hosted-tools.md"])
+def test_the_tables_on_the_pages_are_valid_ones(toml: WriteToml, page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    examples = [each for each in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[[mcp]]" in each]
+    assert examples
+    for example in examples:
+        registry = Registry(load(["--config", toml(example)], {}), VARIABLES)
+        assert registry.names
+
+
+def test_the_page_describes_every_key() -> None:
+    text = (ROOT / "docs" / "hosted-tools.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    described = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    fields = {each.name for each in dataclasses.fields(McpRegistration)} | {"args"}
+    assert fields <= described
 
 
 def table(**fields: object) -> str:

@@ -149,9 +149,10 @@ def _server(registration: McpRegistration, limits: McpLimits, environ: Mapping[s
 
 
 def _value(name: str, variable: str, environ: Mapping[str, str]) -> str:
-    if variable not in environ:
+    value = environ.get(variable)
+    if value is None:
         raise StartupError(f"mcp server '{name}': the environment variable {variable} is not set")
-    return environ[variable]
+    return value
 
 
 def _may_use(key: Key | None, name: str) -> bool:
