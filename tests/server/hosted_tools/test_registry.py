@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from slipring.config import Config
+from slipring.core.limits import Limits
 from slipring.errors import StartupError
 from slipring.mcp import HttpServer, StdioServer
 from slipring.mcp_registrations import HeaderVariable, McpRegistration
@@ -57,6 +58,13 @@ def test_a_registered_server_has_its_settings() -> None:
     assert (server.limits.call_timeout_s, server.limits.call_total_s) == (900, 900)
     assert server.limits.max_result_bytes == 1024 * 1024
     assert TOKEN not in repr(target)
+
+
+def test_a_message_has_room_for_the_largest_result() -> None:
+    config = Config(mcp=(PLAIN,), limits=Limits(max_tool_result_bytes=64 * 2**20))
+    limits = Registry(config, {}).find(McpTool("plain"), None).server.limits
+    assert limits.max_result_bytes < limits.max_message_bytes < limits.max_stream_bytes
+    assert find("plain").server.limits.max_message_bytes < 5 * 2**20
 
 
 def test_a_process_gets_the_variables_that_its_table_names() -> None:

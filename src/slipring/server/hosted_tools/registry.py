@@ -24,6 +24,9 @@ from slipring.mcp_registrations import McpRegistration
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.stores.base import Key
 
+_ENVELOPE_BYTES = 64 * 1024
+"""Of a message, around its result."""
+
 
 class ServerRefused(Exception):
     """A request names a server that it may not use, or sends what it may not send there. ``field`` is the
@@ -118,7 +121,14 @@ class Registry:
 
 
 def _limits(limits: Limits) -> McpLimits:
-    return McpLimits(max_result_bytes=limits.max_tool_result_bytes)
+    """The limits of every server: messages may be as large as a list or a result, and not much larger."""
+    known = McpLimits()
+    message = max(known.max_list_bytes, limits.max_tool_result_bytes) + _ENVELOPE_BYTES
+    return McpLimits(
+        max_result_bytes=limits.max_tool_result_bytes,
+        max_message_bytes=message,
+        max_stream_bytes=max(known.max_stream_bytes, 2 * message),
+    )
 
 
 def _server(registration: McpRegistration, limits: McpLimits, environ: Mapping[str, str]) -> McpServer:
