@@ -210,6 +210,22 @@ def test_what_could_smuggle_is_refused_by_its_field_and_not_repeated(
     assert "evil-value" not in found
 
 
+def test_a_request_may_bring_its_own_token_and_no_other_header_of_the_operator() -> None:
+    team = McpRegistration(
+        "team",
+        url="http://10.0.0.7/mcp",
+        headers=(
+            HeaderVariable("Authorization", "WEATHER_TOKEN", "Bearer"),
+            HeaderVariable("X-Team", "OTHER"),
+        ),
+    )
+    found = registry(team).find(McpTool("team", authorization="mine", headers={"X-Mine": "1"}), None)
+    assert found.credential.headers == {"Authorization": "Bearer mine", "X-Mine": "1"}
+    with pytest.raises(ServerRefused, match="is set by the operator") as caught:
+        registry(team).find(McpTool("team", headers={"x-team": "admins"}), None)
+    assert caught.value.field == "headers"
+
+
 @pytest.mark.parametrize("field", [{"authorization": "token"}, {"headers": {"X-A": "b"}}])
 def test_a_process_is_sent_no_headers(field: dict[str, Any]) -> None:
     assert "is a process and is sent no headers" in refused("files", **field)

@@ -245,7 +245,8 @@ async def test_a_call_ends_in_one_outcome(
     caplog.set_level(logging.INFO)
     fake.calls["add"] = behaviour
     ended: list[EndedCall] = []
-    async with running(registered(fake, timeout_s=0.2), max_tool_result_bytes=2000) as runner:
+    timeout_s = 0.2 if behaviour is silent else 120.0
+    async with running(registered(fake, timeout_s=timeout_s), max_tool_result_bytes=2000) as runner:
         runner.observers.append(ended.append)
         server = (await resolve(runner, "fake", fetch=False))["fake"]
         outcome = await call(runner, server)

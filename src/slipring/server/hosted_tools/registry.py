@@ -175,6 +175,8 @@ def _target(registered: _Registered, tool: McpTool, key: Key | None) -> Target:
         for field in ("authorization", "headers"):
             if getattr(tool, field):
                 raise ServerRefused(field, "this MCP server is a process and is sent no headers")
+    else:
+        _require_free(registered.server, tool.headers or {})
     return Target(
         server=registered.server,
         credential=_credential(tool),
@@ -183,6 +185,15 @@ def _target(registered: _Registered, tool: McpTool, key: Key | None) -> Target:
         always_approve=registration.approval == "always",
         goes_on=registration.on_list_error == "continue",
     )
+
+
+def _require_free(server: HttpServer, headers: Mapping[str, str]) -> None:
+    """Refuse headers that the operator sets: a server may trust them. A token of the caller proves only who
+    the caller is."""
+    set_here = {name.lower() for name in server.credential.headers} - {"authorization"}
+    for name in headers:
+        if name.lower() in set_here:
+            raise ServerRefused("headers", "one of these headers is set by the operator of this server")
 
 
 def _permitted(registration: McpRegistration, key: Key | None) -> frozenset[str] | None:
