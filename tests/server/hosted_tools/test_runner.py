@@ -258,7 +258,7 @@ async def test_a_call_ends_in_one_outcome(
     assert fake.count("tools/call") == 1
     (call_,) = ended
     assert (call_.tenant, call_.server, call_.tool, call_.ending) == ("t", "fake", "add", ending)
-    assert f"call tenant=t server=fake tool=add ending={ending} ms=" in caplog.text
+    assert f"call tenant=t server=fake label=fake tool=add ending={ending} ms=" in caplog.text
     assert '"a"' not in caplog.text
 
 

@@ -52,6 +52,8 @@ class EndedCall(Struct, frozen=True):
     tenant: str
     server: str | None
     """Its registered name; None: a URL of the client."""
+    label: str
+    """What the request calls it."""
     tool: str
     ending: Ending
     seconds: float
@@ -143,7 +145,15 @@ class ToolRunner:
             return ended.outcome
         finally:
             self._report(
-                EndedCall(tenant, target.name, call.tool, ended.ending, clock() - began, ended.result_bytes)
+                EndedCall(
+                    tenant=tenant,
+                    server=target.name,
+                    label=call.label,
+                    tool=call.tool,
+                    ending=ended.ending,
+                    seconds=clock() - began,
+                    result_bytes=ended.result_bytes,
+                )
             )
 
     async def _call(
@@ -177,8 +187,8 @@ class ToolRunner:
 
     def _report(self, ended: EndedCall) -> None:
         log.info(
-            "call tenant=%s server=%s tool=%s ending=%s ms=%.1f bytes=%d",
-            *(plain(ended.tenant), ended.server or "-", plain(ended.tool), ended.ending),
+            "call tenant=%s server=%s label=%s tool=%s ending=%s ms=%.1f bytes=%d",
+            *(plain(ended.tenant), ended.server or "-", ended.label, plain(ended.tool), ended.ending),
             *(ended.seconds * 1000, ended.result_bytes),
         )
         for observe in self.observers:
