@@ -18,8 +18,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "models": (),
+    "mcp_registrations": (),
     "spelling": (),
-    "config": ("core.limits", "models", "spelling"),
+    "config": ("core.limits", "mcp_registrations", "models", "spelling"),
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "recording": (),
@@ -34,6 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "keys": ("errors", "config", "progress", "protocol.wire", "stores", "keys"),
     "server": (
         *("", "aiohttp_internals", "errors", "config", "models", "protocol", "recording"),
+        *("mcp", "mcp_registrations"),
         *("core", "engines", "sandbox", "stores", "keys.token", "observation", "server"),
     ),
     "inspection": (
@@ -202,7 +204,7 @@ def test_every_module_says_what_it_owns() -> None:
     ids=lambda path: str(path.relative_to(SRC)),
 )
 def test_within_the_core_session_imports_turn_and_turn_imports_chain(path: Path) -> None:
-    order = ("chain", "", "turn", "session")
+    order = ("chain", "", "hosted", "turn", "session")
     part = path.relative_to(SRC).parts[1] if len(path.relative_to(SRC).parts) > 2 else ""
     later = tuple(f"slipring.core.{name}." for name in order[order.index(part) + 1 :] if name)
     assert not [name for name in imports(path) if f"{name}.".startswith(later)]

@@ -543,6 +543,12 @@ class Turn:
         """Whether hosted calls run."""
         return self.output.hosted is not None and bool(self.output.hosted.running)
 
+    @property
+    def has_due_calls(self) -> bool:
+        """Whether hosted calls can begin now."""
+        hosted = self.output.hosted
+        return hosted is not None and bool(hosted.due)
+
     def take_due_calls(self) -> list[HostedCall]:
         """The hosted calls that can begin now."""
         hosted = self.output.hosted

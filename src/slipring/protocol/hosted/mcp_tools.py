@@ -80,6 +80,9 @@ class McpTool(Struct, tag_field="type", tag="mcp"):
     defer_loading: bool | None = None
     allowed_callers: list[Literal["direct", "programmatic"]] | None = None
 
+    def __repr__(self) -> str:
+        return f"<McpTool {self.server_label}>"
+
     def allows(self, tool: ListedTool) -> bool:
         """Whether ``allowed_tools`` lets the model call the tool."""
         if self.allowed_tools is None:
@@ -193,6 +196,16 @@ def with_servers(tools: Raw | UnsetType, kept: Mapping[str, KeptServer]) -> Raw:
         is_server = _WORDS in bytes(raw) and _outline.decode(raw).type == "mcp"
         entries.append(kept[_server.decode(raw).server_label] if is_server else raw)
     return wire.raw(entries)
+
+
+def place_of(tools: Raw | UnsetType, label: str) -> str:
+    """Where a request defines a server, as errors name it: ``tools[2]``; ``tools`` if it is not there."""
+    for index, raw in enumerate(_tools.decode(given(tools) or b"[]")):
+        if _WORDS in bytes(raw):
+            tool = msgspec.json.decode(raw)
+            if isinstance(tool, dict) and (tool.get("type"), tool.get("server_label")) == ("mcp", label):
+                return f"tools[{index}]"
+    return "tools"
 
 
 def _read_server(raw: Raw, where: str) -> McpTool:
