@@ -159,16 +159,10 @@ class Driver:
             self._spawn(action, self._check_appended(action))
         elif isinstance(action, CallTool):
             self._spawn(action, self._call_tool(action))
-        elif isinstance(action, Cancel):
-            if (task := self._tasks.get(action.turn)) is not None:
-                task.cancel()
-            self._cancel_tools(action.turn)
-        elif isinstance(action, CancelTools):
-            self._cancel_tools(action.turn)
-        elif isinstance(action, StartPrefill):
+        elif isinstance(action, Cancel | CancelTools):
+            self._cancel(action)
+        elif isinstance(action, StartPrefill | EndPrefill):
             self._prefill(action)
-        elif isinstance(action, EndPrefill):
-            self.service.prefills.cancel(self.session.tenant, action.response_id)
         elif isinstance(action, Record | Refused):
             self._report(action)
         elif isinstance(action, Counted):
@@ -191,7 +185,11 @@ class Driver:
         self.service.turn_ended(turn, content)
         self.sink.record(turn)
 
-    def _prefill(self, action: StartPrefill) -> None:
+    def _prefill(self, action: StartPrefill | EndPrefill) -> None:
+        if isinstance(action, EndPrefill):
+            self.service.prefills.cancel(self.session.tenant, action.response_id)
+            return
+
         def ended(tokens: int | None) -> None:
             self.run(self.session.prefilled(action, tokens))
 
@@ -199,9 +197,12 @@ class Driver:
             engine = self.service.catalog.engine_of(action.prefill.job.model)
             self.service.prefills.start(action.response_id, action.prefill, engine, ended)
 
-    def _cancel_tools(self, turn: Turn) -> None:
+    def _cancel(self, action: Cancel | CancelTools) -> None:
+        """Cancel the hosted calls of a turn, and its own task too unless only the calls are meant."""
+        turn = action.turn
         for subject, task in self._tasks.items():
-            if isinstance(subject, CallTool) and subject.turn is turn:
+            is_call = isinstance(subject, CallTool) and subject.turn is turn
+            if is_call or (subject is turn and isinstance(action, Cancel)):
                 task.cancel()
 
     def _spawn(self, subject: Turn | CheckAppended | CallTool, work: Coroutine[Any, Any, None]) -> None:

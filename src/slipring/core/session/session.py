@@ -324,10 +324,8 @@ class Session:
         if turn.phase is Phase.RUNNING:
             return [ended]
         if turn.is_calling:
-            job = turn.foreseen_job()
             # The engine processes the results that are there while the other calls run.
-            ahead = [StartPrefill(job.response_id, Prefill(job, "output"))] if job is not None else []
-            return [ended, *ahead]
+            return [ended, *self._growing_outputs.result(turn, self._cache)]
         return [ended, *self._go_on(turn, now)]
 
     def appended(self, append: Append, now: float) -> list[Action]:

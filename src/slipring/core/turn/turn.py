@@ -660,13 +660,13 @@ class Turn:
         )
 
     def foreseen_job(self) -> Job | None:
-        """While hosted calls run: a warmup of the next step with the results that are there; None if there
-        are none."""
+        """While paused: a warmup of the next step with the outputs that are there; None if hosted calls run
+        and none of them has a result to begin with."""
         hosted, steps = self.output.hosted, self.steps
-        if self.phase is not Phase.PAUSED or hosted is None or steps is None or steps.is_last:
+        if self.phase is not Phase.PAUSED or steps is None or steps.is_last or self.hosted.approved:
             return None
-        ready = hosted.ready_results()
-        return steps.foreseen_job(ready) if ready and not self.hosted.approved else None
+        ready = hosted.ready_results() if hosted is not None else ()
+        return None if self.is_calling and not ready else steps.foreseen_job(ready)
 
     @property
     def can_be_broken_off(self) -> bool:
