@@ -90,7 +90,7 @@ def components() -> dict[str, Schema]:
     answers = _generated((*_ANSWER_TYPES, *events))
     for type_ in _structs((*_ANSWER_TYPES, *events)):
         _require_all(answers[type_.__name__], type_)
-    found = requests | answers
+    found = answers | requests  # what clients send too may lack fields that the server always sends
     for type_, fields in _raw_fields().items():
         for name, schema in fields.items():
             # Replaces the generated schema, except for its default.
