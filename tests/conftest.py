@@ -16,6 +16,10 @@ import pytest
 from hypothesis import settings
 
 from slipring.engines.constraints import answer_grammar
+from slipring.engines.llama import models
+from slipring.engines.simulated import tokenized
+from slipring.engines.tokens.model_files import read_gguf
+from slipring.inspection import model_source
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
 from tests.postgres import postgres, postgres_server, postgres_url
@@ -26,6 +30,7 @@ __all__ = [
     "data_homes",
     "elsewhere",
     "grammars_tried_once",
+    "model_files_read_once",
     "one_authority",
     "outbox_tap",
     "postgres",
@@ -118,6 +123,28 @@ def tokenizers_built_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tokenizer, "from_json", json_once)
         patch.setattr(Tokenizer, "from_gguf", gguf_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def model_files_read_once() -> Iterator[None]:
+    """Read the metadata of a GGUF file again only if the file has changed. Most tests with a vocabulary use the
+    same file, and reading it takes a tenth of a second."""
+    read: dict[object, dict[str, Any]] = {}
+
+    def read_once(kind: str, path: str) -> dict[str, Any]:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return read_gguf(kind, path)  # raises, with a message
+        key = path, status.st_ino, status.st_size, status.st_mtime_ns
+        if key not in read:
+            read[key] = read_gguf(kind, path)
+        return dict(read[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (models, tokenized, model_source):
+            patch.setattr(module, "read_gguf", read_once)
         yield
 
 
