@@ -20,6 +20,8 @@ from slipring.engines.llama import models
 from slipring.engines.simulated import tokenized
 from slipring.engines.tokens.model_files import read_gguf
 from slipring.inspection import model_source
+from slipring.prompts.templates import template_renderer
+from slipring.prompts.templates.chat_template import ChatTemplate
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
 from tests.postgres import postgres, postgres_server, postgres_url
@@ -40,6 +42,7 @@ __all__ = [
     "smollm2",
     "surroundings",
     "tap",
+    "templates_compiled_once",
     "tiny",
     "tiny_model",
     "tiny_path",
@@ -145,6 +148,15 @@ def model_files_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (models, tokenized, model_source):
             patch.setattr(module, "read_gguf", read_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def templates_compiled_once() -> Iterator[None]:
+    """Renderers of the same chat template share it: it does not change, and is rendered dozens of times while
+    it is made. Tests of ``ChatTemplate`` make their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template_renderer, "ChatTemplate", cache(ChatTemplate))
         yield
 
 
