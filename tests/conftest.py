@@ -23,12 +23,14 @@ from slipring.inspection import model_source
 from slipring.prompts.templates import template_renderer
 from slipring.prompts.templates.chat_template import ChatTemplate
 from slipring.prompts.tokenization.tokenizer import Tokenizer
+from tests.compiled_here import compiled_here
 from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
 from tests.postgres import postgres, postgres_server, postgres_url
 from tests.tap import Tap, tapped
 
 __all__ = [
     "all_authorities",
+    "compiled_here",
     "data_homes",
     "elsewhere",
     "grammars_tried_once",
@@ -131,8 +133,8 @@ def tokenizers_built_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def model_files_read_once() -> Iterator[None]:
-    """Read the metadata of a GGUF file again only if the file has changed. Most tests with a vocabulary use the
-    same file, and reading it takes a tenth of a second."""
+    """Read the metadata of a GGUF file again only if the file has changed. Most tests with a vocabulary use
+    the same file, and reading it takes a tenth of a second."""
     read: dict[object, dict[str, Any]] = {}
 
     def read_once(kind: str, path: str) -> dict[str, Any]:
