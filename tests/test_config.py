@@ -261,6 +261,7 @@ WAYS = [
         "trace_content = true",
         True,
     ),
+    ("mcp_urls", ["--mcp-urls", "public"], {"SLIPRING_MCP_URLS": "public"}, 'mcp_urls = "public"', "public"),
     (
         "log_level",
         ["--log-level", "debug"],
@@ -287,7 +288,7 @@ def test_a_setting_can_be_given_by_flag_variable_and_file(
 
 
 def test_the_cases_above_cover_every_plain_setting() -> None:
-    plain = {setting.name for setting in dataclasses.fields(Config)} - {"limits", "models"}
+    plain = {setting.name for setting in dataclasses.fields(Config)} - {"limits", "models", "mcp"}
     assert {name for name, *_ in WAYS} == plain
 
 
@@ -415,6 +416,7 @@ def test_a_list_with_a_gap_is_refused(text: str) -> None:
         ("api_keys = [1]", "api_keys", "every entry must be [TENANT:]KEY with neither part empty"),
         ("[host]\na = 1", "host", "must be a string"),
         ('log_level = "INFO"', "log_level", "must be one of debug, info, warning, error"),
+        ('mcp_urls = "all"', "mcp_urls", "must be one of registered, public, any"),
         ("limits = 1", "limits", "must be a table"),
         ("[[limits]]\nmax_lanes = 1", "limits", "must be a table"),
         ("[limits]\nmax_lanes = 1.0", "limits.max_lanes", "must be a whole number"),
@@ -608,7 +610,7 @@ def test_the_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         load(["--help"], {})
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    plain = {setting.name for setting in dataclasses.fields(Config)} - {"limits", "models"}
+    plain = {setting.name for setting in dataclasses.fields(Config)} - {"limits", "models", "mcp"}
     for name in {*plain, *LIMIT_NAMES, "config"}:
         assert re.search(rf"^  {flag_of(name)}\b", shown, re.MULTILINE)
 
@@ -616,7 +618,7 @@ def test_the_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_table_has_one_row_for_each_setting() -> None:
     names = re.findall(r"^\| `(\w+)` \|", reference(), re.MULTILINE)
     settings = [setting.name for setting in dataclasses.fields(Config)]
-    plain = [name for name in settings if name not in ("limits", "models")]
+    plain = [name for name in settings if name not in ("limits", "models", "mcp")]
     assert names == plain + LIMIT_NAMES
     assert len(names) == len(set(names))
 
@@ -647,7 +649,7 @@ def test_the_page_shows_the_table_that_the_code_generates() -> None:
 
 
 def test_the_file_on_the_page_is_a_valid_one(toml: WriteToml) -> None:
-    example, _ = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    example, *_ = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     made = load(["--config", toml(example)], {})
     assert made.port == tomllib.loads(example)["port"]
     assert made.limits.max_lanes == 8

@@ -16,8 +16,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "models": (),
+    "mcp_registrations": (),
     "spelling": (),
-    "config": ("core.limits", "models", "spelling"),
+    "config": ("core.limits", "mcp_registrations", "models", "spelling"),
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "recording": (),
@@ -32,6 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "keys": ("errors", "config", "progress", "protocol.wire", "stores", "keys"),
     "server": (
         *("", "aiohttp_internals", "errors", "config", "models", "protocol", "recording"),
+        *("mcp", "mcp_registrations"),
         *("core", "engines", "sandbox", "stores", "keys.token", "observation", "server"),
     ),
     "inspection": (
@@ -208,7 +210,7 @@ def test_every_module_says_what_it_owns() -> None:
 
 
 def test_within_the_core_session_imports_turn_and_turn_imports_chain() -> None:
-    order, found = ("chain", "", "turn", "session"), []
+    order, found = ("chain", "", "hosted", "turn", "session"), []
     for path in modules():
         if layer_of(path) == "core":
             parts = path.relative_to(SRC).parts

@@ -16,6 +16,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_origin, get_type_hints
 
 from slipring.core.limits import Limits
+from slipring.mcp_registrations import McpRegistration, McpRegistrationError, read_mcp_registrations
 from slipring.models import ModelEntry, ModelsError, read_models
 from slipring.spelling import suggestion
 
@@ -23,6 +24,7 @@ __all__ = [
     "ADMIN_AUTO",
     "ADMIN_OFF",
     "LOG_LEVELS",
+    "MCP_URLS",
     "SETTINGS",
     "Config",
     "ConfigError",
@@ -34,11 +36,13 @@ __all__ = [
 
 ADMIN_AUTO, ADMIN_OFF = "auto", "off"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+MCP_URLS = ("registered", "public", "any")
 _PREFIX = "SLIPRING_"
 _FILE_FLAG = "--config"
 _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
 _MODELS = "models"
+_MCP = "mcp"
 _LIMITS_THAT_MAY_BE_ZERO = (
     "idle_timeout_s",
     "ping_interval_s",
@@ -86,6 +90,7 @@ _API_KEYS = Rule(
 )
 _PORT = Rule("must be from 0 to 65535", lambda number: 0 <= number <= 65535)
 _LOG_LEVEL = Rule(f"must be one of {', '.join(LOG_LEVELS)}", lambda name: name in LOG_LEVELS)
+_MCP_URL_POLICY = Rule(f"must be one of {', '.join(MCP_URLS)}", lambda name: name in MCP_URLS)
 _AT_LEAST_ONE = Rule("must be 1 or more", lambda number: number >= 1)
 _SHARE = Rule("must be from 0 to 1", lambda number: 0 <= number <= 1)
 _HTTP_URL = Rule(
@@ -276,6 +281,15 @@ class Config:
         default=False,
         metadata={"help": "write what clients and models say into the traces, too"},
     )
+    mcp_urls: str = field(
+        default=MCP_URLS[0],
+        metadata={
+            "help": "MCP servers that requests may name by URL: registered (those of the `[[mcp]]` tables),"
+            " public (also others with https and a public address), any (all that this machine reaches)",
+            "rule": _MCP_URL_POLICY,
+            "metavar": "POLICY",
+        },
+    )
     log_level: str = field(
         default="info",
         metadata={
@@ -285,6 +299,7 @@ class Config:
         },
     )
     models: tuple[ModelEntry, ...] = ()
+    mcp: tuple[McpRegistration, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
     @property
@@ -415,7 +430,7 @@ def _limit_setting(declared: Field[Any], hint: Any) -> Setting:
 def _all_settings() -> Iterator[Setting]:
     hints = get_type_hints(Config)
     for declared in fields(Config):
-        if declared.name not in (_LIMITS, _MODELS):
+        if declared.name not in (_LIMITS, _MODELS, _MCP):
             yield _plain_setting(declared, hints[declared.name])
     hints = get_type_hints(Limits)
     for declared in fields(Limits):
@@ -491,11 +506,13 @@ def _from_file(path: str) -> dict[str, Any]:
     settings = {setting.key: setting for setting in SETTINGS}
     document = _read_toml(path)
     values: dict[str, Any] = {}
-    if _MODELS in document:
-        try:
+    try:
+        if _MODELS in document:
             values[_MODELS] = read_models(document.pop(_MODELS))
-        except ModelsError as error:
-            raise ConfigError(f"{error} in {path}") from None
+        if _MCP in document:
+            values[_MCP] = read_mcp_registrations(document.pop(_MCP))
+    except (ModelsError, McpRegistrationError) as error:
+        raise ConfigError(f"{error} in {path}") from None
     for key, given in _entries(document, path):
         dotted = ".".join(key)
         if key not in settings:
