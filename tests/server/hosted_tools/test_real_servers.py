@@ -91,16 +91,11 @@ async def test_progress_of_everything_reaches_the_client(smollm2: ServeModel, se
 async def test_the_time_server(smollm2: ServeModel, servers: RealServers) -> None:
     clock = McpRegistration("real", command=servers.reference("time"))
     async with smollm2(slots=1, context=2048, mcp=(clock,)) as served:
-        request = ask("What time is it in Europe/Oslo?", "get_current_time")
+        request = ask("Call get_current_time with timezone Europe/Oslo", "get_current_time")
         status, response = await served.post(**request)
     assert status == 200
     call = the_call(response)
-    zone = json.loads(call["arguments"])["timezone"]
-    if call["error"] is None:
-        assert json.loads(call["output"])["timezone"] == zone
-    else:  # the model invented a zone
-        assert call["error"]["type"] == "mcp_tool_execution_error"
-        assert zone in json.dumps(call["error"]["content"])
+    assert json.loads(call["output"])["timezone"] == json.loads(call["arguments"])["timezone"]
 
 
 @asynccontextmanager
@@ -123,12 +118,13 @@ async def page() -> AsyncIterator[str]:
 
 
 async def test_the_fetch_server(smollm2: ServeModel, servers: RealServers) -> None:
-    fetch = McpRegistration("real", command=(*servers.reference("fetch"), "--ignore-robots-txt"))
+    flags = ("--ignore-robots-txt", "--allow-private-ips")
+    fetch = McpRegistration("real", command=(*servers.reference("fetch"), *flags))
     async with page() as url, smollm2(slots=1, context=2048, mcp=(fetch,)) as served:
-        status, response = await served.post(**ask(f"Fetch {url}", "fetch"))
+        status, response = await served.post(**ask(f"Fetch the URL {url}", "fetch"))
     assert status == 200
     call = the_call(response)
-    assert json.loads(call["arguments"])["url"].startswith(url.rstrip("/"))
+    assert json.loads(call["arguments"])["url"] == url
     assert "harbour is open" in call["output"]
 
 
