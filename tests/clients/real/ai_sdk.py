@@ -102,3 +102,5 @@ async def _(stage: Stage) -> None:
     assert (ended.result["text"], ended.result["errors"]) == ("Then not.", [])
     assert (ended.result["asked"], ended.result["results"]) == (1, [])
     assert fake.count("tools/call") == 0
+    (*_, decision) = relay.exchanges[1].body["input"]
+    assert (decision["type"], decision["approve"]) == ("mcp_approval_response", False)

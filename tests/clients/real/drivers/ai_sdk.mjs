@@ -42,7 +42,12 @@ async function decide(approved) {
   const question = { role: "user", content: "1 + 2?" };
   const first = await generateText({ model, tools, messages: [question] });
   const requests = first.content.filter((part) => part.type === "tool-approval-request");
-  const content = requests.map(({ approvalId }) => ({ type: "tool-approval-response", approvalId, approved }));
+  const content = requests.map(({ approvalId }) => ({
+    type: "tool-approval-response",
+    approvalId,
+    approved,
+    providerExecuted: true,
+  }));
   const messages = [question, ...first.response.messages, { role: "tool", content }];
   return { asked: requests.length, ...(await read(streamText({ model, tools, messages }))) };
 }
