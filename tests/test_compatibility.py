@@ -872,6 +872,7 @@ SPOKEN = {
     "status": "completed",
     "phase": "commentary",
 }
+BROKEN = [{**ITEM_SAMPLES["mcp_call"][0], "error": "It broke."}]
 DENIAL = [
     ITEM_SAMPLES["mcp_approval_response"][0],
     {**ITEM_SAMPLES["mcp_approval_response"][1], "reason": "Not now."},
@@ -881,7 +882,7 @@ ITEM_FIELD_SAMPLES: dict[str, list[Json]] = {
     **dict.fromkeys(("call_id", "name", "arguments", "output"), FUNCTION_CALL),
     **dict.fromkeys(("execution", "tools"), TOOL_SEARCH),
     **dict.fromkeys(("reasoning", "text"), ITEM_SAMPLES["configuration_update"]),
-    **dict.fromkeys(("server_label", "error"), [{**ITEM_SAMPLES["mcp_call"][0], "error": "It broke."}]),
+    **dict.fromkeys(("server_label", "error"), BROKEN),
     **dict.fromkeys(("approval_request_id", "approve", "reason"), DENIAL),
     **dict.fromkeys(("id", "summary"), ITEM_SAMPLES["reasoning"]),
     "namespace": [{**FUNCTION_CALL[0], "namespace": "home"}, *FUNCTION_CALL[1:]],
