@@ -48,9 +48,9 @@ async def test_an_input_has_several_forms(sent: Any) -> None:
 
 
 async def test_a_name_chooses_one_check_and_the_default_all_of_the_callers_policy() -> None:
-    keys = {"api_key": ("one:key-1", "two:key-2")}
+    keys = ("one:key-1", "two:key-2")
     policies = PolicyEntries(tenants=(("two", ("words",)),))
-    async with serve(checks=(WORDS, TOOLS), policies=policies, **keys) as server:
+    async with serve(checks=(WORDS, TOOLS), policies=policies, api_key=keys) as server:
         reported = {}
         for tenant, key in (("one", "key-1"), ("two", "key-2")):
             for model in (None, "words", "function"):

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from slipring.errors import StartupError
-from slipring.safety.moderations import Moderations, ModerationsSettings
 from slipring.safety.source import Findings, SourceFailed
+from slipring.safety.sources.moderations import Moderations, ModerationsSettings
 from tests.safety.checking import said
 
 _KEY = "SLIPRING_TEST_MODERATIONS_KEY"

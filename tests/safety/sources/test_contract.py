@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from slipring.checks import CheckEntry
-from slipring.safety.guard import Engines
 from slipring.safety.source import Source
-from slipring.safety.sources import open_source
+from slipring.safety.sources.catalog import open_source
+from slipring.safety.sources.guard import Engines
 from tests.harness import serve
 from tests.safety.checking import said
 from tests.safety.guarding import BAD, NO_ENGINES, GuardEngine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slipring.protocol.definitions import Grammar
 from slipring.protocol.responses import Logprob, TopLogprob
-from slipring.safety.guard_formats import (
+from slipring.safety.sources.guard_formats import (
     Answer,
     GraniteGuardian,
     GuardFormat,

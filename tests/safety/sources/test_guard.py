@@ -7,9 +7,9 @@ import pytest
 from slipring.core.generation import Accepted, Delta, Finished, Job, Model, Refused
 from slipring.engines.catalog import Catalog
 from slipring.errors import ServerError, StartupError
-from slipring.safety.guard import Guard, GuardSettings
-from slipring.safety.guard_formats import LlamaGuard, Qwen3Guard
 from slipring.safety.source import SourceFailed
+from slipring.safety.sources.guard import Guard, GuardSettings
+from slipring.safety.sources.guard_formats import LlamaGuard, Qwen3Guard
 from tests.model import SharedModel
 from tests.safety.checking import said
 from tests.safety.guarding import GuardEngine

@@ -9,10 +9,10 @@ import pytest
 
 from slipring.core.checks.verdicts import Subject
 from slipring.errors import StartupError
-from slipring.safety import functions
-from slipring.safety.functions import Functions, find_factory
 from slipring.safety.source import SourceFailed
-from slipring.safety.threads import CheckThreads
+from slipring.safety.sources import functions
+from slipring.safety.sources.check_threads import CheckThreads
+from slipring.safety.sources.functions import Functions, find_factory
 from tests.safety.checking import answering, said, synchronous_check
 
 

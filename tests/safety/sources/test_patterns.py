@@ -7,10 +7,10 @@ from base64 import urlsafe_b64encode
 import pytest
 
 from slipring.errors import StartupError
-from slipring.safety.pattern_matching import find_matches
-from slipring.safety.patterns import Patterns, PatternsSettings, PersonalData, PersonalDataSettings
-from slipring.safety.secret_formats import LONGEST, SECRET_FORMATS
 from slipring.safety.source import SourceFailed
+from slipring.safety.sources.pattern_matching import find_matches
+from slipring.safety.sources.patterns import Patterns, PatternsSettings, PersonalData, PersonalDataSettings
+from slipring.safety.sources.secret_formats import LONGEST, SECRET_FORMATS
 from tests.safety.checking import said
 
 _ALPHABET = string.ascii_letters + string.digits
