@@ -17,7 +17,12 @@ B = CheckEntry("b", "controlled", subjects=("message", "answer"), context=2)
 
 async def inspector(*entries: CheckEntry, **policies: Any) -> Inspector:
     made = Inspector(
-        entries, PolicyEntries(**policies), NO_ENGINES, Clock(), lambda entry, engines: ControlledSource()
+        entries,
+        PolicyEntries(**policies),
+        NO_ENGINES,
+        Clock(),
+        cache_bytes=2**20,
+        open_by_entry=lambda entry, engines: ControlledSource(),
     )
     await made.start()
     return made
@@ -86,7 +91,7 @@ async def test_each_subject_gets_the_verdicts_of_the_checks_for_its_kind() -> No
 )
 async def test_a_check_that_cannot_start_is_named(entry: CheckEntry, reason: str) -> None:
     async def start() -> None:
-        made = Inspector([entry], PolicyEntries(), NO_ENGINES, Clock())
+        made = Inspector([entry], PolicyEntries(), NO_ENGINES, Clock(), cache_bytes=2**20)
         try:
             await made.start()
         finally:

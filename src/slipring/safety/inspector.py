@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack
 from slipring.checks import CheckEntry, PolicyEntries
 from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.tenant_cache import TenantCache
 from slipring.errors import ModelNotFound, StartupError
 from slipring.safety.running_check import CheckStatus, RunningCheck
 from slipring.safety.source import Source
 from slipring.safety.sources.catalog import naming, open_source
 from slipring.safety.sources.guard import Engines
-from slipring.safety.verdict_cache import VerdictCache
 
 
 class Inspector:
@@ -24,6 +24,8 @@ class Inspector:
         policies: PolicyEntries,
         engines: Engines,
         clock: Callable[[], float],
+        *,
+        cache_bytes: int,
         open_by_entry: Callable[[CheckEntry, Engines], Source] = open_source,
     ) -> None:
         """Opens the sources without starting them. Raises ``StartupError``."""
@@ -32,7 +34,7 @@ class Inspector:
         self._models, self._tenants, self._keys = map(
             dict, (policies.models, policies.tenants, policies.keys)
         )
-        self.cache = VerdictCache()
+        self.cache: TenantCache[Verdict] = TenantCache(cache_bytes)
         self._running = {
             entry.name: RunningCheck(entry, open_by_entry(entry, engines), self.cache, clock)
             for entry in entries

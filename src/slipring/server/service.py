@@ -160,7 +160,9 @@ class Service:
             sandbox=sandbox,
             compiler=Compiler(sandbox, limits.max_grammar_states),
             seal=KeyedSeal([new_key()]),
-            inspector=Inspector(config.checks, config.policies, catalog, clock),
+            inspector=Inspector(
+                config.checks, config.policies, catalog, clock, cache_bytes=limits.verdict_cache_bytes
+            ),
         )
 
     def open_session(self, caller: Caller, betas: Betas) -> Session:

@@ -92,13 +92,16 @@ class SandboxedMatcher:
         return found
 
 
-def _limits(timeout_s: float, memory_bytes: int) -> SandboxLimits:
+def _limits(timeout_s: float, memory_bytes: int, processes: int) -> SandboxLimits:
     return SandboxLimits(
-        timeout_s=timeout_s,
+        # Texts on which one tenant's calls run into the limit must not let the texts of others time out.
+        timeout_s=timeout_s / 4,
         memory_bytes=memory_bytes,
+        processes=processes,
         waiting=_WAITING,
         call_bytes=_MAX_TEXT_BYTES,
         cache_bytes=0,  # the inspector has a cache
+        niceness=0,  # turns wait for it
     )
 
 
@@ -106,12 +109,13 @@ class Patterns(SandboxedMatcher):
     """Flags texts that contain a match of a pattern, with the pattern's category."""
 
     def __init__(self, settings: PatternsSettings, timeout_s: float) -> None:
-        """``timeout_s``: processor time of one call. Raises ``StartupError``."""
+        """``timeout_s``: how long the caller waits for a call; a quarter of it is its processor time. Raises
+        ``StartupError``."""
         own = [_read_pattern(category, given) for category, given in settings.patterns.items()]
         secrets = [list(each) for each in SECRET_FORMATS] if settings.secrets else []
         if not own and not secrets:
             raise StartupError("settings have neither patterns nor secrets = true")
-        super().__init__(_MATCHES, own + secrets, _limits(timeout_s, _MIN_MEMORY_BYTES))
+        super().__init__(_MATCHES, own + secrets, _limits(timeout_s, _MIN_MEMORY_BYTES, processes=2))
         self.longest_match = max(settings.longest_match if own else 0, LONGEST if secrets else 0)
 
 
@@ -137,5 +141,7 @@ class PersonalData(SandboxedMatcher):
         if importlib.util.find_spec("presidio_analyzer") is None:
             raise StartupError("presidio-analyzer is not installed (pip install 'slipring[pii]')")
         super().__init__(
-            _PERSONAL_DATA, list(settings.recognizers), _limits(timeout_s, _PRESIDIO_MEMORY_BYTES)
+            _PERSONAL_DATA,
+            list(settings.recognizers),
+            _limits(timeout_s, _PRESIDIO_MEMORY_BYTES, processes=1),
         )
