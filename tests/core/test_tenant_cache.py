@@ -1,5 +1,7 @@
 """The cache of results by tenant."""
 
+from slipring.core.tenant_cache import TenantCache
+
 
 def test_the_least_recently_used_entries_are_dropped_at_the_limits_of_tenant_and_total() -> None:
     cache: TenantCache[bytes] = TenantCache(8 * 3000)  # of which a tenant may fill 3000
