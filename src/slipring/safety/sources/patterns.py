@@ -16,8 +16,8 @@ from slipring.safety.sources.secret_formats import LONGEST, SECRET_FORMATS
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits, TooExpensive
 
 _MIB = 2**20
-_MODULE = "slipring.safety.sources.pattern_matching"
-_MATCHES, _PERSONAL_DATA = "find_matches", "find_personal_data"
+_MATCHES = "find_matches", "slipring.safety.sources.pattern_matching"
+_PERSONAL_DATA = "find_personal_data", "slipring.safety.sources.personal_data_matching"
 _MAX_TEXT_BYTES = 64 * _MIB
 _WAITING = 1024
 """Calls of one tenant that wait. The inspector bounds them before."""
@@ -57,12 +57,13 @@ class PersonalDataSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SandboxedMatcher:
-    """Calls a function of ``pattern_matching`` with fixed options and the texts of subjects."""
+    """Calls a function in a sandbox, with fixed options and the texts of subjects."""
 
-    def __init__(self, task: str, options: object, limits: SandboxLimits) -> None:
-        self._task = task
+    def __init__(self, function: tuple[str, str], options: object, limits: SandboxLimits) -> None:
+        """``function``: its name and its module."""
+        self._task, module = function
         self._options = options
-        self._sandbox = Sandbox(limits, {task: _MODULE})
+        self._sandbox = Sandbox(limits, {self._task: module})
         self.version = ""
         self.longest_match = 0
 
@@ -112,7 +113,7 @@ class Patterns(SandboxedMatcher):
         """``timeout_s``: how long the caller waits for a call; a quarter of it is its processor time. Raises
         ``StartupError``."""
         own = [_read_pattern(category, given) for category, given in settings.patterns.items()]
-        secrets = [list(each) for each in SECRET_FORMATS] if settings.secrets else []
+        secrets = [each.as_pattern() for each in SECRET_FORMATS] if settings.secrets else []
         if not own and not secrets:
             raise StartupError("settings have neither patterns nor secrets = true")
         super().__init__(_MATCHES, own + secrets, _limits(timeout_s, _MIN_MEMORY_BYTES, processes=2))
