@@ -17,11 +17,15 @@ from msgspec import structs
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
+from slipring.core.hosted.tools import CallProgress
 from slipring.core.session.actions import (
     Action,
+    CallTool,
     Cancel,
+    CancelTools,
     Check,
     CheckAppended,
+    ClaimApprovals,
     Close,
     Counted,
     EndPrefill,
@@ -29,6 +33,7 @@ from slipring.core.session.actions import (
     Loaded,
     Record,
     Refused,
+    ResolveTools,
     Save,
     Send,
     Start,
@@ -45,6 +50,7 @@ from slipring.server import padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
+from slipring.server.hosted_tools import approvals
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.base import Appended, LeaseLost, Tenure
@@ -52,7 +58,7 @@ from slipring.stores.base import Appended, LeaseLost, Tenure
 log = logging.getLogger("slipring")
 
 _GOING_AWAY = 1001
-Work = Start | Load | Check | Weigh | Save
+Work = Start | Load | ResolveTools | Check | ClaimApprovals | Weigh | Save
 """Actions that take time, and belong to a turn."""
 _WORK = frozenset(get_args(Work))
 
@@ -116,7 +122,7 @@ class Driver:
         self.origin = origin
         self.states = states
         self._tenure = tenure
-        self._tasks: dict[Turn | CheckAppended, asyncio.Task[None]] = {}
+        self._tasks: dict[Turn | CheckAppended | CallTool, asyncio.Task[None]] = {}
         self._flushes: set[asyncio.Future[None]] = set()
 
     @property
@@ -136,7 +142,7 @@ class Driver:
         """Cancel the running turns, except those being saved, and wait until all tasks have ended."""
         self.run(self.session.closed())
         for subject, task in self._tasks.items():
-            if isinstance(subject, CheckAppended):
+            if isinstance(subject, CheckAppended | CallTool):
                 task.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
@@ -151,13 +157,12 @@ class Driver:
             self.sink.send(action.events)
         elif isinstance(action, CheckAppended):
             self._spawn(action, self._check_appended(action))
-        elif isinstance(action, Cancel):
-            if (task := self._tasks.get(action.turn)) is not None:
-                task.cancel()
-        elif isinstance(action, StartPrefill):
+        elif isinstance(action, CallTool):
+            self._spawn(action, self._call_tool(action))
+        elif isinstance(action, Cancel | CancelTools):
+            self._cancel(action)
+        elif isinstance(action, StartPrefill | EndPrefill):
             self._prefill(action)
-        elif isinstance(action, EndPrefill):
-            self.service.prefills.cancel(self.session.tenant, action.response_id)
         elif isinstance(action, Record | Refused):
             self._report(action)
         elif isinstance(action, Counted):
@@ -180,7 +185,11 @@ class Driver:
         self.service.turn_ended(turn, content)
         self.sink.record(turn)
 
-    def _prefill(self, action: StartPrefill) -> None:
+    def _prefill(self, action: StartPrefill | EndPrefill) -> None:
+        if isinstance(action, EndPrefill):
+            self.service.prefills.cancel(self.session.tenant, action.response_id)
+            return
+
         def ended(tokens: int | None) -> None:
             self.run(self.session.prefilled(action, tokens))
 
@@ -188,12 +197,20 @@ class Driver:
             engine = self.service.catalog.engine_of(action.prefill.job.model)
             self.service.prefills.start(action.response_id, action.prefill, engine, ended)
 
-    def _spawn(self, subject: Turn | CheckAppended, work: Coroutine[Any, Any, None]) -> None:
+    def _cancel(self, action: Cancel | CancelTools) -> None:
+        """Cancel the hosted calls of a turn, and its own task too unless only the calls are meant."""
+        turn = action.turn
+        for subject, task in self._tasks.items():
+            is_call = isinstance(subject, CallTool) and subject.turn is turn
+            if is_call or (subject is turn and isinstance(action, Cancel)):
+                task.cancel()
+
+    def _spawn(self, subject: Turn | CheckAppended | CallTool, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks[subject] = task
         task.add_done_callback(partial(self._forget, subject))
 
-    def _forget(self, subject: Turn | CheckAppended, task: asyncio.Task[None]) -> None:
+    def _forget(self, subject: Turn | CheckAppended | CallTool, task: asyncio.Task[None]) -> None:
         if self._tasks.get(subject) is task:
             del self._tasks[subject]
 
@@ -240,6 +257,11 @@ class Driver:
             if isinstance(work, Check):
                 await self.service.compiler.check(self.session.tenant, work.grammars)
                 return self.session.checked(work)
+            if isinstance(work, ResolveTools):
+                return await self._resolve_tools(work)
+            if isinstance(work, ClaimApprovals):
+                await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
+                return self.session.claimed(work.turn)
             if isinstance(work, Weigh):
                 engine = self.service.catalog.engine_of(work.job.model)
                 tokens = await engine.count(work.job, work.enough)
@@ -264,6 +286,27 @@ class Driver:
             log.exception("a grammar could not be checked")
             asked = structs.replace(asked, error=ServerError())
         self.run(self.session.appended(asked, now()))
+        if (waiting := self.sink.flush()) is not None:
+            await waiting
+
+    async def _resolve_tools(self, asked: ResolveTools) -> list[Action]:
+        turn = asked.turn
+        found = await self.service.tool_runner.resolve(
+            self.caller, asked.servers, asked.fetch, turn.request.tools
+        )
+        return self.session.resolved(turn, found, now())
+
+    async def _call_tool(self, action: CallTool) -> None:
+        """Run a hosted call, and tell the session of its progress and its end."""
+        turn, call = action.turn, action.call
+
+        def on_progress(progress: CallProgress) -> None:
+            self.run(self.session.call_progressed(turn, call.id, progress))
+            if (waiting := self.sink.flush()) is not None:
+                self._flush_aside(waiting)
+
+        outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress)
+        self.run(self.session.call_ended(turn, call.id, outcome, now()))
         if (waiting := self.sink.flush()) is not None:
             await waiting
 
@@ -306,6 +349,8 @@ class Driver:
         async with aclosing(call_limits.generate(engine, job)) as batches:
             async for deltas in batches:
                 send(session.deltas(turn, deltas))
+                if turn.has_due_calls:
+                    self.run(session.due_calls(turn))
                 if (waiting := flush()) is not None:
                     before = clock()
                     await waiting

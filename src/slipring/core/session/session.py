@@ -7,26 +7,33 @@ are injected as ``ports``.
 """
 
 import math
+from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
+from slipring.core.chain import input_items
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
 from slipring.core.generation import Delta, Job, Models, Prefill
+from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session import client_events, turn_setup
 from slipring.core.session.actions import (
     Action,
+    CallTool,
     Cancel,
+    CancelTools,
     Check,
     CheckAppended,
+    ClaimApprovals,
     Close,
     Counted,
     Load,
     Loaded,
     Record,
     Refused,
+    ResolveTools,
     Save,
     Send,
     Start,
@@ -197,7 +204,7 @@ class Session:
         if event is None:
             return []
         if isinstance(event, Steer):
-            return [Send([self._live_input.steer(event, self._cache, self._refusing)])]
+            return self._steer(event, now)
         if isinstance(event, Append):
             return self._append(event, now)
         if isinstance(event, ToolOutputPiece):
@@ -248,6 +255,14 @@ class Session:
         self._lanes.enqueue(turn, lane)
         return self._advance(now)
 
+    def _steer(self, steer: Steer, now: float) -> list[Action]:
+        """Accept or refuse a steer. A response that waits for hosted calls is ended for it at once."""
+        answer = Send([self._live_input.steer(steer, self._cache, self._refusing)])
+        turn = self._lanes.find(steer.target)
+        if turn is None or turn.steers is None or turn.phase is not Phase.PAUSED or not turn.is_calling:
+            return [answer]
+        return [answer, CancelTools(turn), Send(turn.end_for_steers()), *self._go_on(turn, now)]
+
     def _append(self, append: Append, now: float) -> list[Action]:
         if append.injects and append.is_malformed and append.error is not None:
             close = Close(_POLICY_VIOLATION, "invalid response.inject")
@@ -272,9 +287,46 @@ class Session:
             return self._reject(turn, error, now)
         return self._start(turn, now) + self._advance(now)
 
+    def resolved(self, turn: Turn, servers: Mapping[str, ResolvedServer], now: float) -> list[Action]:
+        """The MCP servers of a request are known, by their labels, and have listed their tools."""
+        if turn.phase is not Phase.LISTING:
+            return []
+        turn.hosted.resolved = servers
+        turn.stages.lap("list")
+        return self._validate(turn, now) + self._advance(now)
+
     def checked(self, check: Check) -> list[Action]:
         """The grammars of a request compile."""
         return self._accept(check.turn, check.job) if check.turn.phase is Phase.CHECKING else []
+
+    def claimed(self, turn: Turn) -> list[Action]:
+        """The approvals of a turn are used by it alone: begin its response with the approved calls."""
+        if turn.phase is not Phase.CLAIMING:
+            return []
+        self._successors.commit(turn)
+        return [Send(turn.open_approved()), *self.due_calls(turn)]
+
+    def due_calls(self, turn: Turn) -> list[Action]:
+        """The hosted calls that can begin now. The driver asks after each batch of deltas."""
+        return [CallTool(turn, call) for call in turn.take_due_calls()]
+
+    def call_progressed(self, turn: Turn, call_id: str, progress: CallProgress) -> list[Action]:
+        """The server of a hosted call reports progress."""
+        if turn.phase not in (Phase.RUNNING, Phase.PAUSED):
+            return []
+        return [Send(turn.progress_of(call_id, progress, detailed=self._betas.tool_progress))]
+
+    def call_ended(self, turn: Turn, call_id: str, outcome: CallOutcome, now: float) -> list[Action]:
+        """A hosted call has ended."""
+        if turn.phase not in (Phase.RUNNING, Phase.PAUSED):
+            return []
+        ended = Send(turn.end_call(call_id, outcome))
+        if turn.phase is Phase.RUNNING:
+            return [ended]
+        if turn.is_calling:
+            # The engine processes the results that are there while the other calls run.
+            return [ended, *self._growing_outputs.result(turn, self._cache)]
+        return [ended, *self._go_on(turn, now)]
 
     def appended(self, append: Append, now: float) -> list[Action]:
         """Handle an append whose grammars compile, or whose ``error`` says why they do not."""
@@ -320,14 +372,17 @@ class Session:
                 return self.failed(turn, error, now)
             if job is not None:
                 return [Send(emitted), Start(turn, job)]
-        if turn.rollout is not None and self._ending is None:
+        if turn.steps is not None:
             limits = self._limits
-            paused, more = turn.pause(now + limits.rollout_wait_s, limits.connection_cache_bytes)
+            paused, more = turn.end_step(
+                now + limits.rollout_wait_s, limits.connection_cache_bytes, may_wait=self._ending is None
+            )
             emitted += more
             if paused:
-                more_input = self._resume(turn)
-                growing = self._growing_outputs.advance(turn.output.response_id, self._cache)
-                return [Send(emitted), *(more_input or growing)]
+                # The calls that the model's last words have completed.
+                due = self.due_calls(turn)
+                after = [] if turn.is_calling else self._go_on(turn, now)
+                return [Send(emitted), *due, *after]
         return [Send(emitted), *self._conclude(turn, now)]
 
     def prefilled(self, ended: StartPrefill, tokens: int | None) -> list[Action]:
@@ -350,18 +405,21 @@ class Session:
         """The engine, the compiler or the store has failed."""
         if turn.phase is Phase.CHECKING:
             return self._reject(turn, turn_setup.in_clients_terms(turn, error), now)
+        if turn.phase in (Phase.LISTING, Phase.CLAIMING) and not turn.is_created:
+            return self._reject(turn, turn_setup.in_clients_terms(turn, error), now)
         if turn.phase is Phase.LOADING or (turn.phase is Phase.PREPARING and not turn.detached):
             return self._reject(turn, turn_setup.of_job(turn, error), now)
         if turn.phase is Phase.PAUSED:
             return self._conclude(turn, now)  # the driver refuses to let it resume
-        if turn.phase not in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
+        if turn.phase not in (Phase.PREPARING, Phase.CLAIMING, Phase.RUNNING, Phase.SAVING):
             return []
         turn.cut_off_stage()
+        cancelled = [CancelTools(turn)] if turn.is_calling else []
         self._evict_parent(turn)
         self._finished.pop(turn, None)  # a response that cannot be saved leaves no state
         returned = self._successors.return_steers(turn, error)
         ended = self._growing_outputs.end(turn.output.response_id)
-        return [*ended, *self._end(turn, turn.fail(error) + returned, now)]
+        return [*cancelled, *ended, *self._end(turn, turn.fail(error) + returned, now)]
 
     # Time, and the end of the connection.
 
@@ -476,8 +534,19 @@ class Session:
         return [*ended, load]
 
     def _start(self, turn: Turn, now: float) -> list[Action]:
-        """Validate a bound turn, and have its grammars compiled if it has any."""
+        """Validate a bound turn, once its MCP servers are known and its grammars compiled, if it has any."""
         turn.stages.lap("resolve")
+        if turn.hosted.resolved is None:
+            try:
+                fetch = turn.hosted.read_servers(turn.request, input_items.carried(turn.parent), turn.input)
+            except ApiError as error:
+                return self._drop(turn, error)
+            if turn.hosted.servers:
+                turn.phase = Phase.LISTING
+                return [ResolveTools(turn, turn.hosted.servers, fetch)]
+        return self._validate(turn, now)
+
+    def _validate(self, turn: Turn, now: float) -> list[Action]:
         try:
             # Counting is exact: tokens of an answer are those that its text has now.
             job, grammars = turn_setup.begin(
@@ -496,6 +565,10 @@ class Session:
         turn.stages.lap("validate")
         if self.counts_only:
             return [Weigh(turn, turn.first_job(job))]
+        if turn.claims:
+            turn.phase = Phase.CLAIMING
+            claim = ClaimApprovals(turn, turn.claims)
+            return [Send(turn.enqueue()), claim] if turn.detached else [claim]
         first = Weigh(turn, job) if turn.must_weigh else Start(turn, turn.first_job(job))
         return [Send(turn.enqueue()), first] if turn.detached else [first]
 
@@ -570,10 +643,20 @@ class Session:
         if previous is not None and previous in self._cache and self._cache.lane_of(previous) == turn.lane:
             self._cache.evict(previous)
 
-    # Rollouts.
+    # Responses of several steps.
+
+    def _go_on(self, turn: Turn, now: float) -> list[Action]:
+        """No hosted call of a paused response runs any more: resume it, end it, or wait for its client."""
+        if turn.output.calls_hosted:
+            emitted = Send(turn.calls_ended(now + self._limits.rollout_wait_s))
+            return [emitted, *self._go_on(turn, now)]
+        if turn.must_end:
+            return self._conclude(turn, now)
+        growing = self._growing_outputs.advance(turn.output.response_id, self._cache)
+        return self._resume(turn) or growing
 
     def _resume(self, turn: Turn) -> list[Action]:
-        """Resume a paused rollout that has all required outputs, after asking the driver if needed."""
+        """Resume a paused response that has all required outputs, after asking the driver if needed."""
         if not turn.may_resume:
             return []
         ended = self._growing_outputs.end(turn.output.response_id)
@@ -583,7 +666,7 @@ class Session:
 
     def _conclude_paused(self, now: float, *, only_late: bool = False) -> list[Action]:
         """End paused rollouts, or only those past their deadline. Their calls stay open."""
-        paused = [turn for turn in self._lanes.running() if turn.phase is Phase.PAUSED]
+        paused = [turn for turn in self._lanes.running() if turn.waits_for_client]
         due = (t for t in paused if not only_late or (t.rollout is not None and now >= t.rollout.waits_until))
         return [action for turn in due for action in self._conclude(turn, now)]
 

@@ -132,7 +132,22 @@ _FIRST = (
     "CREATE TABLE slipring_secrets (name TEXT PRIMARY KEY, value BYTEA NOT NULL)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+# Used approvals, and the MCP servers and tools of keys; NULL: all.
+_SECOND = (
+    """
+    CREATE TABLE slipring_approvals (
+        tenant TEXT NOT NULL,
+        id TEXT NOT NULL,
+        expires_at BIGINT NOT NULL,
+        PRIMARY KEY (id, tenant)
+    )
+    """,
+    "CREATE INDEX slipring_approvals_expiry ON slipring_approvals (expires_at)",
+    "ALTER TABLE slipring_keys ADD COLUMN mcp_servers BYTEA",
+    "ALTER TABLE slipring_keys ADD COLUMN mcp_tools BYTEA",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND)
 
 
 def pending(version: int, where: str) -> list[tuple[int, tuple[str, ...]]]:
