@@ -62,16 +62,14 @@ async def test_a_policy_has_everything_that_a_gate_needs() -> None:
     assert found.checks == {"a": a, "b": b}
 
 
-async def test_each_subject_gets_the_verdicts_of_the_checks_for_its_kind() -> None:
+async def test_checks_inspect_by_themselves() -> None:
     found = await inspector(A, B)
-    checks = found.policy_of(model="m", tenant="t").checks
-    subjects = [said(BAD), said("tea", side="output", kind="answer"), said("x", kind="summary")]
-    verdicts = await found.inspect_all(checks, subjects, "t")
+    verdicts = [await found.inspect(name, [said(BAD), said("tea")], "t") for name in "ab"]
     assert [[(each.check, each.flagged) for each in own] for own in verdicts] == [
-        [("a", True), ("b", True)],
-        [("b", False)],
-        [],
+        [("a", True), ("a", False)],
+        [("b", True), ("b", False)],
     ]
+    assert [(each.name, each.flagged, each.passed) for each in found.status()] == [("a", 1, 1), ("b", 1, 1)]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The inspector: all checks of a server, and the policy of each turn."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 
@@ -80,25 +79,6 @@ class Inspector:
         """The verdicts of one check, one for each subject, within its timeout. A verdict that is ``failed``
         tells why there is no answer: nothing else is raised."""
         return await self._running[check].inspect(subjects, tenant)
-
-    async def inspect_all(
-        self, checks: Sequence[Check], subjects: Sequence[Subject], tenant: str
-    ) -> list[list[Verdict]]:
-        """For each subject, the verdicts of the checks that inspect subjects of its kind."""
-        places = [
-            [index for index, subject in enumerate(subjects) if check.inspects(subject)] for check in checks
-        ]
-        answers = await asyncio.gather(
-            *(
-                self.inspect(check.name, [subjects[index] for index in own], tenant)
-                for check, own in zip(checks, places, strict=True)
-            )
-        )
-        found: list[list[Verdict]] = [[] for _ in subjects]
-        for own, verdicts in zip(places, answers, strict=True):
-            for index, verdict in zip(own, verdicts, strict=True):
-                found[index].append(verdict)
-        return found
 
     def status(self) -> list[CheckStatus]:
         """What operators see of each check."""
