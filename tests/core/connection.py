@@ -2,8 +2,9 @@
 
 A `Connection` has one session and records its actions: the events that it sends are in `events`; the work
 that it asks for waits in `loads`, `resolves`, `checks`, `claims`, `weighs`, `starts`, `calls` and `saves`
-until the test does it. A `Server` holds what connections share, and the lists of its MCP servers. Every event is validated against the API's types, and so is the order of all
-events, so that each test also tests the wire format.
+until the test does it. A `Server` holds what connections share, and the lists of its MCP servers. Every event
+is validated against the API's types, and so is the order of all events, so that each test also tests the wire
+format.
 """
 
 import hashlib
@@ -438,26 +439,30 @@ class Connection:
             assert self.close is None, f"{action} after Close"
             if isinstance(action, Send):
                 self._send(action)
-            elif isinstance(action, CheckAppended):
-                self.checks_appended.append(action)
             elif isinstance(action, Start):
                 self._start(action)
             elif isinstance(action, Load | ResolveTools | Check | ClaimApprovals | Weigh | Save):
                 self._work[type(action)][action.turn] = action
-            elif isinstance(action, CallTool):
-                assert action.call.id not in self.calls, "a call is made twice"
-                self.calls[action.call.id] = action
-            elif isinstance(action, Cancel | CancelTools):
-                self._cancel(action)
-            elif isinstance(action, Counted):
-                self.counted.append(action.tokens)
-            elif isinstance(action, StartPrefill | EndPrefill):
-                self._prefill(action)
-            elif isinstance(action, Record):
-                self.reports.append(action)
-            elif isinstance(action, Close):
-                self.close = action
+            else:
+                self._carry_out(action)
         return self.events[before:]
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, CheckAppended):
+            self.checks_appended.append(action)
+        elif isinstance(action, CallTool):
+            assert action.call.id not in self.calls, "a call is made twice"
+            self.calls[action.call.id] = action
+        elif isinstance(action, Cancel | CancelTools):
+            self._cancel(action)
+        elif isinstance(action, Counted):
+            self.counted.append(action.tokens)
+        elif isinstance(action, StartPrefill | EndPrefill):
+            self._prefill(action)
+        elif isinstance(action, Record):
+            self.reports.append(action)
+        elif isinstance(action, Close):
+            self.close = action
 
     @property
     def _work(self) -> dict[type[Action], dict[Turn, Any]]:

@@ -58,9 +58,12 @@ class OpenMcpCall:
         """The arguments are complete: keep the item's place in the output until the call has ended."""
         return _run(self._output, self.id, self.tool, self._finish_arguments())
 
-    def break_off(self) -> McpCallItem:
-        """The item of a call that will not run: the model broke it off, or the answer was cut."""
-        return self._item(self._finish_arguments(), "incomplete")
+    def break_off(self) -> Item:
+        """End a call that will not run: the model broke it off, or the answer was cut. Returns it as the
+        model wrote it."""
+        item = self._item(self._finish_arguments(), "incomplete")
+        self._output.keep(item)
+        return hosted_items.call_item(self.id, item.server_label, item.name, item.arguments, "incomplete")
 
     def _finish_arguments(self) -> str:
         arguments = "".join(self.pieces)
