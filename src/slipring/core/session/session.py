@@ -688,8 +688,8 @@ class Session:
         return [action for turn in due for action in self._conclude(turn, now)]
 
     def _break_off(self, now: float) -> list[Action]:
-        """Cancel the running step of rollouts that have finished steps, or the hosted calls that rollouts wait
-        for, and keep what they have."""
+        """Cancel the running step of rollouts that have finished steps, or the hosted calls that they await,
+        and keep what they have."""
         actions: list[Action] = []
         for turn in [turn for turn in self._lanes.running() if turn.can_be_broken_off]:
             actions.append(Cancel(turn))

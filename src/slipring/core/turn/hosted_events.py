@@ -14,7 +14,7 @@ from slipring.core.hosted.tools import (
 )
 from slipring.core.turn.call_events import CallOutput
 from slipring.protocol import events
-from slipring.protocol.hosted.mcp_items import CallStatus, McpCall
+from slipring.protocol.hosted.mcp_items import CallStatus, McpCall, error_text
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
@@ -184,5 +184,5 @@ def show_list(output: HostedOutput, label: str, server: ResolvedServer, tools: l
     output.emit(events.McpListToolsInProgress, item_id=item_id)
     kind = events.McpListToolsCompleted if server.error is None else events.McpListToolsFailed
     output.emit(kind, item_id=item_id)
-    error = UNSET if server.error is None else server.error
+    error = UNSET if server.error is None else error_text(server.error)
     output.keep(McpListToolsItem(id=item_id, server_label=label, tools=tools, error=error))
