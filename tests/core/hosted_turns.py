@@ -3,6 +3,7 @@
 from typing import Any
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job
+from slipring.protocol.hosted.mcp_items import CallError
 from tests.core.connection import Connection, Json, context_of, mcp
 
 HOSTED = [mcp()]
@@ -41,3 +42,9 @@ def kinds(response: Json) -> list[str]:
 def running(connection: Connection) -> list[str]:
     """The ids of the hosted calls that run, in the order in which they began."""
     return list(connection.calls)
+
+
+def end_only(connection: Connection, output: str = "42", error: CallError | None = None) -> list[Json]:
+    """End the only hosted call that runs."""
+    (call_id,) = connection.calls
+    return connection.end_call(call_id, output, error)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.core.chain.hosted_items import UNANSWERED, denial_text
-from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
 from slipring.core.ports import Betas
 from tests.core.connection import (
     Connection,
@@ -19,10 +19,10 @@ from tests.core.connection import (
     only_error,
     types,
 )
-from tests.core.hosted_turns import HOSTED, begin, hosted, kinds, running, told
+from tests.core.hosted_turns import HOSTED, begin, end_only, hosted, kinds, running, told
 
 ASKING = [{"type": "mcp", "server_label": "s"}]
-CLIENT = [CallStarted("function", "own"), CallArguments("{}"), CallEnded()]
+CLIENT: list[Delta] = [CallStarted("function", "own"), CallArguments("{}"), CallEnded()]
 
 
 def request(connection: Connection, *calls: Any, **fields: Any) -> Json:
@@ -161,7 +161,7 @@ def test_a_request_after_a_hosted_step_stands_after_its_results() -> None:
     server = [mcp(require_approval={"never": {"tool_names": ["f"]}})]
     begin(connection, tools=server)
     connection.finish(*hosted("f"))
-    connection.end_call(*running(connection), "1")
+    end_only(connection, "1")
     connection.finish(*hosted("g"))
     asked = connection.order.responses[-1]
     approve(connection, asked["id"], answer(requests_in(asked)[0], approve=False), tools=server)
@@ -178,12 +178,12 @@ def test_a_request_beside_a_hosted_call() -> None:
     server = [mcp(require_approval={"never": {"tool_names": ["f"]}})]
     begin(connection, tools=server)
     connection.finish(*hosted("f"), *hosted("g"))
-    sent = connection.end_call(*running(connection), "1")
+    sent = end_only(connection, "1")
     asked = sent[-1]["response"]
     assert (asked["status"], kinds(asked)[1:]) == ("completed", ["mcp_call", "mcp_approval_request"])
     approve(connection, asked["id"], answer(requests_in(asked)[0]), tools=server)
     connection.claim()
-    connection.end_call(*running(connection), "2")
+    end_only(connection, "2")
     assert told(connection.job()) == ["hi", "call f{}", "call g{}", "output 1", "output 2"]
 
 
@@ -192,9 +192,9 @@ def test_an_approved_call_may_be_followed_by_more_steps() -> None:
     asked = request(connection)
     approve(connection, asked["id"], answer(requests_in(asked)[0]), message("quickly"), tools=HOSTED)
     connection.claim()
-    connection.end_call(*running(connection), "1")
+    end_only(connection, "1")
     connection.finish(*hosted("g"))
-    connection.end_call(*running(connection), "2")
+    end_only(connection, "2")
     expected = ["hi", 'call f{"a":1}', "output 1", "quickly", "call g{}", "output 2"]
     assert told(connection.job()) == expected
     response = connection.complete()
@@ -212,7 +212,7 @@ def test_a_rollout_ends_with_a_request() -> None:
     (own,) = [item["call_id"] for item in asked["output"] if item["type"] == "function_call"]
     approve(connection, asked["id"], answer(requests_in(asked)[0]), call_output(own, "own"))
     connection.claim()
-    connection.end_call(*running(connection), "1")
+    end_only(connection, "1")
     assert told(connection.job()) == ["hi", "call f{}", "call own{}", "output 1", "output own"]
 
 
@@ -225,7 +225,7 @@ def test_a_broken_off_call_asks_for_nothing_and_its_position_is_given_up() -> No
     assert kinds(response) == ["mcp_list_tools", "message"]
     connection.create(previous=response["id"])
     assert told(connection.job()) == ["hi", "no", "hi"]
-    assert connection.job().parent.position is None  # type: ignore[union-attr]
+    assert connection.job().parent.position is None
 
 
 # What is refused.
@@ -322,7 +322,7 @@ def test_a_warmup_leaves_requests_open() -> None:
     warm = connection.complete()
     approve(connection, warm["id"], answer(requests_in(asked)[0]))
     connection.claim()
-    connection.end_call(*running(connection), "1")
+    end_only(connection, "1")
     assert told(connection.job()) == ["hi", 'call f{"a":1}', "output 1"]
 
 
@@ -350,7 +350,7 @@ def test_approvals_in_a_conversation() -> None:
     connection.load_conversation(tip=asked["id"])
     connection.resolve()
     connection.claim()
-    connection.end_call(*running(connection), "1")
+    end_only(connection, "1")
     assert told(connection.job()) == ["hi", "call f{}", "output 1"]
 
 
@@ -363,7 +363,7 @@ def test_an_approval_in_the_background() -> None:
     sent = connection.resolve()
     assert types(sent) == ["created", "queued"]
     assert types(connection.claim())[0] == "in_progress"
-    connection.end_call(*running(connection), "1")
+    end_only(connection, "1")
     connection.finish(Text("ok"))
     connection.save()
     assert kinds(connection.order.responses[-1]) == ["mcp_call", "message"]
@@ -420,7 +420,7 @@ def test_approved_calls_count_towards_the_budget() -> None:
         tool_choice="required",
     )
     connection.claim()
-    connection.end_call(*running(connection), "1")
+    end_only(connection, "1")
     offer = connection.job().offer
     assert ([tool.name for tool in offer.tools], offer.required) == (["own"], True)
 

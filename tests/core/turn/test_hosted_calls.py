@@ -24,7 +24,7 @@ from tests.core.connection import (
     only_error,
     types,
 )
-from tests.core.hosted_turns import HOSTED, begin, hosted, kinds, running, told
+from tests.core.hosted_turns import HOSTED, begin, end_only, hosted, kinds, running, told
 
 BETAS = Betas(rollout=True, timing=True)
 CLIENT: list[Delta] = [CallStarted("function", "own"), CallArguments("{}"), CallEnded()]
@@ -160,7 +160,7 @@ def test_the_next_step_has_the_results_alone_as_input() -> None:
     connection = Connection(betas=BETAS)
     begin(connection)
     connection.finish(*hosted())
-    connection.end_call(*running(connection), "42")
+    end_only(connection, "42")
     job = connection.job()
     assert [json.loads(item.raw)["output"] for item in job.input] == ["42"]
     assert job.parent is not None
@@ -217,7 +217,7 @@ def test_a_failed_call_is_an_item_and_the_model_reads_why() -> None:
     connection = Connection()
     begin(connection)
     connection.finish(*hosted())
-    sent = connection.end_call(*running(connection), error=ProtocolError(-1, "No such city."))
+    sent = end_only(connection, error=ProtocolError(-1, "No such city."))
     assert types(sent) == ["mcp_call.failed", "output_item.done"]
     assert told(connection.job())[-1] == "output No such city."
     (item,) = call_items(connection.complete())
@@ -229,7 +229,7 @@ def test_steps_follow_each_other_until_the_model_calls_nothing() -> None:
     begin(connection)
     for n in range(3):
         connection.finish(Thought("hm"), *hosted(arguments=f'{{"n":{n}}}'))
-        connection.end_call(*running(connection), str(n))
+        end_only(connection, str(n))
     response = connection.complete()
     assert [item["output"] for item in call_items(response)] == ["0", "1", "2"]
     connection.create(previous=response["id"])
@@ -244,7 +244,7 @@ def test_a_call_that_the_model_breaks_off_is_not_made() -> None:
     connection.generate(CallStarted("function", "f", "s"), CallArguments('{"a'), CallEnded(False))
     assert not connection.calls
     connection.finish(*hosted("g"))
-    connection.end_call(*running(connection), "42")
+    end_only(connection, "42")
     context = ["hi", 'call f{"a…', "call g{}", "output 42"]
     assert told(connection.job()) == context
     response = connection.complete()
@@ -275,7 +275,7 @@ def test_no_step_follows_without_tokens_for_it() -> None:
     connection = Connection()
     begin(connection, max_output_tokens=18)
     connection.finish(*hosted())
-    connection.end_call(*running(connection))
+    end_only(connection)
     response = last(connection)
     assert (response["status"], response["incomplete_details"]["reason"]) == (
         "incomplete",
@@ -322,7 +322,7 @@ def test_a_response_with_client_calls_ends_when_its_hosted_calls_have(hosted_fir
     begin(connection, tools=MIXED)
     calls = [*hosted(), *CLIENT] if hosted_first else [*CLIENT, *hosted()]
     assert "completed" not in types(connection.finish(*calls))
-    sent = connection.end_call(*running(connection), "42")
+    sent = end_only(connection, "42")
     assert types(sent)[-1] == "completed"
     response = last(connection)
     (own,) = [item["call_id"] for item in response["output"] if item["type"] == "function_call"]
@@ -365,7 +365,7 @@ def test_a_rollout_with_hosted_calls_alone_needs_no_client() -> None:
     connection = Connection(betas=BETAS)
     begin(connection, rollout=True)
     connection.finish(*hosted())
-    sent = connection.end_call(*running(connection), "42")
+    sent = end_only(connection, "42")
     assert "done" not in types(sent)
     assert told(connection.job()) == ["hi", "call f{}", "output 42"]
 
@@ -374,7 +374,7 @@ def test_a_client_call_that_is_cut_off_needs_no_answer_though_a_hosted_call_ends
     connection = Connection()
     begin(connection, tools=[*HOSTED, {"type": "custom", "name": "own"}])
     connection.finish(*hosted(), CallStarted("custom", "own"), CallArguments("x"), reason="max_output_tokens")
-    connection.end_call(*running(connection))
+    end_only(connection)
     connection.create(previous=last(connection)["id"])
     assert connection.job() is not None
 
@@ -402,27 +402,27 @@ def test_calls_past_the_budget_leave_no_item_and_no_position() -> None:
     assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
     connection.create(previous=response["id"])
     assert told(connection.job()) == ["hi", "call f{}", "output 42", "so", "hi"]
-    assert connection.job().parent.position is None  # type: ignore[union-attr]
+    assert connection.job().parent.position is None
 
 
 def test_the_position_of_a_step_without_dropped_calls_is_kept() -> None:
     connection = Connection()
     begin(connection, max_tool_calls=1)
     connection.finish(*hosted(), *hosted("g"))
-    connection.end_call(*running(connection), "42")
+    end_only(connection, "42")
     position = Seen(connection.job())
     connection.finish(Text("so"), position=position)
     connection.create(previous=last(connection)["id"])
-    assert connection.job().parent.position is position  # type: ignore[union-attr]
+    assert connection.job().parent.position is position
 
 
 def test_client_calls_and_failed_calls_and_the_budget() -> None:
     connection = Connection()
     begin(connection, max_tool_calls=2, tools=MIXED)
     connection.finish(*hosted())
-    connection.end_call(*running(connection), error=ProtocolError(1, "no"))
+    end_only(connection, error=ProtocolError(1, "no"))
     connection.finish(*hosted(), *CLIENT, *CLIENT, *hosted())
-    connection.end_call(*running(connection), "42")
+    end_only(connection, "42")
     counted = [kind for kind in kinds(last(connection)) if kind.endswith("call")]
     assert counted == ["mcp_call", "mcp_call", "function_call", "function_call"]
 
@@ -438,7 +438,7 @@ def test_a_named_server_or_tool_must_be_called_once() -> None:
         assert [tool.name for tool in connection.job().offer.tools] == names
         assert connection.job().offer.required
         connection.finish(*hosted("g"))
-        connection.end_call(*running(connection))
+        end_only(connection)
         assert not connection.job().offer.required
         assert len(connection.job().offer.tools) == 4
         assert connection.complete()["tool_choice"] == choice
@@ -455,7 +455,7 @@ def test_allowed_tools_may_name_servers() -> None:
     offer = connection.job().offer
     assert [(tool.namespace, tool.name) for tool in offer.tools] == [("t", "f"), (None, "own")]
     connection.finish(*hosted("f", label="t"))
-    connection.end_call(*running(connection))
+    end_only(connection)
     assert [tool.name for tool in connection.job().offer.tools] == ["f", "own"]
     assert not connection.job().offer.required
 
@@ -537,7 +537,7 @@ def test_a_rollout_keeps_what_it_has_when_its_client_disconnects(writes: bool) -
     connection = Connection(betas=BETAS)
     begin(connection, store=True, rollout=True)
     connection.finish(*hosted())
-    connection.end_call(*running(connection), "42")
+    end_only(connection, "42")
     connection.generate(*hosted("g"))
     if not writes:
         connection.finish()
@@ -569,7 +569,7 @@ def test_a_step_that_the_engine_refuses_fails_the_response() -> None:
     connection = Connection(refuses=lambda job: ContextLengthExceeded(2, 1) if job.parent else None)
     begin(connection)
     connection.finish(*hosted())
-    assert types(connection.end_call(*running(connection)))[-1] == "failed"
+    assert types(end_only(connection))[-1] == "failed"
 
 
 def test_a_connection_that_ends_waits_for_calls_until_its_deadline() -> None:
@@ -592,7 +592,7 @@ def test_a_rollout_does_not_wait_for_its_client_on_a_connection_that_ends() -> N
     begin(connection, tools=MIXED, rollout=True)
     connection.finish(*hosted(), *CLIENT)
     connection.end(Unavailable("The server is shutting down."), grace_s=10)
-    sent = connection.end_call(*running(connection))
+    sent = end_only(connection)
     assert [kind for kind in types(sent) if kind in ("done", "completed")] == ["completed"]
 
 
@@ -603,10 +603,10 @@ def test_a_key_that_is_refused_between_two_steps_ends_the_response() -> None:
     connection.load()
     connection.resolve()
     connection.finish(*hosted())
-    connection.end_call(*running(connection), "42")
+    end_only(connection, "42")
     connection.load()
     connection.finish(*hosted("g"))
-    connection.end_call(*running(connection), "43")
+    end_only(connection, "43")
     connection.fail(error=AuthenticationFailed("Revoked."))
     response = last(connection)
     assert (response["status"], kinds(response)) == ("incomplete", ["mcp_list_tools", "mcp_call", "mcp_call"])
@@ -620,7 +620,7 @@ def test_a_background_response_runs_hosted_calls() -> None:
     connection.create_in_background(tools=HOSTED)
     assert types(connection.resolve())[:3] == ["created", "queued", "in_progress"]
     connection.finish(*hosted())
-    connection.end_call(*running(connection))
+    end_only(connection)
     connection.finish(Text("ok"))
     connection.save()
     assert kinds(last(connection)) == ["mcp_list_tools", "mcp_call", "message"]
@@ -651,7 +651,7 @@ def test_a_compacted_response_goes_on_with_hosted_calls() -> None:
     connection.finish(Text("a summary"))
     context = told(connection.job())
     connection.finish(*hosted())
-    connection.end_call(*running(connection), "42")
+    end_only(connection, "42")
     assert told(connection.job()) == [*context, "call f{}", "output 42"]
     response = connection.complete()
     assert kinds(response) == ["mcp_list_tools", "compaction", "mcp_call", "message"]
@@ -684,7 +684,7 @@ def test_a_conversation_repeats_no_outputs() -> None:
     connection = Connection()
     begin(connection, store=True)
     connection.finish(*hosted("f"), Text("so"))
-    connection.end_call(*running(connection), "1")
+    end_only(connection, "1")
     connection.finish(Text("done"))
     connection.save()
     response = last(connection)
