@@ -14,12 +14,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
+from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.wire import given
 
 Label = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]
 ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
-MOST_TOOLS = 2000
-"""Per list, including tools inside namespaces. Reading more would block the event loop for too long."""
 MOST_SERVERS = 64
 """Per request."""
 _WORDS = b'"mcp"'
@@ -187,6 +186,16 @@ def read_servers(tools: Raw | UnsetType) -> tuple[McpTool, ...]:
 def read_list(tools: bytes) -> list[ListedTool]:
     """The tools of a list that is in a context, without those whose schema is not an object."""
     return [tool for tool in _listed.decode(tools) if bytes(tool.input_schema).lstrip()[:1] == b"{"]
+
+
+def respelled(tool: ListedTool) -> ListedTool:
+    """A tool with its schema in one spelling: clients that send a list again spell it in their own way, and
+    its tools must not look changed for that."""
+    try:
+        schema = wire.raw(msgspec.json.decode(tool.input_schema))
+    except (msgspec.DecodeError, RecursionError):
+        return tool
+    return msgspec.structs.replace(tool, input_schema=schema)
 
 
 def with_servers(tools: Raw | UnsetType, kept: Mapping[str, KeptServer]) -> Raw:
