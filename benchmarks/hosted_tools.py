@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from common import Process, keep, spread, started
+from common import Process, keep, slipring, spread, started
 from peers import servers
 
 from slipring.bench.client.sse import SseParser
@@ -30,6 +30,9 @@ from slipring.mcp import HttpServer, Pool, TextContent, parse_url
 SERVICES = str(Path(__file__).with_name("hosted_upstream.py"))
 STEPS, PARALLEL, TURNS = 8, 4, 25
 """OGX ends a response after ten steps."""
+EMBEDDED, EMBEDDED_TURNS = "llama:slots=1,context=2048", 3
+PAIRS = 7
+"""Turns with and without steps in each repeat."""
 LABEL = "tools"
 NOT_MEASURED = {
     "agentic-api": "agentic-api 0.9.0 has wheels for Linux on x86_64 and for macOS only, no source package"
@@ -121,10 +124,14 @@ class SocketClient(Client):
     async def _respond(self, body: Json) -> Json:
         if self._socket is None:
             self._socket = await self._http.ws_connect(f"{self._server.url}/responses", max_msg_size=0)
-        await self._socket.send_str(json.dumps({"type": "response.create", **body}))
-        while True:
-            if (response := _ended(await self._socket.receive_str())) is not None:
-                return response
+        return await _respond_on(self._socket, body)
+
+
+async def _respond_on(socket: aiohttp.ClientWebSocketResponse, body: Json) -> Json:
+    await socket.send_str(json.dumps({"type": "response.create", **body}))
+    while True:
+        if (response := _ended(await socket.receive_str())) is not None:
+            return response
 
 
 def _ended(event: str | bytes) -> Json | None:
@@ -133,6 +140,35 @@ def _ended(event: str | bytes) -> Json | None:
     if decoded["type"] in ("response.failed", "response.incomplete", "error"):
         raise Wrong(json.dumps(decoded)[:300])
     return decoded["response"] if decoded["type"] == "response.completed" else None
+
+
+async def measure_prefill(server: Process, tools_url: str) -> list[dict[str, int]]:
+    """What the embedded model reads in a chain of turns with one call each: for each turn, the input tokens of
+    both steps, and those of them that it had to prefill before and after the call."""
+    name = {"type": "mcp", "server_label": LABEL}
+    tool = {**name, "server_url": tools_url, "require_approval": "never", "allowed_tools": ["glance"]}
+    asked = {
+        **{"tools": [tool], "tool_choice": {**name, "name": "glance"}, "max_tool_calls": 1},
+        **{"max_output_tokens": 64, "temperature": 0, "parallel_tool_calls": False, "store": False},
+    }
+    turns, previous = [], None
+    async with (
+        aiohttp.ClientSession(headers={"OpenAI-Beta": "slipring_timing=v1"}) as http,
+        http.ws_connect(f"{server.url}/responses", max_msg_size=0) as socket,
+    ):
+        for number in range(EMBEDDED_TURNS):
+            body = {"input": f"Look up the entry with the number {number}.", **asked}
+            frame = {"type": "response.create", "previous_response_id": previous, **body}
+            await socket.send_str(json.dumps(frame))
+            while (event := json.loads(await socket.receive_str()))["type"] != "slipring.timing":
+                if event["type"] == "error":
+                    raise Wrong(json.dumps(event)[:300])
+                previous = event.get("response", {}).get("id", previous)
+            before, after = (step["prefilled"] for step in event["timing"]["steps"])
+            turns.append(
+                {"input": event["timing"]["tokens"]["input"], "before_call": before, "after_call": after}
+            )
+    return turns
 
 
 class Direct(Agent):
@@ -196,14 +232,20 @@ async def _timed(agent: Agent, plan: Plan) -> tuple[float, float]:
 
 
 async def measure_steps(agent: Agent, services: Services) -> dict[str, float]:
-    """What a tool step takes: the difference between a turn with many and one without any."""
-    without = await _timed(agent, Plan("lookup", 0))
-    await services.read()
-    with_steps = await _timed(agent, Plan("lookup", STEPS))
-    _, *read = await services.read()  # without the first request, which brings the question
+    """What a tool step takes: the difference between turns with many and turns without any."""
+    times: dict[int, list[tuple[float, float]]] = {0: [], STEPS: []}
+    for _ in range(PAIRS):
+        for steps, taken in times.items():
+            await services.read()
+            taken.append(await _timed(agent, Plan("lookup", steps)))
+    _, *read = await services.read()  # of the last turn, without the request that brings the question
+    wall, cpu = (
+        statistics.median(each[kind] for each in times[STEPS])
+        - statistics.median(each[kind] for each in times[0])
+        for kind in (0, 1)
+    )
     return {
-        "wall_ms": (with_steps[0] - without[0]) / STEPS,
-        "cpu_ms": (with_steps[1] - without[1]) / STEPS,
+        **{"wall_ms": wall / STEPS, "cpu_ms": cpu / STEPS},
         **{f"{name}_read": statistics.mean(each[name] for each in read) for name in read[0]},
     }
 
@@ -326,6 +368,14 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def prefill_sentence(turns: Sequence[dict[str, int]]) -> str:
+    return "; ".join(
+        f"of {turn['input']:,} input tokens, {turn['before_call']:,} prefilled before the call and"
+        f" {turn['after_call']:,} after it"
+        for turn in turns
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
@@ -337,11 +387,17 @@ def main() -> None:
             name: stack.enter_context(start(f"{model.url}/v1")) for name, start in _installed().items()
         }
         figures = asyncio.run(measure(running, model, tools, repeats))
+        embedded = stack.enter_context(slipring(EMBEDDED, "--mcp-urls", "any", "--log-level", "error"))
+        prefills = asyncio.run(measure_prefill(embedded, f"{tools.url}/mcp"))
         versions = {name: version for each in running.values() for name, version in each.versions.items()}
     print(table(figures))
+    print(f"the embedded model: {prefill_sentence(prefills)}")
     left_out = dict(NOT_MEASURED) if "ogx" in running else {**NOT_MEASURED, "ogx": "OGX is not installed"}
     setup = {"steps": STEPS, "parallel": PARALLEL, "turns": TURNS, "repeats": repeats}
-    keep("hosted_tools", {**setup, "peers": versions, "left_out": left_out, "ways": figures})
+    keep(
+        "hosted_tools",
+        {**setup, "peers": versions, "left_out": left_out, "ways": figures, "embedded": prefills},
+    )
 
 
 if __name__ == "__main__":

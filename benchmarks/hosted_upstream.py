@@ -29,6 +29,8 @@ _PLAN = re.compile(r"calls=(\w+) steps=(\d+) parallel=(\d+)")
 _REMEMBERED = 64
 OUTPUT_BYTES = 3500
 """Size of what ``lookup`` returns."""
+GLANCE_BYTES = 400
+"""Size of what ``glance`` returns, for a model that really reads."""
 _numbers = counting(1)
 
 
@@ -178,6 +180,11 @@ def serve_tools() -> None:
     def lookup(number: int) -> str:
         """Look up an entry by its number."""
         return f"{number}: {text}"
+
+    @server.tool()
+    def glance(number: int) -> str:
+        """Look up the beginning of an entry by its number."""
+        return f"{number}: {text[:GLANCE_BYTES]}"
 
     @server.tool()
     async def wait(number: int) -> str:
