@@ -143,8 +143,8 @@ def _ended(event: str | bytes) -> Json | None:
 
 
 async def measure_prefill(server: Process, tools_url: str) -> list[dict[str, int]]:
-    """What the embedded model reads in a chain of turns with one call each: for each turn, the input tokens of
-    both steps, and those of them that it had to prefill before and after the call."""
+    """What the embedded model reads in a chain of turns with one call each: for each turn, the input tokens
+    of both steps, and those of them that it had to prefill before and after the call."""
     name = {"type": "mcp", "server_label": LABEL}
     tool = {**name, "server_url": tools_url, "require_approval": "never", "allowed_tools": ["glance"]}
     asked = {
