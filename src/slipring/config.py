@@ -16,7 +16,13 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_origin, get_type_hints
 
 from slipring.core.limits import Limits
-from slipring.mcp_registrations import McpRegistration, McpRegistrationError, read_mcp_registrations
+from slipring.mcp_registrations import (
+    BuiltinMapping,
+    McpRegistration,
+    McpRegistrationError,
+    read_builtin_tools,
+    read_mcp_registrations,
+)
 from slipring.models import ModelEntry, ModelsError, read_models
 from slipring.spelling import suggestion
 
@@ -43,6 +49,7 @@ _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
 _MODELS = "models"
 _MCP = "mcp"
+_BUILTIN_TOOLS = "builtin_tools"
 _LIMITS_THAT_MAY_BE_ZERO = (
     "idle_timeout_s",
     "ping_interval_s",
@@ -290,6 +297,14 @@ class Config:
             "metavar": "POLICY",
         },
     )
+    ignored_tools: tuple[str, ...] = field(
+        default=("web_search",),
+        metadata={
+            "help": "types of tools that requests may list although nothing answers them; all others are"
+            " refused",
+            "metavar": "TYPE",
+        },
+    )
     log_level: str = field(
         default="info",
         metadata={
@@ -300,6 +315,7 @@ class Config:
     )
     models: tuple[ModelEntry, ...] = ()
     mcp: tuple[McpRegistration, ...] = ()
+    builtin_tools: tuple[BuiltinMapping, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
     @property
@@ -511,6 +527,9 @@ def _from_file(path: str) -> dict[str, Any]:
             values[_MODELS] = read_models(document.pop(_MODELS))
         if _MCP in document:
             values[_MCP] = read_mcp_registrations(document.pop(_MCP))
+        if _BUILTIN_TOOLS in document:
+            tables = document.pop(_BUILTIN_TOOLS)
+            values[_BUILTIN_TOOLS] = read_builtin_tools(tables, values.get(_MCP, ()))
     except (ModelsError, McpRegistrationError) as error:
         raise ConfigError(f"{error} in {path}") from None
     for key, given in _entries(document, path):

@@ -49,9 +49,25 @@ class Compilable(Struct, frozen=True):
 class Definitions:
     """Collects the grammars of one request, and raises ``InvalidRequest`` where a bound is exceeded."""
 
-    __slots__ = ("_bytes", "_max_grammar_bytes", "_max_grammars", "_max_schema_bytes", "grammars")
+    __slots__ = (
+        "_bytes",
+        "_max_grammar_bytes",
+        "_max_grammars",
+        "_max_schema_bytes",
+        "grammars",
+        "ignored_tools",
+    )
 
-    def __init__(self, *, max_grammars: int, max_grammar_bytes: int, max_schema_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_grammars: int,
+        max_grammar_bytes: int,
+        max_schema_bytes: int,
+        ignored_tools: frozenset[str] = frozenset(),
+    ) -> None:
+        self.ignored_tools = ignored_tools
+        """Types of tools that a request may list although nothing answers them."""
         self._max_grammars = max_grammars
         self._max_grammar_bytes = max_grammar_bytes
         self._max_schema_bytes = max_schema_bytes

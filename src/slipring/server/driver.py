@@ -294,7 +294,8 @@ class Driver:
         found = await self.service.tool_runner.resolve(
             self.caller, asked.servers, asked.fetch, turn.request.tools
         )
-        return self.session.resolved(turn, found, now())
+        answers = self.service.tool_runner.answers(self.caller, asked.builtins)
+        return self.session.resolved(turn, found, now(), answers)
 
     async def _call_tool(self, action: CallTool) -> None:
         """Run a hosted call, and tell the session of its progress and its end."""

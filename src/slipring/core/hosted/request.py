@@ -1,4 +1,5 @@
-"""What one request has to do with hosted tools: its MCP servers, and the calls that its input approves."""
+"""What one request has to do with hosted tools: its MCP servers and built-in tools, and the calls that its
+input approves."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -10,8 +11,16 @@ from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Approval, Carry
 from slipring.core.hosted import approvals
 from slipring.core.hosted.approvals import Approved
-from slipring.core.hosted.tools import HostedTool, Offered, ResolvedServer, compose
+from slipring.core.hosted.tools import (
+    HostedTool,
+    Offered,
+    ResolvedBuiltin,
+    ResolvedServer,
+    answering,
+    compose,
+)
 from slipring.errors import InvalidRequest, quoted
+from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, read_builtins
 from slipring.protocol.hosted.mcp_tools import McpTool, read_servers
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
@@ -21,7 +30,17 @@ from slipring.protocol.responses import McpApprovalRequestItem
 class HostedRequest:
     """The hosted tools of one turn."""
 
-    __slots__ = ("_input", "_seal", "_tenant", "approved", "offered", "resolved", "servers")
+    __slots__ = (
+        "_input",
+        "_seal",
+        "_tenant",
+        "answers",
+        "approved",
+        "builtins",
+        "offered",
+        "resolved",
+        "servers",
+    )
 
     def __init__(self, seal: Seal, tenant: str) -> None:
         self._seal = seal
@@ -30,23 +49,34 @@ class HostedRequest:
         """The MCP servers of the request, as sent."""
         self.resolved: Mapping[str, ResolvedServer] | None = None
         """What the driver found out about them, by label; None before it was asked."""
+        self.builtins: tuple[SentBuiltin, ...] = ()
+        """The built-in tools of the request."""
+        self.answers: Mapping[BuiltinKind, ResolvedBuiltin] = {}
+        """What answers them."""
         self.offered: Offered | None = None
-        """What the request offers of them."""
+        """What the request offers of both."""
         self.approved: list[Approved] = []
         """Calls that the input approves, until they have run."""
         self._input: tuple[Item, ...] = ()
         """The input before its hosted items were opened."""
 
     def read_servers(self, request: CreateRequest, before: Carry, items: tuple[Item, ...]) -> frozenset[str]:
-        """Read the MCP servers; returns the labels whose lists the context does not have."""
+        """Read the MCP servers and the built-in tools; returns the labels of servers whose lists the context
+        does not have."""
         self.servers = read_servers(request.tools)
+        self.builtins = read_builtins(request.tools)
         known = hosted_items.carried(before, items).lists if self.servers else {}
         return frozenset(server.server_label for server in self.servers) - known.keys()
+
+    @property
+    def must_resolve(self) -> bool:
+        """Whether the driver has to look something up."""
+        return bool(self.servers or self.builtins)
 
     def follow(self, before: "HostedRequest") -> None:
         """Use the servers of an earlier turn with the same tools, whose lists are in the context now."""
         if before.resolved is not None:
-            self.servers = before.servers
+            self.servers, self.builtins, self.answers = before.servers, before.builtins, before.answers
             self.resolved = {
                 label: structs.replace(server, tools=None, error=None)
                 for label, server in before.resolved.items()
@@ -74,11 +104,12 @@ class HostedRequest:
     def offer(self, request: CreateRequest, carry: Carry) -> Offered | None:
         """Put the tools of the servers into the request, which loses its secrets, and check the approvals.
 
-        Returns what is offered; None if the request has no servers.
+        Returns what is offered; None if the request has no servers, and nothing answers its built-in tools.
         """
-        if self.servers:
+        builtins = self._answered()
+        if self.servers or builtins:
             assert self.resolved is not None
-            self.offered = compose(request.tools, self.servers, self.resolved, carry.lists)
+            self.offered = compose(request.tools, self.servers, self.resolved, carry.lists, builtins)
             request.tools = self.offered.definitions
         for each in self.approved:
             server = self._server(each.approval.label)
@@ -90,6 +121,15 @@ class HostedRequest:
                 )
             approvals.require_genuine(each, server, partial(self._seal.verify, self._tenant))
         return self.offered
+
+    def _answered(self) -> dict[int, HostedTool]:
+        """What answers the built-in tools, by their indexes in ``tools``."""
+        found = {
+            sent.index: answering(sent, self.answers[sent.kind])
+            for sent in self.builtins
+            if sent.kind in self.answers
+        }
+        return {index: tool for index, tool in found.items() if tool is not None}
 
     def sign(self, request: McpApprovalRequestItem) -> str:
         """The tag of an approval request."""

@@ -270,7 +270,9 @@ class Turn:
         if complete and carry.approvals:
             carry = structs.replace(carry, approvals={})
         if (offered := self.hosted.offer(request, carry)) is not None:
-            self.output.hosted = HostedCalls(offered.tools, request.max_tool_calls)
+            self.output.hosted = HostedCalls(
+                offered.tools, request.max_tool_calls, frozenset(request.include or ())
+            )
             self.output.sign = self.hosted.sign
         settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
