@@ -21,7 +21,7 @@ from slipring.protocol.client_tools import (
     LocalShellTool,
     ShellTool,
 )
-from slipring.protocol.definitions import Definitions, Grammar, read_grammar
+from slipring.protocol.definitions import MOST_TOOLS, Definitions, Grammar, read_grammar
 from slipring.protocol.hosted.builtin_tools import (
     FUNCTIONS,
     KIND_OF_TYPE,
@@ -30,7 +30,7 @@ from slipring.protocol.hosted.builtin_tools import (
     KeptBuiltin,
     unanswered,
 )
-from slipring.protocol.hosted.mcp_tools import MOST_TOOLS, KeptServer, model_name
+from slipring.protocol.hosted.mcp_tools import KeptServer, model_name
 from slipring.protocol.items import TOOL_SEARCH, Name
 from slipring.protocol.wire import NULL, given
 

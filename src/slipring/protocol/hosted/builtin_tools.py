@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.errors import UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.hosted.mcp_tools import MOST_TOOLS
+from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.wire import given
 
 BuiltinKind = Literal["web_search", "file_search", "code_interpreter"]
