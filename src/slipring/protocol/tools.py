@@ -435,6 +435,8 @@ class ToolChoice(Struct, frozen=True):
         if self.only is not None:
             index = _ToolIndex(tools)
             tools = tuple(tool for named in self.only for tool in index.find(named))
+            if self.names_one and not tools:
+                raise _not_found(self.only[0])
         if self.mode == "required" and not tools:
             raise InvalidRequest(
                 "Invalid 'tool_choice': a tool call is required, but the request offers no callable tool.",
@@ -468,8 +470,7 @@ class _ToolIndex:
             kind = KIND_OF_TYPE.get(named.type, named.type)
             return self._by_name.get((kind, kind), [])
         if not found:
-            chosen = quoted(named.name or named.server_label or "")
-            raise InvalidRequest(f"Tool choice {chosen} not found in 'tools' parameter.", param="tool_choice")
+            raise _not_found(named)
         return found
 
     def _of_server(self, named: NamedTool) -> list[CallableTool]:
@@ -479,6 +480,11 @@ class _ToolIndex:
         if label is None or named.name is None:
             return tools
         return [tool for tool in tools if tool.name == model_name(label, named.name)]
+
+
+def _not_found(named: NamedTool) -> InvalidRequest:
+    chosen = quoted(named.name or named.server_label or named.type)
+    return InvalidRequest(f"Tool choice {chosen} not found in 'tools' parameter.", param="tool_choice")
 
 
 AUTO = ToolChoice()
