@@ -301,12 +301,13 @@ class Config:
             "metavar": "POLICY",
         },
     )
-    ignored_tools: tuple[str, ...] = field(
+    ignored_tool: tuple[str, ...] = field(
         default=("web_search",),
         metadata={
-            "help": "types of tools that requests may list although nothing answers them; all others are"
-            " refused",
+            "help": "type of tools that requests may list although nothing answers them; tools of other types"
+            " are then refused",
             "metavar": "TYPE",
+            "plural": "ignored_tools",
         },
     )
     log_level: str = field(
@@ -395,6 +396,8 @@ class Setting:
     def default_text(self) -> str:
         if self.kind is bool:
             return str(self.default).lower()
+        if self.kind is tuple:
+            return ",".join(self.default)
         return f"{self.default:g}" if self.kind is float else str(self.default)
 
     @property

@@ -110,7 +110,7 @@ def test_a_function_is_echoed_with_the_keys_that_clients_require():
         {"type": "custom", "name": "c", "description": "d", "format": {**REGEX, "definition": "a+"}},
         {"type": "tool_search", "execution": "client", "description": "d", "parameters": {"a": 1}},
         SEARCH,
-        {"type": "from_the_future", "x": 1},
+        {"type": "shell", "environment": {"type": "local"}, "x": 1},
     ],
     ids=lambda tool: tool["type"],
 )

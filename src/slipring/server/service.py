@@ -209,7 +209,7 @@ class Service:
     @property
     def ignored_tools(self) -> frozenset[str]:
         """Types of tools that requests may list although nothing answers them."""
-        return frozenset(self.config.ignored_tools)
+        return frozenset(self.config.ignored_tool)
 
     def models_of(self, caller: Caller) -> Selection:
         """The models that a caller may use."""

@@ -226,6 +226,6 @@ async def test_ignored_tools_are_echoed_and_the_setting_says_which() -> None:
     search = {"type": "web_search"}
     async with serve() as server, server.connect() as socket:
         assert (await socket.response(input="look", tools=[search]))["tools"] == [search]
-    async with serve(ignored_tools=()) as server, server.connect() as socket:
+    async with serve(ignored_tool=()) as server, server.connect() as socket:
         refused = await socket.error(input="look", tools=[search])
         assert refused["error"]["param"] == "tools[0].type"
