@@ -4,7 +4,7 @@ A model calls a hosted tool as it calls any function, and reads the result as th
 the wire, both are one ``mcp_call``. ``opened`` gives the items of hosted tools their ``Item.opened``:
 
 - ``mcp_call``: the call; its output follows after the last item of the same step of the model, because the
-  model made all calls of a step before it read any result.
+  model made all calls of a step before it read any result. A call that was broken off has no output.
 - ``mcp_approval_request``: the call. Its output stands where the client answers: a denial, or what the call
   returned once it was approved.
 - ``mcp_list_tools``: nothing. The tools are part of the head.
@@ -14,6 +14,7 @@ the wire, both are one ``mcp_call``. ``opened`` gives the items of hosted tools 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from msgspec import structs
 
@@ -32,16 +33,18 @@ from slipring.protocol.hosted.mcp_items import (
 from slipring.protocol.hosted.mcp_tools import model_name
 from slipring.protocol.items import Item
 
+Status = Literal["completed", "incomplete"]
 _BUILTINS: dict[str, BuiltinKind] = {f"{kind}_call": kind for kind in FUNCTIONS}
 """The items of built-in tools."""
 HOSTED = frozenset(
     {"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", *_BUILTINS}
 )
+_COMPACTIONS = ("compaction", "compaction_summary")
 UNKNOWN_OUTCOME = "The call did not finish. Whether it had any effect is not known."
 
 
-def call_item(call_id: str, label: str, name: str, arguments: str) -> Item:
-    """A hosted call as a model wrote it."""
+def call_item(call_id: str, label: str, name: str, arguments: str, status: Status = "completed") -> Item:
+    """A hosted call as a model wrote it. An ``incomplete`` one was broken off, and has no output."""
     raw = wire.encode(
         {
             "type": "function_call",
@@ -49,7 +52,7 @@ def call_item(call_id: str, label: str, name: str, arguments: str) -> Item:
             "namespace": label,
             "name": model_name(label, name),
             "arguments": arguments,
-            "status": "completed",
+            "status": status,
         }
     )
     return Item(type="function_call", raw=raw, call_id=call_id)
@@ -97,23 +100,43 @@ def opened(items: Sequence[Item], results: Mapping[str, str] | None = None) -> t
     ``results``: by the id of the approval request, what approved calls returned whose ``mcp_call`` items are
     not among the items.
     """
-    if not any(item.type in HOSTED for item in items):
-        return tuple(items)
-    return _Opening(items, results or {}).opened()
+    bare = tuple(map(_without_outputs, items))
+    if not any(item.type in HOSTED for item in bare):
+        return bare
+    return _Opening(bare, results or {}, _outputs_in(items)).opened()
+
+
+def _outputs_in(items: Sequence[Item]) -> dict[str, Item]:
+    """The results of hosted calls that items have been opened with before, by the id of the call."""
+    return {
+        each.call_id: each
+        for item in items
+        for each in item.opened or ()
+        if each.type == "function_call_output" and each.call_id is not None
+    }
+
+
+def _without_outputs(item: Item) -> Item:
+    """An item without the outputs that stand with it in the context that it comes from: those of its own
+    context are added anew."""
+    if item.opened is None or item.type in HOSTED or item.type in _COMPACTIONS:
+        return item
+    content = tuple(
+        each for each in item.opened if each.type != "function_call_output" or each.raw == item.raw
+    )
+    is_itself = len(content) == 1 and content[0].raw == item.raw
+    return structs.replace(item, opened=None if is_itself else content)
 
 
 class _Opening:
     """Opens one list of items."""
 
-    def __init__(self, items: Sequence[Item], results: Mapping[str, str]) -> None:
-        self._items = [_without_outputs(item) for item in items]
-        self._builtin_outputs = {
-            output.call_id: output
-            for item in items
-            for output in item.opened or ()
-            if output.type == "function_call_output"
-        }
-        """What built-in tools have returned, by the id of the call, wherever it stood."""
+    def __init__(
+        self, items: Sequence[Item], results: Mapping[str, str], outputs: Mapping[str, Item]
+    ) -> None:
+        """``outputs``: what built-in tools have returned, by the id of the call."""
+        self._items = items
+        self._builtin_outputs = outputs
         self._results = dict(results)
         self._requested: set[str] = set()
         self._answered = set(results)
@@ -186,6 +209,8 @@ class _Opening:
             return ()  # the answer stands for it
         if asked is not None and asked in self._requested:
             return (output_item(asked, result_text(call)),)
+        if call.status == "incomplete":
+            return (call_item(call_id, call.server_label, call.name, call.arguments, "incomplete"),)
         self._outputs.append(output_item(call_id, result_text(call)))
         return (call_item(call_id, call.server_label, call.name, call.arguments),)
 
@@ -198,14 +223,6 @@ class _Opening:
             output = output_item(call_id, shown)
         self._outputs.append(output)
         return (builtin_call_item(call_id, kind, call.argument),)
-
-
-def _without_outputs(item: Item) -> Item:
-    """An item that was opened before, and stands for itself, without outputs of calls behind it."""
-    inner = item.opened
-    if item.type in HOSTED or not inner or inner[0].raw != item.raw:
-        return item
-    return structs.replace(item, opened=None)
 
 
 def _is_of_same_step(item: Item) -> bool:

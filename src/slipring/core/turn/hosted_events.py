@@ -13,6 +13,7 @@ from slipring.core.hosted.tools import (
 )
 from slipring.core.turn.hosted_forms import BuiltinForm, EventOutput, HostedForm, McpForm
 from slipring.protocol import events
+from slipring.protocol.hosted.mcp_items import error_text
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
@@ -51,9 +52,12 @@ class OpenHostedCall:
         """The arguments are complete: keep the item's place in the output until the call has ended."""
         return _run(self._output, self.id, self.tool, self._form, self._finish_arguments())
 
-    def break_off(self) -> OutputItem:
-        """The item of a call that will not run: the model broke it off, or the answer was cut."""
-        return self._form.item(self.id, self._finish_arguments(), "incomplete")
+    def break_off(self) -> Item | None:
+        """End a call that will not run: the model broke it off, or the answer was cut. Returns it as the
+        model wrote it; None if its item does not stand for it in a context."""
+        text = self._finish_arguments()
+        self._output.keep(self._form.item(self.id, text, "incomplete"))
+        return self._form.broken_off(self.id, text)
 
     def _finish_arguments(self) -> str:
         arguments = "".join(self.pieces)
@@ -181,5 +185,5 @@ def show_list(output: HostedOutput, label: str, server: ResolvedServer, tools: l
     output.emit(events.McpListToolsInProgress, item_id=item_id)
     kind = events.McpListToolsCompleted if server.error is None else events.McpListToolsFailed
     output.emit(kind, item_id=item_id)
-    error = UNSET if server.error is None else server.error
+    error = UNSET if server.error is None else error_text(server.error)
     output.keep(McpListToolsItem(id=item_id, server_label=label, tools=tools, error=error))

@@ -81,6 +81,9 @@ class HostedForm(Protocol):
     def as_generated(self, item_id: str, text: str) -> Item:
         """The call as the model wrote it."""
 
+    def broken_off(self, item_id: str, text: str) -> Item | None:
+        """A call that will not run, as the model wrote it; None if contexts do not have it."""
+
     def result_text(self, outcome: CallOutcome) -> str:
         """What the model reads of the result."""
 
@@ -148,6 +151,9 @@ class McpForm:
     def as_generated(self, item_id: str, text: str) -> Item:
         return hosted_items.call_item(item_id, self._label, self._name, text)
 
+    def broken_off(self, item_id: str, text: str) -> Item:
+        return hosted_items.call_item(item_id, self._label, self._name, text, "incomplete")
+
     def result_text(self, outcome: CallOutcome) -> str:
         return hosted_items.result_text(McpCall(self._label, self._name, "", outcome.output, outcome.error))
 
@@ -207,6 +213,9 @@ class BuiltinForm:
 
     def as_generated(self, item_id: str, text: str) -> Item:
         return hosted_items.builtin_call_item(item_id, self._builtin.kind, self.read(text))
+
+    def broken_off(self, item_id: str, text: str) -> None:
+        return None  # its item shows a whole query or none
 
     def result_text(self, outcome: CallOutcome) -> str:
         return error_text(outcome.error) if outcome.error is not None else outcome.output or ""
