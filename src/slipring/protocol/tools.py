@@ -354,6 +354,8 @@ class ToolChoice(Struct, frozen=True):
     only: tuple[NamedTool, ...] | None = None
     names_one: bool = False
     """Whether it names the one tool to call."""
+    is_passed_on: bool = False
+    """Whether the engine's server applies it."""
 
     @classmethod
     def read(cls, data: Raw | UnsetType) -> "ToolChoice":
@@ -381,6 +383,15 @@ class ToolChoice(Struct, frozen=True):
             param="tool_choice",
         )
 
+    @classmethod
+    def passed_on(cls, data: Raw | UnsetType) -> "ToolChoice":
+        """A choice among tools that the engine's server knows and this one does not."""
+        sent = given(data)
+        if sent is not None:
+            wire.require_short(sent, "tool_choice", wire.LONG_BYTES)
+            wire.decode(_choice, sent, where="tool_choice")
+        return cls(echo=AUTO.echo if sent is None else sent.copy(), is_passed_on=True)
+
     @property
     def once_called(self) -> "ToolChoice":
         """The choice for later steps of a rollout: a required call is required once."""
@@ -390,6 +401,8 @@ class ToolChoice(Struct, frozen=True):
 
     def offer(self, tools: tuple[CallableTool, ...]) -> Offer:
         """Apply the choice to the tools of a context. Raises if it names a tool that is not among them."""
+        if self.is_passed_on:
+            return Offer(tools=tools)
         if self.mode == "none":
             return Offer(forbidden=True)
         if self.only is not None:

@@ -9,10 +9,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import get_args
 
 import msgspec
 
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Hosting, Job, Model
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
 from slipring.engines.remote.estimates import SteeredCut, estimated_tokens
@@ -26,6 +27,7 @@ from slipring.engines.responses.pool import Pool, Route, SocketsUnsupported
 from slipring.engines.responses.positions import Position, position_of
 from slipring.engines.responses.request_body import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Lane
+from slipring.engines.responses.tools import sent_tools
 from slipring.errors import ApiError, InvalidRequest, ServerError
 from slipring.observation import live
 
@@ -51,7 +53,7 @@ class ResponsesEngine(Engine):
     def __init__(self, options: ResponsesOptions) -> None:
         self.options = options
         headers = _key_headers(options)
-        self._models = [_model(options.model)] if options.model else []
+        self._models = [_model(options.model, options)] if options.model else []
         self._keeps_reasoning = options.reasoning == "text"
         query = f"?{options.query}" if options.query else ""
         self._path, self._models_path = f"/responses{query}", f"/models{query}"
@@ -81,7 +83,8 @@ class ResponsesEngine(Engine):
     async def start(self) -> None:
         await self._upstream.start()
         if not self._models:
-            self._models = [_model(name) for name in await self._upstream.list_models(self._models_path)]
+            names = await self._upstream.list_models(self._models_path)
+            self._models = [_model(name, self.options) for name in names]
         await self._pool.start()
 
     async def close(self) -> None:
@@ -105,7 +108,7 @@ class ResponsesEngine(Engine):
                         if cut.after(deltas):
                             break
             except ApiError as error:
-                raise faults.without_ids(error) from error.__cause__
+                raise faults.without_ids(error, job.upstream_tools) from error.__cause__
         if cut.is_made:
             yield [cut.finished()]  # without a position: the next turn sends the whole context
 
@@ -152,7 +155,7 @@ class ResponsesEngine(Engine):
     async def _whole(self, job: Job) -> Answers:
         """Send the whole context."""
         items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
-        size = sum(map(len, items)) + len(job.head.tools.raw) + len(bytes(job.head.instructions_json))
+        size = sum(map(len, items)) + len(sent_tools(job)) + len(bytes(job.head.instructions_json))
         route = await self._open(job) if size < MOST_FRAME_BYTES - _ROOM else None
         return self._answers(job, route, items, None)
 
@@ -284,8 +287,14 @@ async def _nothing() -> Answers:
     yield [Finished("stop", input_tokens=0, cached_tokens=0, output_tokens=0)]
 
 
-def _model(name: str) -> Model:
-    return Model(name=name, owner="upstream", capabilities=_CAPABILITIES, is_upstream=True)
+def _model(name: str, options: ResponsesOptions) -> Model:
+    return Model(
+        name=name,
+        owner="upstream",
+        capabilities=_CAPABILITIES,
+        is_upstream=True,
+        hosted_tools=next(each for each in get_args(Hosting) if each == options.hosted_tools),
+    )
 
 
 def _key_headers(options: ResponsesOptions) -> dict[str, str]:

@@ -35,11 +35,13 @@ class Event(Struct, gc=False):
     refusal: str = ""
     arguments: str = ""
     input: str = ""
+    partial_image_index: int = 0
+    partial_image_b64: str = ""
     logprobs: list[EventTokenLogprobs] | None = None
     annotation: Raw = Raw(b"{}")
     item: Raw = Raw(b"{}")
     response: Raw = Raw(b"{}")
-    # Of errors, in any of their forms: a frame, a flat event.
+    # Of errors, in any of their forms: a frame, a flat event. ``code`` is also that of a program.
     error: Any = None
     code: Any = None
     message: Any = None
