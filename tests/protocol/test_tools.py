@@ -8,11 +8,10 @@ from msgspec import UNSET, Raw
 
 from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.definitions import Definitions, Grammar
+from slipring.protocol.definitions import MOST_TOOLS, Definitions, Grammar
 from slipring.protocol.tools import (
     AUTO,
     HOSTED_TYPES,
-    MOST_TOOLS,
     NO_TOOLS,
     FunctionTool,
     Offer,
