@@ -7,7 +7,7 @@ approval or in a history that is sent again. Sequence numbers and output indexes
 from typing import Protocol
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from slipring.core.generation import UpstreamItemEnded, UpstreamItemEvent, UpstreamItemStarted
 from slipring.protocol import events, items, wire
@@ -15,6 +15,10 @@ from slipring.protocol.items import Item
 
 _WITHOUT_INCOMPLETE = ("image_generation_call", "web_search_call")
 """Items that fail where others are ``incomplete``: the API has no such status for them."""
+
+
+_STREAMED = {"mcp_call": "arguments", "code_interpreter_call": "code"}
+"""The fields whose text comes in deltas."""
 
 
 class ItemOutput(Protocol):
@@ -41,6 +45,18 @@ class _Open(Struct):
     index: int
     place: int
     """In what the model has generated."""
+    pieces: list[str] = []
+    """What has been streamed of its text."""
+
+    def cut_off(self) -> Item:
+        """The item as far as it has come."""
+        item = self.item
+        fields = msgspec.json.decode(item.raw, type=dict[str, Raw])
+        if "status" in fields:
+            fields["status"] = wire.raw("failed" if item.type in _WITHOUT_INCOMPLETE else "incomplete")
+        if self.pieces:
+            fields[_STREAMED[item.type]] = wire.raw("".join(self.pieces))
+        return structs.replace(item, raw=wire.encode(fields))
 
 
 class UpstreamItems:
@@ -60,6 +76,8 @@ class UpstreamItems:
 
     def tell(self, output: ItemOutput, delta: UpstreamItemEvent) -> None:
         about = self._open[delta.key]
+        if about.item.type in _STREAMED and isinstance(piece := delta.fields.get("delta"), str):
+            about.pieces.append(piece)
         output.emit_at(about.index, delta.kind, item_id=about.id, **delta.fields)
 
     def end(self, output: ItemOutput, delta: UpstreamItemEnded) -> None:
@@ -69,18 +87,9 @@ class UpstreamItems:
         """The answer ends before these items do."""
         while self._open:
             about = self._open.pop(next(iter(self._open)))
-            self._fill(output, about, _cut_off(about.item))
+            self._fill(output, about, about.cut_off())
 
     def _fill(self, output: ItemOutput, about: _Open, item: Item) -> None:
         kept = items.with_id(item, about.id)
         output.generated[about.place] = kept
         output.fill_with(about.index, kept)
-
-
-def _cut_off(item: Item) -> Item:
-    fields = msgspec.json.decode(item.raw, type=dict[str, Raw])
-    if "status" not in fields:
-        return item
-    status = "failed" if item.type in _WITHOUT_INCOMPLETE else "incomplete"
-    raw = wire.encode({**fields, "status": wire.raw(status)})
-    return Item(type=item.type, raw=raw, id=item.id, call_id=item.call_id)
