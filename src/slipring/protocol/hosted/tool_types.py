@@ -7,7 +7,7 @@ from msgspec import Raw, Struct, UnsetType
 
 from slipring.errors import UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.hosted.mcp_tools import MOST_TOOLS
+from slipring.protocol.definitions import MOST_TOOLS
 
 CLIENT_TYPES = frozenset(
     {
