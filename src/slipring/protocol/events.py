@@ -219,7 +219,7 @@ class WebSearchCallInProgress(CallEvent, tag="response.web_search_call.in_progre
 
 
 class WebSearchCallSearching(CallEvent, tag="response.web_search_call.searching", kw_only=True):
-    pass
+    """Sent when a search begins, and again whenever its server reports progress."""
 
 
 class WebSearchCallCompleted(CallEvent, tag="response.web_search_call.completed", kw_only=True):
@@ -231,7 +231,7 @@ class FileSearchCallInProgress(CallEvent, tag="response.file_search_call.in_prog
 
 
 class FileSearchCallSearching(CallEvent, tag="response.file_search_call.searching", kw_only=True):
-    pass
+    """Sent when a search begins, and again whenever its server reports progress."""
 
 
 class FileSearchCallCompleted(CallEvent, tag="response.file_search_call.completed", kw_only=True):
@@ -255,7 +255,7 @@ class CodeInterpreterCallCodeDone(CallEvent, tag="response.code_interpreter_call
 class CodeInterpreterCallInterpreting(
     CallEvent, tag="response.code_interpreter_call.interpreting", kw_only=True
 ):
-    pass
+    """Sent when the code begins to run, and again whenever its server reports progress."""
 
 
 class CodeInterpreterCallCompleted(CallEvent, tag="response.code_interpreter_call.completed", kw_only=True):
@@ -277,6 +277,10 @@ class ImageGenerationCallPartialImage(
 ):
     partial_image_index: int
     partial_image_b64: str
+    size: str | UnsetType = UNSET
+    quality: str | UnsetType = UNSET
+    background: str | UnsetType = UNSET
+    output_format: str | UnsetType = UNSET
 
 
 class ImageGenerationCallCompleted(CallEvent, tag="response.image_generation_call.completed", kw_only=True):

@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.errors import ServerError
 
@@ -37,6 +37,10 @@ class Event(Struct, gc=False):
     input: str = ""
     partial_image_index: int = 0
     partial_image_b64: str = ""
+    size: str | UnsetType = UNSET
+    quality: str | UnsetType = UNSET
+    background: str | UnsetType = UNSET
+    output_format: str | UnsetType = UNSET
     logprobs: list[EventTokenLogprobs] | None = None
     annotation: Raw = Raw(b"{}")
     item: Raw = Raw(b"{}")
