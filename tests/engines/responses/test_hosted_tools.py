@@ -290,6 +290,31 @@ async def test_a_call_that_the_upstream_does_not_finish_is_incomplete() -> None:
         assert (call["status"], call["arguments"], call["output"]) == ("incomplete", '{"a":1}', None)
 
 
+@pytest.mark.parametrize("transport", ["websocket", "sse"])
+async def test_a_request_whose_tools_may_have_run_is_not_repeated(transport: str) -> None:
+    options = {"hosted_tools": "upstream", "retries": 2}
+    async with (
+        in_front_of(FakeResponsesServer(transport), **options) as (fake, server),
+        server.connect() as socket,
+    ):
+        fake.script(Say(()), HangUp())
+        response = await socket.response(input="Go.", tools=TOOLS, store=False)
+        assert (response["status"], len(fake.requests)) == ("failed", 1)
+        fake.script(Say(()), HangUp())
+        response = await socket.response(input="Go.", tools=[WEATHER], store=False)
+        assert (response["status"], len(fake.requests)) == ("completed", 3)
+
+
+async def test_a_context_is_compacted_without_tools() -> None:
+    compact = [{"type": "compaction", "compact_threshold": 1000}]
+    async with upstream() as (fake, server), server.connect() as socket:
+        fake.script(Say(("A summary.",)), Stop())
+        asked = {"tools": TOOLS, "tool_choice": "required", "context_management": compact, "store": False}
+        response = await socket.response(input="Go. " * 2000, **asked)
+        assert [item["type"] for item in response["output"]] == ["compaction", "message"]
+        assert [request["tool_choice"] for request in fake.requests] == ["none", "required"]
+
+
 @pytest.mark.parametrize("kind", ["programmatic_tool_calling", "quantum_search"])
 async def test_a_tool_whose_items_cannot_come_through_is_refused(kind: str) -> None:
     async with upstream() as (fake, server), server.connect() as socket:

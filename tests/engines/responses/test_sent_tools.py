@@ -36,7 +36,7 @@ def test_tools_of_servers_are_functions_in_the_namespace_of_their_server() -> No
     )
     assert (function, space) == (FUNCTION, SPACE)
     assert (first["name"], first["description"]) == ("a", "Sums.")
-    assert [tool["name"] for tool in first["tools"]][0] == "add"
+    assert first["tools"][0]["name"] == "add"
     assert "two words" not in json.dumps(first)
     assert first["tools"][0]["parameters"] == {"type": "object"}
     assert (second["name"], second["description"]) == ("b", "Tools of the server b.")

@@ -2,7 +2,7 @@
 
 Items are sent as the client wrote them. Over a WebSocket a chain stays on one socket, and a turn sends only
 its new items. If the upstream no longer has the earlier ones, the whole context is sent again, once, before
-anything has been emitted.
+anything has been emitted, and before the upstream can have called a tool that it runs itself.
 """
 
 import asyncio
@@ -191,7 +191,7 @@ class ResponsesEngine(Engine):
                 deltas, fault = _read(answer, await self._next(lane, is_first=not has_yielded))
                 if answer.ended:
                     position = self._position(job, answer, parent, route)
-                elif deltas:
+                elif deltas or (answer.may_have_called and not has_yielded):
                     has_yielded = True
                     yield deltas
                 if fault is not None:
@@ -228,7 +228,7 @@ class ResponsesEngine(Engine):
                 deltas, fault = _read(answer, map(decode_event, payloads))
                 if answer.ended:
                     _leave_position(deltas, self._position(job, answer, parent, None))
-                if deltas:
+                if deltas or (answer.may_have_called and not has_yielded):
                     has_yielded = True
                     yield deltas
                 if fault is not None:

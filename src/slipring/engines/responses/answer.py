@@ -200,6 +200,11 @@ class ResponsesAnswer:
         """Encrypted reasoning items, each with the number of other items before it."""
         self.ended = False
 
+    @property
+    def may_have_called(self) -> bool:
+        """Whether the upstream may have called a tool already, so that the request must not be repeated."""
+        return bool(self.upstream_id) and self._job.upstream_tools is not None
+
     def take(self, event: Event) -> list[Delta]:
         """Return the deltas that an event makes. Raises the error that it reports."""
         if event.type == "error":
