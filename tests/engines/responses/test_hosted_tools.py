@@ -1,5 +1,6 @@
 """Hosted tools with the responses engine: run here, run by the upstream, or refused."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,7 +15,7 @@ from slipring.errors import StartupError
 from tests.engines.fakes.responses import FakeResponsesServer
 from tests.engines.fakes.server import Call, HangUp, Host, Refuse, Say, Stop, Think, in_front_of
 from tests.harness import WEATHER, Running, serve
-from tests.mcp.fakes import FakeServer, serving
+from tests.mcp.fakes import Exchange, FakeServer, Reply, serving
 from tests.server.hosted_tools.running import OPERATOR, registered
 
 Json = dict[str, Any]
@@ -120,6 +121,42 @@ async def test_approvals_reach_the_upstream(
             again = await socket.response(**asked, tools=[tool], store=False)
             assert "already been used" in again["error"]["message"]
             assert tools.count("tools/call") == 1
+
+
+async def test_a_warmup_lists_upstream(tmp_path: Path) -> None:
+    script = scripted(tmp_path, [add(1, 2)], [{"text": "It is 3."}])
+    async with two(script) as (before, _, tools), before.connect() as socket:
+        asked = {"tools": [SERVER], "store": False}
+        warm = await socket.response(input=[], instructions="Add.", generate=False, **asked)
+        assert [item["type"] for item in warm["output"]] == ["mcp_list_tools"]
+        response = await socket.response(
+            input="1 + 2?", instructions="Add.", previous_response_id=warm["id"], **asked
+        )
+        assert [item["type"] for item in response["output"]] == ["mcp_call", "message"]
+        assert tools.count("tools/list") == 1
+
+
+async def test_calls_that_run_at_once_come_through_as_they_end(tmp_path: Path) -> None:
+    script = scripted(tmp_path, [add(1, 2), add(3, 4), {"text": "Wait."}], [{"text": "3 and 7."}])
+    async with two(script) as (before, _, tools), before.connect() as socket:
+        is_second_done = asyncio.Event()
+        usual = tools.calls["add"]
+
+        async def late(exchange: Exchange) -> Reply:
+            if exchange.arguments["a"] == 1:
+                await is_second_done.wait()
+            return await usual(exchange)
+
+        tools.calls["add"] = late
+        await socket.create(input="1 + 2, 3 + 4?", tools=[SERVER], store=False)
+        events = await socket.until("response.mcp_call.completed")
+        assert events[-1]["output_index"] == 2
+        is_second_done.set()
+        events += await socket.until("response.completed")
+        output = events[-1]["response"]["output"]
+        kinds = ["mcp_list_tools", "mcp_call", "mcp_call", "message", "message"]
+        assert [item["type"] for item in output] == kinds
+        assert [item["output"] for item in output[1:3]] == ["3", "7"]
 
 
 async def test_an_approval_of_nothing_is_refused_by_the_upstream(tmp_path: Path) -> None:
