@@ -27,7 +27,6 @@ from slipring.engines.responses.pool import Pool, Route, SocketsUnsupported
 from slipring.engines.responses.positions import Position, position_of
 from slipring.engines.responses.request_body import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Lane
-from slipring.engines.responses.tools import sent_tools
 from slipring.errors import ApiError, InvalidRequest, ServerError
 from slipring.observation import live
 
@@ -155,7 +154,7 @@ class ResponsesEngine(Engine):
     async def _whole(self, job: Job) -> Answers:
         """Send the whole context."""
         items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
-        size = sum(map(len, items)) + len(sent_tools(job)) + len(bytes(job.head.instructions_json))
+        size = sum(map(len, items)) + len(job.head.tools.raw) + len(bytes(job.head.instructions_json))
         route = await self._open(job) if size < MOST_FRAME_BYTES - _ROOM else None
         return self._answers(job, route, items, None)
 

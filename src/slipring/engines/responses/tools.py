@@ -13,6 +13,10 @@ from slipring.protocol.hosted.tool_types import CLIENT_TYPES
 from slipring.protocol.tools import Definition, Toolset
 
 
+class _Kind(Struct):
+    type: str
+
+
 class _Named(Struct):
     name: str = ""
 
@@ -31,6 +35,7 @@ class _Entry(Struct):
         return {(None, self.name or self.type)}
 
 
+_kinds = msgspec.json.Decoder(list[_Kind])
 _tools = msgspec.json.Decoder(list[Raw])
 _entry = msgspec.json.Decoder(_Entry)
 
@@ -44,14 +49,13 @@ def sent_tools(job: Job) -> bytes:
 
 def client_tools(tools: Toolset) -> bytes:
     """The tools as sent, if the client runs all of them; else with functions in place of the others."""
-    raws = _tools.decode(tools.raw)
-    entries = list(map(_entry.decode, raws))
-    if all(entry.type in CLIENT_TYPES for entry in entries):
+    if all(kind.type in CLIENT_TYPES for kind in _kinds.decode(tools.raw)):
         return tools.raw
     kept: list[object] = []
     defined: set[tuple[str | None, str]] = set()
     described: dict[str | None, str] = {}
-    for raw, entry in zip(raws, entries, strict=True):
+    for raw in _tools.decode(tools.raw):
+        entry = _entry.decode(raw)
         if entry.type in CLIENT_TYPES:
             kept.append(raw)
             defined |= entry.names()
