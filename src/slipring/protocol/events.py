@@ -262,6 +262,31 @@ class CodeInterpreterCallCompleted(CallEvent, tag="response.code_interpreter_cal
     pass
 
 
+class ImageGenerationCallInProgress(
+    CallEvent, tag="response.image_generation_call.in_progress", kw_only=True
+):
+    pass
+
+
+class ImageGenerationCallGenerating(CallEvent, tag="response.image_generation_call.generating", kw_only=True):
+    pass
+
+
+class ImageGenerationCallPartialImage(
+    CallEvent, tag="response.image_generation_call.partial_image", kw_only=True
+):
+    partial_image_index: int
+    partial_image_b64: str
+    size: str | UnsetType = UNSET
+    quality: str | UnsetType = UNSET
+    background: str | UnsetType = UNSET
+    output_format: str | UnsetType = UNSET
+
+
+class ImageGenerationCallCompleted(CallEvent, tag="response.image_generation_call.completed", kw_only=True):
+    pass
+
+
 class CompactionCompacting(ItemEvent, tag="response.compaction.compacting", kw_only=True):
     item_id: str
 

@@ -252,12 +252,12 @@ def _read_builtin(
     echo.append(Raw(raw))
     if (decoder := _CLIENT_TOOLS.get(kind)) is not None:
         tool = wire.decode(decoder, raw, where=where)
-        if definitions is not None:
+        if definitions is not None and definitions.ignored_tools is not None:
             client_tools.require_local(tool, where)
         client_kind = client_tools.kind_of(tool)
         parameters = Raw(PARAMETERS[client_kind])
         callables.append(_described(client_kind, client_tools.description_of(tool), parameters))
-    elif definitions is not None and kind not in definitions.ignored_tools:
+    elif definitions is not None and not definitions.ignores(kind):
         raise unanswered(kind, where)
 
 
@@ -391,6 +391,8 @@ class ToolChoice(Struct, frozen=True):
     only: tuple[NamedTool, ...] | None = None
     names_one: bool = False
     """Whether it names the one tool to call."""
+    is_passed_on: bool = False
+    """Whether the engine's server applies it."""
 
     @classmethod
     def read(cls, data: Raw | UnsetType) -> "ToolChoice":
@@ -421,6 +423,15 @@ class ToolChoice(Struct, frozen=True):
             param="tool_choice",
         )
 
+    @classmethod
+    def passed_on(cls, data: Raw | UnsetType) -> "ToolChoice":
+        """A choice among tools that the engine's server knows and this one does not."""
+        sent = given(data)
+        if sent is not None:
+            wire.require_short(sent, "tool_choice", wire.LONG_BYTES)
+            wire.decode(_choice, sent, where="tool_choice")
+        return cls(echo=AUTO.echo if sent is None else sent.copy(), is_passed_on=True)
+
     @property
     def once_called(self) -> "ToolChoice":
         """The choice for later steps of a rollout: a required call is required once."""
@@ -430,6 +441,8 @@ class ToolChoice(Struct, frozen=True):
 
     def offer(self, tools: tuple[CallableTool, ...]) -> Offer:
         """Apply the choice to the tools of a context. Raises if it names a tool that is not among them."""
+        if self.is_passed_on:
+            return Offer(tools=tools)
         if self.mode == "none":
             return Offer(forbidden=True)
         if self.only is not None:

@@ -560,9 +560,11 @@ class Session:
     def _start(self, turn: Turn, now: float) -> list[Action]:
         """Validate a bound turn, once its MCP servers are known and its grammars compiled, if it has any."""
         turn.stages.lap("resolve")
-        if turn.hosted.resolved is None:
+        if not turn.hosted.is_read:
             try:
-                fetch = turn.hosted.read_servers(turn.request, input_items.carried(turn.parent), turn.input)
+                hosting = self._models.find(turn.request.model).hosted_tools
+                carry = input_items.carried(turn.parent)
+                fetch = turn.hosted.read_servers(turn.request, carry, turn.input, hosting)
             except ApiError as error:
                 return self._drop(turn, error)
             if turn.hosted.must_resolve:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from msgspec import UNSET, Raw, UnsetType
 
-from slipring.core.chain import hosted_items, item_ids
+from slipring.core.chain import hosted_items, input_items, item_ids
 from slipring.core.generation import (
     Annotated,
     CallArguments,
@@ -22,6 +22,9 @@ from slipring.core.generation import (
     Text,
     Thought,
     ThoughtSummary,
+    UpstreamItemEnded,
+    UpstreamItemEvent,
+    UpstreamItemStarted,
 )
 from slipring.core.ports import Mint
 from slipring.core.turn.call_events import Call, ClientCallItem, WholeCall, open_call
@@ -33,6 +36,7 @@ from slipring.core.turn.hosted_events import (
     OpenMcpCall,
     RefusedCall,
 )
+from slipring.core.turn.upstream_items import UpstreamItems
 from slipring.protocol import events, item_listing, wire
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
@@ -109,6 +113,7 @@ class Output:
         "_sequence",
         "_step_calls",
         "_text_part",
+        "_upstream_items",
         "_waiting",
         "asks_approval",
         "conceal",
@@ -146,6 +151,7 @@ class Output:
         self._step_calls = False  # the items since the last ``end_step`` include a call
         self._waiting: list[Item | None] = []
         """Items from the first place that is reserved on; None: the place is reserved."""
+        self._upstream_items = UpstreamItems()
         self._compaction_id = ""
         self._mint = mint
         self._open: _Message | _Reasoning | _AnyCall | None = None
@@ -173,6 +179,7 @@ class Output:
     def finish(self, status: ItemStatus) -> list[Event]:
         """Close the open item, if any, with this status: ``incomplete`` if it was cut off."""
         self._close(status)
+        self._upstream_items.break_off(self)
         return self.take_events()
 
     @property
@@ -332,6 +339,20 @@ class Output:
             raise TypeError("an engine ended a call outside a call")
         self._close("completed" if delta.is_complete else "incomplete")
 
+    def _upstream_item_started(self, delta: UpstreamItemStarted) -> None:
+        self._close("completed")
+        self._upstream_items.start(self, delta)
+
+    def _upstream_item_event(self, delta: UpstreamItemEvent) -> None:
+        self._upstream_items.tell(self, delta)
+
+    def _upstream_item_ended(self, delta: UpstreamItemEnded) -> None:
+        self._upstream_items.end(self, delta)
+        if input_items.is_call(delta.item):
+            self._awaits_output = True
+        elif delta.item.type == "mcp_approval_request":
+            self.asks_approval = True
+
     _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
         Text: _text,
         Annotated: _annotated,
@@ -341,6 +362,9 @@ class Output:
         CallStarted: _call_started,
         CallArguments: _call_arguments,
         CallEnded: _call_ended,
+        UpstreamItemStarted: _upstream_item_started,
+        UpstreamItemEvent: _upstream_item_event,
+        UpstreamItemEnded: _upstream_item_ended,
     }
 
     def _message_part(self, kind: type[OutputTextPart | RefusalPart]) -> "_Part":
@@ -424,7 +448,10 @@ class Output:
 
     def fill(self, index: int, item: OutputItem, content: tuple[Item, ...] | None = None) -> None:
         """Finish the item at a reserved place; ``content`` is what it stands for in a context."""
-        kept = _encoded(item, content)
+        self.fill_with(index, _encoded(item, content))
+
+    def fill_with(self, index: int, kept: Item) -> None:
+        """Finish the item at a reserved place, encoded already."""
         self.finished.append(kept)
         self._waiting[index - len(self.items)] = kept
         while self._waiting and (first := self._waiting[0]) is not None:
@@ -439,7 +466,7 @@ class Output:
         else:
             self.items.append(item)
 
-    def start_item(self, item: OutputItem) -> None:
+    def start_item(self, item: OutputItem | Raw) -> None:
         self._index += 1
         self.emit(events.OutputItemAdded, item=item)
 
