@@ -42,7 +42,7 @@ from slipring.core.session.actions import (
 )
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined, Turn
-from slipring.engines.constraints import call_limits
+from slipring.engines.constraints import custom_inputs
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
@@ -292,7 +292,8 @@ class Driver:
         found = await self.service.tool_runner.resolve(
             self.caller, asked.servers, asked.fetch, turn.request.tools
         )
-        return self.session.resolved(turn, found, now())
+        answers = self.service.tool_runner.answers(self.caller, asked.builtins)
+        return self.session.resolved(turn, found, now(), answers)
 
     async def _call_tool(self, action: CallTool) -> None:
         """Run a hosted call, and tell the session of its progress and its end."""
@@ -350,7 +351,7 @@ class Driver:
         engine = self.service.catalog.engine_of(job.model)
         if job.parent is not None and (job.recognised or not job.fork):
             await self.service.prefills.end(job.tenant, job.parent.id)
-        async with aclosing(call_limits.generate(engine, job)) as batches:
+        async with aclosing(custom_inputs.generate(engine, job)) as batches:
             async for deltas in batches:
                 send(session.deltas(turn, deltas))
                 if turn.has_due_calls:

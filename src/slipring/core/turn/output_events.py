@@ -27,18 +27,26 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.core.ports import Mint
-from slipring.core.turn.call_events import Call, Search, open_call
+from slipring.core.turn.call_events import Call, ClientCallItem, WholeCall, open_call
 from slipring.core.turn.hosted_calls import HostedCalls
-from slipring.core.turn.hosted_events import DroppedCall, OpenApproval, OpenMcpCall
+from slipring.core.turn.hosted_events import (
+    DroppedCall,
+    OpenApproval,
+    OpenHostedCall,
+    OpenMcpCall,
+    RefusedCall,
+)
 from slipring.core.turn.upstream_items import UpstreamItems
 from slipring.protocol import events, item_listing, wire
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
+    ApplyPatchCallItem,
     CompactionItem,
     CustomToolCallItem,
     FunctionCallItem,
     ItemStatus,
+    LocalShellCallItem,
     Logprob,
     McpApprovalRequestItem,
     OutputItem,
@@ -48,6 +56,7 @@ from slipring.protocol.responses import (
     ReasoningTextPart,
     RefusalPart,
     Response,
+    ShellCallItem,
     SummaryTextPart,
     ToolSearchCallItem,
 )
@@ -57,10 +66,19 @@ Conceal = Callable[[tuple[Item, ...]], str]
 """Encrypts items for ``encrypted_content``."""
 Sign = Callable[[McpApprovalRequestItem], str]
 """Returns the text that ends the id of an approval request and proves that this server made it."""
-_CALLS = (FunctionCallItem, CustomToolCallItem, ToolSearchCallItem)
+_CALLS = (
+    FunctionCallItem,
+    CustomToolCallItem,
+    ToolSearchCallItem,
+    ShellCallItem,
+    LocalShellCallItem,
+    ApplyPatchCallItem,
+)
+ClientCall = FunctionCallItem | CustomToolCallItem | ClientCallItem
 _STREAMED_CALLS = (Call, OpenMcpCall)
 """Calls whose arguments have events of their own."""
-_AnyCall = Call | Search | OpenMcpCall | OpenApproval | DroppedCall
+_HostedCall = OpenHostedCall | OpenApproval | RefusedCall | DroppedCall
+_AnyCall = Call | WholeCall | _HostedCall
 _LAST_PIECES = 4
 _NO_LOGPROBS: list[events.EventLogprob] = []
 
@@ -71,6 +89,11 @@ def _encoded(item: OutputItem, content: tuple[Item, ...] | None) -> Item:
     kind = type(item).__struct_config__.tag
     assert isinstance(kind, str)
     return Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=content)
+
+
+def _is_complete(call: ClientCall) -> bool:
+    """Whether a call that the model has ended is in the form of its tool."""
+    return isinstance(call, CustomToolCallItem) or call.status == "completed"
 
 
 def _event_logprobs(logprobs: list[Logprob]) -> list[events.EventLogprob]:
@@ -160,6 +183,11 @@ class Output:
         return self.take_events()
 
     @property
+    def began(self) -> int:
+        """Number of items that have begun."""
+        return self._index + 1
+
+    @property
     def latest(self) -> tuple[Item, ...]:
         """Finished items since the client's last append."""
         return tuple(self.finished[self.since :])
@@ -168,13 +196,13 @@ class Output:
     def calls(self) -> bool:
         """Whether the client has to answer a tool call since its last append, finished or open. A call that
         the model broke off needs no answer."""
-        return self._awaits_output or isinstance(self._open, Call | Search)
+        return self._awaits_output or isinstance(self._open, Call | WholeCall)
 
     @property
     def calls_hosted(self) -> bool:
         """Whether the model has called hosted tools whose results no step has processed."""
         hosted = self.hosted
-        return hosted is not None and (hosted.has_calls or isinstance(self._open, OpenMcpCall))
+        return hosted is not None and (hosted.has_calls or isinstance(self._open, OpenHostedCall))
 
     @property
     def last_words(self) -> str | None:
@@ -366,12 +394,12 @@ class Output:
         opened = self._open
         if opened is None:
             return
-        if isinstance(opened, OpenMcpCall | OpenApproval | DroppedCall):
+        if isinstance(opened, _HostedCall):
             self._close_hosted(opened, status)
             self._open = None
             return
         item = opened.close(status)
-        if status == "completed" and isinstance(item, _CALLS):
+        if isinstance(item, _CALLS) and status == "completed" and _is_complete(item):
             self._awaits_output = True
         content: tuple[Item, ...] | None = None
         if isinstance(item, ReasoningItem) and self.conceal is not None:
@@ -381,16 +409,22 @@ class Output:
         self.generated += (kept,) if content is None else content
         self._open = None
 
-    def _close_hosted(self, call: OpenMcpCall | OpenApproval | DroppedCall, status: ItemStatus) -> None:
+    def _close_hosted(self, call: _HostedCall, status: ItemStatus) -> None:
         """End the arguments of a hosted call. A complete one runs from now on, or asks for approval."""
         assert self.hosted is not None
-        if isinstance(call, OpenMcpCall):
+        if isinstance(call, OpenHostedCall):
             if status == "completed":
                 running = call.run()
                 self.hosted.start(running)
                 self.generated.append(running.as_generated())
             else:
-                self.generated.append(call.break_off())
+                broken_off = call.break_off()
+                if broken_off is not None:
+                    self.generated.append(broken_off)
+                else:
+                    self.hosted.drop()
+        elif isinstance(call, RefusedCall):
+            self.keep(call.close(), ())
         elif isinstance(call, OpenApproval):
             if status != "completed":
                 self.hosted.drop()
@@ -417,9 +451,9 @@ class Output:
         self._waiting.append(None)
         return self._index
 
-    def fill(self, index: int, item: OutputItem) -> None:
-        """Finish the item at a reserved place."""
-        self.fill_with(index, _encoded(item, None))
+    def fill(self, index: int, item: OutputItem, content: tuple[Item, ...] | None = None) -> None:
+        """Finish the item at a reserved place; ``content`` is what it stands for in a context."""
+        self.fill_with(index, _encoded(item, content))
 
     def fill_with(self, index: int, kept: Item) -> None:
         """Finish the item at a reserved place, encoded already."""

@@ -271,11 +271,14 @@ class Turn:
         if complete and carry.approvals:
             carry = structs.replace(carry, approvals={})
         if (offered := self.hosted.offer(request, carry)) is not None:
-            self.output.hosted = HostedCalls(offered.tools, request.max_tool_calls)
+            self.output.hosted = HostedCalls(
+                offered.tools, request.max_tool_calls, frozenset(request.include or ())
+            )
             self.output.sign = self.hosted.sign
         settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
         continued = self._continued(response_id, items, model, now, recognise=recognise)
+        self.hosted.excuse(definitions, model)
         head = Head.read(request, self._known_head(continued, carry), definitions)
         passes_on = self.hosted.upstream_tools is not None
         choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)

@@ -14,6 +14,8 @@ from slipring.protocol import wire
 from slipring.protocol.items import AdditionalTools, LoadedTools
 from slipring.protocol.tools import CallableTool, Toolset, merged
 
+_BY_TYPE = frozenset({"tool_search", "shell", "local_shell", "apply_patch"})
+"""Tools that ``tool_choice`` names by their type. Those that slipring runs are functions to the upstream."""
 _LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED = "reasoning.encrypted_content"
 
@@ -120,6 +122,7 @@ def _tool_choice(job: Job, *, has_tools: bool) -> object:
 
 def _named(tool: CallableTool) -> dict[str, object]:
     """A tool as ``tool_choice`` refers to it."""
-    if tool.kind == "tool_search":
+    if tool.kind in _BY_TYPE:
         return {"type": tool.kind}
-    return _given({"type": tool.kind, "name": tool.name, "namespace": tool.namespace})
+    kind = "custom" if tool.kind == "custom" else "function"
+    return _given({"type": kind, "name": tool.name, "namespace": tool.namespace})
