@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
+from slipring.core.limits import Limits
 from slipring.server.background import termination
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve
@@ -302,7 +303,8 @@ async def recorded(running: Running, response_id: str, mark: bytes) -> None:
 async def test_a_call_that_had_begun_when_its_server_died_has_failed() -> None:
     engine = PuppetEngine()
     fake, _ = waiting_server()
-    async with hosting(engine, fake) as (_, running):
+    # The owner renews its lease often, and so finds out soon that it has lost the run.
+    async with hosting(engine, fake, limits=Limits(run_lease_s=1.5)) as (_, running):
         api = Api(running)
         begun = await api.begin(tools=[server()])
         performance = await engine.next()
@@ -327,7 +329,6 @@ async def test_a_call_that_had_begun_when_its_server_died_has_failed() -> None:
         assert (add["status"], add["output"]) == ("completed", "2")
         assert types(await api.events(begun["id"]))[-1] == "failed"
         assert fake.count("tools/call") == 2
-        performance.finish()  # the owner finds out that it has lost the run
 
 
 async def test_a_cancelled_background_response_cancels_its_calls() -> None:
