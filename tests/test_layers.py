@@ -201,8 +201,8 @@ def test_every_module_says_what_it_owns() -> None:
     [path for path in modules() if layer_of(path) == "core"],
     ids=lambda path: str(path.relative_to(SRC)),
 )
-def test_within_the_core_session_imports_turn_and_turn_imports_chain(path: Path) -> None:
-    order = ("chain", "", "turn", "session")
+def test_within_the_core_session_imports_turn_and_turn_imports_chain_and_checks(path: Path) -> None:
+    order = ("checks", "chain", "", "turn", "session")
     part = path.relative_to(SRC).parts[1] if len(path.relative_to(SRC).parts) > 2 else ""
     later = tuple(f"slipring.core.{name}." for name in order[order.index(part) + 1 :] if name)
     assert not [name for name in imports(path) if f"{name}.".startswith(later)]
