@@ -150,6 +150,31 @@ class ConversationEcho(Struct):
     id: str
 
 
+class ModerationResult(Struct, tag_field="type", tag="moderation_result"):
+    """What safety checks found in the input or in the output of a response."""
+
+    model: str
+    """The names of the checks."""
+    flagged: bool
+    categories: dict[str, bool]
+    category_scores: dict[str, float]
+    category_applied_input_types: dict[str, list[Literal["text", "image"]]]
+
+
+class ModerationError(Struct, tag_field="type", tag="error"):
+    """A safety check gave no answer."""
+
+    code: str
+    message: str
+
+
+class Moderation(Struct):
+    """What safety checks found in a response."""
+
+    input: ModerationResult | ModerationError
+    output: ModerationResult | ModerationError
+
+
 class Response(Struct):
     """The object in ``response.created``, ``response.in_progress`` and every terminal event."""
 
@@ -185,4 +210,5 @@ class Response(Struct):
     completed_at: int | None = None
     background: bool = False
     conversation: ConversationEcho | UnsetType = UNSET
+    moderation: Moderation | UnsetType = UNSET
     object: Literal["response"] = "response"
