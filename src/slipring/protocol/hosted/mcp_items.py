@@ -1,0 +1,83 @@
+"""The items of MCP servers: lists of tools, calls, and approvals."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from slipring.protocol.hosted.mcp_tools import ListedTool
+
+CallStatus = Literal["in_progress", "calling", "completed", "incomplete", "failed"]
+
+
+class ProtocolError(Struct, tag_field="type", tag="mcp_protocol_error"):
+    """The server answered a call with an error of the protocol, or with something that is not the protocol."""
+
+    code: int
+    message: str
+
+
+class ToolError(Struct, tag_field="type", tag="mcp_tool_execution_error"):
+    """The tool ran and reported that it failed, in ``content`` blocks of MCP."""
+
+    content: Raw
+
+
+class HttpError(Struct, tag_field="type", tag="http_error"):
+    """The server could not be reached, or answered with an HTTP error."""
+
+    code: int
+    message: str
+
+
+CallError = ProtocolError | ToolError | HttpError
+
+
+class McpListTools(Struct):
+    """The body of ``mcp_list_tools``."""
+
+    server_label: Annotated[str, Meta(min_length=1, max_length=256)]
+    tools: list[ListedTool]
+    error: CallError | str | None = None
+
+
+class McpCall(Struct):
+    """The body of ``mcp_call``."""
+
+    server_label: Annotated[str, Meta(min_length=1, max_length=256)]
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    arguments: str
+    output: str | None = None
+    error: CallError | str | None = None
+    status: CallStatus | None = None
+    approval_request_id: str | None = None
+
+
+class McpApprovalRequest(Struct):
+    """The body of ``mcp_approval_request``."""
+
+    server_label: Annotated[str, Meta(min_length=1, max_length=256)]
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    arguments: str
+
+
+class McpApprovalResponse(Struct):
+    """The body of ``mcp_approval_response``."""
+
+    approval_request_id: Annotated[str, Meta(min_length=1, max_length=512)]
+    approve: bool
+    reason: str | None = None
+
+
+_blocks = msgspec.json.Decoder(list[dict[str, Raw]])
+_text = msgspec.json.Decoder(str)
+
+
+def error_text(error: CallError | str) -> str:
+    """What a model reads of an error."""
+    if isinstance(error, str):
+        return error
+    if not isinstance(error, ToolError):
+        return error.message
+    texts = [_text.decode(block["text"]) for block in _blocks.decode(error.content) if "text" in block]
+    return "\n".join(texts) or "The tool failed."

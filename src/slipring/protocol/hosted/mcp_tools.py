@@ -1,0 +1,193 @@
+"""The ``mcp`` tool of a request: an MCP server whose tools the model may call and slipring runs.
+
+``McpTool`` decodes the tool as clients send it, secrets included, and belongs to one request: what is echoed,
+kept in a head or stored is made from ``McpTool.kept``, which has none.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.protocol import wire
+from slipring.protocol.wire import given
+
+Label = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]
+ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
+MOST_SERVERS = 64
+"""Per request."""
+_WORDS = b'"mcp"'
+
+
+class ToolHints(Struct, omit_defaults=True):
+    """What a server says of a tool. Nobody has verified it."""
+
+    read_only: bool | None = None
+
+
+class ListedTool(Struct):
+    """A tool of a server, as ``mcp_list_tools`` items list it."""
+
+    name: ToolName
+    input_schema: Raw
+    description: str | None = None
+    annotations: ToolHints | None = None
+
+    @property
+    def is_read_only(self) -> bool:
+        return self.annotations is not None and self.annotations.read_only is True
+
+
+class ToolFilter(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Selects tools by name, by the server's hint that they change nothing, or by both."""
+
+    tool_names: list[ToolName] | None = None
+    read_only: bool | None = None
+
+    def selects(self, tool: ListedTool) -> bool:
+        if self.tool_names is not None and tool.name not in self.tool_names:
+            return False
+        return self.read_only is None or tool.is_read_only == self.read_only
+
+
+class ApprovalFilter(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
+class McpTool(Struct, tag_field="type", tag="mcp"):
+    """An ``mcp`` tool as sent. Its secrets never leave the turn that sent them."""
+
+    server_label: Label
+    server_url: str | None = None
+    connector_id: str | None = None
+    tunnel_id: str | None = None
+    authorization: str | None = None
+    headers: dict[str, str] | None = None
+    allowed_tools: list[ToolName] | ToolFilter | None = None
+    require_approval: Literal["always", "never"] | ApprovalFilter | None = None
+    server_description: str | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[Literal["direct", "programmatic"]] | None = None
+
+    def allows(self, tool: ListedTool) -> bool:
+        """Whether ``allowed_tools`` lets the model call the tool."""
+        if self.allowed_tools is None:
+            return True
+        if isinstance(self.allowed_tools, ToolFilter):
+            return self.allowed_tools.selects(tool)
+        return tool.name in self.allowed_tools
+
+    def needs_approval(self, tool: ListedTool) -> bool:
+        """Whether the client must approve each call of the tool. It must unless ``require_approval`` says
+        otherwise; a tool that both filters select needs approval."""
+        rule = self.require_approval
+        if not isinstance(rule, ApprovalFilter):
+            return rule != "never"
+        if rule.always is not None and rule.always.selects(tool):
+            return True
+        return rule.never is None or not rule.never.selects(tool)
+
+    @property
+    def kept(self) -> "KeptServer":
+        """The tool without its secrets."""
+        return KeptServer(
+            server_label=self.server_label,
+            server_url=self.server_url,
+            connector_id=self.connector_id,
+            tunnel_id=self.tunnel_id,
+            allowed_tools=self.allowed_tools,
+            require_approval=self.require_approval,
+            server_description=self.server_description,
+            defer_loading=self.defer_loading,
+        )
+
+
+class KeptServer(Struct, tag_field="type", tag="mcp"):
+    """An ``mcp`` tool as responses echo it, and as a head keeps it with the tools that the server listed."""
+
+    server_label: str
+    server_url: str | None = None
+    connector_id: str | UnsetType | None = UNSET
+    tunnel_id: str | UnsetType | None = UNSET
+    allowed_tools: list[str] | ToolFilter | None = None
+    headers: None = None
+    """Always null: their values may be secrets, and a client could not use their names alone."""
+    require_approval: Literal["always", "never"] | ApprovalFilter | None = None
+    server_description: str | None = None
+    defer_loading: bool | UnsetType | None = UNSET
+    listed: list[ListedTool] | UnsetType = UNSET
+    """In a head only, never on the wire."""
+
+    def __post_init__(self) -> None:
+        for name in ("connector_id", "tunnel_id", "defer_loading"):
+            if getattr(self, name) is None:
+                setattr(self, name, UNSET)
+
+    @property
+    def echo(self) -> "KeptServer":
+        """As responses show it."""
+        return msgspec.structs.replace(self, listed=UNSET)
+
+
+class _Outline(Struct):
+    type: str
+
+
+_tools = msgspec.json.Decoder(list[Raw])
+_outline = msgspec.json.Decoder(_Outline)
+_server = msgspec.json.Decoder(McpTool)
+
+
+def read_servers(tools: Raw | UnsetType) -> tuple[McpTool, ...]:
+    """The ``mcp`` tools of a request's ``tools``. Raises ``InvalidRequest`` for an invalid one.
+
+    Everything else in the list is left to ``Toolset.read``, whose errors come first if the list is no list.
+    """
+    sent = given(tools)
+    if sent is None or _WORDS not in bytes(sent):
+        return ()
+    found: list[McpTool] = []
+    for index, raw in enumerate(wire.decode(_tools, sent, where="tools")):
+        where = f"tools[{index}]"
+        if _WORDS in bytes(raw) and wire.decode(_outline, raw, where=where).type == "mcp":
+            found.append(_read_server(raw, where))
+    _require_distinct(found)
+    return tuple(found)
+
+
+def _read_server(raw: Raw, where: str) -> McpTool:
+    server = wire.decode(_server, raw, where=where)
+    named = [
+        name for name in ("server_url", "connector_id", "tunnel_id") if getattr(server, name) is not None
+    ]
+    if len(named) > 1:
+        param = f"{where}.{named[1]}"
+        raise InvalidRequest(f"Invalid '{param}': '{named[0]}' is given too; send one of them.", param=param)
+    if server.tunnel_id is not None:
+        param = f"{where}.tunnel_id"
+        raise UnsupportedParameter(
+            f"Unsupported parameter: '{param}': tunnels belong to OpenAI's own service; this server takes"
+            " 'server_url', or the 'server_label' of a registered server.",
+            param=param,
+        )
+    if server.allowed_callers is not None and "direct" not in server.allowed_callers:
+        param = f"{where}.allowed_callers"
+        raise UnsupportedParameter(
+            f"Unsupported parameter: '{param}': this server runs no programs that call tools.", param=param
+        )
+    return server
+
+
+def _require_distinct(servers: Sequence[McpTool]) -> None:
+    if len(servers) > MOST_SERVERS:
+        raise wire.too_many(MOST_SERVERS, "tools", "MCP servers")
+    labels: set[str] = set()
+    for server in servers:
+        if server.server_label in labels:
+            raise InvalidRequest(
+                f"Invalid 'tools': two MCP servers have the label '{server.server_label}'.", param="tools"
+            )
+        labels.add(server.server_label)
