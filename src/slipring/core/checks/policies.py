@@ -88,7 +88,7 @@ class Policy(Struct, frozen=True):
         return tuple(found.values())
 
     def with_checks(self, added: Iterable[Check]) -> "Policy":
-        """This policy with further checks. Those that it has stay as strict as they are, or become stricter."""
+        """This policy with further checks. Those that it has stay as strict as they are."""
         return Policy((*self.checks, *added))
 
 

@@ -3,24 +3,13 @@
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from msgspec import Struct
-
+from slipring.core.checks.node_verdicts import Finding
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.checks.rulings import answer_of
-from slipring.core.checks.verdicts import Kind, Side, Subject, Verdict
+from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.protocol.responses import Moderation, ModerationError, ModerationResult
 
 _TEXT: list[Literal["text", "image"]] = ["text"]
-
-
-class Finding(Struct, frozen=True, array_like=True):
-    """A check has flagged an item of a response."""
-
-    side: Side
-    kind: Kind
-    check: str
-    version: str
-    categories: tuple[str, ...] = ()
 
 
 class _Side:

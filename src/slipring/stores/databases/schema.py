@@ -132,7 +132,9 @@ _FIRST = (
     "CREATE TABLE slipring_secrets (name TEXT PRIMARY KEY, value BYTEA NOT NULL)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_VERDICTS = ("ALTER TABLE slipring_responses ADD COLUMN verdicts BYTEA",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _VERDICTS)
 
 
 def pending(version: int, where: str) -> list[tuple[int, tuple[str, ...]]]:
