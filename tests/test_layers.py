@@ -19,7 +19,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "core": ("errors", "protocol", "core"),
     "models": (),
     "spelling": (),
-    "config": ("core.limits", "models", "spelling"),
+    "checks": ("core.checks", "spelling"),
+    "config": ("checks", "core.limits", "models", "spelling"),
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "recording": (),
@@ -29,12 +30,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("prompts", "sandbox", "engines", "spelling", "observation.live"),
     ),
     "mcp": ("", "mcp"),
+    "safety": (
+        *("errors", "checks", "protocol", "sandbox", "core.checks", "core.chain", "core.generation"),
+        *("core.turn.response_object", "safety"),
+    ),
     "stores": ("errors", "protocol", "core", "stores"),
     "observation": ("protocol.timing", "observation"),
     "keys": ("errors", "config", "progress", "protocol.wire", "stores", "keys"),
     "server": (
         *("", "aiohttp_internals", "errors", "config", "models", "protocol", "recording"),
-        *("core", "engines", "sandbox", "stores", "keys.token", "observation", "server"),
+        *("core", "engines", "safety", "sandbox", "stores", "keys.token", "observation", "server"),
     ),
     "inspection": (
         *("errors", "spelling", "protocol", "core.generation", "core.chain", "core.turn.response_object"),

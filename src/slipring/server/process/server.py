@@ -120,6 +120,7 @@ class Server:
             raise
         try:
             await self.catalog.start()
+            await self.service.inspector.start()
             self.metrics.start(self._lag)
             # Cancellation: a client that disconnects must end its request.
             runner = web.AppRunner(
@@ -255,6 +256,7 @@ class Server:
             stack.push_async_callback(self.service.sandbox.close)
             for engine in self.catalog.engines:
                 stack.push_async_callback(engine.close)
+            stack.push_async_callback(self.service.inspector.close)
             stack.push_async_callback(self.service.peers.close)
             if self.recorder is not None:
                 stack.push_async_callback(self.recorder.close)
