@@ -37,6 +37,7 @@ from slipring import errors
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
 from slipring.core.ports import Betas, Ports
@@ -447,6 +448,7 @@ def open_session() -> Session:
             seal=SEAL,
             requests=Ledger(2**40, 2**40),
             known=KnownContexts(0.0, 0),
+            verdicts=KnownVerdicts(0),
         ),
         cache=ConnectionCache(2**20),
         now=0.0,

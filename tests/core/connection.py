@@ -8,7 +8,7 @@ events, so that each test also tests the wire format.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
@@ -20,6 +20,12 @@ from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
+from slipring.core.checks.gate import Inspection
+from slipring.core.checks.known_verdicts import KnownVerdicts
+from slipring.core.checks.policies import NO_POLICY, Policy
+from slipring.core.checks.policies import Check as SafetyCheck
+from slipring.core.checks.rulings import checks_of
+from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
@@ -30,12 +36,14 @@ from slipring.core.session.actions import (
     CheckAppended,
     Close,
     EndPrefill,
+    Inspect,
     Load,
     Loaded,
     Record,
     Save,
     Send,
     Start,
+    StartAudit,
     StartPrefill,
     Weigh,
 )
@@ -95,6 +103,8 @@ class Server:
         self.scopes = SharedScopes(self.limits.tenant_cache_bytes, self.limits.process_cache_bytes)
         self.store: dict[tuple[str, str], ResponseState] = {}
         self.models = Models()
+        self.policy = NO_POLICY
+        """Of the safety checks of connections that are opened from now on."""
         self.now = 1000.0
         self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
         self.known = KnownContexts(self.limits.recognised_s, self.limits.recognised_bytes)
@@ -104,6 +114,7 @@ class Server:
             seal=Envelopes(),
             requests=self.requests,
             known=self.known,
+            verdicts=KnownVerdicts(10**6),
         )
         self._minted: Counter[str] = Counter()
 
@@ -114,6 +125,17 @@ class Server:
 
     def connect(self, tenant: str = "tenant", **watch: Any) -> "Connection":
         return Connection(self, tenant, **watch)
+
+
+class OnePolicy:
+    """The same policy for every model."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.checks = {check.name: check for check in policy.checks}
+
+    def policy_of(self, model: str) -> Policy:
+        return self._policy
 
 
 class Seen:
@@ -180,6 +202,7 @@ class Connection:
             cache=self.cache,
             now=server.now,
             betas=betas,
+            policies=OnePolicy(server.policy),
         )
         self.events: list[Json] = []
         self.frames: list[bytes] = []
@@ -189,6 +212,11 @@ class Connection:
         self.weighs: dict[Turn, Weigh] = {}
         self.starts: dict[Turn, Start] = {}
         self.saves: dict[Turn, Save] = {}
+        self.inspections: list[Inspect] = []
+        """Those that run, in the order in which they began."""
+        self.inspected: list[tuple[str, str, str]] = []
+        """Everything that was inspected: when, its kind, its text."""
+        self.audits: list[StartAudit] = []
         self.prefills: dict[str, StartPrefill] = {}
         """Those that run, by response."""
         self.cancelled: list[Turn] = []
@@ -273,13 +301,35 @@ class Connection:
         asked = self.checks_appended.pop(0).asked
         return self._run(self.session.appended(structs.replace(asked, error=error), self.server.now))
 
+    def inspect(self, number: int = 0, /, **flags: str | None) -> list[Json]:
+        """An inspection ends. Each check flags the texts that contain the word given under its name, and
+        passes the others; None: it fails. A check that is not named flags texts that contain "bad"."""
+        inspect = self.inspections.pop(number)
+        return self._run(
+            self.session.inspected(inspect, verdicts_of(inspect.inspection, flags), self.server.now)
+        )
+
+    def inspect_all(self, **flags: str | None) -> list[Json]:
+        """All inspections end, and those that follow from them."""
+        events = []
+        while self.inspections:
+            events += self.inspect(0, **flags)
+        return events
+
+    def audit(self, **flags: str | None) -> bool:
+        """The first audit ends; returns whether its verdicts are to be stored."""
+        audit = self.audits.pop(0).audit
+        return audit.settle(verdicts_of(audit.inspection, flags))
+
     def weigh(self, tokens: int, lane: str | None = None) -> list[Json]:
         """The engine has counted the tokens of a job."""
         weigh = self.weighs.pop(self._at(self.weighs, lane))
         return self._run(self.session.weighed(weigh, tokens))
 
     def generate(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
-        return self._run([Send(self.session.deltas(self._at(self.starts, lane), list(deltas)))])
+        turn = self._at(self.starts, lane)
+        sent = Send(self.session.deltas(turn, list(deltas)))
+        return self._run([sent, *self.session.due_inspections(turn)])
 
     def finish(
         self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: Any = None
@@ -387,8 +437,8 @@ class Connection:
                 work[type(action)][action.turn] = action
             elif isinstance(action, Cancel):
                 self._cancel(action.turn)
-            elif isinstance(action, StartPrefill | EndPrefill):
-                self._prefill(action)
+            elif isinstance(action, StartPrefill | EndPrefill | Inspect | StartAudit):
+                self._begin_beside(action)
             elif isinstance(action, Record):
                 self.reports.append(action)
             elif isinstance(action, Close):
@@ -399,13 +449,21 @@ class Connection:
         self.cancelled.append(turn)
         for work in (self.loads, self.checks, self.weighs, self.starts, self.saves):
             work.pop(turn, None)
+        self.inspections = [each for each in self.inspections if each.turn is not turn]
 
-    def _prefill(self, action: StartPrefill | EndPrefill) -> None:
+    def _begin_beside(self, action: StartPrefill | EndPrefill | Inspect | StartAudit) -> None:
+        """Begin, or end, work that runs beside the turns."""
         if isinstance(action, EndPrefill):
             del self.prefills[action.response_id]
-            return
-        assert action.response_id not in self.prefills, "two prefills of one response"
-        self.prefills[action.response_id] = action
+        elif isinstance(action, StartPrefill):
+            assert action.response_id not in self.prefills, "two prefills of one response"
+            self.prefills[action.response_id] = action
+        elif isinstance(action, StartAudit):
+            self.audits.append(action)
+        else:
+            self.inspections.append(action)
+            asked = action.inspection
+            self.inspected += [(asked.when, each.kind, each.text) for each in asked.subjects]
 
     def _start(self, start: Start) -> None:
         if start.job.parent is not None and not start.job.fork:
@@ -460,6 +518,21 @@ def context_of(job: Job) -> list[Json]:
 
 
 _HEAD = Head()
+
+
+def verdicts_of(inspection: Inspection, flags: Mapping[str, str | None]) -> list[list[Verdict]]:
+    """The verdicts of all checks, as `Connection.inspect` describes them."""
+
+    def verdict(check: SafetyCheck, subject: Subject) -> Verdict:
+        word = flags.get(check.name, "bad")
+        if word is None:
+            return Verdict(check.name, check.version, flagged=False, failed="it died")
+        return Verdict(check.name, check.version, flagged=word in subject.text, ms=5.0)
+
+    return [
+        [verdict(check, subject) for check in checks_of(inspection.policy, subject, inspection.when)]
+        for subject in inspection.subjects
+    ]
 
 
 def node(

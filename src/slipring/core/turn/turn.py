@@ -5,7 +5,7 @@ into events through ``Output``. Lanes, queues and caches belong to the session; 
 the engine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from msgspec import UNSET, Struct, structs
@@ -14,6 +14,10 @@ from slipring.core.chain import input_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
+from slipring.core.checks.gate import Inspection
+from slipring.core.checks.node_verdicts import NodeVerdicts
+from slipring.core.checks.policies import Policy
+from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import (
     Accepted,
     Begun,
@@ -39,7 +43,8 @@ from slipring.core.turn.request_validation import (
 from slipring.core.turn.rollout import Rollout, require_possible
 from slipring.core.turn.stages import Stages, as_ms
 from slipring.core.turn.steer_queue import Steers
-from slipring.errors import ApiError
+from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited
+from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol import events
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.events import Event
@@ -68,6 +73,8 @@ _STAGE_AFTER: dict[StageName, StageName] = {
     "render": "engine_queue",
     "engine_queue": "prefill",
     "prefill": "generate",
+    "check": "render",
+    "held": "generate",
     "generate": "store",
 }
 """The stage that begins when one has ended, where nothing else says so."""
@@ -79,6 +86,7 @@ class Phase(Enum):
     WAITING = "queued in its lane"
     LOADING = "the store loads its parent"
     CHECKING = "the compiler checks its grammars"
+    INSPECTING = "its input is inspected before the engine gets it"
     PREPARING = "the engine may still refuse the job"
     RUNNING = "the engine generates"
     PAUSED = "a rollout waits for its client"
@@ -107,6 +115,7 @@ class Turn:
         "_ports",
         "_prefilled",
         "_rendered",
+        "checks",
         "compaction",
         "detached",
         "error",
@@ -130,6 +139,13 @@ class Turn:
         "stop",
         "tenant",
     )
+
+    checks: TurnChecks | None
+    """Set if a policy applies."""
+    compaction: Compaction | None
+    """Set if the context may have to be compacted."""
+    rollout: Rollout | None
+    """Set if the response continues after tool calls."""
 
     def __init__(
         self,
@@ -183,10 +199,7 @@ class Turn:
         self.stages = stages
         self.response: Response | None = None
         self.output = Output(ports.mint, UNSET if lane is None else lane)
-        self.compaction: Compaction | None = None
-        """Set if the context may have to be compacted."""
-        self.rollout: Rollout | None = None
-        """Set if the response continues after tool calls."""
+        self.checks = self.compaction = self.rollout = None
         self._accepted: Accepted | None = None
         self._rendered = self._prefilled = False
         self._finished: Finished | None = None
@@ -274,6 +287,16 @@ class Turn:
             self.rollout = Rollout(job, self._carry, choice)
         return job
 
+    def inspect(self, policy: Policy) -> None:
+        """Have the input of a validated turn inspected. Raises if it is known to be refused."""
+        if self.parent is not None and (check := self.parent.refused_by) is not None:
+            raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
+        if policy.checks:
+            self.checks = TurnChecks(policy, self._ports.verdicts, self.tenant)
+            request = self.request
+            digests = dict(zip(map(id, request.items), request.content_digests, strict=True))
+            self.checks.begin(self.parent, self._head, self.input, digests)
+
     def _open_response(
         self, response_id: str, model: Model, choice: ToolChoice, settings: Settings, now: float
     ) -> None:
@@ -310,6 +333,11 @@ class Turn:
         if continued is None or (self.parent is None and carry.tools):
             return None
         return continued.head
+
+    @property
+    def is_created(self) -> bool:
+        """Whether the client knows of the response."""
+        return self._accepted is not None or (self.detached and self.response is not None)
 
     @property
     def must_weigh(self) -> bool:
@@ -360,6 +388,8 @@ class Turn:
         if self.compaction is not None and self.compaction.is_running:
             self.compaction.take(deltas)
             return []
+        if self.checks is not None:
+            return self._feed_gate(self.checks, deltas)
         if deltas and type(last := deltas[-1]) is Finished:
             self._finished = last
             deltas = deltas[:-1]
@@ -367,6 +397,33 @@ class Turn:
             deltas = self._prelude(deltas)
         emitted = self.output.feed(deltas)
         if self.steers is not None:
+            self.stop.asked = self.steers.may_end(deltas)
+        return emitted
+
+    def _feed_gate(self, checks: TurnChecks, deltas: list[Delta]) -> list[Event]:
+        """Process deltas of the engine that checks may hold back."""
+        if not self._prefilled:
+            deltas = self._prelude(deltas)
+            checks.is_held = self._prefilled and checks.holds_input
+        return self._release(checks, checks.feed(deltas))
+
+    def judge(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Event]:
+        """The verdicts of an inspection: the events that they release."""
+        assert self.checks is not None
+        return self._release(self.checks, self.checks.judge(inspection, verdicts))
+
+    def _release(self, checks: TurnChecks, deltas: list[Delta]) -> list[Event]:
+        """Process deltas that the checks have released."""
+        if checks.is_held and not checks.holds_input:
+            checks.is_held = False
+            self.stages.lap("held")
+        if deltas and isinstance(last := deltas[-1], Finished):
+            more, self._finished = checks.ended(last, may_refuse=not self.output.calls)
+            deltas = [*deltas[:-1], *more]
+        emitted = self.output.feed(deltas)
+        if checks.is_cut:
+            self.stop.asked = True
+        elif self.steers is not None:
             self.stop.asked = self.steers.may_end(deltas)
         return emitted
 
@@ -401,6 +458,8 @@ class Turn:
             None,
             OpenCarry(input_items.join(input_items.NOTHING, items, complete=False)),
         )
+        if self.checks is not None:
+            self.checks.add(items, is_sealed=True)
         emitted = self.output.close_compaction(items, self._conceal(items))
         self.stages.lap("compact")
         if compaction.plan.alone:
@@ -483,7 +542,11 @@ class Turn:
         self._finished = None
         self.phase = Phase.RUNNING
         self.stop.asked = self.steers is not None and self.steers.may_end([])
-        return self.rollout.next_job()
+        job = self.rollout.next_job()
+        if self.checks is not None:
+            self.checks.is_awaited = False
+            self.checks.add(job.input, job.parent.output if job.parent is not None else ())
+        return job
 
     @property
     def can_be_broken_off(self) -> bool:
@@ -529,6 +592,7 @@ class Turn:
             incomplete_details=None if reason == "stop" else IncompleteDetails.of(reason),
             output=self.output.raw_items(),
             usage=response_object.usage(finished),
+            moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
         # Without the appends that were held and have just been returned.
         carry = input_items.after_output(self._carry.settled, self.output.latest, cut_off=not stopped)
@@ -544,8 +608,18 @@ class Turn:
             position=finished.position,
             fork=self.forks,
         )
+        state.verdicts = self._verdicts()
         self.recognition.complete(state, dropped_items=self._accepted.dropped_items if self._accepted else 0)
         return closing, state
+
+    def _verdicts(self) -> NodeVerdicts | None:
+        if self.checks is not None:
+            return self.checks.verdicts(self.parent)
+        return NodeVerdicts(b"", is_audited=True) if is_audited(self.parent) else None
+
+    def audit(self, state: ResponseState) -> Audit | None:
+        """What remains to be inspected of the finished response."""
+        return self.checks.audit(state, is_stored=self.stores) if self.checks is not None else None
 
     def remember(self, state: ResponseState, now: float) -> None:
         """Let later requests that send the context of the finished response again continue it."""
@@ -568,6 +642,10 @@ class Turn:
         ended = self.stages.laps[-1].name if self.stages.laps else "decode"
         if self.phase is Phase.PAUSED:
             return "client"
+        if self.phase is Phase.INSPECTING:
+            return "check"
+        if self.checks is not None and self.checks.is_held:
+            return "held"
         if ended in ("validate", "weigh") and (compaction := self.compaction) is not None:
             if compaction.is_running or compaction.finished is not None:
                 return "compact"
@@ -586,6 +664,7 @@ class Turn:
             incomplete_details=None,
             output=self.output.raw_items(),
             error=response_object.failure(error),
+            moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
         closing.append(self.output.announce(events.Failed, self.response))
         return closing
@@ -622,6 +701,8 @@ class Turn:
             fallback=accepted.fallback or UNSET,
             dropped_items=accepted.dropped_items or UNSET,
             error_code=failure.code if failure is not None else UNSET,
+            check_ms=self.checks.input_ms if self.checks is not None else UNSET,
+            flagged_by=(self.checks.flagged_by or UNSET) if self.checks is not None else UNSET,
         )
 
     def progress(self) -> TurnReport:
