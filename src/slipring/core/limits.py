@@ -109,6 +109,9 @@ class Limits:
         "how long a context is kept to recognise a history that a client sends again; 0: not at all",
     )
     recognised_bytes: int = _limit(256 * _MIB, "memory for such contexts in one process")
+    inspected_bytes: int = _limit(
+        64 * _MIB, "memory in which one process remembers the verdicts of safety checks about items"
+    )
     max_age_s: float = _limit(3600.0, "age at which a client is asked to reconnect and its connection closes")
     age_grace_s: float = _limit(60.0, "time for running responses to finish after max_age_s")
     idle_timeout_s: float = _limit(0.0, "time without messages after which a connection closes; 0: never")

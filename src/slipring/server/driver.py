@@ -25,6 +25,7 @@ from slipring.core.session.actions import (
     Close,
     Counted,
     EndPrefill,
+    Inspect,
     Load,
     Loaded,
     Record,
@@ -32,6 +33,7 @@ from slipring.core.session.actions import (
     Save,
     Send,
     Start,
+    StartAudit,
     StartPrefill,
     Weigh,
 )
@@ -41,7 +43,7 @@ from slipring.engines.constraints import call_limits
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
-from slipring.server import padding
+from slipring.server import inspections, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
@@ -116,7 +118,7 @@ class Driver:
         self.origin = origin
         self.states = states
         self._tenure = tenure
-        self._tasks: dict[Turn | CheckAppended, asyncio.Task[None]] = {}
+        self._tasks: dict[Turn | CheckAppended | Inspect, asyncio.Task[None]] = {}
         self._flushes: set[asyncio.Future[None]] = set()
 
     @property
@@ -136,7 +138,7 @@ class Driver:
         """Cancel the running turns, except those being saved, and wait until all tasks have ended."""
         self.run(self.session.closed())
         for subject, task in self._tasks.items():
-            if isinstance(subject, CheckAppended):
+            if not isinstance(subject, Turn):
                 task.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
@@ -151,19 +153,31 @@ class Driver:
             self.sink.send(action.events)
         elif isinstance(action, CheckAppended):
             self._spawn(action, self._check_appended(action))
+        elif isinstance(action, Inspect):
+            self._spawn(action, self._inspect(action))
         elif isinstance(action, Cancel):
-            if (task := self._tasks.get(action.turn)) is not None:
-                task.cancel()
-        elif isinstance(action, StartPrefill):
-            self._prefill(action)
-        elif isinstance(action, EndPrefill):
-            self.service.prefills.cancel(self.session.tenant, action.response_id)
+            self._cancel(action.turn)
+        elif isinstance(action, StartPrefill | EndPrefill | StartAudit):
+            self._run_beside(action)
         elif isinstance(action, Record | Refused):
             self._report(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
             self.sink.close(action.code, action.reason)
+
+    def _cancel(self, turn: Turn) -> None:
+        """Cancel the work on a turn, except for the task that has found out that it must end."""
+        for task in [self._tasks.get(turn), *self._inspecting(turn)]:
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+
+    def _inspecting(self, turn: Turn) -> list[asyncio.Task[None]]:
+        """The tasks that wait for verdicts about a turn."""
+        if turn.checks is None:
+            return []
+        subjects = self._tasks.items()
+        return [task for subject, task in subjects if isinstance(subject, Inspect) and subject.turn is turn]
 
     def _report(self, ended: Record | Refused) -> None:
         if isinstance(ended, Refused):
@@ -180,6 +194,15 @@ class Driver:
         self.service.turn_ended(turn, content)
         self.sink.record(turn)
 
+    def _run_beside(self, action: StartPrefill | EndPrefill | StartAudit) -> None:
+        """Begin or end work that belongs to a response, and not to this connection."""
+        if isinstance(action, StartPrefill):
+            self._prefill(action)
+        elif isinstance(action, EndPrefill):
+            self.service.prefills.cancel(self.session.tenant, action.response_id)
+        else:
+            self.service.audits.start(action.audit)
+
     def _prefill(self, action: StartPrefill) -> None:
         def ended(tokens: int | None) -> None:
             self.run(self.session.prefilled(action, tokens))
@@ -188,12 +211,12 @@ class Driver:
             engine = self.service.catalog.engine_of(action.prefill.job.model)
             self.service.prefills.start(action.response_id, action.prefill, engine, ended)
 
-    def _spawn(self, subject: Turn | CheckAppended, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, subject: Turn | CheckAppended | Inspect, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks[subject] = task
         task.add_done_callback(partial(self._forget, subject))
 
-    def _forget(self, subject: Turn | CheckAppended, task: asyncio.Task[None]) -> None:
+    def _forget(self, subject: Turn | CheckAppended | Inspect, task: asyncio.Task[None]) -> None:
         if self._tasks.get(subject) is task:
             del self._tasks[subject]
 
@@ -267,6 +290,24 @@ class Driver:
         if (waiting := self.sink.flush()) is not None:
             await waiting
 
+    async def _inspect(self, inspect: Inspect) -> None:
+        """Have safety checks inspect texts, and tell the session what they say."""
+        verdicts = await inspections.inspect(self.service.inspector, inspect.inspection, self.session.tenant)
+        send = padding.padded_send(inspect.turn.request, self.sink.send)
+        for action in self.session.inspected(inspect, verdicts, now()):
+            if isinstance(action, Send):
+                send(action.events)
+            else:
+                self.run([action])
+        if (waiting := self.sink.flush()) is not None:
+            await waiting
+
+    async def _keep_pace(self, turn: Turn) -> None:
+        """Begin the inspections that are due, and wait while too much waits for them."""
+        self.run(self.session.due_inspections(turn))
+        while turn.checks is not None and turn.checks.is_full and (tasks := self._inspecting(turn)):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
     async def _load(self, load: Load) -> list[Action]:
         # First, so that a caller who is refused learns nothing about what is stored.
         await self.service.admit_turn(self.caller)
@@ -306,6 +347,8 @@ class Driver:
         async with aclosing(call_limits.generate(engine, job)) as batches:
             async for deltas in batches:
                 send(session.deltas(turn, deltas))
+                if turn.checks is not None:
+                    await self._keep_pace(turn)
                 if (waiting := flush()) is not None:
                     before = clock()
                     await waiting

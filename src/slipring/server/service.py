@@ -20,6 +20,7 @@ from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
 from slipring.core.chain.state_cache import ConnectionCache, NoCache, SharedScopes
+from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.ports import NO_BETAS, Betas, Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
@@ -40,6 +41,7 @@ from slipring.server.cluster.state_lookup import Source
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.registry import Connections
 from slipring.server.id_minting import minter, new_node_id
+from slipring.server.inspections import Audits, CallerPolicies
 from slipring.server.observation import turn_log
 from slipring.server.observation.ended_turns import ContentObserver, EndedTurn, Observer, TurnContent
 from slipring.server.prefills import Prefills
@@ -100,6 +102,8 @@ class Service:
     """Uses a temporary key until the server has started."""
     inspector: Inspector
     """Runs the safety checks."""
+    audits: Audits
+    verdicts: KnownVerdicts
     clients: set[Client] = field(default_factory=set)
     timers: ClientTimers[Client] = field(default_factory=ClientTimers)
     prefills: Prefills = field(default_factory=Prefills)
@@ -141,6 +145,7 @@ class Service:
                 cache_bytes=limits.compile_cache_bytes,
             )
         )
+        inspector = Inspector(config.checks, config.policies, catalog, clock)
         return cls(
             config=config,
             catalog=catalog,
@@ -160,7 +165,9 @@ class Service:
             sandbox=sandbox,
             compiler=Compiler(sandbox, limits.max_grammar_states),
             seal=KeyedSeal([new_key()]),
-            inspector=Inspector(config.checks, config.policies, catalog, clock),
+            inspector=inspector,
+            audits=Audits(inspector, store.responses),
+            verdicts=KnownVerdicts(limits.inspected_bytes),
         )
 
     def open_session(self, caller: Caller, betas: Betas) -> Session:
@@ -178,11 +185,17 @@ class Service:
             models=self.models_of(caller),
             limits=self.config.limits,
             ports=Ports(
-                mint=self.mint, clock=clock, seal=self.seal, requests=self.requests, known=self.known
+                mint=self.mint,
+                clock=clock,
+                seal=self.seal,
+                requests=self.requests,
+                known=self.known,
+                verdicts=self.verdicts,
             ),
             cache=cache,
             now=now(),
             betas=betas,
+            policies=CallerPolicies(self.inspector, caller),
         )
         # Stored keys may change or be revoked between turns, and the first one may be created while guests
         # are connected. Configured keys do not change.

@@ -328,9 +328,7 @@ class Session:
         checks."""
         return [Inspect(turn, each) for each in turn.checks.due()] if turn.checks is not None else []
 
-    def inspected(
-        self, inspect: Inspect, verdicts: Sequence[Sequence[Verdict]], now: float
-    ) -> list[Action]:
+    def inspected(self, inspect: Inspect, verdicts: Sequence[Sequence[Verdict]], now: float) -> list[Action]:
         """Safety checks have inspected texts: ``verdicts`` has those about each subject, failed ones
         included."""
         turn = inspect.turn
