@@ -150,7 +150,7 @@ class ConversationEcho(Struct):
     id: str
 
 
-class ModerationResult(Struct, tag_field="type", tag="moderation_result"):
+class ResponseModerationResult(Struct, tag_field="type", tag="moderation_result"):
     """What safety checks found in the input or in the output of a response."""
 
     model: str
@@ -161,18 +161,18 @@ class ModerationResult(Struct, tag_field="type", tag="moderation_result"):
     category_applied_input_types: dict[str, list[Literal["text", "image"]]]
 
 
-class ModerationError(Struct, tag_field="type", tag="error"):
+class ResponseModerationError(Struct, tag_field="type", tag="error"):
     """A safety check gave no answer."""
 
     code: str
     message: str
 
 
-class Moderation(Struct):
+class ResponseModeration(Struct):
     """What safety checks found in a response."""
 
-    input: ModerationResult | ModerationError
-    output: ModerationResult | ModerationError
+    input: ResponseModerationResult | ResponseModerationError
+    output: ResponseModerationResult | ResponseModerationError
 
 
 class Response(Struct):
@@ -210,5 +210,5 @@ class Response(Struct):
     completed_at: int | None = None
     background: bool = False
     conversation: ConversationEcho | UnsetType = UNSET
-    moderation: Moderation | UnsetType = UNSET
+    moderation: ResponseModeration | UnsetType = UNSET
     object: Literal["response"] = "response"

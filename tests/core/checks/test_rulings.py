@@ -6,7 +6,7 @@ from slipring.core.checks.policies import Action, Check, Policy
 from slipring.core.checks.report import Report
 from slipring.core.checks.rulings import Consequence, checks_of, rule
 from slipring.core.checks.verdicts import Side, Subject, Verdict
-from slipring.protocol.responses import ModerationError, ModerationResult
+from slipring.protocol.responses import ResponseModerationError, ResponseModerationResult
 
 QUESTION = Subject("input", "message", "hi")
 ANSWER = Subject("output", "answer", "ho")
@@ -69,14 +69,14 @@ def test_a_report_has_the_highest_scores_of_each_side():
     report.add(QUESTION, policy.checks, [Verdict("a", "", False, {"violence": 0.2}), flag("b")])
     report.add(ANSWER, policy.checks[:1], [Verdict("a", "", False, {"violence": 0.1})])
     moderation = report.moderation(policy)
-    assert moderation.input == ModerationResult(
+    assert moderation.input == ResponseModerationResult(
         model="a, b",
         flagged=True,
         categories={"violence": True, "spam": False},
         category_scores={"violence": 0.9, "spam": 0.1},
         category_applied_input_types={"violence": ["text"], "spam": ["text"]},
     )
-    assert isinstance(moderation.output, ModerationResult)
+    assert isinstance(moderation.output, ResponseModerationResult)
     assert (moderation.output.flagged, moderation.output.model) == (False, "a")
     assert [finding.check for finding in report.findings] == ["a", "b"]
     assert report.input_ms == 3
@@ -86,7 +86,7 @@ def test_a_category_without_a_score_counts_as_certain():
     report = Report()
     report.add(QUESTION, [Check("a")], [Verdict("a", "", flagged=True, categories=("key",))])
     result = report.moderation(Policy((Check("a"),))).input
-    assert isinstance(result, ModerationResult)
+    assert isinstance(result, ResponseModerationResult)
     assert result.category_scores == {"key": 1.0}
 
 
@@ -96,12 +96,12 @@ def test_a_check_that_failed_is_an_error_unless_another_flags():
     report.add(QUESTION, policy.checks, [Verdict("a", "", flagged=False)])
     report.add(ANSWER, policy.checks, [flag("a")])
     moderation = report.moderation(policy)
-    assert moderation.input == ModerationError(
+    assert moderation.input == ResponseModerationError(
         "check_failed", "The safety check 'b' failed: it gave no answer."
     )
-    assert isinstance(moderation.output, ModerationResult)
+    assert isinstance(moderation.output, ResponseModerationResult)
 
 
 def test_a_side_without_subjects_is_not_flagged():
     result = Report().moderation(Policy((Check("b"), Check("a")))).output
-    assert result == ModerationResult("a, b", False, {}, {}, {})
+    assert result == ResponseModerationResult("a, b", False, {}, {}, {})

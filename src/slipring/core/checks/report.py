@@ -7,7 +7,7 @@ from slipring.core.checks.node_verdicts import Finding
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.checks.rulings import answer_of
 from slipring.core.checks.verdicts import Subject, Verdict
-from slipring.protocol.responses import Moderation, ModerationError, ModerationResult
+from slipring.protocol.responses import ResponseModeration, ResponseModerationError, ResponseModerationResult
 
 _TEXT: list[Literal["text", "image"]] = ["text"]
 
@@ -36,13 +36,13 @@ class _Side:
         for category, score in verdict.scores.items():
             self.scores[category] = max(score, self.scores.get(category, 0.0))
 
-    def result(self, policy: Policy) -> ModerationResult | ModerationError:
+    def result(self, policy: Policy) -> ResponseModerationResult | ResponseModerationError:
         if self.failed and not self.flagged:
             check, why = next(iter(self.failed.items()))
-            return ModerationError("check_failed", f"The safety check '{check}' failed: {why}.")
+            return ResponseModerationError("check_failed", f"The safety check '{check}' failed: {why}.")
         # A category without a score is flagged by a check that gives none.
         scores = {**dict.fromkeys(sorted(self.hits), 1.0), **self.scores}
-        return ModerationResult(
+        return ResponseModerationResult(
             model=", ".join(sorted(self.answered or {check.name for check in policy.checks})),
             flagged=self.flagged,
             categories={category: category in self.hits for category in scores},
@@ -81,6 +81,6 @@ class Report:
         """What was flagged, each finding once."""
         return tuple(self._findings)
 
-    def moderation(self, policy: Policy) -> Moderation:
+    def moderation(self, policy: Policy) -> ResponseModeration:
         """The report as the API has it."""
-        return Moderation(self._input.result(policy), self._output.result(policy))
+        return ResponseModeration(self._input.result(policy), self._output.result(policy))

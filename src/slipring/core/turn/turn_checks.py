@@ -17,7 +17,7 @@ from slipring.core.generation import Delta, Finished, Refused
 from slipring.core.turn.inspected_items import InspectedItems
 from slipring.errors import ApiError
 from slipring.protocol.items import Item
-from slipring.protocol.responses import Moderation
+from slipring.protocol.responses import ResponseModeration
 
 REFUSAL = "The rest of this answer was withheld."
 """The text of the refusal with which an answer ends that is cut, if its policy asks for one."""
@@ -137,7 +137,7 @@ class TurnChecks:
     # The end.
 
     @property
-    def moderation(self) -> Moderation:
+    def moderation(self) -> ResponseModeration:
         """What the checks have found, for the response object."""
         return self._gate.report.moderation(self._gate.policy)
 
