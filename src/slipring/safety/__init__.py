@@ -1,5 +1,5 @@
 """Safety checks: texts of turns in, verdicts out.
 
-``sources`` are what checks ask: an endpoint, a guard model, patterns, Python functions. ``Inspector`` runs
-the configured checks on top of them, with timeouts, a breaker, limits and a cache.
+``sources`` are what checks ask. ``Inspector`` runs the configured checks on top of them, with timeouts, a
+breaker, limits and a cache.
 """

@@ -8,10 +8,10 @@ from slipring.checks import CheckEntry, PolicyEntries
 from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.errors import ModelNotFound, StartupError
-from slipring.safety.guard import Engines
 from slipring.safety.running_check import CheckStatus, RunningCheck
 from slipring.safety.source import Source
-from slipring.safety.sources import naming, open_source
+from slipring.safety.sources.catalog import naming, open_source
+from slipring.safety.sources.guard import Engines
 from slipring.safety.verdict_cache import VerdictCache
 
 

@@ -31,8 +31,8 @@ _OWN_THRESHOLD = 0.5
 _STOPPING = "the server is stopping"
 
 FailureKind = Literal["timeout", "source", "breaker", "overload", "invalid", "error", "closed"]
-"""``source``: it said why. ``breaker``: it was not asked. ``overload``: too many wait. ``invalid``: the text is
-no text. ``error``: it raised something unexpected. ``closed``: the server stops."""
+"""``source``: it said why. ``breaker``: it was not asked. ``overload``: too many texts wait. ``invalid``: the
+text is not Unicode. ``error``: it raised something unexpected. ``closed``: the server stops."""
 
 
 class CheckStatus(Struct, frozen=True):

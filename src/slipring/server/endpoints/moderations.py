@@ -1,5 +1,6 @@
 """``POST /v1/moderations``: what the server's own safety checks say about texts, in the API's form."""
 
+import asyncio
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -31,7 +32,9 @@ async def moderate(service: Service, request: web.Request, caller: Caller) -> we
     checks = _checks(service, caller, model)
     await service.admit_turn(caller)
     subjects = [Subject(side="input", kind="message", text=text, role="user") for text in texts]
-    verdicts = [await service.inspector.inspect(check.name, subjects, caller.tenant) for check in checks]
+    verdicts = await asyncio.gather(
+        *(service.inspector.inspect(check.name, subjects, caller.tenant) for check in checks)
+    )
     by_text = zip(*verdicts, strict=True)
     return json_response(ModerationAnswer(mint("modr"), model, [_result(each) for each in by_text]))
 

@@ -17,7 +17,7 @@ from typing import Any
 from slipring.core.checks.verdicts import Subject
 from slipring.errors import StartupError
 from slipring.safety.source import Findings, SourceFailed
-from slipring.safety.threads import CheckThreads
+from slipring.safety.sources.check_threads import CheckThreads
 
 log = logging.getLogger("slipring")
 

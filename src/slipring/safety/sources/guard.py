@@ -27,7 +27,8 @@ from slipring.protocol.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Logprob
 from slipring.protocol.tools import AUTO, Offer
-from slipring.safety.guard_formats import (
+from slipring.safety.source import Findings, SourceFailed
+from slipring.safety.sources.guard_formats import (
     Answer,
     GraniteGuardian,
     GuardFormat,
@@ -39,7 +40,6 @@ from slipring.safety.guard_formats import (
     Unreadable,
     WrittenPolicy,
 )
-from slipring.safety.source import Findings, SourceFailed
 
 _TOP_LOGPROBS = 5
 _MAX_CONVERSATIONS = 256

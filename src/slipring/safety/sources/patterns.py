@@ -10,13 +10,13 @@ from msgspec import Meta, Struct
 
 from slipring.core.checks.verdicts import Subject
 from slipring.errors import ApiError, InvalidRequest, StartupError
-from slipring.safety.pattern_matching import VALIDATORS
-from slipring.safety.secret_formats import LONGEST, SECRET_FORMATS
 from slipring.safety.source import Findings, SourceFailed
+from slipring.safety.sources.pattern_matching import VALIDATORS
+from slipring.safety.sources.secret_formats import LONGEST, SECRET_FORMATS
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits, TooExpensive
 
 _MIB = 2**20
-_MODULE = "slipring.safety.pattern_matching"
+_MODULE = "slipring.safety.sources.pattern_matching"
 _MATCHES, _PERSONAL_DATA = "find_matches", "find_personal_data"
 _MAX_TEXT_BYTES = 64 * _MIB
 _WAITING = 1024

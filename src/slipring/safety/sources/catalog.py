@@ -8,11 +8,11 @@ import msgspec
 
 from slipring.checks import CheckEntry
 from slipring.errors import StartupError
-from slipring.safety.functions import GROUP, Functions, find_factory
-from slipring.safety.guard import Engines, Guard, GuardSettings
-from slipring.safety.moderations import Moderations, ModerationsSettings
-from slipring.safety.patterns import Patterns, PatternsSettings, PersonalData, PersonalDataSettings
 from slipring.safety.source import Source
+from slipring.safety.sources.functions import GROUP, Functions, find_factory
+from slipring.safety.sources.guard import Engines, Guard, GuardSettings
+from slipring.safety.sources.moderations import Moderations, ModerationsSettings
+from slipring.safety.sources.patterns import Patterns, PatternsSettings, PersonalData, PersonalDataSettings
 
 T = TypeVar("T")
 
