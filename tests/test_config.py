@@ -30,7 +30,7 @@ MAY_BE_ZERO = {
     "parked_s",
     "recognised_s",
 }
-TABLES = {"limits", "models", "checks", "policies"}
+TABLES = {"limits", "models", "mcp", "checks", "policies"}
 """The fields of the configuration that are tables of the file."""
 LIMIT_NAMES = [limit.name for limit in dataclasses.fields(Limits)]
 
@@ -264,6 +264,7 @@ WAYS = [
         "trace_content = true",
         True,
     ),
+    ("mcp_urls", ["--mcp-urls", "public"], {"SLIPRING_MCP_URLS": "public"}, 'mcp_urls = "public"', "public"),
     (
         "log_level",
         ["--log-level", "debug"],
@@ -418,6 +419,7 @@ def test_a_list_with_a_gap_is_refused(text: str) -> None:
         ("api_keys = [1]", "api_keys", "every entry must be [TENANT:]KEY with neither part empty"),
         ("[host]\na = 1", "host", "must be a string"),
         ('log_level = "INFO"', "log_level", "must be one of debug, info, warning, error"),
+        ('mcp_urls = "all"', "mcp_urls", "must be one of registered, public, any"),
         ("limits = 1", "limits", "must be a table"),
         ("[[limits]]\nmax_lanes = 1", "limits", "must be a table"),
         ("[limits]\nmax_lanes = 1.0", "limits.max_lanes", "must be a whole number"),
@@ -683,7 +685,7 @@ def test_the_page_shows_the_table_that_the_code_generates() -> None:
 
 
 def test_the_file_on_the_page_is_a_valid_one(toml: WriteToml) -> None:
-    example, _ = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    example, *_ = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     made = load(["--config", toml(example)], {})
     assert made.port == tomllib.loads(example)["port"]
     assert made.limits.max_lanes == 8

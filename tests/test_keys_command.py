@@ -14,7 +14,7 @@ from tests.test_cli import COMMAND, FAST, environment, launched
 from tests.test_docs import ROOT, commands
 
 KEY = re.compile(r"sk-slip-([0-9a-f]{16})\.([A-Za-z0-9_-]{43})\n")
-HEADINGS = ["ID", "TENANT", "NAME", "MODELS", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED"]
+HEADINGS = ["ID", "TENANT", "NAME", "MODELS", "MCP", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED"]
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,7 @@ def columns(line: str) -> list[str]:
 def test_a_key_is_printed_once_and_listed_without_its_secret(capsys: pytest.CaptureFixture[str]) -> None:
     plain = create(capsys, "--tenant", "a")
     limits = ["--requests-per-minute", "60", "--tokens-per-day", "2000000"]
+    limits += ["--mcp-server", "weather", "--mcp-tool", "weather.now", "--mcp-tool", "weather.a.b"]
     limited = create(
         capsys, "--tenant", "b", "--name", "nightly run", *("--model", "x", "--model", "y"), *limits
     )
@@ -60,9 +61,10 @@ def test_a_key_is_printed_once_and_listed_without_its_secret(capsys: pytest.Capt
     assert columns(heading) == HEADINGS
     rows = {columns(line)[0]: columns(line)[1:] for line in lines}
     assert rows.keys() == {plain[0], limited[0]}
-    assert rows[plain[0]][:5] == ["a", "-", "all", "-", "-"]
-    assert rows[limited[0]][:5] == ["b", "nightly run", "x, y", "60", "2000000"]
-    assert rows[limited[0]][6] == "-"
+    assert rows[plain[0]][:6] == ["a", "-", "all", "all", "-", "-"]
+    assert rows[limited[0]][:4] == ["b", "nightly run", "x, y", "weather, weather.now, weather.a.b"]
+    assert rows[limited[0]][4:6] == ["60", "2000000"]
+    assert rows[limited[0]][7] == "-"
     code, text, _ = run(capsys, "list", "--store", "sqlite:keys.db", "--json")
     keys = {key["tenant"]: key for key in json.loads(text)}
     assert all(key.pop("created_at") for key in keys.values())
@@ -71,6 +73,8 @@ def test_a_key_is_printed_once_and_listed_without_its_secret(capsys: pytest.Capt
         "tenant": "b",
         "name": "nightly run",
         "models": ["x", "y"],
+        "mcp_servers": ["weather"],
+        "mcp_tools": ["weather.now", "weather.a.b"],
         "requests_per_minute": 60,
         "tokens_per_day": 2000000,
         "revoked_at": None,
@@ -128,6 +132,10 @@ def test_the_store_in_memory_is_refused_in_one_line(
         ),
         (["create"], "slipring keys create: the following arguments are required: --tenant"),
         (["revoke"], "slipring keys revoke: the following arguments are required: ID"),
+        (
+            ["create", "--tenant", "a", "--mcp-tool", "weather"],
+            "slipring keys create: argument --mcp-tool: must be SERVER.TOOL",
+        ),
         (["create", "--tenant", " "], "slipring keys create: argument --tenant: must be printable and not"),
         (
             ["create", "--tenant", "a\nb"],

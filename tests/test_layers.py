@@ -18,9 +18,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "models": (),
+    "mcp_registrations": (),
     "spelling": (),
     "checks": ("core.checks", "spelling"),
-    "config": ("checks", "core.limits", "models", "spelling"),
+    "config": ("checks", "core.limits", "mcp_registrations", "models", "spelling"),
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "recording": (),
@@ -39,6 +40,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "keys": ("errors", "config", "progress", "protocol.wire", "stores", "keys"),
     "server": (
         *("", "aiohttp_internals", "errors", "config", "models", "protocol", "recording"),
+        *("mcp", "mcp_registrations"),
         *("core", "engines", "safety", "sandbox", "stores", "keys.token", "observation", "server"),
     ),
     "inspection": (
@@ -207,7 +209,7 @@ def test_every_module_says_what_it_owns() -> None:
     ids=lambda path: str(path.relative_to(SRC)),
 )
 def test_within_the_core_session_imports_turn_and_turn_imports_chain_and_checks(path: Path) -> None:
-    order = ("checks", "chain", "", "turn", "session")
+    order = ("checks", "chain", "", "hosted", "turn", "session")
     part = path.relative_to(SRC).parts[1] if len(path.relative_to(SRC).parts) > 2 else ""
     later = tuple(f"slipring.core.{name}." for name in order[order.index(part) + 1 :] if name)
     assert not [name for name in imports(path) if f"{name}.".startswith(later)]

@@ -342,6 +342,23 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             width=6,
         ),
     ),
+    "Hosted tools": (
+        Shown(
+            "Calls",
+            table.TOOL_CALLS.help,
+            "reqps",
+            ((rate(table.TOOL_CALLS, "server, ending"), "{{server}} {{ending}}"),),
+            stacks=True,
+            width=12,
+        ),
+        Shown(
+            "Time of a call",
+            table.TOOL_SECONDS.help,
+            "s",
+            ((quantile(0.95, table.TOOL_SECONDS, "server"), "{{server}} p95"),),
+            width=12,
+        ),
+    ),
     "Processes": (
         Shown(
             "Event loop lag",

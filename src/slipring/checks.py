@@ -136,11 +136,10 @@ def read_policies(given: object, checks: tuple[CheckEntry, ...]) -> PolicyEntrie
     if not holds(scope):
         raise ChecksError(f"policies: 'scope' {demand}")
     default = _read_names(given["default"], "policies.default", known) if "default" in given else None
-    return PolicyEntries(
-        default,
-        *(_read_named(given.get(key, {}), key, known) for key in ("models", "tenants", "keys")),
-        scope,
+    models, tenants, keys = (
+        _read_named(given.get(key, {}), key, known) for key in ("models", "tenants", "keys")
     )
+    return PolicyEntries(default, models, tenants, keys, scope)
 
 
 def _place(table: Mapping[str, object], index: int) -> str:

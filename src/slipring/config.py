@@ -17,6 +17,7 @@ from typing import Any, get_origin, get_type_hints
 
 from slipring.checks import CheckEntry, ChecksError, PolicyEntries, read_checks, read_policies
 from slipring.core.limits import Limits
+from slipring.mcp_registrations import McpRegistration, McpRegistrationError, read_mcp_registrations
 from slipring.models import ModelEntry, ModelsError, read_models
 from slipring.spelling import suggestion
 
@@ -24,6 +25,7 @@ __all__ = [
     "ADMIN_AUTO",
     "ADMIN_OFF",
     "LOG_LEVELS",
+    "MCP_URLS",
     "SETTINGS",
     "Config",
     "ConfigError",
@@ -35,13 +37,15 @@ __all__ = [
 
 ADMIN_AUTO, ADMIN_OFF = "auto", "off"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+MCP_URLS = ("registered", "public", "any")
 _PREFIX = "SLIPRING_"
 _FILE_FLAG = "--config"
 _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
 _MODELS = "models"
+_MCP = "mcp"
 _CHECK, _CHECKS, _POLICIES = "check", "checks", "policies"
-_TABLES = (_LIMITS, _MODELS, _CHECKS, _POLICIES)
+_TABLES = (_LIMITS, _MODELS, _MCP, _CHECKS, _POLICIES)
 """Fields that are tables of the file only, or that have settings of their own."""
 _LIMITS_THAT_MAY_BE_ZERO = (
     "idle_timeout_s",
@@ -90,6 +94,7 @@ _API_KEYS = Rule(
 )
 _PORT = Rule("must be from 0 to 65535", lambda number: 0 <= number <= 65535)
 _LOG_LEVEL = Rule(f"must be one of {', '.join(LOG_LEVELS)}", lambda name: name in LOG_LEVELS)
+_MCP_URL_POLICY = Rule(f"must be one of {', '.join(MCP_URLS)}", lambda name: name in MCP_URLS)
 _AT_LEAST_ONE = Rule("must be 1 or more", lambda number: number >= 1)
 _SHARE = Rule("must be from 0 to 1", lambda number: 0 <= number <= 1)
 _HTTP_URL = Rule(
@@ -280,6 +285,15 @@ class Config:
         default=False,
         metadata={"help": "write what clients and models say into the traces, too"},
     )
+    mcp_urls: str = field(
+        default=MCP_URLS[0],
+        metadata={
+            "help": "MCP servers that requests may name by URL: registered (those of the `[[mcp]]` tables),"
+            " public (also others with https and a public address), any (all that this machine reaches)",
+            "rule": _MCP_URL_POLICY,
+            "metavar": "POLICY",
+        },
+    )
     log_level: str = field(
         default="info",
         metadata={
@@ -289,6 +303,7 @@ class Config:
         },
     )
     models: tuple[ModelEntry, ...] = ()
+    mcp: tuple[McpRegistration, ...] = ()
     checks: tuple[CheckEntry, ...] = ()
     policies: PolicyEntries = field(default_factory=PolicyEntries)
     limits: Limits = field(default_factory=Limits)
@@ -498,7 +513,7 @@ def _from_file(path: str) -> dict[str, Any]:
     document = _read_toml(path)
     try:
         values = _tables(document)
-    except (ModelsError, ChecksError) as error:
+    except (ModelsError, McpRegistrationError, ChecksError) as error:
         raise ConfigError(f"{error} in {path}") from None
     for key, given in _entries(document, path):
         dotted = ".".join(key)
@@ -511,11 +526,13 @@ def _from_file(path: str) -> dict[str, Any]:
 
 
 def _tables(document: dict[str, Any]) -> dict[str, Any]:
-    """Remove the tables that only a file can have, and return their values. Raises ``ModelsError`` and
-    ``ChecksError``."""
+    """Remove the tables that only a file can have, and return their values. Raises ``ModelsError``,
+    ``McpRegistrationError`` and ``ChecksError``."""
     values: dict[str, Any] = {}
     if _MODELS in document:
         values[_MODELS] = read_models(document.pop(_MODELS))
+    if _MCP in document:
+        values[_MCP] = read_mcp_registrations(document.pop(_MCP))
     if _CHECK in document:
         values[_CHECKS] = read_checks(document.pop(_CHECK))
     if _POLICIES in document:

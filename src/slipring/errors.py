@@ -15,6 +15,7 @@
     ├── PermissionDenied            403
     ├── ModelNotFound               404
     ├── NotFound                    404
+    ├── ExternalConnectorError      424  an MCP server that the request needs does not list its tools
     ├── RateLimited                 429
     ├── ServerError                 500
     └── Unavailable                 503
@@ -178,6 +179,12 @@ def conversation_not_found(conversation_id: str) -> NotFound:
 
 def response_not_found(response_id: str) -> NotFound:
     return NotFound(f"Response with id {quoted(response_id)} not found.", param="response_id")
+
+
+class ExternalConnectorError(ApiError):
+    status = 424
+    type = "external_connector_error"
+    code = "http_error"
 
 
 class RateLimited(ApiError):

@@ -36,6 +36,15 @@ class Limits:
         "output of running tools that is prefilled for one response; what a client streams past it has no"
         " effect",
     )
+    max_tool_result_bytes: int = _limit(
+        1024 * _KIB, "largest result of a tool that this server calls; a call with a larger one fails"
+    )
+    max_tool_result_chars: int = _limit(
+        100_000, "text of such a result that the model reads; the rest is cut off"
+    )
+    tenant_tool_calls: int = _limit(
+        64, "such calls, and lists of tools being fetched, of one tenant at once; further ones wait"
+    )
     rollout_wait_s: float = _limit(600.0, "how long a rollout waits for input that its client has to send")
     max_tokenizing: int = _limit(
         2, "long contexts that one process tokenizes at once, taking tenants in turn"

@@ -45,6 +45,8 @@ class Betas(Struct, frozen=True):
     """Accept ``response.inject`` events."""
     tool_output: bool = False
     """Accept ``response.tool_output.delta`` and ``response.tool_output.done`` events."""
+    tool_progress: bool = False
+    """Send a ``slipring.mcp_call.progress`` event whenever the server of a hosted call reports progress."""
     keeps_nothing: bool = False
     """Keep no response in memory after its connection has closed."""
 

@@ -21,7 +21,7 @@ from slipring.stores.base import Key, Store
 from slipring.stores.catalog import open_store
 
 NO_SUCH_KEY = 1
-_COLUMNS = ("ID", "TENANT", "NAME", "MODELS", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED")
+_COLUMNS = ("ID", "TENANT", "NAME", "MODELS", "MCP", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED")
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +54,22 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="maximum number of tokens in a day, input and output",
     )
+    create.add_argument(
+        "--mcp-server",
+        action="append",
+        type=_text,
+        default=[],
+        metavar="NAME",
+        help="registered MCP server that the key may use (repeatable; default: all)",
+    )
+    create.add_argument(
+        "--mcp-tool",
+        action="append",
+        type=_mcp_tool,
+        default=[],
+        metavar="SERVER.TOOL",
+        help="tool of an MCP server that the key may use (repeatable; default: all tools of the server)",
+    )
     show = commands.add_parser("list", help="list all keys", description="List all keys, without secrets.")
     show.add_argument("--json", action="store_true", help="print a JSON array")
     revoke = commands.add_parser(
@@ -76,6 +92,13 @@ def _quota(given: str) -> int:
     if not (given.isascii() and given.isdecimal() and 0 < int(given) < 2**63):
         raise argparse.ArgumentTypeError("must be a whole number above 0")
     return int(given)
+
+
+def _mcp_tool(given: str) -> str:
+    server, _, tool = _text(given).partition(".")
+    if not server or not tool:
+        raise argparse.ArgumentTypeError("must be SERVER.TOOL")
+    return f"{server}.{tool}"
 
 
 async def run(arguments: argparse.Namespace, config: Config) -> int:
@@ -117,6 +140,8 @@ async def _create(store: Store, arguments: argparse.Namespace) -> int:
         models=tuple(dict.fromkeys(arguments.permitted)),
         requests_per_minute=arguments.requests_per_minute,
         tokens_per_day=arguments.tokens_per_day,
+        mcp_servers=tuple(dict.fromkeys(arguments.mcp_server)),
+        mcp_tools=tuple(dict.fromkeys(arguments.mcp_tool)),
     )
     await store.keys.create(key)
     print(token.reveal(), flush=True)
@@ -150,6 +175,8 @@ def _public_fields(key: Key) -> dict[str, Any]:
         "tenant": key.tenant,
         "name": key.name,
         "models": key.models,
+        "mcp_servers": key.mcp_servers,
+        "mcp_tools": key.mcp_tools,
         "requests_per_minute": key.requests_per_minute,
         "tokens_per_day": key.tokens_per_day,
         "created_at": key.created_at,
@@ -163,6 +190,7 @@ def _row(key: Key) -> Sequence[str]:
         key.tenant,
         key.name or "-",
         ", ".join(key.models) or "all",
+        ", ".join((*key.mcp_servers, *key.mcp_tools)) or "all",
         _or_dash(key.requests_per_minute),
         _or_dash(key.tokens_per_day),
         _date(key.created_at),

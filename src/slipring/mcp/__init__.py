@@ -40,6 +40,7 @@ from slipring.mcp.protocol.tools import (
     ToolResult,
     UnknownContent,
 )
+from slipring.mcp.redaction import Redaction
 from slipring.mcp.servers import (
     Credential,
     HttpServer,
@@ -69,6 +70,7 @@ __all__ = [
     "Pool",
     "ProgressUpdate",
     "ProtocolFailure",
+    "Redaction",
     "Refused",
     "ResourceLink",
     "StdioServer",

@@ -26,12 +26,13 @@ from slipring.mcp.protocol.actions import Agreement
 from slipring.mcp.protocol.json_rpc import HEADER_MISMATCH, UNSUPPORTED_VERSION
 from slipring.mcp.protocol.session import McpSession
 from slipring.mcp.protocol.tools import Tool, ToolList, ToolResult
+from slipring.mcp.redaction import Redaction
 from slipring.mcp.servers import NO_CREDENTIAL, Credential, HttpServer, McpServer, StdioServer
 from slipring.mcp.transports.connection import Connection, OnProgress
 from slipring.mcp.transports.http_sse import HttpSseConnection
 from slipring.mcp.transports.stdio import StdioConnection
 from slipring.mcp.transports.streamable_http import StreamableHttpConnection
-from slipring.mcp.transports.web_client import WebClient
+from slipring.mcp.transports.web_client import Endpoint, WebClient
 
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.encode
@@ -263,10 +264,13 @@ class Pool:
             self._learned.popitem(last=False)
         return learned
 
+    def _endpoint(self, entry: _Entry, server: HttpServer) -> Endpoint:
+        headers = _merged(server.credential, entry.credential)
+        return Endpoint(self._web, server.url, headers, server.public_only)
+
     async def _connect_http(self, entry: _Entry, server: HttpServer, learned: _Learned) -> Connection:
         if server.transport == "sse" or learned.speaks_sse:
             return await self._connect_sse(entry, server)
-        headers = _merged(server.credential, entry.credential)
         known = learned.agreement
         session = McpSession(
             server.limits,
@@ -275,13 +279,7 @@ class Pool:
             agreement=known if known is not None and known.is_modern else None,
         )
         connection = StreamableHttpConnection(
-            self._web,
-            server.url,
-            headers,
-            session,
-            server.limits,
-            lambda: self._changed(entry),
-            public_only=server.public_only,
+            self._endpoint(entry, server), session, server.limits, lambda: self._changed(entry)
         )
         try:
             await connection.open()
@@ -301,13 +299,10 @@ class Pool:
 
     async def _connect_sse(self, entry: _Entry, server: HttpServer) -> Connection:
         connection = HttpSseConnection(
-            self._web,
-            server.url,
-            _merged(server.credential, entry.credential),
+            self._endpoint(entry, server),
             McpSession(server.limits, client_version=__version__, is_modern=False, over_http=False),
             server.limits,
             lambda: self._changed(entry),
-            public_only=server.public_only,
         )
         await connection.open()
         return connection
@@ -460,12 +455,8 @@ def _require_object(arguments: bytes, most: int) -> None:
 
 def _redacted(failure: McpFailure, entry: _Entry) -> McpFailure:
     """Remove credentials that a server repeated in its error."""
-    operator = entry.server.credential.secrets() if isinstance(entry.server, HttpServer) else []
-    env = list(entry.server.env.values()) if isinstance(entry.server, StdioServer) else []
-    text = failure.message
-    for secret in (*entry.credential.secrets(), *operator, *env):
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, "[redacted]")
+    secrets = (*entry.credential.secrets(), *entry.server.secrets())
+    text = Redaction(secrets, _SHORTEST_SECRET).text(failure.message)
     if text != failure.message:
         failure.message = text
         failure.args = (text,)

@@ -125,6 +125,10 @@ class HttpServer:
         text = f"{self.url}\n{self.public_only}\n{self.transport}\n{self.credential.digest}"
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def secrets(self) -> list[str]:
+        """What the server knows and its callers may not: the operator's credential, and values in the URL."""
+        return [*self.credential.secrets(), *self.url.query.values()]
+
 
 @dataclass(frozen=True)
 class StdioServer:
@@ -145,6 +149,10 @@ class StdioServer:
     def key(self) -> str:
         text = repr((self.name, self.command, sorted(self.env.items()), self.cwd))
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def secrets(self) -> list[str]:
+        """What the process got from the environment because the configuration names it."""
+        return list(self.env.values())
 
 
 McpServer = HttpServer | StdioServer

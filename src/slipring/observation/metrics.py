@@ -67,6 +67,7 @@ STATUS = Label("status", STATUSES)
 TRANSPORT = Label("transport", TRANSPORTS)
 ENGINE = Label("engine", help="the engines of the server, by kind; the second of a kind ends with `-2`")
 CODE = Label("code", help="the codes of the [API's errors](compatibility.md)")
+MCP_SERVER = Label("server", help="the [registered](hosted-tools.md) MCP servers, and `other`")
 TENANT = Label("tenant", help="the first `metrics_tenants` tenants that had a turn, and `other`")
 
 _TURN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -174,6 +175,24 @@ RENDER_FALLBACKS = Metric(
     "counter",
     "Contexts that were rendered in full although the parent was known.",
     (Label("reason", help="as `fallback` in [timing](timing.md); the reasons: [dialects](dialects.md)"),),
+)
+
+# Hosted tools.
+
+TOOL_ENDINGS = ("completed", "tool_error", "failed", "unknown", "cancelled")
+TOOL_CALLS = Metric(
+    "slipring_tool_calls_total",
+    "counter",
+    "Calls of hosted tools that have ended. `tool_error`: the tool says that it failed; `failed`: it did not"
+    " run, or its server says that it failed; `unknown`: it may have run.",
+    (MCP_SERVER, Label("ending", TOOL_ENDINGS)),
+)
+TOOL_SECONDS = Metric(
+    "slipring_tool_call_seconds",
+    "histogram",
+    "Time of a call of a hosted tool, from its start to its result.",
+    (MCP_SERVER,),
+    _TURN_BUCKETS,
 )
 
 # Tenants: exported with the setting `metrics_tenants` only.

@@ -77,7 +77,7 @@ OPERATIONS = (
         "Create a response.",
         Response,
         body=CreateRequest,
-        errors=(400, 404, 413, 429),
+        errors=(400, 404, 413, 424, 429),
         streams=True,
     ),
     Operation(

@@ -174,6 +174,46 @@ class CustomToolCallInputDone(CallEvent, tag="response.custom_tool_call_input.do
     input: str
 
 
+class McpListToolsInProgress(CallEvent, tag="response.mcp_list_tools.in_progress", kw_only=True):
+    pass
+
+
+class McpListToolsCompleted(CallEvent, tag="response.mcp_list_tools.completed", kw_only=True):
+    pass
+
+
+class McpListToolsFailed(CallEvent, tag="response.mcp_list_tools.failed", kw_only=True):
+    pass
+
+
+class McpCallInProgress(CallEvent, tag="response.mcp_call.in_progress", kw_only=True):
+    """Sent when a call begins, and again whenever its server reports progress."""
+
+
+class McpCallArgumentsDelta(CallEvent, tag="response.mcp_call_arguments.delta", kw_only=True):
+    delta: str
+
+
+class McpCallArgumentsDone(CallEvent, tag="response.mcp_call_arguments.done", kw_only=True):
+    arguments: str
+
+
+class McpCallCompleted(CallEvent, tag="response.mcp_call.completed", kw_only=True):
+    pass
+
+
+class McpCallFailed(CallEvent, tag="response.mcp_call.failed", kw_only=True):
+    pass
+
+
+class McpCallProgress(CallEvent, tag="slipring.mcp_call.progress", kw_only=True):
+    """An extension: what the server says of a call that still runs."""
+
+    progress: float
+    total: float | None
+    message: str | None
+
+
 class CompactionCompacting(ItemEvent, tag="response.compaction.compacting", kw_only=True):
     item_id: str
 
@@ -194,6 +234,7 @@ PADDED: dict[type[Event], Callable[..., Any]] = {
         ReasoningSummaryTextDelta,
         FunctionCallArgumentsDelta,
         CustomToolCallInputDelta,
+        McpCallArgumentsDelta,
     )
 }
 """Delta events with an ``obfuscation`` field that hides their length. Separate classes, so that plain deltas

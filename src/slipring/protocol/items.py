@@ -13,6 +13,12 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from slipring.errors import InvalidRequest, quoted
 from slipring.protocol import wire
+from slipring.protocol.hosted.mcp_items import (
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
+)
 
 Role = Literal["user", "assistant", "system", "developer"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -217,6 +223,10 @@ Body = (
     | ConfigurationUpdate
     | Compaction
     | CompactionTrigger
+    | McpListTools
+    | McpCall
+    | McpApprovalRequest
+    | McpApprovalResponse
     | Carried
 )
 
@@ -233,6 +243,10 @@ BODIES: dict[str, type[Body]] = {
     "compaction": Compaction,
     "compaction_summary": Compaction,
     "compaction_trigger": CompactionTrigger,
+    "mcp_list_tools": McpListTools,
+    "mcp_call": McpCall,
+    "mcp_approval_request": McpApprovalRequest,
+    "mcp_approval_response": McpApprovalResponse,
 }
 CARRIED_TYPES = frozenset(
     {
@@ -246,10 +260,6 @@ CARRIED_TYPES = frozenset(
         "image_generation_call",
         "local_shell_call",
         "local_shell_call_output",
-        "mcp_approval_request",
-        "mcp_approval_response",
-        "mcp_call",
-        "mcp_list_tools",
         "multi_agent_call",
         "multi_agent_call_output",
         "program",
@@ -296,7 +306,8 @@ class Item(Struct, frozen=True, gc=False):
     id: str | None = None
     call_id: str | None = None
     opened: "tuple[Item, ...] | None" = None
-    """The decrypted content of a sealed item: these items replace it in a context. None if not sealed."""
+    """The items that replace it in a context: the content of a sealed item, or the call and the output that a
+    model sees of a hosted call. None if models see the item itself."""
 
     def body(self) -> Body:
         """Decode the JSON."""
@@ -444,7 +455,7 @@ def with_id(item: Item, item_id: str) -> Item:
 
 
 def in_context(items: Iterable[Item]) -> Iterator[Item]:
-    """Items as a model sees them: sealed items are replaced by their content."""
+    """Items as a model sees them: sealed and hosted items are replaced by what they stand for."""
     for item in items:
         if item.opened is None:
             yield item

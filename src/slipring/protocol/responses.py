@@ -8,6 +8,9 @@ from typing import Literal, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from slipring.protocol.hosted.mcp_items import CallError, CallStatus
+from slipring.protocol.hosted.mcp_tools import ListedTool
+
 Status = Literal["in_progress", "completed", "failed", "incomplete", "cancelled", "queued"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 IncompleteReason = Literal["max_output_tokens", "content_filter", "max_messages", "steered"]
@@ -93,6 +96,37 @@ class CompactionItem(Struct, tag_field="type", tag="compaction"):
     encrypted_content: str
 
 
+class McpListToolsItem(Struct, tag_field="type", tag="mcp_list_tools"):
+    """The tools that an MCP server listed."""
+
+    id: str
+    server_label: str
+    tools: list[ListedTool]
+    error: CallError | UnsetType = UNSET
+
+
+class McpCallItem(Struct, tag_field="type", tag="mcp_call"):
+    """A call that the server ran."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+    status: CallStatus
+    output: str | None = None
+    error: CallError | None = None
+    approval_request_id: str | None = None
+
+
+class McpApprovalRequestItem(Struct, tag_field="type", tag="mcp_approval_request"):
+    """A call that the server runs only if the client approves it."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+
+
 OutputItem = (
     OutputMessage
     | ReasoningItem
@@ -100,6 +134,9 @@ OutputItem = (
     | CustomToolCallItem
     | ToolSearchCallItem
     | CompactionItem
+    | McpListToolsItem
+    | McpCallItem
+    | McpApprovalRequestItem
 )
 
 

@@ -22,6 +22,8 @@ StageName = Literal[
     "prefill",
     "held",
     "generate",
+    "list",
+    "tools",
     "client",
     "rollout",
     "store",
@@ -54,6 +56,17 @@ class TokenCounts(Struct, frozen=True, gc=False):
     """Output tokens that are part of the model's reasoning."""
 
 
+class StepCounts(Struct, frozen=True, gc=False):
+    """Tokens of one step of a response that continues after calls."""
+
+    prefilled: int
+    """Input tokens that the engine had to process, because it had not processed them before."""
+    output: int
+
+    def plus(self, other: "StepCounts") -> "StepCounts":
+        return StepCounts(self.prefilled + other.prefilled, self.output + other.output)
+
+
 class TurnReport(Struct, frozen=True):
     """How one turn went."""
 
@@ -79,6 +92,10 @@ class TurnReport(Struct, frozen=True):
     history_bytes: int | UnsetType = UNSET
     """Bytes of earlier items that the client did not send, because the response continues another one."""
     marks: tuple[Mark, ...] | UnsetType = UNSET
+    steps: list[StepCounts] | UnsetType = UNSET
+    """Of each step, if the response continued after calls."""
+    hosted_calls: int | UnsetType = UNSET
+    """Calls of hosted tools that the server ran."""
     check_ms: float | UnsetType = UNSET
     """How long the safety check of the input took that took longest. It runs beside the stages, unless there
     is a stage ``check``."""

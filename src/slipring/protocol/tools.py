@@ -14,6 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions, Grammar, read_grammar
+from slipring.protocol.hosted.mcp_tools import MOST_TOOLS, KeptServer, model_name
 from slipring.protocol.items import TOOL_SEARCH, Name
 from slipring.protocol.wire import NULL, given
 
@@ -26,7 +27,6 @@ HOSTED_TYPES = frozenset(
         "file_search",
         "image_generation",
         "local_shell",
-        "mcp",
         "programmatic_tool_calling",
         "shell",
         "web_search",
@@ -122,11 +122,10 @@ class _Inner(Struct):
     tools: Raw | UnsetType = UNSET
 
 
-MOST_TOOLS = 2000
-"""Per list, including tools inside namespaces. Reading more would block the event loop for too long."""
 _tools = msgspec.json.Decoder(list[Raw])
 _inner = msgspec.json.Decoder(_Inner)
 _outline = msgspec.json.Decoder(_Outline)
+_server = msgspec.json.Decoder(KeptServer)
 _DECODERS: dict[str, msgspec.json.Decoder[Definition | NamespaceTool]] = {
     "function": msgspec.json.Decoder(FunctionTool),
     "custom": msgspec.json.Decoder(CustomTool),
@@ -169,7 +168,7 @@ class Toolset(Struct, frozen=True):
         echo: list[object] = []
         callables: list[CallableTool] = []
         for index, tool in enumerate(tools):
-            _read_tool(bytes(tool), f"{where}[{index}]", echo, callables, definitions)
+            _read_tool(bytes(tool), f"{where}[{index}]", echo, callables, definitions, loaded=loaded)
             if len(echo) > MOST_TOOLS or len(callables) > MOST_TOOLS:
                 raise wire.too_many(MOST_TOOLS, where, "tools")
         _refuse_twins(callables, where)
@@ -191,9 +190,25 @@ NO_TOOLS = Toolset(raw=b"[]", echo=Raw(b"[]"), callables=())
 
 
 def _read_tool(
-    raw: bytes, where: str, echo: list[object], callables: list[CallableTool], definitions: Definitions | None
+    raw: bytes,
+    where: str,
+    echo: list[object],
+    callables: list[CallableTool],
+    definitions: Definitions | None,
+    *,
+    loaded: bool,
 ) -> None:
     kind = wire.decode(_outline, raw, where=where).type
+    if kind == "mcp":
+        if loaded:
+            raise UnsupportedParameter(
+                f"Unsupported parameter: '{where}.type': MCP servers are given in 'tools', not by items.",
+                param=f"{where}.type",
+            )
+        server = wire.decode(_server, raw, where=where)
+        echo.append(server.echo)
+        callables += _listed(server)
+        return
     decoder = _DECODERS.get(kind)
     if decoder is None:
         # Hosted tools and unknown types are echoed and never called.
@@ -212,6 +227,23 @@ def _read_tool(
         callables.append(_callable(tool, None))
     if definitions is not None:
         _take_definitions(tool, where, definitions)
+
+
+def _listed(server: KeptServer) -> list[CallableTool]:
+    """The tools of an MCP server, as functions in a namespace with the server's label."""
+    label = server.server_label
+    return [
+        _callable(
+            FunctionTool(
+                name=model_name(label, tool.name),
+                description=tool.description,
+                parameters=tool.input_schema,
+                defer_loading=server.defer_loading,
+            ),
+            label,
+        )
+        for tool in (() if server.listed is UNSET else server.listed)
+    ]
 
 
 def _take_definitions(tool: Definition | NamespaceTool, where: str, definitions: Definitions) -> None:
@@ -291,6 +323,7 @@ class ChoiceObject(Struct):
     type: str
     name: str | None = None
     namespace: str | None = None
+    server_label: str | None = None
     mode: Literal["auto", "required"] = "auto"
     tools: list[Raw] | None = None
 
@@ -301,6 +334,7 @@ class NamedTool(Struct, omit_defaults=True):
     type: str
     name: str | None = None
     namespace: str | None = None
+    server_label: str | None = None
 
 
 class AllowedTools(Struct, tag_field="type", tag="allowed_tools"):
@@ -336,6 +370,11 @@ class ToolChoice(Struct, frozen=True):
             if choice.name is None:
                 raise wire.explain("Object missing required field `name`", "tool_choice")
             named = NamedTool(type=choice.type, name=choice.name, namespace=choice.namespace)
+            return cls(echo=wire.raw(named), mode="required", only=(named,), names_one=True)
+        if choice.type == "mcp":
+            if choice.server_label is None:
+                raise wire.explain("Object missing required field `server_label`", "tool_choice")
+            named = NamedTool(type="mcp", name=choice.name, server_label=choice.server_label)
             return cls(echo=wire.raw(named), mode="required", only=(named,), names_one=True)
         raise UnsupportedParameter(
             f"Invalid 'tool_choice': {quoted(choice.type)} is a tool that this server does not run.",
@@ -380,15 +419,24 @@ class _ToolIndex:
         elif named.type in ("function", "custom"):
             alike = self._by_name.get((named.type, named.name or ""), [])
             found = [tool for tool in alike if named.namespace in (None, tool.namespace)]
+        elif named.type == "mcp":
+            found = self._of_server(named)
         elif named.type == "tool_search":
             return self._by_name.get((named.type, TOOL_SEARCH), [])
         else:
             return []  # a hosted tool: allowed, never called
         if not found:
-            raise InvalidRequest(
-                f"Tool choice {quoted(named.name or '')} not found in 'tools' parameter.", param="tool_choice"
-            )
+            chosen = quoted(named.name or named.server_label or "")
+            raise InvalidRequest(f"Tool choice {chosen} not found in 'tools' parameter.", param="tool_choice")
         return found
+
+    def _of_server(self, named: NamedTool) -> list[CallableTool]:
+        """The tools of an MCP server, or the one that is named."""
+        label = named.server_label
+        tools = self._by_namespace.get(label, []) if label is not None else []
+        if label is None or named.name is None:
+            return tools
+        return [tool for tool in tools if tool.name == model_name(label, named.name)]
 
 
 AUTO = ToolChoice()

@@ -17,11 +17,15 @@ from msgspec import structs
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
+from slipring.core.hosted.tools import CallProgress
 from slipring.core.session.actions import (
     Action,
+    CallTool,
     Cancel,
+    CancelTools,
     Check,
     CheckAppended,
+    ClaimApprovals,
     Close,
     Counted,
     EndPrefill,
@@ -30,6 +34,7 @@ from slipring.core.session.actions import (
     Loaded,
     Record,
     Refused,
+    ResolveTools,
     Save,
     Send,
     Start,
@@ -47,6 +52,7 @@ from slipring.server import inspections, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
+from slipring.server.hosted_tools import approvals
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.base import Appended, LeaseLost, Tenure
@@ -54,9 +60,11 @@ from slipring.stores.base import Appended, LeaseLost, Tenure
 log = logging.getLogger("slipring")
 
 _GOING_AWAY = 1001
-Work = Start | Load | Check | Weigh | Save
+Work = Start | Load | ResolveTools | Check | ClaimApprovals | Weigh | Save
 """Actions that take time, and belong to a turn."""
 _WORK = frozenset(get_args(Work))
+Subject = Turn | CheckAppended | CallTool | Inspect
+"""What a task of a driver belongs to."""
 
 
 class Sink:
@@ -118,7 +126,7 @@ class Driver:
         self.origin = origin
         self.states = states
         self._tenure = tenure
-        self._tasks: dict[Turn | CheckAppended | Inspect, asyncio.Task[None]] = {}
+        self._tasks: dict[Subject, asyncio.Task[None]] = {}
         self._flushes: set[asyncio.Future[None]] = set()
 
     @property
@@ -153,10 +161,12 @@ class Driver:
             self.sink.send(action.events)
         elif isinstance(action, CheckAppended):
             self._spawn(action, self._check_appended(action))
+        elif isinstance(action, CallTool):
+            self._spawn(action, self._call_tool(action))
         elif isinstance(action, Inspect):
             self._spawn(action, self._inspect(action))
-        elif isinstance(action, Cancel):
-            self._cancel(action.turn)
+        elif isinstance(action, Cancel | CancelTools):
+            self._cancel(action)
         elif isinstance(action, StartPrefill | EndPrefill | StartAudit):
             self._run_beside(action)
         elif isinstance(action, Record | Refused):
@@ -165,12 +175,6 @@ class Driver:
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
             self.sink.close(action.code, action.reason)
-
-    def _cancel(self, turn: Turn) -> None:
-        """Cancel the work on a turn, except for the task that has found out that it must end."""
-        for task in [self._tasks.get(turn), *self._inspecting(turn)]:
-            if task is not None and task is not asyncio.current_task():
-                task.cancel()
 
     def _inspecting(self, turn: Turn) -> list[asyncio.Task[None]]:
         """The tasks that wait for verdicts about a turn."""
@@ -211,12 +215,22 @@ class Driver:
             engine = self.service.catalog.engine_of(action.prefill.job.model)
             self.service.prefills.start(action.response_id, action.prefill, engine, ended)
 
-    def _spawn(self, subject: Turn | CheckAppended | Inspect, work: Coroutine[Any, Any, None]) -> None:
+    def _cancel(self, action: Cancel | CancelTools) -> None:
+        """Cancel the hosted calls of a turn; and its own task and its inspections too, unless only the calls
+        are meant. The task that has found out that the turn must end goes on."""
+        turn, current = action.turn, asyncio.current_task()
+        kinds = CallTool if isinstance(action, CancelTools) else CallTool | Inspect
+        for subject, task in self._tasks.items():
+            is_beside = isinstance(subject, kinds) and subject.turn is turn
+            if (is_beside or (subject is turn and isinstance(action, Cancel))) and task is not current:
+                task.cancel()
+
+    def _spawn(self, subject: Subject, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks[subject] = task
         task.add_done_callback(partial(self._forget, subject))
 
-    def _forget(self, subject: Turn | CheckAppended | Inspect, task: asyncio.Task[None]) -> None:
+    def _forget(self, subject: Subject, task: asyncio.Task[None]) -> None:
         if self._tasks.get(subject) is task:
             del self._tasks[subject]
 
@@ -263,6 +277,11 @@ class Driver:
             if isinstance(work, Check):
                 await self.service.compiler.check(self.session.tenant, work.grammars)
                 return self.session.checked(work)
+            if isinstance(work, ResolveTools):
+                return await self._resolve_tools(work)
+            if isinstance(work, ClaimApprovals):
+                await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
+                return self.session.claimed(work.turn)
             if isinstance(work, Weigh):
                 engine = self.service.catalog.engine_of(work.job.model)
                 tokens = await engine.count(work.job, work.enough)
@@ -308,6 +327,27 @@ class Driver:
         while turn.checks is not None and turn.checks.is_full and (tasks := self._inspecting(turn)):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
+    async def _resolve_tools(self, asked: ResolveTools) -> list[Action]:
+        turn = asked.turn
+        found = await self.service.tool_runner.resolve(
+            self.caller, asked.servers, asked.fetch, turn.request.tools
+        )
+        return self.session.resolved(turn, found, now())
+
+    async def _call_tool(self, action: CallTool) -> None:
+        """Run a hosted call, and tell the session of its progress and its end."""
+        turn, call = action.turn, action.call
+
+        def on_progress(progress: CallProgress) -> None:
+            self.run(self.session.call_progressed(turn, call.id, progress))
+            if (waiting := self.sink.flush()) is not None:
+                self._flush_aside(waiting)
+
+        outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress)
+        self.run(self.session.call_ended(turn, call.id, outcome, now()))
+        if (waiting := self.sink.flush()) is not None:
+            await waiting
+
     async def _load(self, load: Load) -> list[Action]:
         # First, so that a caller who is refused learns nothing about what is stored.
         await self.service.admit_turn(self.caller)
@@ -349,6 +389,8 @@ class Driver:
                 send(session.deltas(turn, deltas))
                 if turn.checks is not None:
                     await self._keep_pace(turn)
+                if turn.has_due_calls:
+                    self.run(session.due_calls(turn))
                 if (waiting := flush()) is not None:
                     before = clock()
                     await waiting

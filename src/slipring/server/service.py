@@ -6,6 +6,7 @@ calls ``Service.tick`` about once a second.
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,13 +41,15 @@ from slipring.server.cluster.peers import Peers
 from slipring.server.cluster.state_lookup import Source
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.registry import Connections
+from slipring.server.hosted_tools.registry import Registry
+from slipring.server.hosted_tools.runner import ToolRunner
 from slipring.server.id_minting import minter, new_node_id
 from slipring.server.inspections import Audits, CallerPolicies
 from slipring.server.observation import turn_log
 from slipring.server.observation.ended_turns import ContentObserver, EndedTurn, Observer, TurnContent
 from slipring.server.prefills import Prefills
 from slipring.server.request_decoding import RequestDecoder
-from slipring.server.retrieval_slots import RetrievalSlots
+from slipring.server.tenant_slots import TenantSlots
 from slipring.stores.base import Store
 
 log = logging.getLogger("slipring")
@@ -92,12 +95,15 @@ class Service:
     """Bytes of requests that are being received, wait or are served."""
     connections: Connections
     decoder: RequestDecoder
-    retrieval_slots: RetrievalSlots
+    retrieval_slots: TenantSlots
+    """Stored objects that are read and encoded. Each may be as large as a request, and several copies of it
+    exist meanwhile; once encoded, its bytes count as unread by the client."""
     node_id: str
     mint: Mint
     sandbox: Sandbox
     compiler: Compiler
     """Compiles the grammars and schemas of clients, in the sandbox."""
+    tool_runner: ToolRunner
     seal: Seal
     """Uses a temporary key until the server has started."""
     inspector: Inspector
@@ -130,7 +136,10 @@ class Service:
     def assemble(
         cls, config: Config, catalog: Catalog, store: Store, positions: Positions | None = None
     ) -> "Service":
-        """Create the service of a server from its configuration, engines and store."""
+        """Create the service of a server from its configuration, engines and store.
+
+        Raises ``StartupError`` if a registered MCP server cannot be used.
+        """
         limits = config.limits
         node_id = new_node_id()
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
@@ -159,11 +168,12 @@ class Service:
             requests=requests,
             connections=Connections(limits, room, requests, now),
             decoder=RequestDecoder(requests, digests=limits.recognised_s > 0),
-            retrieval_slots=RetrievalSlots(limits.tenant_retrievals),
+            retrieval_slots=TenantSlots(limits.tenant_retrievals),
             node_id=node_id,
             mint=minter(node_id),
             sandbox=sandbox,
             compiler=Compiler(sandbox, limits.max_grammar_states),
+            tool_runner=ToolRunner(Registry(config, os.environ), limits),
             seal=KeyedSeal([new_key()]),
             inspector=inspector,
             audits=Audits(inspector, store.responses),

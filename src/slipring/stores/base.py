@@ -1,10 +1,10 @@
 """The store interface: data that outlives a connection, and the guarantees about it.
 
-A store has five parts: responses with their chains, conversations, background runs, API keys, and what the
-nodes that share the store publish to each other. Every lookup of a tenant's data is by tenant *and* id:
-another tenant's id gives the same result as an id that never existed. When a method that writes returns, the
-data is as durable as the store can make it. Any method raises ``Unavailable`` when the store cannot be
-reached.
+A store has six parts: responses with their chains, conversations, background runs, used approvals, API keys,
+and what the nodes that share the store publish to each other. Every lookup of a tenant's data is by tenant
+*and* id: another tenant's id gives the same result as an id that never existed. When a method that writes
+returns, the data is as durable as the store can make it. Any method raises ``Unavailable`` when the store
+cannot be reached.
 """
 
 from abc import ABC, abstractmethod
@@ -111,6 +111,10 @@ class Key(Struct, frozen=True):
     """The models that the key may use; empty: all."""
     requests_per_minute: int | None = None
     tokens_per_day: int | None = None
+    mcp_servers: tuple[str, ...] = ()
+    """The registered MCP servers that the key may use, by name; empty: all, and what ``mcp_urls`` allows."""
+    mcp_tools: tuple[str, ...] = ()
+    """Tools as ``SERVER.TOOL``: of a server that is named here, the key may use only these."""
     revoked_at: int | None = None
 
 
@@ -278,6 +282,17 @@ class Runs(ABC):
         """Delete a run and its events, which ends its tenure. False: there was none."""
 
 
+class Approvals(ABC):
+    """Which approvals of tool calls have been used: each is good for one call."""
+
+    @abstractmethod
+    async def claim(self, tenant: str, approval_ids: Sequence[str]) -> bool:
+        """Use approvals, all or none. False: one of them was used before, by whichever node.
+
+        Claims are kept as long as stored responses are.
+        """
+
+
 class Keys(ABC):
     """API keys and their usage."""
 
@@ -327,7 +342,7 @@ class Cluster(ABC):
 
 
 class Store(ABC):
-    """A store with its five parts."""
+    """A store with its six parts."""
 
     name: str
     """The kind of store, such as ``sqlite``. Contains no address and no password."""
@@ -336,6 +351,7 @@ class Store(ABC):
     responses: Responses
     conversations: Conversations
     runs: Runs
+    approvals: Approvals
     keys: Keys
     cluster: Cluster
 

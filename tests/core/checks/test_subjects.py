@@ -65,6 +65,14 @@ TOOLS = [{"type": "function", "name": "g", "parameters": {}}]
             Subject("input", "instructions", json.dumps(TOOLS)),
         ),
         ({"type": "configuration_update", "reasoning": {"effort": "low"}}, None),
+        (
+            {"type": "mcp_list_tools", "server_label": "s", "tools": [{"name": "t", "input_schema": {}}]},
+            Subject(
+                "input",
+                "instructions",
+                '[{"name":"t","input_schema":{},"description":null,"annotations":null}]',
+            ),
+        ),
     ],
 )
 def test_the_text_of_an_item_is_inspected(sent: dict[str, Any], subject: Subject | None):
@@ -75,7 +83,7 @@ def test_the_text_of_an_item_is_inspected(sent: dict[str, Any], subject: Subject
     ("item_type", "kind"),
     [
         ("shell_call_output", "tool_output"),
-        ("mcp_call", "tool_output"),
+        ("web_search_call", "tool_output"),
         ("shell_call", "call"),
         ("agent_message", "message"),
     ],
@@ -97,6 +105,7 @@ def test_items_of_every_type_that_models_read_are_inspected():
     covered = {
         *("message", "reasoning", "additional_tools", "tool_search_call", "tool_search_output"),
         *("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+        *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
     }
     assert covered | silent == SUPPORTED_TYPES
     for item_type in CARRIED_TYPES:

@@ -147,7 +147,7 @@ class Safety(RuleBasedStateMachine):
 
     def _judge(self, connection: Connection, number: int, *, fails: bool) -> None:
         inspect = connection.inspections[number]
-        flags = {"guard": None} if fails else {}
+        flags: dict[str, str | None] = {"guard": None} if fails else {}
         self._note(inspect, flags)
         connection.inspect(number, **flags)
         self._look()
@@ -234,21 +234,23 @@ class Safety(RuleBasedStateMachine):
         if not hasattr(self, "server"):
             return
         for connection in self.connections:
-            while work := self._work(connection):
-                work()
+            while self._work(connection):
+                self._look()
             assert connection.session.in_flight == len([1 for c, _ in self._paused() if c is connection])
         self.nothing_refused_is_kept()
         self.every_item_is_inspected_once()
 
-    def _work(self, connection: Connection):
-        """Something that is left to do, or None."""
+    def _work(self, connection: Connection) -> bool:
+        """Do something that is left to do; returns whether there was anything."""
         if connection.inspections:
-            return lambda: self._judge(connection, 0, fails=False)
-        for turn in connection.starts:
-            return lambda: (connection.finish(lane=turn.lane), self._look())
-        for turn in connection.saves:
-            return lambda: (connection.save(turn.lane), self._look())
-        return None
+            self._judge(connection, 0, fails=False)
+        elif connection.starts:
+            connection.finish(lane=next(iter(connection.starts)).lane)
+        elif connection.saves:
+            connection.save(next(iter(connection.saves)).lane)
+        else:
+            return False
+        return True
 
 
 Safety.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

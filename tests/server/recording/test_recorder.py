@@ -11,6 +11,7 @@ import pytest
 
 from slipring.core.limits import Limits
 from slipring.errors import ServerError, StartupError
+from slipring.mcp_registrations import HeaderVariable, McpRegistration
 from tests.harness import WEATHER, PuppetEngine, serve
 from tests.server.recording.recordings import files, only, sizes, texts
 
@@ -157,7 +158,7 @@ async def test_only_the_chosen_tenants_and_never_those_who_ask_to_keep_nothing(d
     assert [texts(turn) for turn in only(directory)] == [["Of a."]]
 
 
-async def test_secrets_are_not_recorded(directory: Path) -> None:
+async def test_secrets_are_not_recorded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = {
         "configured": "my-own-configured-key",
         "bearer": "abcdef0123456789",
@@ -167,7 +168,12 @@ async def test_secrets_are_not_recorded(directory: Path) -> None:
         "url": "tool-credential-3",
         "query": "tool-credential-4",
         "metadata": "metadata-value-1",
+        "operator": "header-of-the-operator",
     }
+    monkeypatch.setenv("FILES_KEY", planted["operator"])
+    server = McpRegistration(
+        "files", url="http://127.0.0.1:9/mcp", headers=(HeaderVariable("X-Key", "FILES_KEY"),)
+    )
     tool = {
         "type": "mcp",
         "server_label": "files",
@@ -177,10 +183,11 @@ async def test_secrets_are_not_recorded(directory: Path) -> None:
     }
     printed = (
         f'OPENAI_API_KEY={planted["openai"]}\ncurl -H "Authorization: Bearer {planted["bearer"]}" '
-        f"{planted['configured']} done"
+        f"{planted['configured']} {planted['operator']} done"
     )
     # An engine that refuses the tool still has the turn recorded.
-    async with serve(record=str(directory), api_key=(f"t:{planted['configured']}",)) as running:
+    keys = (f"t:{planted['configured']}",)
+    async with serve(record=str(directory), api_key=keys, mcp=(server,)) as running:
         headers = {"Authorization": f"Bearer {planted['configured']}"}
         body = {
             "input": [{"role": "user", "content": printed}],

@@ -42,6 +42,7 @@ def test_tools_in_items() -> None:
         "tools": [
             {"type": "mcp", "server_url": "https://u:p@h/x?k=v", "headers": {"a": "b"}, "authorization": "c"},
             {"type": "mcp", "server_url": "https://[h/x"},
+            {"server_label": "no type", "headers": {"a": "b"}},
             {"type": "function", "name": "f", "parameters": {"properties": {"headers": {}}}},
         ],
     }
@@ -49,5 +50,6 @@ def test_tools_in_items() -> None:
     assert cleaned["tools"] == [
         {"type": "mcp", "server_url": "https://h/x"},
         {"type": "mcp", "server_url": "[removed]"},
-        item["tools"][2],
+        {"server_label": "no type"},
+        item["tools"][3],
     ]

@@ -18,7 +18,9 @@ async def test_keys_are_created_found_listed_and_revoked(store: SqlStore) -> Non
     late = key(
         "k1", created_at=5, name="späť", models=("a", "b"), requests_per_minute=3, tokens_per_day=10**12
     )
-    early = key("k2", tenant="u", created_at=2)
+    early = key(
+        "k2", tenant="u", created_at=2, mcp_servers=("weather",), mcp_tools=("weather.now", "time.utc")
+    )
     for each in (late, early):
         await keys.create(each)
     assert await keys.find("k1") == late

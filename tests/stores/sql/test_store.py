@@ -7,7 +7,7 @@ from slipring.stores.databases import schema
 from slipring.stores.databases.database import Statement
 from slipring.stores.sql import response_rows
 from tests.stores.conftest import StoreLocation
-from tests.stores.samples import HEAD, TokenPositions, Tokens, same, state
+from tests.stores.samples import HEAD, TokenPositions, Tokens, key, same, state
 
 
 async def test_a_database_with_a_newer_schema_is_refused(durable: StoreLocation) -> None:
@@ -15,9 +15,27 @@ async def test_a_database_with_a_newer_schema_is_refused(durable: StoreLocation)
     await store._database.write(Statement(schema.WRITE_VERSION, (99,)))
     await store.close()
     with pytest.raises(
-        StartupError, match=r"newer slipring \(schema version 99, this one supports up to 2\)"
+        StartupError, match=r"newer slipring \(schema version 99, this one supports up to 3\)"
     ):
         await durable.open()
+
+
+async def test_keys_of_the_first_schema_keep_their_permissions(
+    durable: StoreLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        store = await durable.open()
+        columns = "id, tenant, digest, created_at, name, models"
+        await store._database.write(
+            Statement(
+                f"INSERT INTO slipring_keys ({columns}) VALUES ($1, $2, $3, $4, $5, $6)",
+                ("k", "t", b"digest", 1, "", b'["m"]'),
+            )
+        )
+        await store.close()
+    migrated = await durable.open()
+    assert await migrated.keys.list() == [key("k", digest=b"digest", created_at=1, models=("m",))]
 
 
 async def test_chains_and_secrets_survive_a_restart(durable: StoreLocation) -> None:

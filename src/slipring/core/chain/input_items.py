@@ -5,6 +5,9 @@ Only the new items are examined. The parent's ``Carry`` summarizes the earlier o
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from msgspec import structs
+
+from slipring.core.chain import hosted_items
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.errors import InvalidRequest, quoted
 from slipring.protocol import requests, wire
@@ -30,6 +33,7 @@ _CALLS = {
 }
 """Calls that a client answers, and their names in error messages."""
 _WITH_TOOLS = ("additional_tools", "tool_search_output")
+_COMPACTIONS = ("compaction", "compaction_summary")
 _SEARCHES = ("tool_search_call", "tool_search_output")
 _RELEVANT = frozenset({*_CALLS, *CALL_OF_OUTPUT, "additional_tools", "configuration_update"})
 """Items that change the carry."""
@@ -66,8 +70,9 @@ def join(
     With ``complete``, a response will be generated next, so every required call must have its output.
     ``definitions`` collects grammars and bounds schemas; None for items that were accepted before.
     """
+    before = hosted_items.carried(before, items)
     relevant = [
-        (n, item) for n, item in enumerate(items) if item.type in _RELEVANT or item.opened is not None
+        (n, item) for n, item in enumerate(items) if item.type in _RELEVANT or item.type in _COMPACTIONS
     ]
     if not relevant:
         if complete:
@@ -92,7 +97,7 @@ def join(
     if complete:
         _require_answers(open_calls)
     tools = merged(before.tools, *added)
-    return Carry(open_calls=open_calls, tools=tools, effort=effort, format=text_format)
+    return structs.replace(before, open_calls=open_calls, tools=tools, effort=effort, format=text_format)
 
 
 def take_definitions(items: tuple[Item, ...], definitions: Definitions) -> None:
@@ -109,14 +114,8 @@ def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = Fals
         for item in output
         if item.call_id is not None and item.type in _CALLS
     }
-    if not calls:
-        return carry
-    return Carry(
-        open_calls={**carry.open_calls, **calls},
-        tools=carry.tools,
-        effort=carry.effort,
-        format=carry.format,
-    )
+    carry = hosted_items.carried(carry, output)
+    return structs.replace(carry, open_calls={**carry.open_calls, **calls}) if calls else carry
 
 
 class OpenCarry:
@@ -160,10 +159,12 @@ def is_call(item: Item) -> bool:
 
 
 def _opened(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
-    """Replace sealed items by their content; each keeps the index of the item that contained it."""
+    """Replace compactions by their content; each item keeps the index of the one that contained it."""
     for index, item in items:
-        for inner in (item,) if item.opened is None else item.opened:
-            yield index, inner
+        if item.type not in _COMPACTIONS:
+            yield index, item
+        else:
+            yield from ((index, inner) for inner in item.opened or ())
 
 
 def _require_answers(open_calls: Mapping[str, OpenCall]) -> None:

@@ -2,6 +2,9 @@
 
 An item can therefore be found from its id alone, without an index of items. Input items that a client sent
 without an id get one in the same way.
+
+An id also says whether a model wrote the item after a call, in the same step. Clients that send a history
+again so tell which calls were made at once, and the context is rendered as it was generated.
 """
 
 from msgspec import Struct
@@ -11,6 +14,8 @@ from slipring.protocol.items import Item
 RESPONSE = "resp_"
 _DIGITS = 4
 _OF_INPUT = "i"
+_SAME_STEP = "s"
+_TAGGED_PARTS = 3
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -21,6 +26,10 @@ _PREFIXES = {
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
     "compaction": "cmp",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
 }
 
 
@@ -30,15 +39,27 @@ class Place(Struct, frozen=True):
     response_id: str
     of_input: bool
     index: int
+    same_step: bool = False
+    """Whether a call precedes it in the output of the same step of the model."""
 
 
 def prefix(kind: str) -> str:
     return _PREFIXES.get(kind, "item")
 
 
-def output_id(kind: str, response_id: str, index: int) -> str:
-    """The id of the item at this index of a response's output."""
-    return f"{prefix(kind)}_{response_id.removeprefix(RESPONSE)}{index:0{_DIGITS}x}"
+def output_id(
+    kind: str, response_id: str, index: int, *, same_step: bool = False, tag: str | None = None
+) -> str:
+    """The id of the item at this index of a response's output. ``tag``: text that the id ends with."""
+    mark = _SAME_STEP if same_step else ""
+    end = f"_{tag}" if tag is not None else ""
+    return f"{prefix(kind)}_{response_id.removeprefix(RESPONSE)}{mark}{index:0{_DIGITS}x}{end}"
+
+
+def tag_of(item_id: str) -> str | None:
+    """The text that an output id ends with; None if there is none."""
+    parts = item_id.split("_")
+    return parts[2] if len(parts) == _TAGGED_PARTS else None
 
 
 def input_id(item: Item, response_id: str, index: int) -> str:
@@ -54,13 +75,14 @@ def place_id(item: Item, response_id: str, index: int) -> str:
 def place_of(item_id: str) -> Place | None:
     """Decode an id made by this module; None for other ids."""
     _, underscore, rest = item_id.partition("_")
+    rest = rest.partition("_")[0]
     stem, digits = rest[:-_DIGITS], rest[-_DIGITS:]
-    of_input = stem.endswith(_OF_INPUT)
-    stem = stem.removesuffix(_OF_INPUT)
+    of_input, same_step = stem.endswith(_OF_INPUT), stem.endswith(_SAME_STEP)
+    stem = stem.removesuffix(_OF_INPUT if of_input else _SAME_STEP)
     try:
         index = int(digits, 16)
     except ValueError:
         return None
     if not underscore or not stem or len(digits) != _DIGITS:
         return None
-    return Place(RESPONSE + stem, of_input, index)
+    return Place(RESPONSE + stem, of_input, index, same_step)

@@ -24,6 +24,12 @@ class Seal(Protocol):
     def open(self, tenant: str, blob: str) -> tuple[Item, ...]:
         """The items that were sealed for this tenant. Raises ``BrokenSeal``."""
 
+    def tag(self, tenant: str, data: bytes) -> str:
+        """A text of letters and digits that only this server can make for this data and tenant."""
+
+    def verify(self, tenant: str, data: bytes, tag: str) -> bool:
+        """Whether ``tag`` was made for this data and tenant."""
+
 
 def opened(items: tuple[Item, ...], seal: Seal, tenant: str, where: str = "input") -> tuple[Item, ...]:
     """Decrypt the sealed items that are not open yet. Raises ``InvalidEncryptedContent``, with a param below

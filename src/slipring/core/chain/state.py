@@ -27,6 +27,15 @@ class OpenCall(Struct, frozen=True):
     """Whether the next response needs its output. False for asynchronous and truncated calls."""
 
 
+class Approval(Struct, frozen=True):
+    """A call of a hosted tool that the client may approve."""
+
+    label: str
+    name: str
+    """Of the tool at its server."""
+    arguments: str
+
+
 class Carry(Struct, frozen=True):
     """The effect of a chain's items on later turns, kept with each node so that no turn walks the chain."""
 
@@ -37,6 +46,10 @@ class Carry(Struct, frozen=True):
     effort: str | None = None
     format: TextFormat | None = None
     """Set, like ``effort``, by the last ``configuration_update`` item."""
+    lists: Mapping[str, bytes] = {}
+    """The tools that MCP servers listed, as JSON, by the label of the server."""
+    approvals: Mapping[str, Approval] = {}
+    """Calls that the client has neither approved nor denied, by the id of the request."""
 
 
 class Position(Protocol):
@@ -159,34 +172,52 @@ class ResponseState:
     def prompt(self) -> tuple[Item, ...]:
         """The items that this response adds to the context before ``answer``.
 
-        That is its input, or the compaction it made, which replaces its input. For a rollout it includes the
-        output up to the client's last append.
+        That is what its parent left unread and its input, or the compaction it made, which replaces both. If
+        it ran several jobs, it includes the output of all but the last.
         """
         made = last_compaction(self.output)
-        before = self.input if made is None else self.output[made : made + 1]
-        begun = 0 if made is None else made + 1
-        return tuple(in_context(before + self.output[begun : self.answer_start]))
+        if made is not None:
+            return (*in_context(self.output[made : made + 1]), *self.earlier_steps)
+        left = self.parent.unread if self.parent is not None else ()
+        return (*left, *in_context(self.input), *self.earlier_steps)
+
+    @property
+    def earlier_steps(self) -> tuple[Item, ...]:
+        """What its jobs before the last one wrote, and the outputs of their calls."""
+        items, start, _ = self._steps()
+        return items[:start]
 
     @property
     def answer(self) -> tuple[Item, ...]:
-        """The output of its last job: all output, unless it is a rollout or made a compaction."""
-        return tuple(in_context(self.output[self.answer_start :]))
+        """The output of its last job."""
+        items, start, end = self._steps()
+        return items[start:end]
 
     @property
-    def answer_start(self) -> int:
-        """The index in the output at which ``answer`` begins."""
-        output = self.output
-        for index in range(len(output), 0, -1):
-            if output[index - 1].type in _NOT_GENERATED:
-                return index
-        return 0
+    def unread(self) -> tuple[Item, ...]:
+        """Outputs of calls in ``answer`` that no job has processed yet: the next job's input begins with
+        them."""
+        items, _, end = self._steps()
+        return items[end:]
+
+    def _steps(self) -> tuple[tuple[Item, ...], int, int]:
+        """The output after the last compaction, and the indexes at which the answer begins and ends."""
+        made = last_compaction(self.output)
+        items = tuple(in_context(self.output if made is None else self.output[made + 1 :]))
+        end = len(items)
+        while end and items[end - 1].type in CALL_OF_OUTPUT:
+            end -= 1
+        start = end
+        while start and items[start - 1].type not in CALL_OF_OUTPUT:
+            start -= 1
+        return items, start, end
 
     @property
     def tokens(self) -> int | None:
         """Length of the context including this response, as counted by the engine; None if unknown."""
         usage = self.response.usage
-        # With a compaction or in a rollout, the usage is the sum of several jobs.
-        if usage is None or self.answer_start:
+        # With a compaction or several steps, the usage is the sum of several jobs.
+        if usage is None or self.earlier_steps or self.unread or last_compaction(self.output) is not None:
             return None
         return usage.total_tokens or None
 
@@ -225,6 +256,8 @@ class ResponseState:
                 own -= head.tools.size_bytes
         if parent is None or parent.carry.tools is not carry.tools:
             own += sum(tool.size_bytes for tool in carry.tools)
+        if parent is None or parent.carry.lists is not carry.lists:
+            own += sum(len(tools) for tools in carry.lists.values())
         if parent is None or parent.carry.open_calls is not carry.open_calls:
             own += _CALL_BYTES * len(carry.open_calls)
         if self.position is not None:
@@ -257,8 +290,6 @@ def echoed_bytes(response: Response) -> int:
     )
 
 
-_NOT_GENERATED = frozenset({*CALL_OF_OUTPUT, "compaction"})
-"""Item types of an output that are not part of a model's answer."""
 _NODE_BYTES = 1600
 """A node and its response object, without items."""
 _CALL_BYTES = 200

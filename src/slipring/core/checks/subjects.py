@@ -6,13 +6,18 @@ Checks inspect texts. Images and files are not inspected, and neither are items 
 from collections.abc import Callable, Iterable, Iterator
 
 from slipring.core.checks.verdicts import Kind, Side, Subject
+from slipring.protocol import wire
+from slipring.protocol.hosted.mcp_items import McpListTools
 from slipring.protocol.items import (
     AdditionalTools,
     CallOutput,
-    Carried,
+    Compaction,
+    CompactionTrigger,
+    ConfigurationUpdate,
     CustomToolCall,
     FunctionCall,
     Item,
+    ItemReference,
     Message,
     Reasoning,
     in_context,
@@ -25,11 +30,11 @@ _HOSTED_RESULTS = frozenset(
         "file_search_call",
         "image_generation_call",
         "mcp_call",
-        "mcp_list_tools",
         "web_search_call",
     }
 )
 """Items with which hosted tools report what they found."""
+_WITHOUT_TEXT = (Compaction, CompactionTrigger, ConfigurationUpdate, ItemReference)
 
 
 def subject_of(item: Item, side: Side, name_of: Callable[[str], str | None]) -> Subject | None:
@@ -50,9 +55,11 @@ def subject_of(item: Item, side: Side, name_of: Callable[[str], str | None]) -> 
         return _subject(side, "reasoning", f"{summary}\n{body.thought}".strip())
     if isinstance(body, AdditionalTools):
         return _subject(side, "instructions", bytes(body.tools).decode())
-    if isinstance(body, Carried):
-        return Subject(side, _carried_kind(item.type), item.raw.decode())
-    return None
+    if isinstance(body, McpListTools):
+        return _subject(side, "instructions", wire.encode(body.tools).decode())
+    if isinstance(body, _WITHOUT_TEXT):
+        return None
+    return Subject(side, _carried_kind(item.type), item.raw.decode())
 
 
 def _subject(

@@ -1,1 +1,1 @@
-"""Tools that the server runs inside a response: which there are, which calls run, and what may be approved."""
+"""Tools that the server runs inside a response: which there are, their calls, and approvals."""

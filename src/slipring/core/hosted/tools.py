@@ -1,22 +1,21 @@
 """The hosted tools of one request: what the driver found out about their servers, and each single tool.
 
-The core never calls a server. It asks the driver to resolve the servers of a request (``ResolveTools``) and to
-run calls (``CallTool``), and passes ``ResolvedServer.handle`` back without looking at it.
+The core never calls a server. It asks the driver to resolve the servers of a request (``ResolveTools``) and
+to run calls (``CallTool``), and passes ``ResolvedServer.handle`` back without looking at it.
 """
 
-import re
-from collections.abc import Iterable
-from hashlib import blake2b
+from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Raw, Struct, UnsetType, structs
 
 from slipring.protocol.hosted.mcp_items import CallError
-from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool
-
-_LONGEST_NAME = 64
-"""Of ``label__name``: other servers accept no longer names of functions."""
-_SEPARATOR = "__"
-_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+from slipring.protocol.hosted.mcp_tools import (
+    ListedTool,
+    McpTool,
+    model_name,
+    read_list,
+    with_servers,
+)
 
 
 class ResolvedServer(Struct, frozen=True, eq=False):
@@ -71,19 +70,6 @@ class CallProgress(Struct, frozen=True):
     message: str | None = None
 
 
-def model_name(label: str, name: str) -> str:
-    """The name under which a model calls a tool, within the namespace of its server.
-
-    Function names have a narrower alphabet than those of MCP. A name that had to be changed ends in a digest
-    of the original, so that no two tools of a server share one.
-    """
-    most = max(_LONGEST_NAME - len(label) - len(_SEPARATOR), 16)
-    if len(name) <= most and not _UNSAFE.search(name):
-        return name
-    digest = blake2b(name.encode(), digest_size=4).hexdigest()
-    return f"{_UNSAFE.sub('_', name)[: most - len(digest) - 1]}_{digest}"
-
-
 class HostedTools:
     """All hosted tools that the model may call in one request."""
 
@@ -102,6 +88,44 @@ class HostedTools:
     def named(self, label: str, name: str) -> HostedTool | None:
         """The tool of this name at its server; None if it may not be called."""
         return self._tools.get((label, model_name(label, name)))
+
+
+class Offered(Struct, frozen=True):
+    """What one request offers of its MCP servers."""
+
+    tools: HostedTools
+    definitions: Raw
+    """The request's ``tools`` without secrets, each server with the tools that it offers."""
+    fetched: tuple[tuple[str, ResolvedServer, list[ListedTool]], ...] = ()
+    """Servers whose lists were fetched for this request, and what of each list is offered."""
+
+
+def compose(
+    sent: Raw | UnsetType,
+    servers: Sequence[McpTool],
+    resolved: Mapping[str, ResolvedServer],
+    lists: Mapping[str, bytes],
+) -> Offered:
+    """Put the lists of the servers into the ``tools`` of a request. ``lists``: those in the context."""
+    offered: dict[str, list[HostedTool]] = {}
+    fetched = []
+    for server in servers:
+        label, found = server.server_label, resolved[server.server_label]
+        listed = found.tools if found.tools is not None else read_list(lists.get(label, b"[]"))
+        offered[label] = select(server, found, listed)
+        if found.tools is not None:
+            fetched.append((label, found, [each.tool for each in offered[label]]))
+    kept = {
+        server.server_label: structs.replace(
+            server.kept, listed=[each.tool for each in offered[server.server_label]]
+        )
+        for server in servers
+    }
+    return Offered(
+        HostedTools(each for tools in offered.values() for each in tools),
+        with_servers(sent, kept),
+        tuple(fetched),
+    )
 
 
 def select(server: McpTool, resolved: ResolvedServer, tools: Iterable[ListedTool]) -> list[HostedTool]:

@@ -5,10 +5,12 @@ from msgspec import Struct
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.gate import Inspection
 from slipring.core.generation import Job, Prefill
+from slipring.core.hosted.tools import HostedCall
 from slipring.core.turn.turn import Joined, Turn
 from slipring.core.turn.turn_checks import Audit
 from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
+from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.protocol.items import Item
 from slipring.protocol.live_input import Append
 from slipring.protocol.timing import TurnReport
@@ -63,6 +65,38 @@ class CheckAppended(Struct, frozen=True, eq=False):
     grammars: list[Compilable]
 
 
+class ResolveTools(Struct, frozen=True):
+    """Look up the MCP servers of a request, and fetch the lists of some. The driver calls
+    ``session.resolved`` or ``session.failed``."""
+
+    turn: Turn
+    servers: tuple[McpTool, ...]
+    fetch: frozenset[str]
+    """Labels of the servers whose list is needed."""
+
+
+class ClaimApprovals(Struct, frozen=True):
+    """Mark approval requests as used, so that none is used twice. The driver calls ``session.claimed`` or
+    ``session.failed``."""
+
+    turn: Turn
+    ids: tuple[str, ...]
+
+
+class CallTool(Struct, frozen=True, eq=False):
+    """Run a hosted call, beside the turn's other work. The driver calls ``session.call_progressed`` whenever
+    the server reports progress, and ``session.call_ended`` at the end, however it ends."""
+
+    turn: Turn
+    call: HostedCall
+
+
+class CancelTools(Struct, frozen=True):
+    """Cancel the hosted calls of a turn. The driver calls nothing in return."""
+
+    turn: Turn
+
+
 class Weigh(Struct, frozen=True):
     """Count the tokens of a job. The driver calls ``session.weighed`` or ``session.failed``."""
 
@@ -115,7 +149,7 @@ class Save(Struct, frozen=True):
 
 
 class Cancel(Struct, frozen=True):
-    """Cancel the work on this turn. The driver calls nothing in return."""
+    """Cancel the work on this turn, its hosted calls included. The driver calls nothing in return."""
 
     turn: Turn
 
@@ -169,6 +203,10 @@ Action = (
     | Load
     | Check
     | CheckAppended
+    | ResolveTools
+    | ClaimApprovals
+    | CallTool
+    | CancelTools
     | Weigh
     | Counted
     | Start

@@ -22,7 +22,7 @@ from slipring.core.session.actions import Action, EndPrefill, Send, StartPrefill
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.turn.foreseen_job import foreseen_job
-from slipring.core.turn.turn import Phase, Turn
+from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, quoted
 from slipring.protocol import items, wire
 from slipring.protocol.events import Event, ToolOutputErrorBody, ToolOutputErrorCode, ToolOutputFailed
@@ -106,9 +106,11 @@ class _Growth:
 class GrowingOutputs:
     """The growing outputs of one connection, by response."""
 
-    __slots__ = ("_charges", "_growths", "_lanes", "_limits", "_models", "_tenant")
+    __slots__ = ("_charges", "_growths", "_lanes", "_limits", "_models", "_tenant", "is_on")
 
     def __init__(self, tenant: str, lanes: Lanes, limits: Limits, charges: Charges, models: Models) -> None:
+        self.is_on = True
+        """Whether prefills may begin."""
         self._tenant = tenant
         self._lanes = lanes
         self._limits = limits
@@ -137,11 +139,21 @@ class GrowingOutputs:
             growth.add(piece, size_bytes)
         return [*ended, *self.advance(piece.target, cache)]
 
+    def result(self, turn: Turn, cache: ConnectionCache) -> list[Action]:
+        """A hosted call has ended while others of its step still run: its result can be prefilled."""
+        if turn.foreseen_job() is None:
+            return []
+        response_id = turn.output.response_id
+        self._growths.setdefault(response_id, _Growth()).is_due = True
+        return self.advance(response_id, cache)
+
     def advance(self, response_id: str, cache: ConnectionCache) -> list[Action]:
         """Begin a prefill if the outputs of a response have grown enough and the response has ended or
         paused."""
         growth = self._growths.get(response_id)
         if growth is None or growth.running is not None or growth.has_failed or not growth.is_due:
+            return []
+        if not self.is_on:
             return []
         try:
             foreseen = self._foreseen(response_id, growth, cache)
@@ -191,9 +203,10 @@ class GrowingOutputs:
         """The job that continues a response with its outputs; None as long as that is not possible."""
         turn = self._lanes.find(response_id)
         if turn is not None:
-            if turn.phase is not Phase.PAUSED or turn.rollout is None:
-                return None
-            job, open_calls = turn.rollout.foreseen_job(), turn.rollout.open_calls
+            foreseen = turn.foreseen_job()
+            if foreseen is None or turn.is_calling:
+                return foreseen
+            job, open_calls = foreseen, turn.rollout.open_calls if turn.rollout is not None else {}
         elif (state := cache.find(response_id)) is not None:
             job, open_calls = foreseen_job(state, self._tenant, self._models), state.carry.open_calls
         else:

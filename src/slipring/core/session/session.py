@@ -7,23 +7,28 @@ are injected as ``ports``.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from slipring.core.chain import input_items
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
 from slipring.core.checks.turn_policy import NoPolicies, Policies
 from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import Delta, Job, Models, Prefill
+from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session import client_events, turn_setup
 from slipring.core.session.actions import (
     Action,
+    CallTool,
     Cancel,
+    CancelTools,
     Check,
     CheckAppended,
+    ClaimApprovals,
     Close,
     Counted,
     Inspect,
@@ -31,6 +36,7 @@ from slipring.core.session.actions import (
     Loaded,
     Record,
     Refused,
+    ResolveTools,
     Save,
     Send,
     Start,
@@ -59,8 +65,10 @@ _NORMAL = 1000
 _POLICY_VIOLATION = 1008
 _NO_POLICIES = NoPolicies()
 _BEFORE_CREATION = (Phase.INSPECTING, Phase.PREPARING)
-_INSPECTED = (Phase.INSPECTING, Phase.PREPARING, Phase.RUNNING)
+_INSPECTED = (Phase.INSPECTING, Phase.CLAIMING, Phase.PREPARING, Phase.RUNNING, Phase.PAUSED)
 """Phases in which a turn can be told verdicts."""
+_Held = Weigh | Start | ClaimApprovals
+"""Work that may have to wait for them."""
 _RUNNING = Phase.RUNNING  # an enum lookup would dominate the cost of Session.deltas
 
 
@@ -156,10 +164,12 @@ class Session:
         self._successors = Successors(limits, ports, models, self._charges)
         self._live_input = LiveInput(self._lanes, limits, self._successors, self._charges)
         self._growing_outputs = GrowingOutputs(tenant, self._lanes, limits, self._charges, models)
+        # An engine that must see nothing before it was inspected is not given outputs ahead of their turn.
+        self._growing_outputs.is_on = not any(check.before for check in policies.checks.values())
         self._finished: dict[Turn, ResponseState] = {}
         """States of turns that are being saved."""
-        self._held_back: dict[Turn, tuple[Weigh | Start, Phase]] = {}
-        """What the engine gets once the input of a turn has passed, and the phase that then begins."""
+        self._held_back: dict[Turn, tuple[_Held, Phase]] = {}
+        """What is done once the input of a turn has passed, and the phase that then begins."""
         self._age = _Age(limits, now)
         self._ending: _Ending | None = None
         self._closed = False
@@ -212,7 +222,7 @@ class Session:
         if event is None:
             return []
         if isinstance(event, Steer):
-            return [Send([self._live_input.steer(event, self._cache, self._refusing)])]
+            return self._steer(event, now)
         if isinstance(event, Append):
             return self._append(event, now)
         if isinstance(event, ToolOutputPiece):
@@ -263,6 +273,14 @@ class Session:
         self._lanes.enqueue(turn, lane)
         return self._advance(now)
 
+    def _steer(self, steer: Steer, now: float) -> list[Action]:
+        """Accept or refuse a steer. A response that waits for hosted calls is ended for it at once."""
+        answer = Send([self._live_input.steer(steer, self._cache, self._refusing)])
+        turn = self._lanes.find(steer.target)
+        if turn is None or turn.steers is None or turn.phase is not Phase.PAUSED or not turn.is_calling:
+            return [answer]
+        return [answer, CancelTools(turn), Send(turn.end_for_steers()), *self._go_on(turn, now)]
+
     def _append(self, append: Append, now: float) -> list[Action]:
         if append.injects and append.is_malformed and append.error is not None:
             close = Close(_POLICY_VIOLATION, "invalid response.inject")
@@ -287,9 +305,46 @@ class Session:
             return self._reject(turn, error, now)
         return self._start(turn, now) + self._advance(now)
 
+    def resolved(self, turn: Turn, servers: Mapping[str, ResolvedServer], now: float) -> list[Action]:
+        """The MCP servers of a request are known, by their labels, and have listed their tools."""
+        if turn.phase is not Phase.LISTING:
+            return []
+        turn.hosted.resolved = servers
+        turn.stages.lap("list")
+        return self._validate(turn, now) + self._advance(now)
+
     def checked(self, check: Check) -> list[Action]:
         """The grammars of a request compile."""
         return self._accept(check.turn, check.job) if check.turn.phase is Phase.CHECKING else []
+
+    def claimed(self, turn: Turn) -> list[Action]:
+        """The approvals of a turn are used by it alone: begin its response with the approved calls."""
+        if turn.phase is not Phase.CLAIMING:
+            return []
+        self._successors.commit(turn)
+        return [Send(turn.open_approved()), *self.due_calls(turn)]
+
+    def due_calls(self, turn: Turn) -> list[Action]:
+        """The hosted calls that can begin now. The driver asks after each batch of deltas."""
+        return [CallTool(turn, call) for call in turn.take_due_calls()]
+
+    def call_progressed(self, turn: Turn, call_id: str, progress: CallProgress) -> list[Action]:
+        """The server of a hosted call reports progress."""
+        if turn.phase not in (Phase.RUNNING, Phase.PAUSED):
+            return []
+        return [Send(turn.progress_of(call_id, progress, detailed=self._betas.tool_progress))]
+
+    def call_ended(self, turn: Turn, call_id: str, outcome: CallOutcome, now: float) -> list[Action]:
+        """A hosted call has ended."""
+        if turn.phase not in (Phase.RUNNING, Phase.PAUSED):
+            return []
+        ended = Send(turn.end_call(call_id, outcome))
+        if turn.phase is Phase.RUNNING:
+            return [ended]
+        if turn.is_calling:
+            # The engine processes the results that are there while the other calls run.
+            return [ended, *self._growing_outputs.result(turn, self._cache)]
+        return [ended, *self._go_on(turn, now)]
 
     def appended(self, append: Append, now: float) -> list[Action]:
         """Handle an append whose grammars compile, or whose ``error`` says why they do not."""
@@ -336,9 +391,10 @@ class Session:
             return []
         released = turn.judge(inspect.inspection, verdicts)
         if (error := turn.checks.error) is not None:
-            return [Cancel(turn), *self.failed(turn, error, now)]
-        actions: list[Action] = [Send(released), *self.due_inspections(turn)]
-        if turn.phase is Phase.INSPECTING and not turn.checks.holds_job:
+            ending = self._fail if turn.is_created else self._reject
+            return [Cancel(turn), *ending(turn, error, now)]
+        actions: list[Action] = [Send(released), *self.due_inspections(turn), *self.due_calls(turn)]
+        if turn.phase is Phase.INSPECTING and not turn.checks.holds_input:
             work, turn.phase = self._held_back.pop(turn)
             turn.stages.lap("check")
             return [*actions, work]
@@ -359,14 +415,17 @@ class Session:
         if turn.checks is not None and not turn.checks.is_settled:
             turn.checks.is_awaited = True
             return [Send(emitted), *self.due_inspections(turn)]
-        if turn.rollout is not None and self._ending is None:
+        if turn.steps is not None:
             limits = self._limits
-            paused, more = turn.pause(now + limits.rollout_wait_s, limits.connection_cache_bytes)
+            paused, more = turn.end_step(
+                now + limits.rollout_wait_s, limits.connection_cache_bytes, may_wait=self._ending is None
+            )
             emitted += more
             if paused:
-                more_input = self._resume(turn, now)
-                growing = self._growing_outputs.advance(turn.output.response_id, self._cache)
-                return [Send(emitted), *(more_input or growing)]
+                # The calls that the model's last words have completed.
+                due = self.due_calls(turn)
+                after = [] if turn.is_calling else self._go_on(turn, now)
+                return [Send(emitted), *due, *after]
         return [Send(emitted), *self._conclude(turn, now)]
 
     def prefilled(self, ended: StartPrefill, tokens: int | None) -> list[Action]:
@@ -389,18 +448,25 @@ class Session:
         """The engine, the compiler or the store has failed."""
         if turn.phase is Phase.CHECKING:
             return self._reject(turn, turn_setup.in_clients_terms(turn, error), now)
+        if turn.phase in (Phase.LISTING, Phase.CLAIMING) and not turn.is_created:
+            return self._reject(turn, turn_setup.in_clients_terms(turn, error), now)
         if turn.phase is Phase.LOADING or (turn.phase in _BEFORE_CREATION and not turn.is_created):
             return self._reject(turn, turn_setup.of_job(turn, error), now)
         if turn.phase is Phase.PAUSED:
             return self._conclude(turn, now)  # the driver refuses to let it resume
-        if turn.phase not in (*_BEFORE_CREATION, Phase.RUNNING, Phase.SAVING):
+        if turn.phase not in (*_BEFORE_CREATION, Phase.CLAIMING, Phase.RUNNING, Phase.SAVING):
             return []
+        return self._fail(turn, error, now)
+
+    def _fail(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
+        """End a response that was created with ``response.failed``."""
         turn.cut_off_stage()
+        cancelled = [CancelTools(turn)] if turn.is_calling else []
         self._evict_parent(turn, error)
         self._finished.pop(turn, None)  # a response that cannot be saved leaves no state
         returned = self._successors.return_steers(turn, error)
         ended = self._growing_outputs.end(turn.output.response_id)
-        return [*ended, *self._end(turn, turn.fail(error) + returned, now)]
+        return [*cancelled, *ended, *self._end(turn, turn.fail(error) + returned, now)]
 
     # Time, and the end of the connection.
 
@@ -516,8 +582,19 @@ class Session:
         return [*ended, load]
 
     def _start(self, turn: Turn, now: float) -> list[Action]:
-        """Validate a bound turn, and have its grammars compiled if it has any."""
+        """Validate a bound turn, once its MCP servers are known and its grammars compiled, if it has any."""
         turn.stages.lap("resolve")
+        if turn.hosted.resolved is None:
+            try:
+                fetch = turn.hosted.read_servers(turn.request, input_items.carried(turn.parent), turn.input)
+            except ApiError as error:
+                return self._drop(turn, error)
+            if turn.hosted.servers:
+                turn.phase = Phase.LISTING
+                return [ResolveTools(turn, turn.hosted.servers, fetch)]
+        return self._validate(turn, now)
+
+    def _validate(self, turn: Turn, now: float) -> list[Action]:
         try:
             job, grammars = turn_setup.begin(
                 turn, self._models, self._policies, self._ports, self._limits, now, counts=self.counts_only
@@ -536,15 +613,17 @@ class Session:
             turn.phase = Phase.PREPARING
             return [Weigh(turn, turn.first_job(job))]
         created: list[Action] = [Send(turn.enqueue())] if turn.detached else []
+        if turn.claims:
+            return [*created, *self._hand_over(ClaimApprovals(turn, turn.claims), Phase.CLAIMING)]
         first = Weigh(turn, job) if turn.must_weigh else Start(turn, turn.first_job(job))
         return [*created, *self._hand_over(first, Phase.PREPARING)]
 
-    def _hand_over(self, work: Weigh | Start, phase: Phase) -> list[Action]:
+    def _hand_over(self, work: _Held, phase: Phase) -> list[Action]:
         """Give work to the engine, beside the inspections of its input; or after them, if the policy wants
-        the engine not to see what it refuses."""
+        the engine not to see what it refuses. Approved calls always wait for them."""
         turn = work.turn
         due = self.due_inspections(turn)
-        if turn.checks is not None and turn.checks.holds_job:
+        if turn.checks is not None and turn.checks.holds_work(is_call=isinstance(work, ClaimApprovals)):
             turn.phase, self._held_back[turn] = Phase.INSPECTING, (work, phase)
             return due
         turn.phase = phase
@@ -629,10 +708,20 @@ class Session:
         if previous is not None and previous in self._cache and self._cache.lane_of(previous) == turn.lane:
             self._cache.evict(previous)
 
-    # Rollouts.
+    # Responses of several steps.
+
+    def _go_on(self, turn: Turn, now: float) -> list[Action]:
+        """No hosted call of a paused response runs any more: resume it, end it, or wait for its client."""
+        if turn.output.calls_hosted:
+            emitted = Send(turn.calls_ended(now + self._limits.rollout_wait_s))
+            return [emitted, *self._go_on(turn, now)]
+        if turn.must_end:
+            return self._conclude(turn, now)
+        growing = self._growing_outputs.advance(turn.output.response_id, self._cache)
+        return self._resume(turn, now) or growing
 
     def _resume(self, turn: Turn, now: float) -> list[Action]:
-        """Resume a paused rollout that has all required outputs, after asking the driver if needed."""
+        """Resume a paused response that has all required outputs, after asking the driver if needed."""
         if not turn.may_resume:
             return []
         ended = self._growing_outputs.end(turn.output.response_id)
@@ -645,12 +734,12 @@ class Session:
         try:
             job = turn.resume()
         except ApiError as error:
-            return self.failed(turn, error, now)
+            return self._fail(turn, error, now)
         return self._hand_over(Start(turn, job), Phase.RUNNING)
 
     def _conclude_paused(self, now: float, *, only_late: bool = False) -> list[Action]:
         """End paused rollouts, or only those past their deadline. Their calls stay open."""
-        paused = [turn for turn in self._lanes.running() if turn.phase is Phase.PAUSED]
+        paused = [turn for turn in self._lanes.running() if turn.waits_for_client]
         due = (t for t in paused if not only_late or (t.rollout is not None and now >= t.rollout.waits_until))
         return [action for turn in due for action in self._conclude(turn, now)]
 

@@ -116,6 +116,7 @@ class Successors:
             stages=Stages(self._ports.clock),
         )
         successor.follows, successor.steered_by, successor.parent = True, steers, state
+        successor.hosted.follow(turn.hosted)
         return successor
 
     def _require_steerable(self, turn: Turn, steer: Steer, refusing: ApiError | None) -> None:

@@ -1,4 +1,4 @@
-"""Tool calls in progress: turns the deltas of a call into its events and its item."""
+"""Calls that the client answers, while the model writes them: their events and their items."""
 
 from typing import Protocol
 

@@ -19,7 +19,7 @@ def foreseen_job(state: ResponseState, tenant: str, models: Models) -> Job:
         model=models.find(response.model),
         head=state.head,
         parent=state,
-        input=(),
+        input=state.unread,
         offer=Offer(forbidden=True),
         settings=Settings(
             format=requests.read_format(response.text.format) or TEXT, effort=response.reasoning.effort

@@ -23,6 +23,8 @@ from slipring.core.checks.rulings import checks_of, rule
 from slipring.core.checks.subjects import called_names, is_models, subject_of
 from slipring.core.checks.verdicts import Side, Subject, Verdict
 from slipring.core.turn.compaction import is_summary
+from slipring.protocol import wire
+from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
 
@@ -63,13 +65,16 @@ class InspectedItems:
         head: Head,
         items: tuple[Item, ...],
         digests: Mapping[int, bytes],
+        lists: Iterable[list[ListedTool]] = (),
     ) -> None:
         """Have the gate inspect what is new in the context of a turn.
 
-        ``digests``: of items whose content was digested before, by ``id()``. Raises the error of a blocked
-        turn if it is known already that an item is refused.
+        ``digests``: of items whose content was digested before, by ``id()``. ``lists``: of hosted tools that
+        were fetched. Raises the error of a blocked turn if it is known already that an item is refused.
         """
         subjects = self._of_head(parent, head)
+        for tools in lists:
+            subjects += self._of_definitions(wire.encode(tools).decode())
         if parent is not None:
             self._callers.append(parent.output)
             subjects += self._of_chain(parent)
@@ -107,6 +112,8 @@ class InspectedItems:
     def completed(self, output: Iterable[Item]) -> list[Subject]:
         """The turn has ended, and its output has passed; returns what is still to be audited."""
         for item, is_sealed in _sealed_and_open(output):
+            if item.type == "mcp_list_tools":
+                continue  # inspected when it was fetched
             digest = content_digest(item)
             subject = self._subject(item, "output", is_sealed)
             if subject is None or self._known.find(self._tenant, self._policy.digest, digest) is not None:
@@ -124,9 +131,13 @@ class InspectedItems:
         subjects: list[Subject] = []
         tools = head.tools.raw.decode() if head.tools.callables else ""
         for text in filter(None, (head.instructions, tools)):
-            digest = sha256(b"head " + text.encode()).digest()
-            subjects += self._unless_known(Subject("input", "instructions", text), digest, is_new=True)
+            subjects += self._of_definitions(text)
         return subjects
+
+    def _of_definitions(self, text: str) -> list[Subject]:
+        """What is inspected of instructions, or of definitions of tools, that no item contains."""
+        digest = sha256(b"definitions " + text.encode()).digest()
+        return self._unless_known(Subject("input", "instructions", text), digest, is_new=True)
 
     def _of_chain(self, parent: ResponseState) -> list[Subject]:
         """What is inspected of a chain, if that is asked for: the items of turns under other policies."""
@@ -159,6 +170,9 @@ class InspectedItems:
 
     def _unknown(self, item: Item, digest: bytes | None, is_sealed: bool, *, is_new: bool) -> list[Subject]:
         """The subject of an item, if nothing is known about it."""
+        if item.type == "mcp_list_tools":
+            listed = self._subject(item, "input", is_sealed)
+            return [] if listed is None else self._of_definitions(listed.text)
         digest = digest or content_digest(item)
         known = self._known.find(self._tenant, self._policy.digest, digest)
         if known == () and not self._context.maxlen:
@@ -211,10 +225,10 @@ def _last_of_model(items: list[tuple[Item, bool]]) -> int:
 
 
 def _sealed_and_open(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
-    """The items as a model sees them; and whether the server has sealed them, so that no client can have
-    written them."""
+    """The items as a model sees them, and lists of tools, which it sees as part of the head; and whether an
+    item was inside another one. What was inside a sealed one, no client can have written."""
     for item in items:
-        if item.opened is None:
+        if item.opened is None or item.type == "mcp_list_tools":
             yield item, False
         else:
             yield from ((inner, True) for inner in item.opened)

@@ -1,8 +1,9 @@
 """The output of one response: turns an engine's deltas into numbered events and finished items.
 
 Assigns sequence numbers and output indexes, and opens and closes items and their parts in the order that the
-API requires. One item is open at a time: ``CallEnded`` or a delta of another kind closes it. Each finished
-item is encoded once; ``output_item.done``, the terminal event and the stored state share those bytes.
+API requires. One item is open at a time: ``CallEnded`` or a delta of another kind closes it. A hosted call
+runs on after the model has written it; its place in the output is reserved until it ends. Each finished item
+is encoded once; ``output_item.done``, the terminal event and the stored state share those bytes.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 
 from msgspec import UNSET, Raw, UnsetType
 
-from slipring.core.chain import item_ids
+from slipring.core.chain import hosted_items, item_ids
 from slipring.core.generation import (
     Annotated,
     CallArguments,
@@ -24,6 +25,8 @@ from slipring.core.generation import (
 )
 from slipring.core.ports import Mint
 from slipring.core.turn.call_events import Call, Search, open_call
+from slipring.core.turn.hosted_calls import HostedCalls
+from slipring.core.turn.hosted_events import DroppedCall, OpenApproval, OpenMcpCall
 from slipring.protocol import events, item_listing, wire
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
@@ -33,6 +36,7 @@ from slipring.protocol.responses import (
     FunctionCallItem,
     ItemStatus,
     Logprob,
+    McpApprovalRequestItem,
     OutputItem,
     OutputMessage,
     OutputTextPart,
@@ -47,9 +51,22 @@ from slipring.protocol.timing import TurnReport
 
 Conceal = Callable[[tuple[Item, ...]], str]
 """Encrypts items for ``encrypted_content``."""
+Sign = Callable[[McpApprovalRequestItem], str]
+"""Returns the text that ends the id of an approval request and proves that this server made it."""
 _CALLS = (FunctionCallItem, CustomToolCallItem, ToolSearchCallItem)
+_STREAMED_CALLS = (Call, OpenMcpCall)
+"""Calls whose arguments have events of their own."""
+_AnyCall = Call | Search | OpenMcpCall | OpenApproval | DroppedCall
 _LAST_PIECES = 4
 _NO_LOGPROBS: list[events.EventLogprob] = []
+
+
+def _encoded(item: OutputItem, content: tuple[Item, ...] | None) -> Item:
+    raw = wire.encode(item)
+    call_id = item.call_id if isinstance(item, _CALLS) else None
+    kind = type(item).__struct_config__.tag
+    assert isinstance(kind, str)
+    return Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=content)
 
 
 def _event_logprobs(logprobs: list[Logprob]) -> list[events.EventLogprob]:
@@ -67,10 +84,17 @@ class Output:
         "_mint",
         "_open",
         "_sequence",
+        "_step_calls",
         "_text_part",
+        "_waiting",
+        "asks_approval",
         "conceal",
+        "finished",
+        "generated",
+        "hosted",
         "items",
         "response_id",
+        "sign",
         "since",
         "stream_id",
     )
@@ -80,15 +104,28 @@ class Output:
         self.response_id = ""
         """Set when the response begins; item ids are derived from it."""
         self.items: list[Item] = []
-        """Finished items."""
+        """Finished items, up to the first hosted call that still runs."""
+        self.finished: list[Item] = []
+        """All finished items, in the order in which they were finished."""
+        self.generated: list[Item] = []
+        """What the model has written since the last ``end_step``, as the model sees it."""
+        self.hosted: HostedCalls | None = None
+        """Set if the response may call hosted tools."""
+        self.sign: Sign | None = None
+        """Set with ``hosted``."""
+        self.asks_approval = False
+        """Whether the model has made a call that the client must approve."""
         self.since = 0
-        """Index of the first item after the client's last append."""
+        """Number of items that were finished when the client last appended one."""
         self.conceal: Conceal | None = None
         """Set if reasoning items are to include ``encrypted_content``."""
         self._awaits_output = False  # a call since the client's last append is complete
+        self._step_calls = False  # the model has begun a call since the last ``end_step``
+        self._waiting: list[Item | None] = []
+        """Items from the first place that is reserved on; None: the place is reserved."""
         self._compaction_id = ""
         self._mint = mint
-        self._open: _Message | _Reasoning | Call | Search | None = None
+        self._open: _Message | _Reasoning | _AnyCall | None = None
         self._text_part: _Part | None = None
         self._index = -1
         self._sequence = -1
@@ -113,18 +150,24 @@ class Output:
     def finish(self, status: ItemStatus) -> list[Event]:
         """Close the open item, if any, with this status: ``incomplete`` if it was cut off."""
         self._close(status)
-        return self._take_events()
+        return self.take_events()
 
     @property
     def latest(self) -> tuple[Item, ...]:
         """Finished items since the client's last append."""
-        return tuple(self.items[self.since :])
+        return tuple(self.finished[self.since :])
 
     @property
     def calls(self) -> bool:
         """Whether the client has to answer a tool call since its last append, finished or open. A call that
         the model broke off needs no answer."""
         return self._awaits_output or isinstance(self._open, Call | Search)
+
+    @property
+    def calls_hosted(self) -> bool:
+        """Whether the model has called hosted tools whose results no step has processed."""
+        hosted = self.hosted
+        return hosted is not None and (hosted.has_calls or isinstance(self._open, OpenMcpCall))
 
     @property
     def last_words(self) -> str | None:
@@ -139,25 +182,34 @@ class Output:
             raw = item_listing.present(item, item_id, "response")
             self._index += 1
             self.emit(events.OutputItemAdded, item=raw)
-            self.items.append(Item(type=item.type, raw=bytes(raw), id=item_id, call_id=item.call_id))
+            self._add(Item(type=item.type, raw=bytes(raw), id=item_id, call_id=item.call_id))
             self.emit(events.OutputItemDone, item=raw)
-        self.since = len(self.items)
+        self.since = len(self.finished)
         self._awaits_output = False
-        return self._take_events()
+        return self.take_events()
 
     def open_compaction(self) -> list[Event]:
         """Begin the compaction item. If the compaction fails, no further event mentions the item."""
         item_id = self._compaction_id = self.name_item("compaction")
         self.start_item(CompactionItem(id=item_id, encrypted_content=""))
         self.emit(events.CompactionCompacting, item_id=item_id)
-        return self._take_events()
+        return self.take_events()
 
     def close_compaction(self, content: tuple[Item, ...], blob: str) -> list[Event]:
         """Finish the compaction item: it replaces the context by ``content``, encrypted in ``blob``."""
-        self._keep(CompactionItem(id=self._compaction_id, encrypted_content=blob), content)
-        return self._take_events()
+        self.keep(CompactionItem(id=self._compaction_id, encrypted_content=blob), content)
+        return self.take_events()
 
-    def _take_events(self) -> list[Event]:
+    def end_step(self) -> tuple[Item, ...]:
+        """The model has ended a step, and another one may follow: returns what it wrote. No item may be
+        open."""
+        generated = tuple(self.generated)
+        self.generated.clear()
+        self._step_calls = False
+        return generated
+
+    def take_events(self) -> list[Event]:
+        """The events that were emitted and not returned yet."""
         emitted = self._events
         self._events = []
         return emitted
@@ -227,13 +279,15 @@ class Output:
 
     def _call_started(self, delta: CallStarted) -> None:
         self._close("completed")
-        self._open = open_call(self, delta)
+        hosted = self.hosted.open(self, delta) if self.hosted is not None else None
+        self._open = open_call(self, delta) if hosted is None else hosted
+        self._step_calls = True
 
     def _call_arguments(self, delta: CallArguments) -> None:
         # Hot path: runs once per token of every call.
         call = self._open
-        if not isinstance(call, Call):
-            if not isinstance(call, Search):
+        if not isinstance(call, _STREAMED_CALLS):
+            if not isinstance(call, _AnyCall):
                 raise TypeError("an engine sent call arguments outside a call")
             call.pieces.append(delta.text)
             return
@@ -250,7 +304,7 @@ class Output:
         )
 
     def _call_ended(self, delta: CallEnded) -> None:
-        if not isinstance(self._open, Call | Search):
+        if not isinstance(self._open, _AnyCall):
             raise TypeError("an engine ended a call outside a call")
         self._close("completed" if delta.is_complete else "incomplete")
 
@@ -284,45 +338,93 @@ class Output:
 
     def _close(self, status: ItemStatus) -> None:
         self._text_part = None
-        if self._open is None:
+        opened = self._open
+        if opened is None:
             return
-        item = self._open.close(status)
+        if isinstance(opened, OpenMcpCall | OpenApproval | DroppedCall):
+            self._close_hosted(opened, status)
+            self._open = None
+            return
+        item = opened.close(status)
         if status == "completed" and isinstance(item, _CALLS):
             self._awaits_output = True
         content: tuple[Item, ...] | None = None
         if isinstance(item, ReasoningItem) and self.conceal is not None:
             content = (Item(type="reasoning", raw=wire.encode(item), id=item.id),)
             item.encrypted_content = self.conceal(content)
-        self._keep(item, content)
+        kept = self.keep(item, content)
+        self.generated += (kept,) if content is None else content
         self._open = None
 
-    def _keep(self, item: OutputItem, content: tuple[Item, ...] | None) -> None:
+    def _close_hosted(self, call: OpenMcpCall | OpenApproval | DroppedCall, status: ItemStatus) -> None:
+        """End the arguments of a hosted call. A complete one runs from now on, or asks for approval."""
+        assert self.hosted is not None
+        if isinstance(call, OpenMcpCall):
+            if status == "completed":
+                running = call.run()
+                self.hosted.start(running)
+                self.generated.append(running.as_generated())
+            else:
+                self.keep(call.break_off())
+        elif isinstance(call, OpenApproval) and status == "completed":
+            assert self.sign is not None
+            unnamed = call.item("")
+            item = call.item(self.name_item("mcp_approval_request", self.sign(unnamed)))
+            self.start_item(item)
+            self.keep(item)
+            self.asks_approval = True
+            self.generated.append(
+                hosted_items.call_item(item.id, item.server_label, item.name, item.arguments)
+            )
+
+    def keep(self, item: OutputItem, content: tuple[Item, ...] | None = None) -> Item:
         """Add a finished item; ``content`` is what a sealed item contains."""
-        raw = wire.encode(item)
-        call_id = item.call_id if isinstance(item, _CALLS) else None
-        kind = type(item).__struct_config__.tag
-        assert isinstance(kind, str)
-        self.items.append(Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=content))
-        self.emit(events.OutputItemDone, item=Raw(raw))
+        kept = _encoded(item, content)
+        self._add(kept)
+        self.emit(events.OutputItemDone, item=Raw(kept.raw))
+        return kept
+
+    def reserve(self) -> int:
+        """Keep the place of the item that was started last, for a later ``fill``; returns its index."""
+        self._waiting.append(None)
+        return self._index
+
+    def fill(self, index: int, item: OutputItem) -> None:
+        """Finish the item at a reserved place."""
+        kept = _encoded(item, None)
+        self.finished.append(kept)
+        self._waiting[index - len(self.items)] = kept
+        while self._waiting and (first := self._waiting[0]) is not None:
+            self.items.append(first)
+            del self._waiting[0]
+        self.emit_at(index, events.OutputItemDone, item=Raw(kept.raw))
+
+    def _add(self, item: Item) -> None:
+        self.finished.append(item)
+        if self._waiting:
+            self._waiting.append(item)
+        else:
+            self.items.append(item)
 
     def start_item(self, item: OutputItem) -> None:
         self._index += 1
         self.emit(events.OutputItemAdded, item=item)
 
     def emit(self, kind: type[events.ItemEvent], **fields: object) -> None:
-        """Add an event about the open item."""
+        """Add an event about the item that was started last."""
+        self.emit_at(self._index, kind, **fields)
+
+    def emit_at(self, index: int, kind: type[events.ItemEvent], **fields: object) -> None:
+        """Add an event about the item at this index."""
         self._events.append(
-            kind(
-                sequence_number=self.number(),
-                stream_id=self.stream_id,
-                output_index=self._index,
-                **fields,
-            )
+            kind(sequence_number=self.number(), stream_id=self.stream_id, output_index=index, **fields)
         )
 
-    def name_item(self, kind: str) -> str:
-        """The id of the next item."""
-        return item_ids.output_id(kind, self.response_id, self._index + 1)
+    def name_item(self, kind: str, tag: str | None = None) -> str:
+        """The id of the next item. ``tag``: text that the id ends with."""
+        # Steps differ only in responses with hosted calls.
+        same_step = self._step_calls and self.hosted is not None
+        return item_ids.output_id(kind, self.response_id, self._index + 1, same_step=same_step, tag=tag)
 
     def mint_call(self) -> str:
         return self._mint("call")

@@ -94,8 +94,10 @@ class Recognition:
         its items say, and neither is any that continues it."""
         if self._input_digest is None or dropped_items or _size(state.output) > _MOST_OUTPUT_BYTES:
             return
+        if state.unread:
+            return  # the engine's position does not cover the whole context
         if last_compaction(state.output) is None:
-            self._prompt_digest = extended(self._input_digest, state.output[: state.answer_start])
+            self._prompt_digest = extended(self._input_digest, state.earlier_steps)
         else:
             self._prompt_digest = extended(NOTHING_YET, state.prompt)
         state.digest = extended(self._prompt_digest, state.answer)
@@ -111,7 +113,7 @@ class Recognition:
         before = self._continued(state) if is_shared else None
         root_id = (self.match.root_id if self.match is not None else None) or state.root_id
         # Many chains may begin with the same question: each of them is a chain of its own.
-        is_opening = self._is_opening and not state.answer_start
+        is_opening = self._is_opening and not state.earlier_steps
         response = structs.replace(state.response, output=[], usage=None)
 
         def remembered(

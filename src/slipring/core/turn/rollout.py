@@ -1,24 +1,23 @@
 """Rollouts: a whole agent loop as one response.
 
 When the model calls a tool, a rollout does not end: it pauses until the client has appended the outputs, then
-continues in the same context. ``Rollout`` owns the state between two steps: the deadline for the client, the
-appends that arrived during a step, and the job of the next step, which continues the last step as a response
-continues its parent.
+continues in the same context. ``Rollout`` owns what concerns the client: its deadline, and the appends that
+arrive during a step. ``Steps`` owns the jobs.
 """
 
 from collections.abc import Mapping
 
-from msgspec import UNSET, structs
+from msgspec import UNSET
 
 from slipring.core.chain import input_items
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import Carry, OpenCall, ResponseState
-from slipring.core.generation import Finished, Job, Stop
+from slipring.core.chain.state import OpenCall, ResponseState
+from slipring.core.generation import Capabilities
 from slipring.core.ports import Betas
-from slipring.core.turn import response_object
 from slipring.core.turn.output_events import Output
 from slipring.core.turn.request_validation import refuse_unseen_content
 from slipring.core.turn.steer_queue import required_input
+from slipring.core.turn.steps import Steps
 from slipring.errors import ApiError, InvalidRequest, quoted
 from slipring.protocol.events import (
     AppendErrorBody,
@@ -34,11 +33,7 @@ from slipring.protocol.events import (
 from slipring.protocol.items import MOST_ITEMS
 from slipring.protocol.live_input import Append
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import Response
-from slipring.protocol.tools import Offer, ToolChoice, merged
 
-_LEAST_TOKENS = 16
-"""Other servers accept no smaller ``max_output_tokens``."""
 _HEADER = "OpenAI-Beta: slipring_rollout=v1"
 
 
@@ -51,46 +46,29 @@ class AppendRefused(Exception):
 
 
 class Rollout:
-    """The state of one response between its steps."""
+    """The appends of one response, and how long it waits for them."""
 
-    __slots__ = (
-        "_calls",
-        "_carry",
-        "_choice",
-        "_held",
-        "_input",
-        "_is_paused",
-        "_job",
-        "_node",
-        "size_bytes",
-        "spent",
-        "waits_until",
-    )
+    __slots__ = ("_capabilities", "_carry", "_held", "_steps", "waits_until")
 
-    def __init__(self, job: Job, carry: OpenCarry, choice: ToolChoice) -> None:
+    def __init__(self, steps: Steps, carry: OpenCarry, capabilities: Capabilities) -> None:
         """``carry``: the turn's own, which the rollout extends."""
         self.waits_until = 0.0
         """While paused: the time at which it stops waiting for the client."""
-        self.size_bytes = 0
-        """Of all generated and appended items."""
-        self.spent: Finished | None = None
-        """Token counts of the finished steps; None before the first pause."""
-        self._job = job
-        self._choice = choice
+        self._steps = steps
         self._carry = carry
-        self._input = job.input
-        """Input of the running step, or of the next one while paused."""
-        self._node = job.parent
-        """The state that this step continues."""
-        self._is_paused = False
+        self._capabilities = capabilities
         self._held: list[Append] = []
         """Appends accepted while a step ran; committed when it ends."""
-        self._calls = 0
 
     @property
     def is_answered(self) -> bool:
         """Whether no required call waits for its output."""
         return not any(call.required for call in self._carry.current.open_calls.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all generated and appended items."""
+        return self._steps.size_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -102,74 +80,39 @@ class Rollout:
         """The calls that wait for their outputs."""
         return self._carry.current.open_calls
 
-    def may_continue(self, output: Output, finished: Finished, most_bytes: int) -> bool:
-        """Whether another step fits the bounds on bytes, items and output tokens."""
-        self._observe(output)
-        most = self._job.settings.max_output_tokens
-        spent = finished.output_tokens + (self.spent.output_tokens if self.spent is not None else 0)
-        is_small = self.size_bytes < most_bytes and len(output.items) < MOST_ITEMS
-        return is_small and (most is None or spent + _LEAST_TOKENS <= most)
-
-    def pause(self, output: Output, finished: Finished, response: Response, carry: Carry) -> list[Event]:
-        """End a step and commit the held appends; ``carry`` is that of the context after the step.
+    def pause(self, output: Output, response_id: str) -> list[Event]:
+        """A step has ended, and so have its hosted calls: commit the held appends.
 
         Returns the events, with a final ``response.done`` if the client still has to send outputs.
         """
-        self._observe(output)
         step = output.latest
-        self._node = ResponseState(
-            response=structs.replace(response, usage=response_object.usage(finished)),
-            parent=self._node,
-            head=self._job.head,
-            input=self._input,
-            output=step,
-            carry=carry,
-            position=finished.position,
-            fork=self._job.fork and self._node is self._job.parent,
-        )
-        self._input = ()
-        self._is_paused = True
-        # The response continues, whatever ended the step.
-        finished = structs.replace(finished, reason="stop")
-        self.spent = finished if self.spent is None else finished.after(self.spent)
         sent = self.commit(output)
         if not self.is_answered:
             sent.append(
                 Done(
                     sequence_number=output.number(),
                     stream_id=output.stream_id,
-                    response_id=response.id,
+                    response_id=response_id,
                     required_input=required_input(step, self._carry.current),
                 )
             )
         return sent
 
-    def total(self, finished: Finished) -> Finished:
-        """The end of the response, with the tokens of all steps."""
-        spent = self.spent
-        if spent is None:
-            return finished
-        if not self._is_paused:
-            return finished.after(spent)
-        # No engine has processed what was appended since the pause.
-        return structs.replace(spent, position=None, context=None) if self._input else spent
-
     def hold(self, append: Append, output: Output) -> None:
         """Accept an append as a whole, or raise ``AppendRefused``."""
-        self._observe(output)
-        if len(output.items) + len(append.items) > MOST_ITEMS:
+        if len(output.finished) + len(append.items) > MOST_ITEMS:
             raise AppendRefused("too_much_pending_input", "The response has too many items already.")
         try:
             carry = input_items.join(self._carry.current, append.items, complete=False)
-            refuse_unseen_content(append.items, self._job.model.capabilities)
-            self._offer(carry)
+            refuse_unseen_content(append.items, self._capabilities)
+            self._steps.offer(carry)
         except ApiError as error:
             raise AppendRefused("invalid_input", error.message, error.param) from None
         self._carry.current = carry
         self._held.append(append)
 
     def commit(self, output: Output) -> list[Event]:
-        """Add the held appends to the output and to the input of the next step."""
+        """Add the held appends to the output and to the input of the next step. No hosted call may run."""
         sent: list[Event] = []
         held, self._held = self._held, []
         for append in held:
@@ -181,10 +124,10 @@ class Rollout:
                 )
             sent += output.append(append.items)
             appended = tuple(output.items[-len(append.items) :])
-            self._input += appended
-            self.size_bytes += sum(item.size_bytes for item in appended)
+            self._steps.add(appended)
+            self._steps.size_bytes += sum(item.size_bytes for item in appended)
         if held:
-            self._carry.settle(output.items)
+            self._carry.settle(output.finished)
         return sent
 
     def return_held(self, output: Output) -> list[Event]:
@@ -194,50 +137,6 @@ class Rollout:
             "response_not_active", "The response ended before this input could be added to it."
         )
         return [failed_event(append, refusal, output, None) for append in held]
-
-    def next_job(self) -> Job:
-        """The job of the next step, with what is left of the bounds on tokens and calls."""
-        self._is_paused = False
-        job, settings, offer = self._job, self._job.settings, self._offer(self._carry.current)
-        assert self.spent is not None
-        if settings.max_output_tokens is not None:
-            left = settings.max_output_tokens - self.spent.output_tokens
-            settings = structs.replace(settings, max_output_tokens=left)
-        if settings.max_tool_calls is not None:
-            left = settings.max_tool_calls - self._calls
-            settings = structs.replace(settings, max_tool_calls=max(left, 1))
-            offer = offer if left > 0 else Offer(forbidden=True)
-        return structs.replace(
-            job,
-            parent=self._node,
-            input=self._input,
-            offer=offer,
-            settings=settings,
-            fork=False,
-            recognised=False,
-        )
-
-    def foreseen_job(self) -> Job:
-        """While paused: a warmup of the next step, as far as its input is known."""
-        return structs.replace(
-            self._job,
-            parent=self._node,
-            input=self._input,
-            generate=False,
-            fork=False,
-            recognised=False,
-            stop=Stop(),
-        )
-
-    def _observe(self, output: Output) -> None:
-        """Count the output items that have been finished since the last call."""
-        new = self._carry.observe(output.items)
-        self.size_bytes += sum(item.size_bytes for item in new)
-        self._calls += sum(input_items.is_call(item) for item in new)
-
-    def _offer(self, carry: Carry) -> Offer:
-        """The tools of the next step. Raises if ``tool_choice`` names a tool that is not among them."""
-        return self._choice.once_called.offer(merged(self._job.head.tools.callables, carry.tools))
 
 
 def missing_beta(request: CreateRequest, betas: Betas) -> ApiError | None:

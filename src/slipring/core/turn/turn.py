@@ -10,7 +10,7 @@ from enum import Enum
 
 from msgspec import UNSET, Struct, structs
 
-from slipring.core.chain import input_items
+from slipring.core.chain import hosted_items, input_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
@@ -29,9 +29,12 @@ from slipring.core.generation import (
     Settings,
     Stop,
 )
+from slipring.core.hosted.request import HostedRequest
+from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall
 from slipring.core.ports import Ports
-from slipring.core.turn import response_object
+from slipring.core.turn import hosted_events, response_object
 from slipring.core.turn.compaction import Compaction, read_plan
+from slipring.core.turn.hosted_calls import HostedCalls
 from slipring.core.turn.output_events import Output
 from slipring.core.turn.recognition import Recognition
 from slipring.core.turn.request_validation import (
@@ -43,6 +46,7 @@ from slipring.core.turn.request_validation import (
 from slipring.core.turn.rollout import Rollout, require_possible
 from slipring.core.turn.stages import Stages, as_ms
 from slipring.core.turn.steer_queue import Steers
+from slipring.core.turn.steps import Steps
 from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited
 from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol import events
@@ -51,7 +55,11 @@ from slipring.protocol.events import Event
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.live_input import Append
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import ConversationEcho, IncompleteDetails, Response
+from slipring.protocol.responses import (
+    ConversationEcho,
+    IncompleteDetails,
+    Response,
+)
 from slipring.protocol.timing import Mark, StageName, TurnReport
 from slipring.protocol.tools import ToolChoice, merged
 
@@ -66,10 +74,12 @@ _STAGE_AFTER: dict[StageName, StageName] = {
     "decode": "queue",
     "queue": "resolve",
     "resolve": "validate",
+    "list": "validate",
     "validate": "render",
     "weigh": "render",
     "compact": "render",
     "client": "render",
+    "tools": "render",
     "render": "engine_queue",
     "engine_queue": "prefill",
     "prefill": "generate",
@@ -80,16 +90,22 @@ _STAGE_AFTER: dict[StageName, StageName] = {
 """The stage that begins when one has ended, where nothing else says so."""
 
 
+_NOTHING = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
+"""The end of a job that did not run to its end."""
+
+
 class Phase(Enum):
     """The progress of a turn."""
 
     WAITING = "queued in its lane"
     LOADING = "the store loads its parent"
+    LISTING = "its MCP servers are looked up and list their tools"
     CHECKING = "the compiler checks its grammars"
-    INSPECTING = "its input is inspected before the engine gets it"
+    INSPECTING = "its input is inspected before anything is done with it"
+    CLAIMING = "the approvals that it uses are marked as used"
     PREPARING = "the engine may still refuse the job"
     RUNNING = "the engine generates"
-    PAUSED = "a rollout waits for its client"
+    PAUSED = "it waits between two steps: for hosted calls, or, in a rollout, for its client"
     SAVING = "finished; the store saves it"
     ENDED = "its terminal event has been sent"
 
@@ -122,6 +138,7 @@ class Turn:
         "follows",
         "forks",
         "found",
+        "hosted",
         "input",
         "joined",
         "lane",
@@ -136,6 +153,7 @@ class Turn:
         "stages",
         "steered_by",
         "steers",
+        "steps",
         "stop",
         "tenant",
     )
@@ -144,8 +162,14 @@ class Turn:
     """Set if a policy applies."""
     compaction: Compaction | None
     """Set if the context may have to be compacted."""
+    steps: Steps | None
+    """Set if the response may continue after calls."""
     rollout: Rollout | None
-    """Set if the response continues after tool calls."""
+    """Set if it continues after calls that its client answers."""
+    steers: Steers | None
+    """Steers added to this response, to be used when it ends."""
+    steered_by: Steers | None
+    """Steers of its parent that begin its input, until the response is created."""
 
     def __init__(
         self,
@@ -180,6 +204,7 @@ class Turn:
         self.forks = False
         """Whether its parent belongs to another lane."""
         self.recognition = Recognition(ports.known, tenant)
+        self.hosted = HostedRequest(ports.seal, tenant)
         self._head = Head()
         self._carry = OpenCarry(input_items.NOTHING)
         self._history_bytes = 0
@@ -188,10 +213,7 @@ class Turn:
         # Steering.
         self.follows = False
         """Whether the server started it, as the successor of a steered response."""
-        self.steers: Steers | None = None
-        """Steers added to this response, to be used when it ends."""
-        self.steered_by: Steers | None = None
-        """Steers of its parent that begin its input, until the response is created."""
+        self.steers = self.steered_by = None
         self.stop = Stop()
 
         # Progress.
@@ -199,7 +221,7 @@ class Turn:
         self.stages = stages
         self.response: Response | None = None
         self.output = Output(ports.mint, UNSET if lane is None else lane)
-        self.checks = self.compaction = self.rollout = None
+        self.checks = self.compaction = self.steps = self.rollout = None
         self._accepted: Accepted | None = None
         self._rendered = self._prefilled = False
         self._finished: Finished | None = None
@@ -252,11 +274,15 @@ class Turn:
             items = items[:-1]  # the compaction_trigger is not part of the context
         if generate and parent is None:
             require_something(request, items)
-        self.input = items
         complete = generate and not alone
-        carry = input_items.join(
-            input_items.carried(parent), items, complete=complete, definitions=definitions
-        )
+        before = input_items.carried(parent)
+        self.input = items = self.hosted.read_input(before, items, complete=complete)
+        carry = input_items.join(before, items, complete=complete, definitions=definitions)
+        if complete and carry.approvals:
+            carry = structs.replace(carry, approvals={})
+        if (offered := self.hosted.offer(request, carry)) is not None:
+            self.output.hosted = HostedCalls(offered.tools, request.max_tool_calls)
+            self.output.sign = self.hosted.sign
         settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
         continued = self._continued(response_id, items, model, now, recognise=recognise)
@@ -272,7 +298,7 @@ class Turn:
             model=model,
             head=head,
             parent=continued,
-            input=tuple(in_context(items[self.recognition.items :])),
+            input=self._new_input(),
             offer=offer,
             settings=settings,
             generate=generate,
@@ -281,10 +307,12 @@ class Turn:
             cache_key=request.prompt_cache_key,
             stop=self.stop,
         )
-        if plan is not None:
+        if plan is not None and not self.hosted.approved:
             self.compaction = Compaction(plan, job, carry, continues=parent is not None)
-        if request.rollout:
-            self.rollout = Rollout(job, self._carry, choice)
+        if request.rollout or self.output.hosted is not None:
+            self.steps = Steps(job, choice)
+        if request.rollout and self.steps is not None:
+            self.rollout = Rollout(self.steps, self._carry, model.capabilities)
         return job
 
     def inspect(self, policy: Policy) -> None:
@@ -295,7 +323,24 @@ class Turn:
             self.checks = TurnChecks(policy, self._ports.verdicts, self.tenant)
             request = self.request
             digests = dict(zip(map(id, request.items), request.content_digests, strict=True))
-            self.checks.begin(self.parent, self._head, self.input, digests)
+            offered = self.hosted.offered
+            lists = [tools for _, _, tools in offered.fetched] if offered is not None else []
+            self.checks.begin(self.parent, self._head, self.input, digests, lists)
+
+    def _new_input(self) -> tuple[Item, ...]:
+        """The input of the first job: what its parent left unread, and the request's items."""
+        left = self.parent.unread if self.parent is not None else ()
+        return (*left, *in_context(self.input[self.recognition.items :]))
+
+    @property
+    def is_created(self) -> bool:
+        """Whether the client knows of the response."""
+        return self._accepted is not None or (self.detached and self.response is not None)
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """The approval requests that the turn uses: their calls run before the engine starts."""
+        return tuple(each.request_id for each in self.hosted.approved)
 
     def _open_response(
         self, response_id: str, model: Model, choice: ToolChoice, settings: Settings, now: float
@@ -317,10 +362,13 @@ class Turn:
         self, response_id: str, items: tuple[Item, ...], model: Model, now: float, *, recognise: bool
     ) -> ResponseState | None:
         """The state that the job continues: the parent, or a context that the items repeat."""
+        # What approved calls return will be part of the context, and is not known yet.
+        is_known = not self.hosted.approved
         if self.parent is not None:
-            self.recognition.follow(self.parent, self.request, items)
+            if is_known:
+                self.recognition.follow(self.parent, self.request, items)
             return self.parent
-        if recognise:
+        if recognise and is_known:
             self.recognition.look_up(self.request, items, model.name, now)
         return self.recognition.parent(items, response_id)
 
@@ -333,11 +381,6 @@ class Turn:
         if continued is None or (self.parent is None and carry.tools):
             return None
         return continued.head
-
-    @property
-    def is_created(self) -> bool:
-        """Whether the client knows of the response."""
-        return self._accepted is not None or (self.detached and self.response is not None)
 
     @property
     def must_weigh(self) -> bool:
@@ -364,24 +407,28 @@ class Turn:
         """Process the engine's first deltas: the events that create the response come first."""
         assert self.response is not None
         self._accepted = Accepted()
-        opening = self._resumption() if self.detached else self._opening()
+        opening = self._opening()
         if self.is_compacting:
             opening += self.output.open_compaction()
         opening += self.feed(deltas)
         self.phase = Phase.RUNNING
         return opening
 
-    def _resumption(self) -> list[Event]:
-        assert self.response is not None
-        self.response = structs.replace(self.response, status="in_progress")
-        return [self.output.announce(events.InProgress, self.response)]
-
     def _opening(self) -> list[Event]:
+        """The events that begin the response, and the lists that were fetched for it."""
         assert self.response is not None
-        created = self.output.announce(events.Created, self.response)
-        if self.request.warms_up:
-            return [created]
-        return [created, self.output.announce(events.InProgress, self.response)]
+        announce = self.output.announce
+        if self.detached:
+            self.response = structs.replace(self.response, status="in_progress")
+            opening = [announce(events.InProgress, self.response)]
+        else:
+            opening = [announce(events.Created, self.response)]
+            if not self.request.warms_up:
+                opening.append(announce(events.InProgress, self.response))
+        offered = self.hosted.offered
+        for label, server, tools in offered.fetched if offered is not None else ():
+            hosted_events.show_list(self.output, label, server, tools)
+        return opening + self.output.take_events()
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Process deltas of the engine; the last delta of a job is ``Finished``."""
@@ -462,12 +509,15 @@ class Turn:
             self.checks.add(items, is_sealed=True)
         emitted = self.output.close_compaction(items, self._conceal(items))
         self.stages.lap("compact")
+        job = compaction.job_after(items)
+        if self.steps is not None:
+            self.steps.begin(job)
         if compaction.plan.alone:
             assert compaction.finished is not None
             # A truncated summary counts as complete. The engine's position is that of the old context.
             self._finished = structs.replace(compaction.finished, reason="stop", position=None, context=None)
             return emitted, None
-        return emitted, compaction.job_after(items)
+        return emitted, job
 
     def _conceal(self, items: tuple[Item, ...]) -> str:
         return self._ports.seal.seal(self.tenant, items)
@@ -493,69 +543,197 @@ class Turn:
     @property
     def open_calls(self) -> Mapping[str, OpenCall]:
         """The calls that wait for their outputs, including those of the running answer that are complete."""
-        return self._carry.with_output(self.output.items).open_calls
+        return self._carry.with_output(self.output.finished).open_calls
 
-    # Between the steps of a rollout.
+    # Between two steps.
 
-    def pause(self, waits_until: float, most_bytes: int) -> tuple[bool, list[Event]]:
-        """The engine has ended a step: pause if this is a rollout and the step called a tool.
+    def open_approved(self) -> list[Event]:
+        """Begin the response with the calls that its client has approved."""
+        calls = self.output.hosted
+        assert calls is not None
+        self._accepted = Accepted()
+        self.phase = Phase.PAUSED
+        opening = self._opening()
+        for each in self.hosted.approved:
+            tool = self.hosted.find_tool(each.approval)
+            assert tool is not None
+            calls.approve(self.output, tool, each.approval.arguments, each.request_id)
+        return opening + self.output.take_events()
+
+    def end_step(self, waits_until: float, most_bytes: int, *, may_wait: bool) -> tuple[bool, list[Event]]:
+        """The engine has ended a step: pause if it made hosted calls, or calls that a rollout's client
+        answers. ``may_wait``: whether the client can still send outputs.
 
         Returns whether it pauses, and the events so far.
         """
-        rollout, finished, output = self.rollout, self._finished, self.output
-        if rollout is None or finished is None or self.response is None or not output.calls:
+        steps, finished, output = self.steps, self._finished, self.output
+        if steps is None or finished is None or self.response is None:
             return False, []
-        if finished.reason not in ("stop", "steered"):
+        is_whole = finished.reason in ("stop", "steered")
+        if not output.calls and not output.calls_hosted:
             return False, []
-        emitted = output.finish("completed")
-        if not rollout.may_continue(output, finished, most_bytes):
+        emitted = output.finish("completed" if is_whole else "incomplete")
+        calls_hosted = output.calls_hosted
+        waits = self.rollout is not None and output.calls and is_whole and may_wait
+        self._observe()
+        fits = steps.may_continue(output, finished, most_bytes)
+        if not calls_hosted and not (waits and fits):
             return False, emitted
-        carry = input_items.after_output(self._carry.settled, output.latest)
         self.stages.lap("generate")
         self._rendered = self._prefilled = False
-        self.phase, rollout.waits_until = Phase.PAUSED, waits_until
-        emitted += rollout.pause(output, finished, self.response, carry)
+        self.phase = Phase.PAUSED
+        asks = output.calls or output.asks_approval
+        steps.is_last = not is_whole or not fits or (asks and not waits) or output.asks_approval
+        carry = input_items.after_output(self._carry.settled, output.latest)
+        steps.end(output.end_step(), finished, self.response, carry)
+        if finished.reason == "steered" and calls_hosted and not output.calls:
+            emitted += self.end_calls()
+        if not calls_hosted:
+            emitted += self._wait_for_client(waits_until)
         return True, emitted
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether hosted calls run."""
+        return self.output.hosted is not None and bool(self.output.hosted.running)
+
+    @property
+    def has_due_calls(self) -> bool:
+        """Whether hosted calls can begin now."""
+        hosted = self.output.hosted
+        return hosted is not None and bool(hosted.due)
+
+    def take_due_calls(self) -> list[HostedCall]:
+        """The hosted calls that can begin now."""
+        hosted = self.output.hosted
+        return [each.call for each in hosted.take_due()] if hosted is not None else []
+
+    def progress_of(self, call_id: str, progress: CallProgress, *, detailed: bool) -> list[Event]:
+        """The server of a hosted call reports progress. ``detailed``: the client wants numbers and text."""
+        hosted = self.output.hosted
+        if hosted is None or (call := hosted.running.get(call_id)) is None:
+            return []
+        call.report(self.output, progress, detailed=detailed)
+        return self.output.take_events()
+
+    def end_call(self, call_id: str, outcome: CallOutcome) -> list[Event]:
+        """A hosted call has ended: its last events; none if it does not run."""
+        hosted = self.output.hosted
+        if hosted is not None:
+            hosted.end(call_id, outcome, self.output)
+        return self.output.take_events()
+
+    def end_calls(self) -> list[Event]:
+        """Wait for no hosted call any longer, and end the response instead of continuing it. The caller
+        cancels the calls."""
+        hosted = self.output.hosted
+        if hosted is not None:
+            hosted.end_all(self.output)
+        if self.steps is not None:
+            self.steps.is_last = True
+        return self.output.take_events()
+
+    def end_for_steers(self) -> list[Event]:
+        """End a response that waits for hosted calls, so that its steers can follow. The caller cancels the
+        calls."""
+        self._finished = structs.replace(self._finished or _NOTHING, reason="steered")
+        return self.end_calls()
+
+    def calls_ended(self, waits_until: float) -> list[Event]:
+        """All hosted calls of the last step have ended: add their results to the next step's input."""
+        calls, steps = self.output.hosted, self.steps
+        assert calls is not None
+        assert steps is not None
+        self.stages.lap("tools")
+        results = calls.take_results()
+        if self.hosted.approved:
+            before = input_items.carried(self.parent)
+            self.input = self.hosted.input_with(calls.approved_results, before)
+            steps.replace_input(self._new_input())
+        else:
+            steps.add(results)
+        return self._wait_for_client(waits_until) if self.rollout is not None and not steps.is_last else []
+
+    def _wait_for_client(self, waits_until: float) -> list[Event]:
+        """Commit what the client has appended, and tell it what is missing."""
+        assert self.rollout is not None
+        assert self.response is not None
+        self.rollout.waits_until = waits_until
+        return self.rollout.pause(self.output, self.response.id)
+
+    def _observe(self) -> None:
+        """Count the output items that have been finished since the last call."""
+        new = self._carry.observe(self.output.finished)
+        if self.steps is not None:
+            self.steps.size_bytes += sum(item.size_bytes for item in new)
+
     def append(self, append: Append, waits_until: float) -> list[Event]:
-        """Accept call outputs from the client. While a step runs they are held until it ends.
+        """Accept call outputs from the client. While a step or its hosted calls run they are held.
 
         Raises ``AppendRefused``.
         """
         assert self.rollout is not None
+        self._observe()
         self.rollout.hold(append, self.output)
-        if self.phase is not Phase.PAUSED:
+        if self.phase is not Phase.PAUSED or self.is_calling:
             return []
         self.rollout.waits_until = waits_until
         return self.rollout.commit(self.output)
 
     @property
+    def must_end(self) -> bool:
+        """Whether this is a paused response that no step continues."""
+        is_last = self.steps is not None and self.steps.is_last
+        return self.phase is Phase.PAUSED and is_last and not self.is_calling
+
+    @property
     def may_resume(self) -> bool:
-        """Whether this is a paused rollout that has all required outputs."""
-        return self.phase is Phase.PAUSED and self.rollout is not None and self.rollout.is_answered
+        """Whether this is a paused response that has all outputs for its next step."""
+        if self.phase is not Phase.PAUSED or self.must_end or self.is_calling:
+            return False
+        return self.rollout is None or self.rollout.is_answered
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether this is a paused rollout whose client has to send outputs."""
+        return self.phase is Phase.PAUSED and self.rollout is not None and not self.is_calling
 
     def resume(self) -> Job:
-        """Continue a paused rollout; returns the job of its next step."""
-        assert self.rollout is not None
-        self.stages.lap("client")
+        """Continue a paused response; returns the job of its next step."""
+        assert self.steps is not None
+        if self.rollout is not None and (not self.stages.laps or self.stages.laps[-1].name != "tools"):
+            self.stages.lap("client")
         self.stages.fold()
         self._finished = None
         self.phase = Phase.RUNNING
         self.stop.asked = self.steers is not None and self.steers.may_end([])
-        job = self.rollout.next_job()
+        hosted = self.output.hosted
+        is_spent = hosted is not None and hosted.budget is not None and hosted.budget <= 0
+        job = self.steps.next_job(
+            self._carry.current, hosted.tools if hosted is not None and is_spent else None
+        )
         if self.checks is not None:
-            self.checks.is_awaited = False
-            self.checks.add(job.input, job.parent.output if job.parent is not None else ())
+            self.checks.resume(job)
         return job
+
+    def foreseen_job(self) -> Job | None:
+        """While paused: a warmup of the next step with the outputs that are there; None if hosted calls run
+        and none of them has a result to begin with."""
+        hosted, steps = self.output.hosted, self.steps
+        if self.phase is not Phase.PAUSED or steps is None or steps.is_last or self.hosted.approved:
+            return None
+        ready = hosted.ready_results() if hosted is not None else ()
+        return None if self.is_calling and not ready else steps.foreseen_job(ready)
 
     @property
     def can_be_broken_off(self) -> bool:
         """Whether this is a running rollout with at least one finished step, which is worth keeping."""
-        return self.phase is Phase.RUNNING and self.rollout is not None and self.rollout.spent is not None
+        has_steps = self.steps is not None and self.steps.spent is not None
+        return self.phase is Phase.RUNNING and self.rollout is not None and has_steps
 
     def break_off(self) -> None:
         """End the running step of a rollout where it is. The caller cancels the job."""
-        self._finished = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
+        self._finished = _NOTHING
 
     def _return_held(self) -> list[Event]:
         return self.rollout.return_held(self.output) if self.rollout is not None else []
@@ -568,15 +746,20 @@ class Turn:
         ``terminal`` returns the last event, once the state is saved.
         """
         finished, response = self._finished, self.response
+        if finished is None and self.phase is Phase.PAUSED:
+            finished = _NOTHING  # it was to begin with approved calls, and may not go on
         if finished is None or response is None:
             raise RuntimeError("the engine ended its stream without a Finished delta")
         if self.compaction is not None:
             finished = self._finished = self.compaction.together(finished)
-        if self.rollout is not None:
-            finished = self._finished = self.rollout.total(finished)
+        if self.steps is not None:
+            finished = self._finished = self.steps.total(finished)
+        if self.output.hosted is not None and self.output.hosted.has_dropped:
+            # The engine's context has calls that no item shows: the next turn must not continue it.
+            finished = self._finished = structs.replace(finished, position=None, context=None)
         if self._rendered:
             self.stages.lap("generate")
-        elif self.phase is Phase.PAUSED:
+        elif self.waits_for_client:
             self.stages.lap("client")
         reason = finished.reason
         if reason == "steered" and self.output.calls:
@@ -594,21 +777,27 @@ class Turn:
             usage=response_object.usage(finished),
             moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
+        hosted = self.output.hosted
         # Without the appends that were held and have just been returned.
         carry = input_items.after_output(self._carry.settled, self.output.latest, cut_off=not stopped)
         self._carry.current = carry
-        self._carry.settle(self.output.items)
+        self._carry.settle(self.output.finished)
         state = ResponseState(
             response=response,
             parent=self.parent,
             head=self._head,
             input=self.input,
-            output=tuple(self.output.items),
+            output=hosted_items.opened(
+                self.output.items, hosted.approved_results if hosted is not None else None
+            ),
             carry=carry,
             position=finished.position,
             fork=self.forks,
         )
         state.verdicts = self._verdicts()
+        if state.unread and self._rendered:
+            # Its last step answered nothing, so that the items do not show that it has read the outputs.
+            state.position = None
         self.recognition.complete(state, dropped_items=self._accepted.dropped_items if self._accepted else 0)
         return closing, state
 
@@ -641,7 +830,9 @@ class Turn:
     def _running_stage(self) -> StageName:
         ended = self.stages.laps[-1].name if self.stages.laps else "decode"
         if self.phase is Phase.PAUSED:
-            return "client"
+            return "tools" if self.is_calling else "client"
+        if self.phase is Phase.LISTING:
+            return "list"
         if self.phase is Phase.INSPECTING:
             return "check"
         if self.checks is not None and self.checks.is_held:
@@ -656,7 +847,7 @@ class Turn:
     def fail(self, error: ApiError) -> list[Event]:
         """The engine or the store failed: the events that close the output, and ``response.failed``."""
         assert self.response is not None
-        closing = self.output.finish("incomplete") + self._return_held()
+        closing = self.output.finish("incomplete") + self.end_calls() + self._return_held()
         self.response = structs.replace(
             self.response,
             status="failed",
@@ -673,8 +864,8 @@ class Turn:
         """The report of a turn that has ended. ``error``: why it was refused. ``cancelled``: its client
         disconnected before it had ended."""
         accepted, finished, stages = self._accepted, self._finished, self.stages
-        if finished is None and self.rollout is not None:
-            finished = self.rollout.spent
+        if finished is None and self.steps is not None:
+            finished = self.steps.spent
         previous = self.request.previous_response_id
         report = TurnReport(
             status="cancelled" if cancelled else "refused",
@@ -686,7 +877,7 @@ class Turn:
         )
         if accepted is None or self.response is None:
             return report
-        failure = self.response.error
+        failure, hosted = self.response.error, self.output.hosted
         return structs.replace(
             report,
             history_bytes=self._history_bytes or UNSET,
@@ -700,6 +891,8 @@ class Turn:
             tokens=response_object.counts(accepted, finished) if finished is not None else UNSET,
             fallback=accepted.fallback or UNSET,
             dropped_items=accepted.dropped_items or UNSET,
+            steps=self.steps.counts if self.steps is not None and len(self.steps.counts) > 1 else UNSET,
+            hosted_calls=hosted.made if hosted is not None and hosted.made else UNSET,
             error_code=failure.code if failure is not None else UNSET,
             check_ms=self.checks.input_ms if self.checks is not None else UNSET,
             flagged_by=(self.checks.flagged_by or UNSET) if self.checks is not None else UNSET,

@@ -13,9 +13,10 @@ from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
 from slipring.core.checks.rulings import checks_of, rule
 from slipring.core.checks.verdicts import Verdict
-from slipring.core.generation import Delta, Finished, Refused
+from slipring.core.generation import Delta, Finished, Job, Refused
 from slipring.core.turn.inspected_items import InspectedItems
 from slipring.errors import ApiError
+from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import ResponseModeration
 
@@ -66,24 +67,39 @@ class TurnChecks:
     # The input.
 
     def begin(
-        self, parent: ResponseState | None, head: Head, items: tuple[Item, ...], digests: Mapping[int, bytes]
+        self,
+        parent: ResponseState | None,
+        head: Head,
+        items: tuple[Item, ...],
+        digests: Mapping[int, bytes],
+        lists: Iterable[list[ListedTool]],
     ) -> None:
-        """Inspect what is new in the context. Raises an ``ApiError`` if that is known to be refused."""
-        self._items.begin(parent, head, items, digests)
+        """Inspect what is new in the context, with the lists of hosted tools that were fetched for it. Raises
+        an ``ApiError`` if that is known to be refused."""
+        self._items.begin(parent, head, items, digests, lists)
 
     def add(self, items: Iterable[Item], called: Iterable[Item] = (), *, is_sealed: bool = False) -> None:
         """Inspect what is added to the context. Raises as ``begin`` does."""
         self._items.add(items, called, is_sealed=is_sealed)
+
+    def resume(self, job: Job) -> None:
+        """Inspect what the next step of a response adds to its context. Raises as ``begin`` does."""
+        self.is_awaited = False
+        self.add(job.input, job.parent.output if job.parent is not None else ())
 
     @property
     def holds_input(self) -> bool:
         """Whether nothing of the answer is released yet, because the input has not passed."""
         return self._gate.holds_input
 
+    def holds_work(self, *, is_call: bool) -> bool:
+        """Whether the engine must not get its job yet; or, with ``is_call``, no approved call may run."""
+        return self._gate.holds_input and (is_call or self.is_before)
+
     @property
-    def holds_job(self) -> bool:
-        """Whether the engine must not get its job yet."""
-        return self._gate.holds_input and any(check.before for check in self._gate.policy.checks)
+    def is_before(self) -> bool:
+        """Whether the engine must see nothing that has not passed."""
+        return any(check.before for check in self._gate.policy.checks)
 
     # The output.
 

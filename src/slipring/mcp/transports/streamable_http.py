@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
-from yarl import URL
 
 from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, TooLarge, Unreachable
 from slipring.mcp.limits import McpLimits
@@ -15,7 +14,7 @@ from slipring.mcp.protocol.json_rpc import Message, decode_messages
 from slipring.mcp.protocol.session import McpSession
 from slipring.mcp.protocol.sse import SseParser
 from slipring.mcp.transports.connection import Connection
-from slipring.mcp.transports.web_client import EVENTS, JSON, WebClient, content_type, drain, read_body
+from slipring.mcp.transports.web_client import EVENTS, JSON, Endpoint, content_type, drain, read_body
 
 _SESSION_HEADER = "Mcp-Session-Id"
 _SESSION_ID = re.compile(r"[\x21-\x7e]{1,1024}")
@@ -30,20 +29,13 @@ class StreamableHttpConnection(Connection):
 
     def __init__(
         self,
-        web: WebClient,
-        url: URL,
-        headers: Mapping[str, str],
+        endpoint: Endpoint,
         session: McpSession,
         limits: McpLimits,
         on_tools_changed: Callable[[], None],
-        *,
-        public_only: bool,
     ) -> None:
         super().__init__(session, limits, on_tools_changed)
-        self._web = web
-        self._url = url
-        self._headers = {**headers, "Accept": f"{JSON}, {EVENTS}"}
-        self._public_only = public_only
+        self._endpoint = endpoint
         self._session_id: str | None = None
         self._exchanges: dict[int, asyncio.Task[None]] = {}
         self._notices: set[asyncio.Task[None]] = set()
@@ -100,14 +92,12 @@ class StreamableHttpConnection(Connection):
         body: bytes | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        sent = {**self._headers, **headers}
+        sent = {"Accept": f"{JSON}, {EVENTS}", **headers}
         if body is not None:
             sent["Content-Type"] = JSON
         if self._session_id is not None:
             sent[_SESSION_HEADER] = self._session_id
-        return self._web.request(
-            method, self._url, sent, public_only=self._public_only, body=body, on_sent=on_sent
-        )
+        return self._endpoint.request(method, sent, body, on_sent=on_sent)
 
     async def _notify(self, send: Send) -> None:
         """Send a notification or a reply. If it is lost, the server's own timeouts apply."""

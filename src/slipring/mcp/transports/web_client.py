@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import aiohttp
@@ -82,6 +83,35 @@ class WebClient:
     async def close(self) -> None:
         for session in self._sessions.values():
             await session.close()
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the requests of one connection go, and what all of them carry."""
+
+    web: WebClient
+    url: URL = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    public_only: bool
+
+    def request(
+        self,
+        method: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        *,
+        url: URL | None = None,
+        on_sent: Callable[[], None] | None = None,
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send a request as ``WebClient.request`` does. ``url``: another one on the same server."""
+        return self.web.request(
+            method,
+            url or self.url,
+            {**self.headers, **headers},
+            public_only=self.public_only,
+            body=body,
+            on_sent=on_sent,
+        )
 
 
 async def _on_request_headers_sent(_: object, context: SimpleNamespace, __: object) -> None:

@@ -11,7 +11,7 @@ CallStatus = Literal["in_progress", "calling", "completed", "incomplete", "faile
 
 
 class ProtocolError(Struct, tag_field="type", tag="mcp_protocol_error"):
-    """The server answered a call with an error of the protocol, or with something that is not the protocol."""
+    """The server answered a call with an error of the protocol, or not in its form."""
 
     code: int
     message: str

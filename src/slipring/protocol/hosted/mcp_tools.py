@@ -4,7 +4,9 @@
 kept in a head or stored is made from ``McpTool.kept``, which has none.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,9 +18,15 @@ from slipring.protocol.wire import given
 
 Label = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]
 ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
+MOST_TOOLS = 2000
+"""Per list, including tools inside namespaces. Reading more would block the event loop for too long."""
 MOST_SERVERS = 64
 """Per request."""
 _WORDS = b'"mcp"'
+_LONGEST_NAME = 64
+"""Of ``label__name``: other servers accept no longer names of functions."""
+_SEPARATOR = "__"
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class ToolHints(Struct, omit_defaults=True):
@@ -71,6 +79,9 @@ class McpTool(Struct, tag_field="type", tag="mcp"):
     server_description: str | None = None
     defer_loading: bool | None = None
     allowed_callers: list[Literal["direct", "programmatic"]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<McpTool {self.server_label}>"
 
     def allows(self, tool: ListedTool) -> bool:
         """Whether ``allowed_tools`` lets the model call the tool."""
@@ -132,6 +143,19 @@ class KeptServer(Struct, tag_field="type", tag="mcp"):
         return msgspec.structs.replace(self, listed=UNSET)
 
 
+def model_name(label: str, name: str) -> str:
+    """The name under which a model calls a tool, within the namespace of its server.
+
+    Function names have a narrower alphabet than those of MCP. A name that had to be changed ends in a digest
+    of the original, so that no two tools of a server share one.
+    """
+    most = max(_LONGEST_NAME - len(label) - len(_SEPARATOR), 16)
+    if len(name) <= most and not _UNSAFE.search(name):
+        return name
+    digest = blake2b(name.encode(), digest_size=4).hexdigest()
+    return f"{_UNSAFE.sub('_', name)[: most - len(digest) - 1]}_{digest}"
+
+
 class _Outline(Struct):
     type: str
 
@@ -139,6 +163,7 @@ class _Outline(Struct):
 _tools = msgspec.json.Decoder(list[Raw])
 _outline = msgspec.json.Decoder(_Outline)
 _server = msgspec.json.Decoder(McpTool)
+_listed = msgspec.json.Decoder(list[ListedTool])
 
 
 def read_servers(tools: Raw | UnsetType) -> tuple[McpTool, ...]:
@@ -149,6 +174,7 @@ def read_servers(tools: Raw | UnsetType) -> tuple[McpTool, ...]:
     sent = given(tools)
     if sent is None or _WORDS not in bytes(sent):
         return ()
+    wire.require_few(sent, MOST_TOOLS, "tools", "tools")
     found: list[McpTool] = []
     for index, raw in enumerate(wire.decode(_tools, sent, where="tools")):
         where = f"tools[{index}]"
@@ -156,6 +182,30 @@ def read_servers(tools: Raw | UnsetType) -> tuple[McpTool, ...]:
             found.append(_read_server(raw, where))
     _require_distinct(found)
     return tuple(found)
+
+
+def read_list(tools: bytes) -> list[ListedTool]:
+    """The tools of a list that is in a context, without those whose schema is not an object."""
+    return [tool for tool in _listed.decode(tools) if bytes(tool.input_schema).lstrip()[:1] == b"{"]
+
+
+def with_servers(tools: Raw | UnsetType, kept: Mapping[str, KeptServer]) -> Raw:
+    """The ``tools`` of a request, with each ``mcp`` tool replaced by the one of the same label."""
+    entries: list[object] = []
+    for raw in _tools.decode(given(tools) or b"[]"):
+        is_server = _WORDS in bytes(raw) and _outline.decode(raw).type == "mcp"
+        entries.append(kept[_server.decode(raw).server_label] if is_server else raw)
+    return wire.raw(entries)
+
+
+def place_of(tools: Raw | UnsetType, label: str) -> str:
+    """Where a request defines a server, as errors name it: ``tools[2]``; ``tools`` if it is not there."""
+    for index, raw in enumerate(_tools.decode(given(tools) or b"[]")):
+        if _WORDS in bytes(raw):
+            tool = msgspec.json.decode(raw)
+            if isinstance(tool, dict) and (tool.get("type"), tool.get("server_label")) == ("mcp", label):
+                return f"tools[{index}]"
+    return "tools"
 
 
 def _read_server(raw: Raw, where: str) -> McpTool:

@@ -8,6 +8,7 @@ readable. A nonce is 96 random bits, which suffices for billions of blobs per ke
 import base64
 import binascii
 import hashlib
+import hmac
 import secrets
 from collections.abc import Sequence
 from functools import lru_cache
@@ -28,6 +29,7 @@ KEY_BYTES = 32
 _VERSION = "slr1."
 _ID_BYTES = 4
 _NONCE_BYTES = 12
+_TAG_DIGITS = 32
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -60,6 +62,15 @@ class KeyedSeal:
             return tuple(read_item(bytes(raw), "") for raw in _items.decode(payload))
         except (InvalidTag, msgspec.DecodeError, ApiError):
             raise BrokenSeal from None
+
+    def tag(self, tenant: str, data: bytes) -> str:
+        return _tag(self._keys[self._newest], tenant, data)
+
+    def verify(self, tenant: str, data: bytes, tag: str) -> bool:
+        given = tag.encode("utf-8", "surrogatepass")
+        return any(
+            hmac.compare_digest(_tag(key, tenant, data).encode(), given) for key in self._keys.values()
+        )
 
 
 async def open_seal(key_file: str, store: Store) -> KeyedSeal:
@@ -96,6 +107,11 @@ def _cipher(key: bytes) -> "AESGCM":
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     return AESGCM(key)
+
+
+def _tag(key: bytes, tenant: str, data: bytes) -> str:
+    message = b"slipring approval\0" + tenant.encode() + b"\0" + data
+    return hmac.new(key, message, hashlib.sha256).hexdigest()[:_TAG_DIGITS]
 
 
 def _key_id(key: bytes) -> bytes:

@@ -20,6 +20,7 @@ from slipring.protocol.timing import TokenCounts, TurnReport
 from slipring.safety.running_check import CheckStatus, FailureKind
 from slipring.server.connections.registry import DropReason
 from slipring.server.driver import Exchange
+from slipring.server.hosted_tools.runner import EndedCall
 from slipring.server.observation.ended_turns import EndedTurn
 from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.memory_uses import memory_uses
@@ -54,6 +55,8 @@ class Metrics:
         self._overhead_seconds = registry.histogram(table.OVERHEAD_SECONDS)
         self._stage_seconds = registry.histogram(table.STAGE_SECONDS)
         self._send_blocked_seconds = registry.histogram(table.SEND_BLOCKED_SECONDS)
+        self._tool_calls = registry.counter(table.TOOL_CALLS)
+        self._tool_seconds = registry.histogram(table.TOOL_SECONDS)
         self._commit_seconds = registry.histogram(table.STORE_COMMIT_SECONDS)
         self._lag_seconds = registry.histogram(table.LOOP_LAG_SECONDS)
         self._refused_turns: Counter[str] = Counter()
@@ -71,6 +74,11 @@ class Metrics:
         for model in (*names, table.OTHER):
             self._begin_at_zero(model)
         self._service.turn_observers.append(self.observe)
+        runner = self._service.tool_runner
+        for server in runner.registry.names:
+            for ending in table.TOOL_ENDINGS:
+                self._tool_calls[server, ending] += 0
+        runner.observers.append(self._tool_called)
         self._service.store.watch_commits(self._committed)
         lag.observers.append(self._lagged)
 
@@ -163,6 +171,11 @@ class Metrics:
             name = self._tenants.of(tenant)
             for kind in table.TOKEN_KINDS:
                 self._tenant_tokens[name, kind] += getattr(tokens, kind)
+
+    def _tool_called(self, call: EndedCall) -> None:
+        server = call.server or table.OTHER
+        self._tool_calls[server, call.ending] += 1
+        self._tool_seconds.observe((server,), call.seconds)
 
     def _committed(self, seconds: float) -> None:
         self._commit_seconds.observe((), seconds)

@@ -42,10 +42,10 @@ class TurnLine:
         report, key = self._report, self._caller.key
         fields: dict[str, object] = {
             "response": report.response_id,
-            "tenant": _plain(self._caller.tenant),
+            "tenant": plain(self._caller.tenant),
             "key": UNSET if key is None else key.id,
             "lane": UNSET if self._lane is None else self._lane,
-            "previous": _plain(report.previous_response_id),
+            "previous": plain(report.previous_response_id),
             "status": report.status,
             "error": report.error_code,
             "model": report.model,
@@ -82,7 +82,7 @@ class TurnLine:
             parts.append(f"first token {_duration(first_token_ms)}")
         parts.append(f"total {_duration(report.total_ms)}")
         if not caller.is_guest:
-            parts.append(f"tenant {_plain(caller.tenant)}")
+            parts.append(f"tenant {plain(caller.tenant)}")
         if caller.key is not None:
             parts.append(f"key {caller.key.id}")
         model = "turn" if report.model is UNSET else report.model
@@ -118,7 +118,7 @@ def _duration(ms: float) -> str:
     return f"{int(ms // 60_000)} min {int(ms % 60_000 // 1000)} s"
 
 
-def _plain(text: str | UnsetType) -> str | UnsetType:
+def plain(text: str | UnsetType) -> str | UnsetType:
     """Text from outside, escaped so that it cannot end the line or look like another field."""
     if text is UNSET or _PLAIN.fullmatch(text):
         return text

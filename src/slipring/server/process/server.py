@@ -83,7 +83,11 @@ class Server:
             served.compiler = self.service.compiler
         self.recorder: Recorder | None = None
         if config.record:
-            self.recorder = Recorder(config, [each.name for each in self.catalog.engines])
+            self.recorder = Recorder(
+                config,
+                [each.name for each in self.catalog.engines],
+                self.service.tool_runner.registry.secrets(),
+            )
             self.service.content_observers.append(self.recorder.observe)
         self._tracer = _open_tracer(self.service) if config.traces else None
         self.background = Background(self.service)
@@ -254,6 +258,7 @@ class Server:
         async with AsyncExitStack() as stack:  # closes each, even if closing another one raises
             stack.push_async_callback(self._store.close)
             stack.push_async_callback(self.service.sandbox.close)
+            stack.push_async_callback(self.service.tool_runner.close)
             for engine in self.catalog.engines:
                 stack.push_async_callback(engine.close)
             stack.push_async_callback(self.service.inspector.close)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from slipring import __version__
@@ -27,13 +27,14 @@ _CLOSE_S = 10.0
 class Recorder:
     """Records the turns of chosen tenants. Owns the thread that writes."""
 
-    def __init__(self, config: Config, engines: list[str]) -> None:
+    def __init__(self, config: Config, engines: list[str], secrets: Iterable[str] = ()) -> None:
+        """``secrets`` are removed from what is recorded, as API keys are."""
         limits = config.limits
         self._tenants: Collection[str] = frozenset(config.record_tenant)
         self._directory = RecordingDirectory(
             Path(config.record), max_files=limits.record_files, max_file_bytes=limits.record_file_bytes
         )
-        self._removal = SecretRemoval(split_api_key(entry)[1] for entry in config.api_key)
+        self._removal = SecretRemoval([*(split_api_key(entry)[1] for entry in config.api_key), *secrets])
         self._engines = engines
         self._max_queued_bytes = limits.record_queue_bytes
         self._loops: dict[str, RecordedLoops] = {}

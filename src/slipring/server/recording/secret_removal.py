@@ -116,7 +116,8 @@ def _without_credentials(value: Any) -> Any:
         return [_without_credentials(each) for each in value]
     if not isinstance(value, dict):
         return value
-    if value.get("type") == "mcp":
+    # A tool without its type is refused, and recorded all the same.
+    if value.get("type") == "mcp" or "server_label" in value or "server_url" in value:
         value = {name: each for name, each in value.items() if name not in ("authorization", "headers")}
         if isinstance(value.get("server_url"), str):
             value["server_url"] = _plain_url(value["server_url"])

@@ -132,9 +132,25 @@ _FIRST = (
     "CREATE TABLE slipring_secrets (name TEXT PRIMARY KEY, value BYTEA NOT NULL)",
 )
 
-_VERDICTS = ("ALTER TABLE slipring_responses ADD COLUMN verdicts BYTEA",)
+# Used approvals, and the MCP servers and tools of keys; NULL: all.
+_SECOND = (
+    """
+    CREATE TABLE slipring_approvals (
+        tenant TEXT NOT NULL,
+        id TEXT NOT NULL,
+        expires_at BIGINT NOT NULL,
+        PRIMARY KEY (id, tenant)
+    )
+    """,
+    "CREATE INDEX slipring_approvals_expiry ON slipring_approvals (expires_at)",
+    "ALTER TABLE slipring_keys ADD COLUMN mcp_servers BYTEA",
+    "ALTER TABLE slipring_keys ADD COLUMN mcp_tools BYTEA",
+)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _VERDICTS)
+# The verdicts of safety checks; NULL: no policy applied.
+_THIRD = ("ALTER TABLE slipring_responses ADD COLUMN verdicts BYTEA",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD)
 
 
 def pending(version: int, where: str) -> list[tuple[int, tuple[str, ...]]]:

@@ -9,8 +9,11 @@ from slipring.stores import base
 from slipring.stores.base import Key, Usage
 from slipring.stores.databases.database import Database, Row, Statement
 
-_COLUMNS = "id, tenant, digest, created_at, name, models, requests_per_minute, tokens_per_day, revoked_at"
-_CREATE = f"INSERT INTO slipring_keys ({_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+_COLUMNS = (
+    "id, tenant, digest, created_at, name, models, requests_per_minute, tokens_per_day,"
+    " mcp_servers, mcp_tools, revoked_at"
+)
+_CREATE = f"INSERT INTO slipring_keys ({_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 _FIND = f"SELECT {_COLUMNS} FROM slipring_keys WHERE id = $1"
 _LIST = f"SELECT {_COLUMNS} FROM slipring_keys ORDER BY created_at, id"
 _REVOKE = "UPDATE slipring_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL RETURNING id"
@@ -24,20 +27,22 @@ ON CONFLICT (key_id, period) DO UPDATE SET
 RETURNING requests, tokens
 """
 
-_models = msgspec.json.Decoder(tuple[str, ...])
+_names = msgspec.json.Decoder(tuple[str, ...])
 
 
 def _key(row: Row) -> Key:
-    key_id, tenant, digest, created_at, name, models, per_minute, per_day, revoked_at = row
+    key_id, tenant, digest, created_at, name, models, per_minute, per_day, servers, tools, revoked_at = row
     return Key(
         id=key_id,
         tenant=tenant,
         digest=digest,
         created_at=created_at,
         name=name,
-        models=_models.decode(models),
+        models=_names.decode(models),
         requests_per_minute=per_minute,
         tokens_per_day=per_day,
+        mcp_servers=_names.decode(servers) if servers is not None else (),
+        mcp_tools=_names.decode(tools) if tools is not None else (),
         revoked_at=revoked_at,
     )
 
@@ -48,8 +53,13 @@ class SqlKeys(base.Keys):
 
     async def create(self, key: Key) -> None:
         identity = (key.id, key.tenant, key.digest, key.created_at, key.name, wire.encode(key.models))
-        limits = (key.requests_per_minute, key.tokens_per_day, key.revoked_at)
-        await self._database.write(Statement(_CREATE, (*identity, *limits)))
+        limits = (
+            key.requests_per_minute,
+            key.tokens_per_day,
+            _or_null(key.mcp_servers),
+            _or_null(key.mcp_tools),
+        )
+        await self._database.write(Statement(_CREATE, (*identity, *limits, key.revoked_at)))
 
     async def find(self, key_id: str) -> Key | None:
         rows = await self._database.read(_FIND, key_id)
@@ -79,3 +89,7 @@ class SqlKeys(base.Keys):
 
 def _spend(spent: Usage, expires_at: float) -> Statement:
     return Statement(_SPEND, (spent.key_id, spent.window, spent.requests, spent.tokens, float(expires_at)))
+
+
+def _or_null(names: tuple[str, ...]) -> bytes | None:
+    return wire.encode(names) if names else None

@@ -60,6 +60,12 @@ DELETE FROM slipring_runs WHERE (tenant, response_id) IN (
 )
 RETURNING 1
 """
+_APPROVALS = """
+DELETE FROM slipring_approvals WHERE (tenant, id) IN (
+    SELECT tenant, id FROM slipring_approvals WHERE expires_at <= $1 LIMIT $2
+)
+RETURNING 1
+"""
 _USAGE = """
 DELETE FROM slipring_usage WHERE (key_id, period) IN (
     SELECT key_id, period FROM slipring_usage WHERE expires_at <= $1 LIMIT $2
@@ -78,6 +84,7 @@ async def prune(database: Database, now: float, limit: int) -> int:
         await _remove(database, Statement(_EXPIRED, (int(now), limit, limit)))
         + await _remove(database, Statement(_HEADS, (limit,)))
         + await _remove(database, Statement(_RUNS, (int(now), limit)))
+        + await _remove(database, Statement(_APPROVALS, (int(now), limit)))
         + await _remove(database, Statement(_USAGE, (float(now), limit)))
         + await _remove(database, Statement(_NODES, (float(now) - _NODE_EXPIRY_S,)))
     )

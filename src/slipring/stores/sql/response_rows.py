@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from slipring.core.chain.head import Head
-from slipring.core.chain.state import Carry, OpenCall, Position, Positions, ResponseState
+from slipring.core.chain.state import Approval, Carry, OpenCall, Position, Positions, ResponseState
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.protocol import wire
 from slipring.protocol.items import Item
@@ -35,6 +35,8 @@ class _CarryDelta(Struct, omit_defaults=True):
     tools: tuple[CallableTool, ...] | UnsetType = UNSET
     effort: str | UnsetType | None = UNSET
     format: TextFormat | UnsetType | None = UNSET
+    lists: dict[str, Raw] | UnsetType = UNSET
+    approvals: dict[str, Approval] | UnsetType = UNSET
 
 
 _carry = msgspec.json.Decoder(_CarryDelta)
@@ -106,6 +108,12 @@ def pack_carry(carry: Carry, parent: Carry | None) -> bytes | None:
             tools=UNSET if carry.tools == before.tools else carry.tools,
             effort=UNSET if carry.effort == before.effort else carry.effort,
             format=UNSET if carry.format == before.format else carry.format,
+            lists=(
+                UNSET
+                if carry.lists == before.lists
+                else {label: Raw(tools) for label, tools in carry.lists.items()}
+            ),
+            approvals=UNSET if carry.approvals == before.approvals else dict(carry.approvals),
         )
     )
 
@@ -120,6 +128,12 @@ def unpack_carry(data: bytes | None, parent: Carry | None) -> Carry:
         tools=before.tools if delta.tools is UNSET else delta.tools,
         effort=before.effort if delta.effort is UNSET else delta.effort,
         format=before.format if delta.format is UNSET else delta.format,
+        lists=(
+            before.lists
+            if delta.lists is UNSET
+            else {label: bytes(tools) for label, tools in delta.lists.items()}
+        ),
+        approvals=before.approvals if delta.approvals is UNSET else delta.approvals,
     )
 
 

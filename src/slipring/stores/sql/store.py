@@ -7,6 +7,7 @@ from slipring.core.chain.state import Positions
 from slipring.stores import base
 from slipring.stores.databases.database import Database
 from slipring.stores.sql import pruning
+from slipring.stores.sql.approvals import SqlApprovals
 from slipring.stores.sql.cluster import SqlCluster
 from slipring.stores.sql.conversations import SqlConversations
 from slipring.stores.sql.keys import SqlKeys
@@ -29,9 +30,9 @@ class SqlStore(base.Store):
     ) -> None:
         """Create a store on a database that is not started yet.
 
-        Responses and runs expire after ``retention_s`` (0: never). Up to ``recent_bytes`` of states are
-        cached in memory. With ``max_bytes``, pruning also removes the oldest data while the database is
-        larger.
+        Responses, runs and used approvals expire after ``retention_s`` (0: never). Up to ``recent_bytes`` of
+        states are cached in memory. With ``max_bytes``, pruning also removes the oldest data while the
+        database is larger.
         """
         self.name = database.name
         self.is_shared = database.is_shared
@@ -41,6 +42,7 @@ class SqlStore(base.Store):
         self.responses = SqlResponses(database, RecentStates(recent_bytes), expiry, positions)
         self.conversations = SqlConversations(database)
         self.runs = SqlRuns(database, expiry)
+        self.approvals = SqlApprovals(database, expiry)
         self.keys = SqlKeys(database)
         self.cluster = SqlCluster(database)
 

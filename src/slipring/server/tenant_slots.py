@@ -1,27 +1,23 @@
-"""Limits how many stored objects are read and encoded at once for one tenant.
-
-A stored response may be as large as a request, and several copies exist while it is read: rows, objects and
-the encoded response. Once encoded, its bytes count as unread by the client, which has limits of its own.
-"""
+"""Limits how much of one kind is done at once for one tenant."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class RetrievalSlots:
+class TenantSlots:
     """A semaphore per tenant. Tenants do not wait for each other."""
 
     def __init__(self, per_tenant: int) -> None:
         self._per_tenant = per_tenant
-        self._tenants: dict[str, _TenantSlots] = {}
+        self._tenants: dict[str, _Slots] = {}
 
     @asynccontextmanager
     async def hold(self, tenant: str) -> AsyncIterator[None]:
         """Hold one of the tenant's slots while the block runs; waits until one is free."""
         slots = self._tenants.get(tenant)
         if slots is None:
-            slots = self._tenants[tenant] = _TenantSlots(self._per_tenant)
+            slots = self._tenants[tenant] = _Slots(self._per_tenant)
         slots.users += 1
         try:
             async with slots.free:
@@ -32,7 +28,7 @@ class RetrievalSlots:
                 del self._tenants[tenant]
 
 
-class _TenantSlots:
+class _Slots:
     """The slots of one tenant."""
 
     __slots__ = ("free", "users")

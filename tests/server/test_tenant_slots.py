@@ -6,7 +6,7 @@ import json
 from contextlib import AsyncExitStack
 
 from slipring.core.limits import Limits
-from slipring.server.retrieval_slots import RetrievalSlots
+from slipring.server.tenant_slots import TenantSlots
 from tests.harness import serve
 from tests.server.connections.test_registry import Clock, request
 from tests.server.raw import open_tcp, until
@@ -15,7 +15,7 @@ MIB = 2**20
 
 
 async def test_a_retrieval_waits_when_all_slots_of_its_tenant_are_held() -> None:
-    slots = RetrievalSlots(2)
+    slots = TenantSlots(2)
     entered = asyncio.Event()
 
     async def third() -> None:
@@ -35,7 +35,7 @@ async def test_a_retrieval_waits_when_all_slots_of_its_tenant_are_held() -> None
 
 
 async def test_a_cancelled_waiter_holds_no_slot() -> None:
-    slots = RetrievalSlots(1)
+    slots = TenantSlots(1)
     async with slots.hold("a"):
         waiting = asyncio.create_task(slots.hold("a").__aenter__())
         await asyncio.sleep(0)

@@ -1,0 +1,179 @@
+"""Hosted calls as models see them: each item of a hosted tool stands for a call, an output, or nothing.
+
+A model calls a hosted tool as it calls any function, and reads the result as the output of that function. On
+the wire, both are one ``mcp_call``. ``opened`` gives the items of hosted tools their ``Item.opened``:
+
+- ``mcp_call``: the call; its output follows after the last item of the same step of the model, because the
+  model made all calls of a step before it read any result.
+- ``mcp_approval_request``: the call. Its output stands where the client answers: a denial, or what the call
+  returned once it was approved.
+- ``mcp_list_tools``: nothing. The tools are part of the head.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
+
+from slipring.core.chain import item_ids
+from slipring.core.chain.state import Approval, Carry
+from slipring.protocol import wire
+from slipring.protocol.hosted.mcp_items import (
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
+    error_text,
+)
+from slipring.protocol.hosted.mcp_tools import model_name
+from slipring.protocol.items import Item
+
+HOSTED = frozenset({"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"})
+UNKNOWN_OUTCOME = "The call did not finish. Whether it had any effect is not known."
+
+
+def call_item(call_id: str, label: str, name: str, arguments: str) -> Item:
+    """A hosted call as a model wrote it."""
+    raw = wire.encode(
+        {
+            "type": "function_call",
+            "call_id": call_id,
+            "namespace": label,
+            "name": model_name(label, name),
+            "arguments": arguments,
+            "status": "completed",
+        }
+    )
+    return Item(type="function_call", raw=raw, call_id=call_id)
+
+
+def output_item(call_id: str, text: str) -> Item:
+    """The result of a hosted call as a model reads it."""
+    raw = wire.encode({"type": "function_call_output", "call_id": call_id, "output": text})
+    return Item(type="function_call_output", raw=raw, call_id=call_id)
+
+
+def result_text(call: McpCall) -> str:
+    """What a model reads of a call that has ended."""
+    if call.output is not None:
+        return call.output
+    return error_text(call.error) if call.error is not None else UNKNOWN_OUTCOME
+
+
+def denial_text(reason: str | None) -> str:
+    """What a model reads of a call that was not approved."""
+    said = f" Their reason: {reason}" if reason else ""
+    return f"The user did not approve this call, so it was not made.{said}"
+
+
+UNANSWERED = denial_text("They answered with something else.")
+
+
+def opened(items: Sequence[Item], results: Mapping[str, str] | None = None) -> tuple[Item, ...]:
+    """The items, with those of hosted tools opened.
+
+    ``results``: by the id of the approval request, what approved calls returned whose ``mcp_call`` items are
+    not among the items.
+    """
+    if not any(item.type in HOSTED for item in items):
+        return tuple(items)
+    return _Opening(items, results or {}).opened()
+
+
+class _Opening:
+    """Opens one list of items."""
+
+    def __init__(self, items: Sequence[Item], results: Mapping[str, str]) -> None:
+        self._items = items
+        self._results = dict(results)
+        self._requested: set[str] = set()
+        self._answered = set(results)
+        for item in items:
+            self._note(item)
+        self._done: list[Item] = []
+        self._outputs: list[Item] = []
+        """Outputs of the calls of the step in progress."""
+        self._unanswered: list[str] = []
+        """Requests of the step in progress that no item answers."""
+
+    def _note(self, item: Item) -> None:
+        if item.type not in HOSTED:
+            return
+        body = item.body()
+        if isinstance(body, McpApprovalRequest):
+            self._requested.add(item.id or "")
+        elif isinstance(body, McpApprovalResponse):
+            self._answered.add(body.approval_request_id)
+        elif isinstance(body, McpCall) and body.approval_request_id is not None:
+            self._results[body.approval_request_id] = result_text(body)
+
+    def opened(self) -> tuple[Item, ...]:
+        for index, item in enumerate(self._items):
+            if not _is_of_same_step(item):
+                if item.type != "mcp_approval_request":
+                    self._deny_unanswered()
+                self._end_step()
+            self._done.append(self._open(item, item.id or f"call_{index}") if item.type in HOSTED else item)
+        self._end_step()
+        return tuple(self._done)
+
+    def _deny_unanswered(self) -> None:
+        """Something else follows the requests of a step: what was not answered was not approved."""
+        self._outputs += (output_item(each, UNANSWERED) for each in self._unanswered)
+        self._unanswered = []
+
+    def _end_step(self) -> None:
+        """Put the outputs behind the last item of their step."""
+        if self._outputs:
+            last = self._done[-1]
+            content = (structs.replace(last, opened=None),) if last.opened is None else last.opened
+            self._done[-1] = structs.replace(last, opened=(*content, *self._outputs))
+            self._outputs = []
+
+    def _open(self, item: Item, call_id: str) -> Item:
+        body = item.body()
+        content: tuple[Item, ...] = ()
+        if isinstance(body, McpApprovalRequest):
+            content = (call_item(call_id, body.server_label, body.name, body.arguments),)
+            if call_id not in self._answered and call_id not in self._results:
+                self._unanswered.append(call_id)
+        elif isinstance(body, McpApprovalResponse):
+            content = self._open_answer(body)
+        elif isinstance(body, McpCall):
+            content = self._open_call(body, call_id)
+        return structs.replace(item, opened=content)
+
+    def _open_answer(self, answer: McpApprovalResponse) -> tuple[Item, ...]:
+        asked = answer.approval_request_id
+        if not answer.approve:
+            return (output_item(asked, denial_text(answer.reason)),)
+        return (output_item(asked, self._results[asked]),) if asked in self._results else ()
+
+    def _open_call(self, call: McpCall, call_id: str) -> tuple[Item, ...]:
+        asked = call.approval_request_id
+        if asked is not None and asked in self._answered:
+            return ()  # the answer stands for it
+        if asked is not None and asked in self._requested:
+            return (output_item(asked, result_text(call)),)
+        self._outputs.append(output_item(call_id, result_text(call)))
+        return (call_item(call_id, call.server_label, call.name, call.arguments),)
+
+
+def _is_of_same_step(item: Item) -> bool:
+    place = item_ids.place_of(item.id) if item.id is not None else None
+    return place is not None and place.same_step
+
+
+def carried(before: Carry, items: Sequence[Item]) -> Carry:
+    """The carry after the hosted items among these: their lists, and the approvals that are still open."""
+    if not any(item.type in HOSTED for item in items):
+        return before
+    lists, approvals = dict(before.lists), dict(before.approvals)
+    for item in items:
+        body = item.body() if item.type in HOSTED else None
+        if isinstance(body, McpListTools) and body.error is None:
+            lists[body.server_label] = wire.encode(body.tools)
+        elif isinstance(body, McpApprovalRequest) and item.id is not None:
+            approvals[item.id] = Approval(body.server_label, body.name, body.arguments)
+        elif isinstance(body, McpApprovalResponse | McpCall):
+            approvals.pop(body.approval_request_id or "", None)
+    return structs.replace(before, lists=lists, approvals=approvals)

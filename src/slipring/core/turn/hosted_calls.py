@@ -1,0 +1,128 @@
+"""The hosted calls of one response: which of them run, what they returned, and how many more there may be."""
+
+from slipring.core.chain import hosted_items
+from slipring.core.generation import CallStarted
+from slipring.core.hosted.tools import CallOutcome, HostedTool, HostedTools
+from slipring.core.turn import hosted_events
+from slipring.core.turn.hosted_events import (
+    DroppedCall,
+    HostedOutput,
+    OpenApproval,
+    OpenMcpCall,
+    RunningCall,
+)
+from slipring.protocol.hosted.mcp_items import ProtocolError
+from slipring.protocol.items import Item
+
+_REQUEST_CANCELLED = -32800
+LOST = CallOutcome(
+    error=ProtocolError(_REQUEST_CANCELLED, "The call was cancelled. Whether it had any effect is not known.")
+)
+"""The outcome of a call that its response did not wait for."""
+
+
+class HostedCalls:
+    """The state of the hosted calls of one response."""
+
+    __slots__ = (
+        "_calls",
+        "_results",
+        "approved_results",
+        "budget",
+        "due",
+        "has_dropped",
+        "made",
+        "running",
+        "tools",
+    )
+
+    def __init__(self, tools: HostedTools, budget: int | None) -> None:
+        """``budget``: the most calls that the response may make; None: any number."""
+        self.tools = tools
+        self.budget = budget
+        self.due: list[RunningCall] = []
+        """Calls that the driver has not been asked to run yet."""
+        self.running: dict[str, RunningCall] = {}
+        """By the id of the item, those in ``due`` included."""
+        self.has_dropped = False
+        """Whether the model has made calls past the budget, which no item shows."""
+        self.approved_results: dict[str, str] = {}
+        """What approved calls returned, by the id of the approval request."""
+        self.made = 0
+        """Calls so far."""
+        self._calls: list[RunningCall] = []
+        """Calls since the last ``take_results``, in order."""
+        self._results: dict[str, Item] = {}
+
+    def open(
+        self, output: HostedOutput, started: CallStarted
+    ) -> OpenMcpCall | OpenApproval | DroppedCall | None:
+        """Begin a call that a model makes; None if the client runs the tool."""
+        tool = self.tools.find(started.namespace, started.name)
+        if tool is None:
+            return None
+        if self.budget is not None and self.budget <= 0:
+            self.has_dropped = True
+            return DroppedCall()
+        if tool.needs_approval:
+            return OpenApproval(tool)
+        if self.budget is not None:
+            self.budget -= 1
+        return OpenMcpCall(output, tool)
+
+    def start(self, call: RunningCall) -> None:
+        """A call can run: its arguments are complete."""
+        self.made += 1
+        self._calls.append(call)
+        self.running[call.call.id] = call
+        self.due.append(call)
+
+    def approve(self, output: HostedOutput, tool: HostedTool, arguments: str, request_id: str) -> None:
+        """Begin a call that the client has approved. It counts, but the budget does not stop it: the client
+        has asked for this very call."""
+        if self.budget is not None:
+            self.budget -= 1
+        self.start(hosted_events.run_approved(output, tool, arguments, request_id))
+
+    def take_due(self) -> list[RunningCall]:
+        due, self.due = self.due, []
+        return due
+
+    def end(self, call_id: str, outcome: CallOutcome, output: HostedOutput) -> None:
+        """A call has ended. Has no effect if it does not run."""
+        call = self.running.pop(call_id, None)
+        if call is None:
+            return
+        call.end(output, outcome)
+        text = call.result_text(outcome)
+        if call.approval_request_id is not None:
+            self.approved_results[call.approval_request_id] = text
+        self._results[call_id] = hosted_items.output_item(call_id, text)
+
+    def end_all(self, output: HostedOutput) -> None:
+        """The response waits for its calls no longer: they end as lost."""
+        self.due = []
+        for call_id in list(self.running):
+            self.end(call_id, LOST, output)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there were calls since the last ``take_results``."""
+        return bool(self._calls)
+
+    def ready_results(self) -> tuple[Item, ...]:
+        """The results so far, in the order of the calls, up to the first call that still runs."""
+        found: list[Item] = []
+        for call in self._calls:
+            result = self._results.get(call.call.id)
+            if result is None:
+                break
+            found.append(result)
+        return tuple(found)
+
+    def take_results(self) -> tuple[Item, ...]:
+        """The results of all calls since the last time, in the order of the calls. None may run."""
+        results = self.ready_results()
+        self._calls.clear()
+        self._results.clear()
+        return results

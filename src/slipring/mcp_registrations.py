@@ -1,0 +1,162 @@
+"""The `[[mcp]]` tables of the TOML file: which MCP servers are registered.
+
+Checks the form of the tables only. Secrets are not in them: headers and processes get theirs from variables
+of the environment, which the tables name. Whether these are set, and whether a URL is one, is checked at
+startup.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Approval = Literal["client", "always"]
+OnListError = Literal["fail", "continue"]
+Transport = Literal["auto", "streamable", "sse"]
+
+
+class McpRegistrationError(ValueError):
+    """A table is invalid. The message names the key and the problem, and no value."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderVariable:
+    """A header whose value is a variable of the environment, after a scheme such as `Bearer` if there is
+    one."""
+
+    header: str
+    variable: str
+    scheme: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class McpRegistration:
+    """A registered server: at a URL, or a command that slipring runs as a process."""
+
+    name: str
+    url: str = field(default="", repr=False)
+    """Not shown, because its query may contain a secret."""
+    command: tuple[str, ...] = field(default=(), repr=False)
+    """The program and its arguments; empty: the server is at a URL."""
+    env: tuple[str, ...] = ()
+    """Variables of the environment that the process gets."""
+    cwd: str = ""
+    per_tenant: bool = True
+    """Whether each tenant gets a process of its own."""
+    headers: tuple[HeaderVariable, ...] = ()
+    transport: Transport = "auto"
+    allowed_tools: tuple[str, ...] = ()
+    """Empty: all tools."""
+    approval: Approval = "client"
+    """``always``: every call needs approval, whatever the client says."""
+    parallel: int = 16
+    """Calls at once per session."""
+    timeout_s: float = 120.0
+    """For a call without news of it."""
+    on_list_error: OnListError = "fail"
+    """``continue``: a request goes on without the tools of this server if they cannot be listed."""
+
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HEADER_VALUE = re.compile(r"(?:([A-Za-z][A-Za-z0-9-]*) )?\$([A-Za-z_][A-Za-z0-9_]*)")
+_OF_URLS = ("headers", "transport")
+_OF_COMMANDS = ("args", "env", "cwd", "per_tenant")
+
+_Check = tuple[Callable[[Any], bool], str]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.strip() != "" and "\0" not in value
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) and "\0" not in each for each in value)
+
+
+def _one_of(*words: str) -> _Check:
+    return (lambda value: value in words), f"must be one of {', '.join(words)}"
+
+
+_CHECKS: dict[str, _Check] = {
+    "name": (
+        lambda value: isinstance(value, str) and _NAME.fullmatch(value) is not None,
+        "must have 1 to 64 letters, digits, '_' and '-'",
+    ),
+    "url": (
+        lambda value: isinstance(value, str) and value.startswith(("http://", "https://")),
+        "must be an http:// or https:// URL",
+    ),
+    "command": (_is_text, "must be a string and not empty"),
+    "args": (_is_list, "must be a list of strings"),
+    "env": (
+        lambda value: _is_list(value) and all(_VARIABLE.fullmatch(each) for each in value),
+        "must be a list of names of environment variables",
+    ),
+    "cwd": (_is_text, "must be a string and not empty"),
+    "per_tenant": (lambda value: isinstance(value, bool), "must be true or false"),
+    "headers": (
+        lambda value: isinstance(value, dict) and all(map(_is_variable, value.values())),
+        "must be a table whose values name environment variables, as '$NAME' or 'Bearer $NAME'",
+    ),
+    "transport": _one_of("auto", "streamable", "sse"),
+    "allowed_tools": (
+        lambda value: _is_list(value) and value != [] and all(value),
+        "must be a list of names, none of them empty",
+    ),
+    "approval": _one_of("client", "always"),
+    "parallel": (lambda value: type(value) is int and 1 <= value <= 1000, "must be from 1 to 1000"),
+    "timeout_s": (
+        lambda value: type(value) in (int, float) and 0 < value <= 86_400 and math.isfinite(value),
+        "must be above 0 and at most 86400",
+    ),
+    "on_list_error": _one_of("fail", "continue"),
+}
+
+
+def _is_variable(value: object) -> bool:
+    return isinstance(value, str) and _HEADER_VALUE.fullmatch(value) is not None
+
+
+def read_mcp_registrations(tables: object) -> tuple[McpRegistration, ...]:
+    """Return the registered servers, in their order. Raises ``McpRegistrationError``."""
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise McpRegistrationError("mcp: must be an array of tables, each beginning with [[mcp]]")
+    found = tuple(_read(table, f"mcp[{index}]") for index, table in enumerate(tables))
+    names = [each.name for each in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise McpRegistrationError(f"mcp: the name {name!r} is given twice")
+    return found
+
+
+def _read(table: Mapping[str, Any], where: str) -> McpRegistration:
+    for key, value in table.items():
+        if key not in _CHECKS:
+            raise McpRegistrationError(f"{where}: unknown key {key!r} (known: {', '.join(_CHECKS)})")
+        holds, demand = _CHECKS[key]
+        if not holds(value):
+            raise McpRegistrationError(f"{where}: {key!r} {demand}")
+    if "name" not in table:
+        raise McpRegistrationError(f"{where}: 'name' is missing")
+    if ("url" in table) == ("command" in table):
+        raise McpRegistrationError(f"{where}: either 'url' or 'command' must be given")
+    other, needed = (_OF_COMMANDS, "command") if "url" in table else (_OF_URLS, "url")
+    for key in other:
+        if key in table:
+            raise McpRegistrationError(f"{where}: {key!r} needs {needed!r}")
+    given = dict(table)
+    command = (given.pop("command"), *given.pop("args", ())) if "command" in given else ()
+    headers = tuple(_header(name, value) for name, value in given.pop("headers", {}).items())
+    lists = {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
+    if "timeout_s" in given:
+        given["timeout_s"] = float(given["timeout_s"])
+    return McpRegistration(**(given | lists), command=command, headers=headers)
+
+
+def _header(name: str, value: str) -> HeaderVariable:
+    match = _HEADER_VALUE.fullmatch(value)
+    assert match is not None
+    scheme, variable = match.groups()
+    return HeaderVariable(name, variable, scheme or "")

@@ -1,0 +1,1 @@
+"""Hosted tools: which MCP servers a request may use, their lists, their calls, and used approvals."""

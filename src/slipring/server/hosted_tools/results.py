@@ -1,0 +1,134 @@
+"""What models and clients get of a call: the text of a result, or the error."""
+
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Raw
+
+from slipring.core.hosted.tools import CallOutcome
+from slipring.mcp import (
+    AudioContent,
+    ConnectionLost,
+    ContentBlock,
+    EmbeddedResource,
+    HttpRejected,
+    ImageContent,
+    McpFailure,
+    Outcome,
+    ProtocolFailure,
+    Redaction,
+    Refused,
+    ResourceLink,
+    TextContent,
+    TimedOut,
+    ToolResult,
+    Unreachable,
+)
+from slipring.protocol.hosted.mcp_items import CallError, HttpError, ProtocolError, ToolError
+
+INVALID_ARGUMENTS = -32602
+_REFUSED = -32600
+INTERNAL_ERROR = -32603
+_BAD_GATEWAY, _GATEWAY_TIMEOUT = 502, 504
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+"""Line breaks in JSON are between values: in a string they are escaped."""
+_fields = msgspec.json.Decoder(dict[str, Raw])
+
+
+def one_line(raw: bytes) -> Raw:
+    """JSON of a server in a line of its own: event streams end a value at a line break."""
+    return Raw(raw.translate(_ONE_LINE))
+
+
+def outcome_of(result: ToolResult, redaction: Redaction, most_chars: int) -> CallOutcome:
+    """What a tool returned, or reported as its failure. ``most_chars``: of text that the model reads."""
+    if not result.is_error:
+        return CallOutcome(output=_cut(redaction.text(_text(result)), most_chars))
+    content = _blocks(result)
+    if len(content) > most_chars:
+        content = msgspec.json.encode(
+            [{"type": "text", "text": _cut(redaction.text(_text(result)), most_chars)}]
+        )
+    return CallOutcome(error=ToolError(content=one_line(redaction.json(content))))
+
+
+def error_of(failure: McpFailure, most_chars: int) -> CallError:
+    """A failed call as the API shows it. The message has no secrets: the MCP client has removed them."""
+    if isinstance(failure, ProtocolFailure):
+        return ProtocolError(failure.code, _cut(failure.message, most_chars))
+    unknown = " Outcome unknown: the call may have run." if failure.outcome is Outcome.UNKNOWN else ""
+    return _error(failure, stated(failure) + unknown)
+
+
+def error_of_list(failure: McpFailure) -> CallError:
+    """A list that could not be fetched, as the API shows it."""
+    return _error(failure, stated(failure))
+
+
+def _error(failure: McpFailure, message: str) -> CallError:
+    if isinstance(failure, HttpRejected):
+        return HttpError(failure.status, message)
+    if isinstance(failure, TimedOut):
+        return HttpError(_GATEWAY_TIMEOUT, message)
+    if isinstance(failure, Unreachable | ConnectionLost):
+        return HttpError(_BAD_GATEWAY, message)
+    if isinstance(failure, ProtocolFailure):
+        return ProtocolError(failure.code, message)
+    return ProtocolError(_REFUSED if isinstance(failure, Refused) else INTERNAL_ERROR, message)
+
+
+def stated(failure: McpFailure) -> str:
+    """A failure as a sentence, without the text of the server, which is not for everybody who may list its
+    tools."""
+    if isinstance(failure, ProtocolFailure):
+        return f"The MCP server answered with error {failure.code}."
+    return f"{failure.message[:1].upper()}{failure.message[1:]}."
+
+
+def _text(result: ToolResult) -> str:
+    """All text of a result, in order. What is not text is named. Structured content stands for text that is
+    missing."""
+    pieces = [piece for block in result.content for piece in _pieces(block)]
+    if result.structured is not None and not any(isinstance(each, TextContent) for each in result.content):
+        pieces.insert(0, bytes(result.structured).decode())
+    return "\n".join(pieces)
+
+
+def _pieces(block: ContentBlock) -> Iterator[str]:
+    match block:
+        case TextContent(text=text):
+            yield text
+        case ImageContent(mime_type=kind):
+            yield f"[image: {kind}, not shown]"
+        case AudioContent(mime_type=kind):
+            yield f"[audio: {kind}, not shown]"
+        case ResourceLink(uri=uri, mime_type=kind):
+            yield f"[link: {kind or 'resource'}, {uri}]"
+        case EmbeddedResource(resource=resource):
+            shown = "" if resource.text is not None else ", not shown"
+            yield f"[resource: {resource.mime_type or 'of unknown type'}, {resource.uri}{shown}]"
+            if resource.text is not None:
+                yield resource.text
+        case _:
+            yield "[content of a type that is not known]"
+
+
+def _blocks(result: ToolResult) -> bytes:
+    """The blocks of a result as the server sent them, except those that are no blocks of MCP."""
+    raws = map(_block, result.content, result.raw_content)
+    return b"[" + b",".join(raws) + b"]"
+
+
+def _block(block: ContentBlock, raw: Raw) -> bytes:
+    if isinstance(block, TextContent):
+        return bytes(raw)
+    if isinstance(block, ImageContent | AudioContent | ResourceLink | EmbeddedResource):
+        # "text" belongs to blocks of text: readers take it for a string.
+        return bytes(raw) if "text" not in _fields.decode(raw) else msgspec.json.encode(block)
+    return msgspec.json.encode(TextContent(*_pieces(block)))
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}\n[cut off: {len(text) - most} more characters]"

@@ -1,0 +1,263 @@
+"""Runs hosted tools: fetches the lists of servers, and calls tools. Owns the process's MCP connections.
+
+Nothing here knows a turn. ``resolve`` and ``call`` are what a driver does for the actions of a session.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Raw, Struct, UnsetType
+
+from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, ResolvedServer
+from slipring.core.limits import Limits
+from slipring.errors import ExternalConnectorError, InvalidRequest
+from slipring.mcp import HttpServer, McpFailure, Outcome, Pool, ProgressUpdate, Redaction, Tool
+from slipring.protocol.hosted.mcp_items import CallError, ProtocolError
+from slipring.protocol.hosted.mcp_tools import (
+    MOST_TOOLS,
+    ListedTool,
+    McpTool,
+    ToolHints,
+    place_of,
+)
+from slipring.server.access.auth import Caller
+from slipring.server.clock import clock
+from slipring.server.hosted_tools.registry import Registry, ServerRefused, Target
+from slipring.server.hosted_tools.results import (
+    INTERNAL_ERROR,
+    INVALID_ARGUMENTS,
+    error_of,
+    error_of_list,
+    one_line,
+    outcome_of,
+    stated,
+)
+from slipring.server.observation.turn_log import plain
+from slipring.server.tenant_slots import TenantSlots
+
+log = logging.getLogger("slipring.tools")
+
+_SHORTEST_CREDENTIAL = 16
+"""Shorter values of headers may be ordinary words, such as the name of a region, and belong in results."""
+_MOST_MESSAGE_CHARS = 1000
+"""Of a progress message."""
+_object = msgspec.json.Decoder(dict[str, Raw])
+
+Ending = Literal["completed", "tool_error", "failed", "unknown", "cancelled"]
+"""``tool_error``: the tool says that it failed; ``failed``: it did not run, or its server says that it
+failed; ``unknown``: it may have run."""
+
+
+class EndedCall(Struct, frozen=True):
+    """A call that has ended, for the log and metrics: no arguments, no content."""
+
+    tenant: str
+    server: str | None
+    """Its registered name; None: a URL of the client."""
+    label: str
+    """What the request calls it."""
+    tool: str
+    ending: Ending
+    seconds: float
+    result_bytes: int
+
+
+class ToolRunner:
+    """Lists and calls the tools of MCP servers, for all tenants of this process."""
+
+    def __init__(self, registry: Registry, limits: Limits) -> None:
+        self.registry = registry
+        self.observers: list[Callable[[EndedCall], None]] = []
+        self._pool = Pool()
+        self._slots = TenantSlots(limits.tenant_tool_calls)
+        self._most_chars = limits.max_tool_result_chars
+        self._most_list_bytes = limits.max_frame_bytes
+
+    async def close(self) -> None:
+        """End all connections and processes."""
+        await self._pool.close()
+
+    async def resolve(
+        self, caller: Caller, servers: Iterable[McpTool], fetch: frozenset[str], tools: Raw | UnsetType
+    ) -> dict[str, ResolvedServer]:
+        """Find the servers of a request, by label, and fetch the lists of those in ``fetch``, all at once.
+
+        ``tools`` is that field of the request, for messages. Raises ``InvalidRequest`` for a server that the
+        caller may not use, ``ExternalConnectorError`` for a list that cannot be fetched. Lists have only what
+        operator and key permit.
+        """
+        targets = {server.server_label: self._find(caller, server, tools) for server in servers}
+        lists = {
+            label: self._list(label, targets[label], caller.tenant) for label in targets if label in fetch
+        }
+        listed = await _together(lists)
+        self._require_bounded(listed.values())
+        return {
+            label: listed[label] if label in listed else _resolved(target)
+            for label, target in targets.items()
+        }
+
+    def _find(self, caller: Caller, server: McpTool, tools: Raw | UnsetType) -> Target:
+        try:
+            return self.registry.find(server, caller.key)
+        except ServerRefused as refusal:
+            param = f"{place_of(tools, server.server_label)}.{refusal.field}"
+            raise InvalidRequest(f"Invalid '{param}': {refusal.reason}.", param=param) from None
+
+    async def _list(self, label: str, target: Target, tenant: str) -> ResolvedServer:
+        try:
+            async with self._slots.hold(tenant):
+                found = await self._pool.tools(target.server, target.credential, tenant=tenant)
+        except McpFailure as failure:
+            if not target.goes_on:
+                message = f"Error retrieving the tool list of the MCP server '{label}': {stated(failure)}"
+                raise ExternalConnectorError(message, param="tools") from None
+            log.warning("list tenant=%s server=%s: %s", plain(tenant), label, stated(failure))
+            return _resolved(target, (), error_of_list(failure))
+        redaction = _redaction(target)
+        tools = tuple(
+            _listed(tool, redaction)
+            for tool in found.tools
+            if target.permitted is None or tool.name in target.permitted
+        )
+        return _resolved(target, tools)
+
+    def _require_bounded(self, lists: Iterable[ResolvedServer]) -> None:
+        """Refuse lists that are together larger than the tools that a client could send itself."""
+        tools = [tool for each in lists for tool in each.tools or ()]
+        size = sum(len(tool.input_schema) + len(tool.description or "") for tool in tools)
+        if len(tools) > MOST_TOOLS or size > self._most_list_bytes:
+            raise InvalidRequest(
+                f"Invalid 'tools': the MCP servers have more than {MOST_TOOLS} tools in all, or their"
+                f" definitions more than {self._most_list_bytes} bytes. Name fewer servers.",
+                param="tools",
+            )
+
+    async def call(
+        self, call: HostedCall, tenant: str, progress: Callable[[CallProgress], None]
+    ) -> CallOutcome:
+        """Run a call once. Raises nothing but ``CancelledError``, after the server was asked to cancel."""
+        target = call.server.handle
+        assert isinstance(target, Target)
+        began = clock()
+        ended = _CANCELLED
+        try:
+            async with self._slots.hold(tenant):
+                ended = await self._call(call, target, tenant, progress)
+            return ended.outcome
+        finally:
+            self._report(
+                EndedCall(
+                    tenant=tenant,
+                    server=target.name,
+                    label=call.label,
+                    tool=call.tool,
+                    ending=ended.ending,
+                    seconds=clock() - began,
+                    result_bytes=ended.result_bytes,
+                )
+            )
+
+    async def _call(
+        self, call: HostedCall, target: Target, tenant: str, progress: Callable[[CallProgress], None]
+    ) -> "_Ended":
+        arguments = _arguments(call.arguments)
+        if arguments is None:
+            return _failed(ProtocolError(INVALID_ARGUMENTS, "The arguments are not a JSON object."))
+        if target.permitted is not None and call.tool not in target.permitted:
+            return _failed(ProtocolError(INVALID_ARGUMENTS, "There is no tool of this name."))
+        redaction = _redaction(target)
+
+        def on_progress(update: ProgressUpdate) -> None:
+            message = None if update.message is None else redaction.text(update.message)[:_MOST_MESSAGE_CHARS]
+            progress(CallProgress(update.progress, update.total, message))
+
+        try:
+            result = await self._pool.call(
+                target.server, call.tool, arguments, target.credential, tenant=tenant, progress=on_progress
+            )
+        except McpFailure as failure:
+            ending: Ending = "unknown" if failure.outcome is Outcome.UNKNOWN else "failed"
+            return _failed(error_of(failure, self._most_chars), ending)
+        except Exception:
+            log.exception("a call of a tool failed unexpectedly")
+            message = "The call failed. Outcome unknown: the call may have run."
+            return _failed(ProtocolError(INTERNAL_ERROR, message), "unknown")
+        outcome = outcome_of(result, redaction, self._most_chars)
+        size = sum(map(len, result.raw_content)) + len(result.structured or b"")
+        return _Ended(outcome, "tool_error" if result.is_error else "completed", size)
+
+    def _report(self, ended: EndedCall) -> None:
+        log.info(
+            "call tenant=%s server=%s label=%s tool=%s ending=%s ms=%.1f bytes=%d",
+            *(plain(ended.tenant), ended.server or "-", ended.label, plain(ended.tool), ended.ending),
+            *(ended.seconds * 1000, ended.result_bytes),
+        )
+        for observe in self.observers:
+            observe(ended)
+
+
+class _Ended(Struct, frozen=True):
+    outcome: CallOutcome
+    ending: Ending
+    result_bytes: int = 0
+
+
+_CANCELLED = _Ended(CallOutcome(), "cancelled")
+
+
+def _failed(error: CallError, ending: Ending = "failed") -> _Ended:
+    return _Ended(CallOutcome(error=error), ending)
+
+
+def _arguments(text: str) -> bytes | None:
+    """Arguments as a model wrote them, nothing for none; None if they are no JSON object."""
+    try:
+        encoded = text.encode() if text.strip() else b"{}"
+        _object.decode(encoded)
+    except (UnicodeEncodeError, msgspec.DecodeError, RecursionError):
+        return None
+    return encoded
+
+
+def _redaction(target: Target) -> Redaction:
+    """Removes the credentials of request and operator from what a server returns. Variables of processes may
+    be paths or names, which belong in results: they stay."""
+    operator = target.server.secrets() if isinstance(target.server, HttpServer) else []
+    return Redaction((*target.credential.secrets(), *operator), _SHORTEST_CREDENTIAL)
+
+
+def _listed(tool: Tool, redaction: Redaction) -> ListedTool:
+    hint = tool.annotations.read_only_hint
+    return ListedTool(
+        name=tool.name,
+        input_schema=one_line(redaction.json(bytes(tool.input_schema))),
+        description=None if tool.description is None else redaction.text(tool.description),
+        annotations=None if hint is None else ToolHints(read_only=hint),
+    )
+
+
+def _resolved(
+    target: Target, tools: tuple[ListedTool, ...] | None = None, error: CallError | None = None
+) -> ResolvedServer:
+    return ResolvedServer(
+        handle=target,
+        tools=tools,
+        error=error,
+        permitted=target.permitted,
+        always_approve=target.always_approve,
+    )
+
+
+async def _together(lists: Mapping[str, Coroutine[Any, Any, ResolvedServer]]) -> dict[str, ResolvedServer]:
+    """Await all. The first that fails ends the others."""
+    tasks = {label: asyncio.create_task(fetching) for label, fetching in lists.items()}
+    try:
+        await asyncio.gather(*tasks.values())
+    finally:
+        for task in tasks.values():
+            task.cancel()
+    return {label: task.result() for label, task in tasks.items()}

@@ -1,0 +1,258 @@
+"""Attacks on hosted tools, from callers and from servers, through everything between a request and a socket.
+
+What the MCP client alone repels is tested with it. Here: that nothing in front of it opens a way around.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from slipring.config import Config
+from slipring.core.hosted.tools import CallProgress
+from slipring.core.limits import Limits
+from slipring.errors import ApiError, ExternalConnectorError, InvalidRequest
+from slipring.mcp_registrations import McpRegistration
+from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
+from slipring.protocol.hosted.mcp_tools import McpTool
+from slipring.server.hosted_tools.registry import Registry
+from slipring.server.hosted_tools.runner import ToolRunner
+from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, error, event, result, serving, text
+from tests.mcp.test_servers import Names
+from tests.server.hosted_tools.running import OPERATOR, call, registered, resolve, running
+
+TOKEN = "sk-very-secret-token-of-the-caller"
+HEADER = "another-secret-of-the-caller"
+URL_SECRET = "secret-in-the-query"
+SECRETS = (TOKEN, HEADER, OPERATOR, URL_SECRET)
+STDIO = Path(__file__).parents[2] / "mcp" / "stdio_server.py"
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeServer]:
+    async with serving(FakeServer(modern=True)) as fake:
+        yield fake
+
+
+# --- Addresses --------------------------------------------------------------------------------
+
+
+def resolving(runner: ToolRunner, names: Names) -> None:
+    """Resolve the names of public servers by ``names``, every time anew."""
+    connector = runner._pool._web._session(True).connector
+    assert connector is not None
+    connector._resolver, connector._use_dns_cache = names, False  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:10.0.0.1", "169.254.169.254"])
+async def test_a_public_name_that_leads_inside_is_not_connected_to(address: str) -> None:
+    names = Names(address)
+    async with running(urls="public") as runner:
+        resolving(runner, names)
+        with pytest.raises(ExternalConnectorError) as caught:
+            await resolve(runner, McpTool("x", server_url="https://attacker.example/mcp"))
+    assert names.asked == 1
+    assert caught.value.message.endswith("'x': The MCP server's address is not public.")
+
+
+async def test_a_name_that_is_rebound_after_the_list_is_not_called() -> None:
+    """The request is admitted while the name is public; the call meets another address."""
+    names = Names("127.0.0.1")
+    async with running(urls="public") as runner:
+        resolving(runner, names)
+        tool = McpTool("x", server_url="https://attacker.example/mcp")
+        server = (await resolve(runner, tool, fetch=False))["x"]
+        outcome = await call(runner, server)
+    assert outcome.error == ProtocolError(-32600, "The MCP server's address is not public.")
+
+
+@pytest.mark.parametrize("method", ["tools/list", "server/discover"])
+async def test_a_redirect_inside_is_not_followed(fake: FakeServer, method: str) -> None:
+    async with serving(FakeServer(modern=True)) as inside:
+
+        async def redirect(exchange: Exchange) -> Reply:
+            return web.Response(status=307, headers={"Location": inside.url})
+
+        fake.on[method] = redirect
+        async with running(urls="any") as runner:
+            with pytest.raises(ExternalConnectorError) as caught:
+                await resolve(runner, McpTool("x", server_url=fake.url))
+        assert not inside.seen
+        assert inside.url not in caught.value.message
+
+
+async def test_a_private_server_is_reached_by_its_registration_only(fake: FakeServer) -> None:
+    for urls in ("registered", "public"):
+        async with running(urls=urls) as runner:
+            with pytest.raises(InvalidRequest) as caught:
+                await resolve(runner, McpTool("x", server_url=fake.url))
+            assert caught.value.param == "tools[1].server_url"
+        async with running(registered(fake), urls=urls) as runner:
+            assert await resolve(runner, McpTool("x", server_url=fake.url))
+    assert fake.count("tools/list") == 2
+
+
+async def test_a_url_of_a_client_gets_no_headers_of_the_operator(fake: FakeServer) -> None:
+    async with running(registered(fake), urls="any") as runner:
+        await resolve(runner, McpTool("x", server_url=f"{fake.url}/"), McpTool("y", server_url=fake.url))
+    sent = {seen.headers.get("X-Key") for seen in fake.seen if seen.method == "tools/list"}
+    assert sent == {None, OPERATOR}
+
+
+# --- Secrets ----------------------------------------------------------------------------------
+
+
+def said(exchange: Exchange) -> str:
+    headers = exchange.request.headers
+    query = exchange.request.query.get("k", "")
+    return f"{headers['Authorization']} {headers['X-Secret']} {headers['X-Key']} {query}"
+
+
+async def in_an_error(exchange: Exchange) -> Reply:
+    return web.json_response(error(exchange.id, -32602, said(exchange)), status=200)
+
+
+async def in_a_body(exchange: Exchange) -> Reply:
+    return web.Response(status=403, text=said(exchange))
+
+
+async def in_broken_json(exchange: Exchange) -> Reply:
+    return web.Response(text=f'{{"{said(exchange)}', content_type="application/json")
+
+
+async def in_a_reason(exchange: Exchange) -> Reply:
+    return web.Response(status=500, reason=said(exchange))
+
+
+async def in_a_tool_error(exchange: Exchange) -> Reply:
+    return text(said(exchange), isError=True)
+
+
+async def in_a_result(exchange: Exchange) -> Reply:
+    return {"content": [], "structuredContent": {"echo": said(exchange)}}
+
+
+async def in_progress(exchange: Exchange) -> Reply:
+    stream = await exchange.stream()
+    await stream.write(event(exchange.progress(1, message=said(exchange))))
+    await stream.write(event(result(exchange.id, text("done"))))
+    return stream
+
+
+async def in_a_list(exchange: Exchange) -> Reply:
+    echo = said(exchange)
+    schema = {"type": "object", "properties": {"a": {"const": echo}}}
+    return {"tools": [{"name": "add", "description": echo, "inputSchema": schema}]}
+
+
+async def reset(exchange: Exchange) -> Reply:
+    assert exchange.request.transport is not None
+    exchange.request.transport.abort()
+    return {}
+
+
+async def silent(exchange: Exchange) -> Reply:
+    await asyncio.Event().wait()
+    return {}
+
+
+ECHOES = [in_an_error, in_a_body, in_broken_json, in_a_reason, reset]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize(
+    ("method", "behaviour"),
+    [
+        *(("tools/list", each) for each in (*ECHOES, in_a_list)),
+        *(("server/discover", each) for each in ECHOES),
+        *(("tools/call", each) for each in (*ECHOES, in_a_tool_error, in_progress, silent)),
+    ],
+)
+async def test_no_answer_and_no_log_has_a_secret(
+    fake: FakeServer, method: str, behaviour: Any, goes_on: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    fake.on[method] = behaviour
+    fake.url += f"?k={URL_SECRET}"
+    tool = McpTool("fake", authorization=TOKEN, headers={"X-Secret": HEADER})
+    shown: list[Any] = [repr(tool)]
+    progress: list[CallProgress] = []
+    settings: dict[str, Any] = {
+        "on_list_error": "continue" if goes_on else "fail",
+        "timeout_s": 0.2 if behaviour is silent else 120.0,
+    }
+    async with running(registered(fake, **settings)) as runner:
+        try:
+            server = (await resolve(runner, tool))["fake"]
+            shown += [repr(server), server.tools, server.error]
+            outcome = await call(runner, server, progress=progress)
+            shown += [repr(outcome), outcome.error]
+        except ApiError as failed:
+            context = None if failed.__suppress_context__ else failed.__context__
+            shown += [failed.message, failed.param, repr(failed), repr(context)]
+    assert any(seen.headers.get("Authorization") == f"Bearer {TOKEN}" for seen in fake.seen)
+    everything = msgspec.json.encode([*shown, progress]).decode() + caplog.text
+    for secret in SECRETS:
+        assert secret not in everything
+
+
+async def test_a_result_has_no_credentials(fake: FakeServer) -> None:
+    fake.calls["add"] = in_a_result
+    tool = McpTool("fake", authorization=TOKEN, headers={"X-Secret": HEADER})
+    async with running(registered(fake)) as runner:
+        outcome = await call(runner, (await resolve(runner, tool, fetch=False))["fake"])
+    assert outcome.output is not None
+    assert "[redacted]" in outcome.output
+    assert not [secret for secret in SECRETS if secret in outcome.output]
+
+
+async def test_tenants_and_credentials_do_not_share_lists(fake: FakeServer) -> None:
+    async def listing(exchange: Exchange) -> Reply:
+        return {
+            "tools": [{**ADD, "name": exchange.request.headers.get("Authorization", "none")[7:]}],
+            "ttlMs": 10**6,
+        }
+
+    fake.on["tools/list"] = listing
+    async with running(registered(fake)) as runner:
+        for token in ("a", "b", "a"):
+            server = (await resolve(runner, McpTool("fake", authorization=token)))["fake"]
+            assert [tool.name for tool in server.tools or ()] == [token]
+    assert fake.count("tools/list") == 2
+
+
+# --- Processes --------------------------------------------------------------------------------
+
+
+async def test_a_process_that_dies_in_a_call_leaves_its_outcome_unknown(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    process = McpRegistration("files", command=(sys.executable, str(STDIO), "crash"), env=("STDIO_LOG",))
+    runner = ToolRunner(Registry(Config(mcp=(process,)), {"STDIO_LOG": str(log)}), Limits())
+    try:
+        server = (await resolve(runner, "files"))["files"]
+        outcome = await call(runner, server, "crash", "{}")
+        again = await call(runner, server, "crash", "{}")
+    finally:
+        await runner.close()
+    for each in (outcome, again):
+        assert isinstance(each.error, HttpError)
+        assert each.error.code == 502
+        assert each.error.message.endswith("Outcome unknown: the call may have run.")
+    assert log.read_text().count("tools/call") == 2
+
+
+async def test_no_request_can_name_a_command(fake: FakeServer) -> None:
+    for url in ("stdio:///bin/sh", "file:///bin/sh", "unix:///run/docker.sock", "npx mcp-server"):
+        async with running(registered(fake), urls="any") as runner:
+            with pytest.raises(InvalidRequest) as caught:
+                await resolve(runner, McpTool("x", server_url=url))
+        assert caught.value.param == "tools[1].server_url"
+        assert url not in caught.value.message
