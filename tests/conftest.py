@@ -16,16 +16,25 @@ import pytest
 from hypothesis import settings
 
 from slipring.engines.constraints import answer_grammar
+from slipring.engines.llama import models
+from slipring.engines.simulated import tokenized
+from slipring.engines.tokens.model_files import read_gguf
+from slipring.inspection import model_source
+from slipring.prompts.templates import template_renderer
+from slipring.prompts.templates.chat_template import ChatTemplate
 from slipring.prompts.tokenization.tokenizer import Tokenizer
+from tests.compiled_here import compiled_here
 from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
 from tests.postgres import postgres, postgres_server, postgres_url
 from tests.tap import Tap, tapped
 
 __all__ = [
     "all_authorities",
+    "compiled_here",
     "data_homes",
     "elsewhere",
     "grammars_tried_once",
+    "model_files_read_once",
     "one_authority",
     "outbox_tap",
     "postgres",
@@ -35,6 +44,7 @@ __all__ = [
     "smollm2",
     "surroundings",
     "tap",
+    "templates_compiled_once",
     "tiny",
     "tiny_model",
     "tiny_path",
@@ -118,6 +128,37 @@ def tokenizers_built_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tokenizer, "from_json", json_once)
         patch.setattr(Tokenizer, "from_gguf", gguf_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def model_files_read_once() -> Iterator[None]:
+    """Read the metadata of a GGUF file again only if the file has changed. Most tests with a vocabulary use
+    the same file, and reading it takes a tenth of a second."""
+    read: dict[object, dict[str, Any]] = {}
+
+    def read_once(kind: str, path: str) -> dict[str, Any]:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return read_gguf(kind, path)  # raises, with a message
+        key = path, status.st_ino, status.st_size, status.st_mtime_ns
+        if key not in read:
+            read[key] = read_gguf(kind, path)
+        return dict(read[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (models, tokenized, model_source):
+            patch.setattr(module, "read_gguf", read_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def templates_compiled_once() -> Iterator[None]:
+    """Renderers of the same chat template share it: it does not change, and is rendered dozens of times while
+    it is made. Tests of ``ChatTemplate`` make their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template_renderer, "ChatTemplate", cache(ChatTemplate))
         yield
 
 

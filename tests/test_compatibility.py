@@ -19,7 +19,7 @@ from typing import Any
 import openai
 import pytest
 import typing_extensions
-from msgspec import Struct, structs
+from msgspec import Raw, Struct, structs
 from openai.resources import beta, conversations, models, moderations, responses
 from openai.types import responses as sdk
 from openai.types.responses import (
@@ -36,19 +36,31 @@ import slipring
 from slipring import errors
 from slipring.checks import CheckEntry
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.hosted_items import HOSTED
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
+from slipring.core.hosted.tools import ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import Betas, Ports
-from slipring.core.session.actions import Action, Check, Load, Loaded, Send, Start, Weigh
+from slipring.core.session.actions import (
+    Action,
+    Check,
+    Load,
+    Loaded,
+    ResolveTools,
+    Send,
+    Start,
+    Weigh,
+)
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.errors import ApiError, UnsupportedParameter
 from slipring.protocol import events, items, requests, tools, wire
+from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
 from slipring.server.access.seal_keys import KeyedSeal
@@ -418,7 +430,8 @@ CATALOG = Catalog.of_engine(open_engine("simulated"))
 CATALOG.look_up_models()
 STORED_ITEM = items.read_item(b'{"type":"message","id":"msg_stored","role":"user","content":"x"}', "input[0]")
 SEAL = KeyedSeal([b"k" * 32])
-GOOD: Json = {"input": "hello", "store": False, "tools": [WEATHER, NOTE]}
+DOCS = {"type": "mcp", "server_label": "docs", "server_url": "https://docs.example"}
+GOOD: Json = {"input": "hello", "store": False, "tools": [WEATHER, NOTE, DOCS]}
 
 
 @dataclass
@@ -489,6 +502,10 @@ def send(frame: Json) -> Outcome:
             pending += session.loaded(action.turn, Loaded(items=stored, joined=joined), 0.0)
         elif isinstance(action, Check):
             pending += checked(session, action)
+        elif isinstance(action, ResolveTools):
+            listed = (ListedTool("search", Raw(b'{"type":"object"}')),)
+            found = {each.server_label: ResolvedServer(None, listed) for each in action.servers}
+            pending += session.resolved(action.turn, found, 0.0)
         elif isinstance(action, Weigh):
             pending += session.weighed(action, 0)
         elif isinstance(action, Start):
@@ -787,7 +804,8 @@ ITEM_SAMPLES: dict[str, list[Json]] = {
     "mcp_call": [{"type": "mcp_call", "id": "mcp_1", **APPROVAL}],
     "mcp_approval_request": [{"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL}],
     "mcp_approval_response": [
-        {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+        {"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL},
+        {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False},
     ],
     "file_search_call": [{"type": "file_search_call", "id": "fs_1", "queries": ["x"], "status": "completed"}],
     "web_search_call": [
@@ -842,7 +860,10 @@ def test_an_item_is_treated_as_the_page_says(name: str) -> None:
     check(ITEMS[name], outcome)
     if outcome.job is not None:
         kept = [json.loads(item.raw) for item in outcome.job.input]
-        if name == "compaction_trigger":
+        if name in HOSTED:
+            # Models see a call and its output, or nothing.
+            assert {item["type"] for item in kept} <= {"function_call", "function_call_output"}
+        elif name == "compaction_trigger":
             assert kept[:-1] == sample[:-1]  # and then the question for a summary
         else:
             assert kept == ([json.loads(STORED_ITEM.raw)] if name in STANDING_FOR_THE_STORED else sample)
@@ -855,11 +876,18 @@ SPOKEN = {
     "status": "completed",
     "phase": "commentary",
 }
+BROKEN = [{**ITEM_SAMPLES["mcp_call"][0], "error": "It broke."}]
+DENIAL = [
+    ITEM_SAMPLES["mcp_approval_response"][0],
+    {**ITEM_SAMPLES["mcp_approval_response"][1], "reason": "Not now."},
+]
 ITEM_FIELD_SAMPLES: dict[str, list[Json]] = {
     **{name: [SPOKEN] for name in ("type", "role", "content", "status", "phase")},
     **dict.fromkeys(("call_id", "name", "arguments", "output"), FUNCTION_CALL),
     **dict.fromkeys(("execution", "tools"), TOOL_SEARCH),
     **dict.fromkeys(("reasoning", "text"), ITEM_SAMPLES["configuration_update"]),
+    **dict.fromkeys(("server_label", "error"), BROKEN),
+    **dict.fromkeys(("approval_request_id", "approve", "reason"), DENIAL),
     **dict.fromkeys(("id", "summary"), ITEM_SAMPLES["reasoning"]),
     "namespace": [{**FUNCTION_CALL[0], "namespace": "home"}, *FUNCTION_CALL[1:]],
     "caller": [{**FUNCTION_CALL[0], "caller": {"type": "direct"}}, *FUNCTION_CALL[1:]],
@@ -876,7 +904,7 @@ def test_an_item_field_is_accepted_and_kept(name: str) -> None:
     assert any(name in item for item in sample)
     job = send({**GOOD, "input": sample}).job
     assert job is not None
-    if name != "encrypted_content":
+    if name != "encrypted_content" and not any(item["type"] in HOSTED for item in sample):
         assert [json.loads(item.raw) for item in job.input] == sample
 
 
@@ -976,7 +1004,15 @@ TOOL_SAMPLES: dict[str, Json] = {
     "shell": {"type": "shell", "environment": {"type": "local"}},
     "local_shell": {"type": "local_shell"},
     "apply_patch": {"type": "apply_patch"},
-    "mcp": {"type": "mcp", "server_label": "docs", "server_url": "https://docs.example"},
+    "mcp": {
+        "type": "mcp",
+        "server_label": "docs",
+        "server_url": "https://docs.example",
+        "allowed_tools": ["search"],
+        "headers": None,
+        "require_approval": "never",
+        "server_description": "Documents.",
+    },
     "tool_search": {"type": "tool_search", "execution": "client"},
     "programmatic_tool_calling": {"type": "programmatic_tool_calling"},
 }
@@ -1049,7 +1085,7 @@ TOOL_CHOICE_SAMPLES: Json = {
     "computer_use_preview": {"type": "computer_use_preview"},
     "image_generation": {"type": "image_generation"},
     "code_interpreter": {"type": "code_interpreter"},
-    "mcp": {"type": "mcp", "server_label": "docs"},
+    "mcp": {"type": "mcp", "server_label": "docs", "name": "search"},
     "shell": {"type": "shell"},
     "apply_patch": {"type": "apply_patch"},
     "programmatic_tool_calling": {"type": "programmatic_tool_calling"},

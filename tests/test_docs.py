@@ -38,6 +38,8 @@ from tests.harness import Running, serve
 from tests.model import ServeModel
 from tests.snippets import run_snippet
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))

@@ -8,8 +8,6 @@ import ast
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 SRC = Path(__file__).parent.parent / "src" / "slipring"
 
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -83,9 +81,14 @@ def is_pure_mcp(path: Path) -> bool:
 
 
 @cache
+def syntax_tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """Every import in a file, those for type checkers included."""
-    nodes = ast.walk(ast.parse(path.read_text()))
+    nodes = ast.walk(syntax_tree(path))
     return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
@@ -106,25 +109,33 @@ def imports(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SRC)))
-def test_imports_follow_the_arrows(path: Path) -> None:
-    allowed = ALLOWED[layer_of(path)]
-    for name in imports(path):
-        if name == "slipring" or name.startswith("slipring."):
-            inner = name.removeprefix("slipring").removeprefix(".")
-            assert any(inner == arrow or (arrow and inner.startswith(f"{arrow}.")) for arrow in allowed), (
-                f"{path.relative_to(SRC)} must not import {name}"
-            )
+def within_the_package(path: Path) -> list[str]:
+    """The modules of this package that a file imports, without the package's name."""
+    names = [name for name in imports(path) if name == "slipring" or name.startswith("slipring.")]
+    return [name.removeprefix("slipring").removeprefix(".") for name in names]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in modules() if layer_of(path) in PURE or is_pure_mcp(path)],
-    ids=lambda path: str(path.relative_to(SRC)),
-)
-def test_the_core_is_pure(path: Path) -> None:
-    roots = {name.split(".")[0] for name in imports(path)}
-    assert not roots & IMPURE_MODULES
+def test_imports_follow_the_arrows() -> None:
+    found = [
+        f"{path.relative_to(SRC)} must not import slipring.{name}"
+        for path in modules()
+        for name in within_the_package(path)
+        if not any(
+            name == arrow or (arrow and name.startswith(f"{arrow}.")) for arrow in ALLOWED[layer_of(path)]
+        )
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_core_is_pure() -> None:
+    found = [
+        f"{path.relative_to(SRC)} must not import {name}"
+        for path in modules()
+        if layer_of(path) in PURE or is_pure_mcp(path)
+        for name in imports(path)
+        if name.split(".")[0] in IMPURE_MODULES
+    ]
+    assert not found, "\n".join(found)
 
 
 def modules_imported_by(path: Path) -> set[Path]:
@@ -194,25 +205,25 @@ def test_every_layer_has_its_arrows() -> None:
 def test_nothing_but_the_server_asks_which_transport_it_is() -> None:
     for path in modules():
         if layer_of(path) in ("protocol", "core", "engines", "stores"):
-            names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+            names = {node.id for node in ast.walk(syntax_tree(path)) if isinstance(node, ast.Name)}
             assert not {name for name in names if "websocket" in name.lower() or name.lower() == "sse"}, path
 
 
 def test_every_module_says_what_it_owns() -> None:
     for path in modules():
-        assert ast.get_docstring(ast.parse(path.read_text())), path
+        assert ast.get_docstring(syntax_tree(path)), path
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in modules() if layer_of(path) == "core"],
-    ids=lambda path: str(path.relative_to(SRC)),
-)
-def test_within_the_core_session_imports_turn_and_turn_imports_chain_and_checks(path: Path) -> None:
-    order = ("checks", "chain", "", "hosted", "turn", "session")
-    part = path.relative_to(SRC).parts[1] if len(path.relative_to(SRC).parts) > 2 else ""
-    later = tuple(f"slipring.core.{name}." for name in order[order.index(part) + 1 :] if name)
-    assert not [name for name in imports(path) if f"{name}.".startswith(later)]
+def test_within_the_core_session_imports_turn_and_turn_imports_chain_and_checks() -> None:
+    order, found = ("checks", "chain", "", "hosted", "turn", "session"), []
+    for path in modules():
+        if layer_of(path) == "core":
+            parts = path.relative_to(SRC).parts
+            part = parts[1] if len(parts) > 2 else ""
+            later = tuple(f"slipring.core.{name}." for name in order[order.index(part) + 1 :] if name)
+            wrong = [name for name in imports(path) if f"{name}.".startswith(later)]
+            found += [f"{path.relative_to(SRC)} must not import {name}" for name in wrong]
+    assert not found, "\n".join(found)
 
 
 def test_no_modules_of_core_and_protocol_import_each_other_in_a_circle() -> None:

@@ -8,6 +8,8 @@ import pytest
 from tests.relay import RelayedSocket, Served
 from tests.snippets import run_snippet
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ANSWER = "This is a simulated answer"
 

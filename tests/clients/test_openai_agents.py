@@ -15,6 +15,8 @@ from tests import late
 from tests.harness import PuppetEngine
 from tests.relay import Served
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 Json = dict[str, Any]
 TWO_CALLS = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=2"
 ANSWER = "This is a simulated answer"

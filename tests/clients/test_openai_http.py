@@ -21,6 +21,8 @@ from tests.harness import WEATHER, PuppetEngine
 from tests.relay import Served
 from tests.test_compatibility import ITEM_SAMPLES
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 Json = dict[str, Any]
 MODEL = "simulated"
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Change a file", "format": {"type": "text"}}

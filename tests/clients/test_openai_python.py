@@ -16,6 +16,8 @@ from websockets.exceptions import InvalidStatus
 from tests.harness import TERMINAL, WEATHER, PuppetEngine
 from tests.relay import Relay, Served
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 Json = dict[str, Any]
 MODEL = "simulated"
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Change a file", "format": {"type": "text"}}

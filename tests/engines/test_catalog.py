@@ -155,6 +155,6 @@ async def test_health_names_the_engine_in_trouble() -> None:
 
 def test_the_documented_table_is_valid(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
-    _, example = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    _, example, _ = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     config = load(written(tmp_path, example), {})
     assert [model.name for model in config.models] == ["small", "large"]

@@ -23,6 +23,8 @@ from tests.model import ServeModel
 from tests.prompts.templates.detection.test_format_detection import KNOWN
 from tests.prompts.templates.family_templates import source_of
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 HEADER = {"OpenAI-Beta": "slipring_tool_output=v1"}
 LOG = "".join(f"test number {number} of the module passed in {number % 7} ms\n" for number in range(60))
 ASK: dict[str, Any] = {"input": "Run the tests.", "tools": [WEATHER], "store": False}

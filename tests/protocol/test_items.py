@@ -158,6 +158,15 @@ def test_every_type_is_either_supported_or_carried():
 
 
 GOOD: list[Json] = [
+    {
+        "type": "mcp_list_tools",
+        "id": "mcpl_1",
+        "server_label": "s",
+        "tools": [{"name": "t", "input_schema": {"type": "object"}, "annotations": {"read_only": True}}],
+    },
+    {"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "t", "arguments": "{}", "output": "3"},
+    {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "s", "name": "t", "arguments": "{}"},
+    {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False, "reason": "no"},
     {"type": "message", "role": "developer", "content": "x", "phase": "commentary", "id": "msg_1"},
     {
         "type": "message",

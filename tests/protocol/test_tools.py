@@ -8,11 +8,10 @@ from msgspec import UNSET, Raw
 
 from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.definitions import Definitions, Grammar
+from slipring.protocol.definitions import MOST_TOOLS, Definitions, Grammar
 from slipring.protocol.tools import (
     AUTO,
     HOSTED_TYPES,
-    MOST_TOOLS,
     NO_TOOLS,
     FunctionTool,
     Offer,
@@ -107,7 +106,6 @@ def test_a_function_is_echoed_with_the_keys_that_clients_require():
         {"type": "custom", "name": "c", "description": "d", "format": {**REGEX, "definition": "a+"}},
         {"type": "tool_search", "execution": "client", "description": "d", "parameters": {"a": 1}},
         SEARCH,
-        {"type": "mcp", "server_label": "s", "server_url": "https://a.example", "headers": {"k": "v"}},
         {"type": "from_the_future", "x": 1},
     ],
     ids=lambda tool: tool["type"],
@@ -314,7 +312,7 @@ def test_requiring_a_call_of_hosted_tools_only_is_refused():
         choose({"type": "allowed_tools", "mode": "required", "tools": [SEARCH]}, F, SEARCH)
 
 
-@pytest.mark.parametrize("kind", ["web_search", "mcp", "shell", "apply_patch", "from_the_future"])
+@pytest.mark.parametrize("kind", ["web_search", "shell", "apply_patch", "from_the_future"])
 def test_a_hosted_tool_cannot_be_chosen(kind):
     with pytest.raises(UnsupportedParameter) as caught:
         choose({"type": kind}, F)

@@ -10,8 +10,9 @@ from slipring.core.ports import NO_BETAS
 from slipring.core.session import client_events
 from slipring.errors import ApiError
 from slipring.protocol import wire
+from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.items import MOST_ITEMS, MOST_PARTS
-from slipring.protocol.tools import MOST_TOOLS, ToolChoice
+from slipring.protocol.tools import ToolChoice
 from tests.api import Api
 from tests.harness import serve
 

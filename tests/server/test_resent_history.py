@@ -11,6 +11,8 @@ from tests.engines.fakes.tokens import decoded
 from tests.engines.test_vllm import fake_vllm
 from tests.harness import WEATHER, Running, read_sse, serve
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 Json = dict[str, Any]
 Create = Callable[..., Awaitable[Json]]
 ENGINE = "simulated:tokens_per_s=0,output_tokens=8,tool_calls=2,digest=true"

@@ -44,6 +44,8 @@ from slipring.protocol.events import (
     OutputTextAnnotationAdded,
     SteerRef,
 )
+from slipring.protocol.hosted.mcp_items import ToolError
+from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool
 from slipring.protocol.items import (
     CARRIED_TYPES,
     FORMS,
@@ -75,7 +77,7 @@ _ITEM_BODIES = tuple(dict.fromkeys(FORMS.values()))
 _REQUEST_TYPES: tuple[Any, ...] = (
     *(CreateRequest, CompactRequest, CreateConversation, UpdateConversation, AddItems, ModerationRequest),
     *(TextPart, ImagePart),
-    *(FunctionTool, CustomTool, NamespaceTool, NamedTool, ChoiceObject),
+    *(FunctionTool, CustomTool, NamespaceTool, McpTool, NamedTool, ChoiceObject),
     *(ConversationRef, Management, JsonSchemaFormat),
     *_ITEM_BODIES,
 )
@@ -97,7 +99,7 @@ def components() -> dict[str, Schema]:
     answers = _generated((*_ANSWER_TYPES, *events))
     for type_ in _structs((*_ANSWER_TYPES, *events)):
         _require_all(answers[type_.__name__], type_)
-    found = requests | answers
+    found = answers | requests  # what clients send too may lack fields that the server always sends
     for type_, fields in _raw_fields().items():
         for name, schema in fields.items():
             # Replaces the generated schema, except for its default.
@@ -143,6 +145,8 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
         FunctionTool: {"parameters": _or_null(_OBJECT), "output_schema": _or_null(_OBJECT)},
         CustomTool: {"format": _or_null(_OBJECT)},
         JsonSchemaFormat: {"schema": _OBJECT},
+        ListedTool: {"input_schema": _OBJECT},
+        ToolError: {"content": _list_of(_OBJECT)},
         ChoiceObject: {"tools": _or_null(_list_of(ref(NamedTool)))},
         Response: {
             "instructions": {"type": ["string", "null"]},
@@ -160,7 +164,7 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
 
 def _unions(found: dict[str, Schema]) -> dict[str, Schema]:
     """Return the schemas of unions that have no type in the code: a field selects the member."""
-    callable_tools = (FunctionTool, CustomTool, NamespaceTool)
+    callable_tools = (FunctionTool, CustomTool, NamespaceTool, McpTool)
     their_types = [inspect.type_info(tool).tag for tool in callable_tools]  # type: ignore[attr-defined]
     items = {f"{kind}_input": _item(kind, found[body.__name__]) for kind, body in FORMS.items()}
     carried = {

@@ -13,8 +13,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.definitions import Definitions, Grammar, read_grammar
-from slipring.protocol.hosted.mcp_tools import MOST_TOOLS, KeptServer, model_name
+from slipring.protocol.definitions import MOST_TOOLS, Definitions, Grammar, read_grammar
+from slipring.protocol.hosted.mcp_tools import KeptServer, model_name
 from slipring.protocol.items import TOOL_SEARCH, Name
 from slipring.protocol.wire import NULL, given
 

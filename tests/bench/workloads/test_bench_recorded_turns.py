@@ -16,6 +16,8 @@ from slipring.bench.workloads.replay import read_recording
 from tests.bench.stage import TOOL, faults, measured, recording, tiny
 from tests.harness import WEATHER, serve
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 CALLING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=2"
 REPLAYING = "simulated:tokens_per_s=0,output_tokens=5,digest=true"
 TASK = "Mend the roof."

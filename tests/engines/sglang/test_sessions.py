@@ -21,6 +21,8 @@ from tests.engines.test_contract import text_of
 from tests.engines.test_prefill import LOG, output, stream
 from tests.harness import WEATHER, Running, Socket, serve
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 
 class WithSessions(FakeSglang):
     has_sessions = True

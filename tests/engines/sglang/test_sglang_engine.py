@@ -18,6 +18,8 @@ from tests.engines.fakes.vllm import tokens_of
 from tests.engines.test_contract import text_of
 from tests.harness import WEATHER, Running, serve
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 ASK: dict[str, Any] = {"input": "hello", "store": False}
 TELL_LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"]}
 BOTH_WAYS = pytest.mark.parametrize("incremental", [False, True])

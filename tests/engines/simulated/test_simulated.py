@@ -23,6 +23,8 @@ from slipring.protocol.tools import Offer
 from slipring.sandbox.sandbox import TooExpensive
 from tests.harness import WEATHER, Socket, serve
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 Json = dict[str, Any]
 ADD = {
     "type": "function",

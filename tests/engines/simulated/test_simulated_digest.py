@@ -10,6 +10,8 @@ import pytest
 
 from tests.harness import WEATHER, Running, Socket, serve
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 Json = dict[str, Any]
 VOCABULARIES = ("", "vocabulary=smollm2")
 HEAD = {"instructions": "Be brief.", "tools": [WEATHER]}

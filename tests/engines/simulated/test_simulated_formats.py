@@ -39,6 +39,8 @@ from tests.prompts.template_texts import PLAIN
 from tests.prompts.templates.family_templates import NAMES, source_of
 from tests.prompts.vocabulary import smollm2_metadata
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 Json = dict[str, Any]
 TOKEN = re.compile(
     r"<\|[^<>|\s']*\|>|<[^<>|\s']+\|>|<\|[a-z_]+>|<｜[^<>]*?｜>|｜DSML｜|\[/?[A-Z_]+\]|\]~!?b\[?\]?|\[e~\["

@@ -26,6 +26,8 @@ from tests.engines.fakes.tokens import tokenizer_directory
 from tests.harness import WEATHER, Running, Socket, serve
 from tests.prompts.vocabulary import package_file
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 Json = dict[str, Any]
 HEAD = {"instructions": "Be brief.", "tools": [WEATHER]}
 ASK = {"type": "message", "role": "user", "content": "What is the weather in Rome? " * 20}

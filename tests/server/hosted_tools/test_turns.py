@@ -33,9 +33,12 @@ def types(events: list[Json]) -> list[str]:
 async def test_a_call_runs_inside_one_response(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("OPERATOR_KEY", "key-of-the-operator")
     engine = scripted(tmp_path, [{"text": "Let me see."}, call(a=1, b=2)], [{"text": "It is 3."}])
-    async with serving(FakeServer(modern=True)) as fake, serve(engine, mcp=(registered(fake),)) as running:
-        async with running.connect() as socket:
-            events = await socket.turn(input="1 + 2?", tools=[server()])
+    async with (
+        serving(FakeServer(modern=True)) as fake,
+        serve(engine, mcp=(registered(fake),)) as running,
+        running.connect() as socket,
+    ):
+        events = await socket.turn(input="1 + 2?", tools=[server()])
     assert types(events)[2:6] == [
         "output_item.added",
         "mcp_list_tools.in_progress",

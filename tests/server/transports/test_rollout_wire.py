@@ -13,6 +13,8 @@ from tests.harness import TERMINAL, WEATHER, PuppetEngine, Socket, serve
 from tests.server.cluster.test_parking import cut
 from tests.server.raw import until
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 Json = dict[str, Any]
 HEADER = {"OpenAI-Beta": "slipring_rollout=v1, responses_multi_agent=v1"}
 LOOP = "simulated:tokens_per_s=0,output_tokens=4,tool_calls=3"

@@ -11,6 +11,8 @@ from slipring.engines.simulated.options import read_options
 from tests.harness import TERMINAL, WEATHER, Socket, serve
 from tests.server.raw import until
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 Json = dict[str, Any]
 HEADER = {"OpenAI-Beta": "slipring_tool_output=v1, slipring_rollout=v1"}
 ASK: Json = {"input": "How is the weather?", "tools": [WEATHER], "store": False}

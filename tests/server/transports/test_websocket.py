@@ -22,6 +22,8 @@ from slipring.core.limits import Limits
 from slipring.errors import RateLimited, ServerError
 from tests.harness import FAST, TERMINAL, WEATHER, Performance, PuppetEngine, Socket, serve
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 Json = dict[str, Any]
 TOOLS = "simulated:tokens_per_s=0,tool_calls=2"
 ONE_CALL = "simulated:tokens_per_s=0,tool_calls=1"

@@ -14,12 +14,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
+from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.wire import given
 
 Label = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]
 ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
-MOST_TOOLS = 2000
-"""Per list, including tools inside namespaces. Reading more would block the event loop for too long."""
 MOST_SERVERS = 64
 """Per request."""
 _WORDS = b'"mcp"'

@@ -15,9 +15,9 @@ from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, Re
 from slipring.core.limits import Limits
 from slipring.errors import ExternalConnectorError, InvalidRequest
 from slipring.mcp import HttpServer, McpFailure, Outcome, Pool, ProgressUpdate, Redaction, Tool
+from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.mcp_items import CallError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import (
-    MOST_TOOLS,
     ListedTool,
     McpTool,
     ToolHints,

@@ -1,0 +1,33 @@
+"""Sandboxes without child processes, for tests whose subject is neither the sandbox nor its limits.
+
+A child takes a fifth of a second of CPU time to start, as much as dozens of turns. In modules that use
+``compiled_here``, the child's own code carries out the calls in a thread of this process. Queue, cache and
+the encoding of calls and outcomes are the same. ``tests/sandbox``, ``tests/server/test_compiling.py``,
+``tests/engines/test_contract.py`` and the attacks use real children.
+"""
+
+import asyncio
+
+import pytest
+from msgspec import structs
+
+from slipring.sandbox import child, pipe_messages
+from slipring.sandbox.child_process import ChildProcess
+from slipring.sandbox.pipe_messages import Answer, Outcome
+
+_UNLIMITED_BYTES = 2**62
+
+
+async def _run(process: ChildProcess, data: bytes) -> Outcome:
+    # A timeout of 0 switches the timer off, whose signal would end this process.
+    setup = structs.replace(process._setup, timeout_s=0.0, memory_bytes=_UNLIMITED_BYTES)
+    call = pipe_messages.decode_call(data)
+    reply = pipe_messages.decode_reply(await asyncio.to_thread(child._answer, call, setup))
+    assert isinstance(reply, Answer)
+    return reply.outcome
+
+
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Carry out the calls of sandboxes in this process."""
+    monkeypatch.setattr(ChildProcess, "run", _run)
