@@ -71,7 +71,7 @@ test-router: .venv/.dev .venv-router/.ready ## real routers in front of two serv
 test-traces: .venv/.dev .venv-traces/.ready ## traces in a real receiver, MLflow (installs about 860 MB)
 	SLIPRING_TEST_TRACES=$(CURDIR)/.venv-traces/bin $(BIN)/python -m pytest -m traces $(ARGS)
 
-test-pii: .venv/.dev .venv-pii/.ready ## the safety check for personal data, with Presidio (installs about 300 MB)
+test-pii: .venv/.dev .venv-pii/.ready ## the safety check for personal data, with Presidio (installs about 350 MB)
 	PYTHONPATH=$(CURDIR)/.venv-pii $(BIN)/python -m pytest -m pii $(ARGS)
 
 test-templates: .venv/.dev ## the chat templates in a directory: formats, first prompts, loops by delta, parsing (DIR=…)

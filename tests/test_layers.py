@@ -23,7 +23,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "recording": (),
-    "sandbox": ("errors", "sandbox"),
+    "sandbox": ("errors", "core.tenant_cache", "sandbox"),
     "engines": (
         *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
         *("prompts", "sandbox", "engines", "spelling", "observation.live"),
@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mcp": ("", "mcp"),
     "safety": (
         *("errors", "checks", "protocol", "sandbox", "core.checks", "core.chain", "core.generation"),
-        *("core.turn.response_object", "safety"),
+        *("core.tenant_cache", "core.turn.response_object", "safety"),
     ),
     "stores": ("errors", "protocol", "core", "stores"),
     "observation": ("protocol.timing", "observation"),

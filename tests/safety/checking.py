@@ -6,9 +6,9 @@ from typing import Any
 
 from slipring.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
+from slipring.core.tenant_cache import TenantCache
 from slipring.safety.running_check import RunningCheck
 from slipring.safety.source import Findings
-from slipring.safety.verdict_cache import VerdictCache
 from tests.safety.guarding import BAD
 
 
@@ -102,6 +102,6 @@ class Clock:
 async def running(source: ControlledSource, clock: Clock | None = None, **fields: Any) -> RunningCheck:
     """A check with a controlled source, started."""
     entry = CheckEntry("c", "controlled", **fields)
-    check = RunningCheck(entry, source, VerdictCache(), clock or Clock())
+    check = RunningCheck(entry, source, TenantCache(2**24), clock or Clock())
     await check.start()
     return check

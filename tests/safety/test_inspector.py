@@ -17,7 +17,12 @@ B = CheckEntry("b", "controlled", subjects=("message", "answer"), context=2)
 
 async def inspector(*entries: CheckEntry, **policies: Any) -> Inspector:
     made = Inspector(
-        entries, PolicyEntries(**policies), NO_ENGINES, Clock(), lambda entry, engines: ControlledSource()
+        entries,
+        PolicyEntries(**policies),
+        NO_ENGINES,
+        Clock(),
+        cache_bytes=2**20,
+        open_by_entry=lambda entry, engines: ControlledSource(),
     )
     await made.start()
     return made
@@ -57,16 +62,14 @@ async def test_a_policy_has_everything_that_a_gate_needs() -> None:
     assert found.checks == {"a": a, "b": b}
 
 
-async def test_each_subject_gets_the_verdicts_of_the_checks_for_its_kind() -> None:
+async def test_checks_inspect_by_themselves() -> None:
     found = await inspector(A, B)
-    checks = found.policy_of(model="m", tenant="t").checks
-    subjects = [said(BAD), said("tea", side="output", kind="answer"), said("x", kind="summary")]
-    verdicts = await found.inspect_all(checks, subjects, "t")
+    verdicts = [await found.inspect(name, [said(BAD), said("tea")], "t") for name in "ab"]
     assert [[(each.check, each.flagged) for each in own] for own in verdicts] == [
-        [("a", True), ("b", True)],
-        [("b", False)],
-        [],
+        [("a", True), ("a", False)],
+        [("b", True), ("b", False)],
     ]
+    assert [(each.name, each.flagged, each.passed) for each in found.status()] == [("a", 1, 1), ("b", 1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ async def test_each_subject_gets_the_verdicts_of_the_checks_for_its_kind() -> No
 )
 async def test_a_check_that_cannot_start_is_named(entry: CheckEntry, reason: str) -> None:
     async def start() -> None:
-        made = Inspector([entry], PolicyEntries(), NO_ENGINES, Clock())
+        made = Inspector([entry], PolicyEntries(), NO_ENGINES, Clock(), cache_bytes=2**20)
         try:
             await made.start()
         finally:

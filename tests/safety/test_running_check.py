@@ -79,6 +79,26 @@ async def test_a_batch_is_bounded() -> None:
     assert source.most_running <= check.entry.at_once
 
 
+async def test_long_texts_are_not_sent_together() -> None:
+    source = ControlledSource()
+    check = await running(source)
+    half = "x" * 140_000
+    await verdicts(check, "a", half, f"{half}y", "b", "x" * 300_000)
+    assert [[len(text) for text in texts] for _, texts in source.calls] == [
+        [1, 140_000],
+        [140_001, 1],
+        [300_000],
+    ]
+
+
+async def test_many_pieces_are_sent_in_several_calls() -> None:
+    source = ControlledSource()
+    check = await running(source, max_chars=10)
+    (found,) = await verdicts(check, "x" * 801 + BAD)
+    assert found.flagged
+    assert [len(texts) for _, texts in source.calls] == [32, 32, 26]
+
+
 async def test_texts_past_the_bound_fail_at_once() -> None:
     source = ControlledSource()
     check = await running(source)

@@ -80,6 +80,11 @@ class Limits:
     max_compiles_waiting: int = _limit(
         16, "grammars and schemas of one tenant that may wait to be compiled; further ones get a 429"
     )
+    verdict_cache_bytes: int = _limit(
+        32 * _MIB,
+        "remembered verdicts of safety checks about texts, of which one tenant may use an eighth; and as much"
+        " again for those about items",
+    )
     compile_cache_bytes: int = _limit(
         64 * _MIB, "cache of compiled and refused grammars and schemas; one tenant may use an eighth of it"
     )
@@ -118,9 +123,6 @@ class Limits:
         "how long a context is kept to recognise a history that a client sends again; 0: not at all",
     )
     recognised_bytes: int = _limit(256 * _MIB, "memory for such contexts in one process")
-    inspected_bytes: int = _limit(
-        64 * _MIB, "memory in which one process remembers the verdicts of safety checks about items"
-    )
     max_age_s: float = _limit(3600.0, "age at which a client is asked to reconnect and its connection closes")
     age_grace_s: float = _limit(60.0, "time for running responses to finish after max_age_s")
     idle_timeout_s: float = _limit(0.0, "time without messages after which a connection closes; 0: never")

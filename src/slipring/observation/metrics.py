@@ -265,7 +265,7 @@ CACHE_EVICTIONS = Metric(
     "States that were evicted, by the limit that was exceeded.",
     (Label("scope", SCOPES),),
 )
-MEMORY_USES = ("states", "parked", "recognised", "requests", "unread", "compiled")
+MEMORY_USES = ("states", "parked", "recognised", "requests", "unread", "compiled", "verdicts")
 MEMORY_BYTES = Metric(
     "slipring_memory_bytes",
     "gauge",

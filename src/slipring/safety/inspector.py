@@ -1,18 +1,17 @@
 """The inspector: all checks of a server, and the policy of each turn."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 
 from slipring.checks import CheckEntry, PolicyEntries
 from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.tenant_cache import TenantCache
 from slipring.errors import ModelNotFound, StartupError
 from slipring.safety.running_check import CheckStatus, RunningCheck
 from slipring.safety.source import Source
 from slipring.safety.sources.catalog import naming, open_source
 from slipring.safety.sources.guard import Engines
-from slipring.safety.verdict_cache import VerdictCache
 
 
 class Inspector:
@@ -24,6 +23,8 @@ class Inspector:
         policies: PolicyEntries,
         engines: Engines,
         clock: Callable[[], float],
+        *,
+        cache_bytes: int,
         open_by_entry: Callable[[CheckEntry, Engines], Source] = open_source,
     ) -> None:
         """Opens the sources without starting them. Raises ``StartupError``."""
@@ -32,7 +33,7 @@ class Inspector:
         self._models, self._tenants, self._keys = map(
             dict, (policies.models, policies.tenants, policies.keys)
         )
-        self.cache = VerdictCache()
+        self.cache: TenantCache[Verdict] = TenantCache(cache_bytes)
         self._running = {
             entry.name: RunningCheck(entry, open_by_entry(entry, engines), self.cache, clock)
             for entry in entries
@@ -78,25 +79,6 @@ class Inspector:
         """The verdicts of one check, one for each subject, within its timeout. A verdict that is ``failed``
         tells why there is no answer: nothing else is raised."""
         return await self._running[check].inspect(subjects, tenant)
-
-    async def inspect_all(
-        self, checks: Sequence[Check], subjects: Sequence[Subject], tenant: str
-    ) -> list[list[Verdict]]:
-        """For each subject, the verdicts of the checks that inspect subjects of its kind."""
-        places = [
-            [index for index, subject in enumerate(subjects) if check.inspects(subject)] for check in checks
-        ]
-        answers = await asyncio.gather(
-            *(
-                self.inspect(check.name, [subjects[index] for index in own], tenant)
-                for check, own in zip(checks, places, strict=True)
-            )
-        )
-        found: list[list[Verdict]] = [[] for _ in subjects]
-        for own, verdicts in zip(places, answers, strict=True):
-            for index, verdict in zip(own, verdicts, strict=True):
-                found[index].append(verdict)
-        return found
 
     def status(self) -> list[CheckStatus]:
         """What operators see of each check."""

@@ -13,14 +13,14 @@ from msgspec import Struct, structs
 from slipring.checks import ANY_CATEGORY, CheckEntry
 from slipring.core.checks.policies import Check
 from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.tenant_cache import Key, TenantCache
 from slipring.safety.breaker import Breaker
 from slipring.safety.source import Findings, Source, SourceFailed
-from slipring.safety.verdict_cache import Key, VerdictCache
 
 log = logging.getLogger("slipring")
 
 _MAX_BATCH = 32
-"""Texts in one call of a source."""
+"""Texts, or pieces of texts, in one call of a source."""
 _MAX_WAITING = 1024
 """Texts of one tenant that wait for one check. Further ones fail at once."""
 _MAX_BREAKERS = 1024
@@ -28,7 +28,11 @@ _OVERLAP = 10
 """One part in this many of a piece of a long text is repeated in the next piece."""
 _OWN_THRESHOLD = 0.5
 """The score from which a category is flagged if neither settings nor source say anything."""
-_STOPPING = "the server is stopping"
+_LONG_CHARS = 256 * 1024
+"""The digest of a longer text is computed in a thread."""
+_CATEGORY_BYTES = 150
+"""Of a remembered verdict: the memory of one category and its score."""
+_STOPPING, _NO_TEXT = "the server is stopping", "the text is not valid Unicode"
 
 FailureKind = Literal["timeout", "source", "breaker", "overload", "invalid", "error", "closed"]
 """``source``: it said why. ``breaker``: it was not asked. ``overload``: too many texts wait. ``invalid``: the
@@ -75,7 +79,7 @@ class RunningCheck:
     """
 
     def __init__(
-        self, entry: CheckEntry, source: Source, cache: VerdictCache, clock: Callable[[], float]
+        self, entry: CheckEntry, source: Source, cache: TenantCache[Verdict], clock: Callable[[], float]
     ) -> None:
         self.entry = entry
         self._source = source
@@ -88,7 +92,7 @@ class RunningCheck:
         self._version = ""
         self._queue: OrderedDict[str, deque[_Waiting]] = OrderedDict()
         """By tenant, in the order of their next turns."""
-        self._pending: dict[tuple[str, Key], _Waiting] = {}
+        self._pending: dict[Key, _Waiting] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._closed = False
         self._last_failure = ""
@@ -109,8 +113,8 @@ class RunningCheck:
         for call in (calls := list(self._calls)):
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        for (tenant, _), waiting in list(self._pending.items()):
-            self._settle(waiting, self._failure("closed", _STOPPING), tenant)
+        for waiting in list(self._pending.values()):
+            self._settle(waiting, self._failure("closed", _STOPPING))
         await self._source.close()
 
     def check(self) -> Check:
@@ -150,7 +154,11 @@ class RunningCheck:
 
     async def inspect(self, subjects: Sequence[Subject], tenant: str) -> list[Verdict]:
         """One verdict for each subject, within the check's timeout. Raises nothing but a cancellation."""
-        answers = [self._begin(subject, tenant) for subject in subjects]
+        digests = [await self._digest(subject) for subject in subjects]
+        answers = [
+            self._begin(subject, (tenant, digest)) if digest else self._failure("invalid", _NO_TEXT)
+            for subject, digest in zip(subjects, digests, strict=True)
+        ]
         pending = {each for each in answers if isinstance(each, asyncio.Future)}
         if pending:
             self._dispatch()
@@ -169,22 +177,23 @@ class RunningCheck:
     def _too_late(self) -> str:
         return f"no answer within {self.entry.timeout_s:g} s"
 
-    def _begin(self, subject: Subject, tenant: str) -> "Verdict | asyncio.Future[Verdict]":
+    async def _digest(self, subject: Subject) -> bytes:
+        """Identifies this check's verdict about a subject; empty if the subject is not valid Unicode."""
+        if len(subject.text) > _LONG_CHARS:
+            return await asyncio.to_thread(_digest, self.entry.name, self._version, subject)
+        return _digest(self.entry.name, self._version, subject)
+
+    def _begin(self, subject: Subject, key: Key) -> "Verdict | asyncio.Future[Verdict]":
         """A verdict that is known, or the future of one."""
-        try:
-            digest = blake2b(msgspec.msgpack.encode(subject), digest_size=20).digest()
-        except UnicodeEncodeError:
-            return self._failure("invalid", "the text is not valid Unicode")
-        key = self.entry.name, self._version, digest
-        if (known := self._cache.find(tenant, key)) is not None:
+        if (known := self._cache.find(key)) is not None:
             self._counts["remembered"] += 1
             return known
-        if (waiting := self._pending.get((tenant, key))) is not None:
+        if (waiting := self._pending.get(key)) is not None:
             return waiting.future
-        own = self._queue.setdefault(tenant, deque())
+        own = self._queue.setdefault(key[0], deque())
         if len(own) >= _MAX_WAITING:
             return self._failure("overload", "too many texts wait for it")
-        waiting = self._pending[tenant, key] = _Waiting(key, subject)
+        waiting = self._pending[key] = _Waiting(key, subject)
         own.append(waiting)
         return waiting.future
 
@@ -192,14 +201,14 @@ class RunningCheck:
         """Start calls for what waits, as many as may run."""
         while self._queue and len(self._calls) < self.entry.at_once and not self._closed:
             tenant, own = next(iter(self._queue.items()))
-            batch = [own.popleft() for _ in range(min(len(own), _MAX_BATCH))]
+            batch = _take_batch(own)
             del self._queue[tenant]
             if own:
                 self._queue[tenant] = own  # at the end: the others' turns come first
             breaker = self._breakers.get(tenant)
             if breaker is not None and not breaker.admits():
                 for waiting in batch:
-                    self._settle(waiting, self._failure("breaker", self._last_failure), tenant)
+                    self._settle(waiting, self._failure("breaker", self._last_failure))
                 continue
             call = asyncio.create_task(self._call(batch, tenant))
             self._calls.add(call)
@@ -227,16 +236,20 @@ class RunningCheck:
             self._busy_s += self._clock() - began
             for waiting in batch:  # after a cancellation
                 if not waiting.future.done():
-                    self._settle(waiting, self._failure("closed", _STOPPING), tenant)
+                    self._settle(waiting, self._failure("closed", _STOPPING))
 
     async def _ask(self, subjects: list[Subject], tenant: str) -> list[Findings]:
         """Ask about subjects, long ones in pieces."""
         pieces = [self._pieces(subject) for subject in subjects]
         asked = [piece for each in pieces for piece in each]
-        found = await self._source.inspect(asked, tenant)
-        if len(found) != len(asked) or not all(isinstance(each, Findings) for each in found):
-            raise SourceFailed(f"it gave {len(found)} answers about {len(asked)} texts")
-        remaining = iter(found)
+        answers: list[Findings] = []
+        for at in range(0, len(asked), _MAX_BATCH):
+            part = asked[at : at + _MAX_BATCH]
+            found = await self._source.inspect(part, tenant)
+            if len(found) != len(part) or not all(isinstance(each, Findings) for each in found):
+                raise SourceFailed(f"it gave {len(found)} answers about {len(part)} texts")
+            answers += found
+        remaining = iter(answers)
         return [_merged([next(remaining) for _ in each]) for each in pieces]
 
     def _pieces(self, subject: Subject) -> list[Subject]:
@@ -257,17 +270,18 @@ class RunningCheck:
             self._breakers.pop(tenant, None)
         for waiting, found in zip(batch, findings, strict=True):
             if found.failed is not None:
-                self._settle(waiting, self._failure("source", found.failed), tenant)
+                self._settle(waiting, self._failure("source", found.failed))
                 continue
             verdict = self._verdict(found, ms)
             self._counts["flagged" if verdict.flagged else "passed"] += 1
-            self._cache.put(tenant, waiting.key, structs.replace(verdict, ms=0.0))
-            self._settle(waiting, verdict, tenant)
+            size_bytes = _CATEGORY_BYTES * len(verdict.scores)
+            self._cache.put(waiting.key, structs.replace(verdict, ms=0.0), size_bytes)
+            self._settle(waiting, verdict)
 
     def _fail(self, batch: list[_Waiting], tenant: str, kind: FailureKind, reason: str) -> None:
         self._count_failure(tenant, reason)
         for waiting in batch:
-            self._settle(waiting, self._failure(kind, reason), tenant)
+            self._settle(waiting, self._failure(kind, reason))
 
     def _count_failure(self, tenant: str, reason: str) -> None:
         log.warning("check %s gave no answer: %s", self.entry.name, reason)
@@ -304,10 +318,29 @@ class RunningCheck:
     def _unanswered(self, reason: str) -> Verdict:
         return Verdict(check=self.entry.name, version=self._version, flagged=False, failed=reason)
 
-    def _settle(self, waiting: _Waiting, verdict: Verdict, tenant: str) -> None:
-        self._pending.pop((tenant, waiting.key), None)
+    def _settle(self, waiting: _Waiting, verdict: Verdict) -> None:
+        self._pending.pop(waiting.key, None)
         if not waiting.future.done():
             waiting.future.set_result(verdict)
+
+
+def _digest(check: str, version: str, subject: Subject) -> bytes:
+    try:
+        return blake2b(msgspec.msgpack.encode((check, version, subject)), digest_size=20).digest()
+    except UnicodeEncodeError:
+        return b""
+
+
+def _take_batch(waiting: deque[_Waiting]) -> list[_Waiting]:
+    """Remove the next texts that are sent together: few, and not too long together, but at least one."""
+    batch = [waiting.popleft()]
+    chars = len(batch[0].subject.text)
+    while waiting and len(batch) < _MAX_BATCH:
+        chars += len(waiting[0].subject.text)
+        if chars > _LONG_CHARS:
+            break
+        batch.append(waiting.popleft())
+    return batch
 
 
 def _merged(pieces: list[Findings]) -> Findings:

@@ -154,7 +154,9 @@ class Service:
                 cache_bytes=limits.compile_cache_bytes,
             )
         )
-        inspector = Inspector(config.checks, config.policies, catalog, clock)
+        inspector = Inspector(
+            config.checks, config.policies, catalog, clock, cache_bytes=limits.verdict_cache_bytes
+        )
         return cls(
             config=config,
             catalog=catalog,
@@ -177,7 +179,7 @@ class Service:
             seal=KeyedSeal([new_key()]),
             inspector=inspector,
             audits=Audits(inspector, store.responses),
-            verdicts=KnownVerdicts(limits.inspected_bytes),
+            verdicts=KnownVerdicts(limits.verdict_cache_bytes),
         )
 
     def open_session(self, caller: Caller, betas: Betas) -> Session:

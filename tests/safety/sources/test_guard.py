@@ -1,5 +1,6 @@
 """Guard models on engines: bound answers, conversations by delta, failures."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -81,6 +82,28 @@ async def test_conversations_of_tenants_are_apart(engines) -> None:
         ("b", True),
         ("a", False),
     ]
+
+
+async def test_no_more_jobs_run_at_once_than_the_check_allows() -> None:
+    class CountingEngine(GuardEngine):
+        running = most = 0
+
+        async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            try:
+                await asyncio.sleep(0)
+                async for deltas in super().generate(job):
+                    yield deltas
+            finally:
+                self.running -= 1
+
+    engines = CountingEngine(lambda _: "Yes")
+    settings = GuardSettings("guard", "shieldgemma", criteria={"a": "No a.", "b": "No b."})
+    guard = Guard(settings, engines, context=0, at_once=3)
+    found = await guard.inspect([said(str(number)) for number in range(5)], "t")
+    assert [each.scores for each in found] == [{"a": 1.0, "b": 1.0}] * 5
+    assert (engines.most, len(engines.jobs)) == (3, 10)
 
 
 async def test_jobs_are_bound_deterministic_and_short() -> None:

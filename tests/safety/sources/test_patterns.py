@@ -14,7 +14,7 @@ from slipring.safety.sources.secret_formats import LONGEST, SECRET_FORMATS
 from tests.safety.checking import said
 
 _ALPHABET = string.ascii_letters + string.digits
-_PATTERNS = [list(each) for each in SECRET_FORMATS]
+_PATTERNS = [each.as_pattern() for each in SECRET_FORMATS]
 
 
 def noise(length: int, alphabet: str = _ALPHABET) -> str:

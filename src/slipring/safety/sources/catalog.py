@@ -22,7 +22,7 @@ def _moderations(entry: CheckEntry, engines: Engines) -> Source:
 
 
 def _guard(entry: CheckEntry, engines: Engines) -> Source:
-    return Guard(_settings(entry, GuardSettings), engines, entry.context)
+    return Guard(_settings(entry, GuardSettings), engines, entry.context, at_once=entry.at_once)
 
 
 def _patterns(entry: CheckEntry, engines: Engines) -> Source:

@@ -43,7 +43,7 @@ from slipring.safety.sources.guard_formats import (
 
 _TOP_LOGPROBS = 5
 _MAX_CONVERSATIONS = 256
-_MAX_CONVERSATION_BYTES = 64 * 1024
+_MAX_CONVERSATION_BYTES = 32 * 1024
 """A conversation that is longer begins anew: the guard need not remember everything, and its context window
 is limited."""
 
@@ -114,13 +114,15 @@ class Guard:
 
     longest_match = 0
 
-    def __init__(self, settings: GuardSettings, engines: Engines, context: int) -> None:
-        """``context``: how many earlier texts each subject comes with. Raises ``StartupError``."""
+    def __init__(self, settings: GuardSettings, engines: Engines, context: int, *, at_once: int = 4) -> None:
+        """``context``: how many earlier texts each subject comes with. ``at_once``: jobs that run at the same
+        time. Raises ``StartupError``."""
         self._settings = settings
         self._engines = engines
         self._context = context
         self._format = guard_format(settings)
         self._head = Head(instructions=self._format.instructions)
+        self._room = asyncio.Semaphore(at_once)
         self._numbers = count(1)
         self._conversations: OrderedDict[bytes, ResponseState] = OrderedDict()
         """By tenant and the context that the next subject comes with. The least recently used first."""
@@ -181,7 +183,8 @@ class Guard:
         """The scores that the model gives, and the state of the conversation after its answer."""
         try:
             job = self._job(question, tenant, parent)
-            answer, finished = await self._generate(job)
+            async with self._room:
+                answer, finished = await self._generate(job)
         except ApiError as error:
             raise SourceFailed(f"the guard model failed: {error.code}") from None
         scores = self._format.read(question, answer)

@@ -16,8 +16,8 @@ from slipring.safety.sources.secret_formats import LONGEST, SECRET_FORMATS
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits, TooExpensive
 
 _MIB = 2**20
-_MODULE = "slipring.safety.sources.pattern_matching"
-_MATCHES, _PERSONAL_DATA = "find_matches", "find_personal_data"
+_MATCHES = "find_matches", "slipring.safety.sources.pattern_matching"
+_PERSONAL_DATA = "find_personal_data", "slipring.safety.sources.personal_data_matching"
 _MAX_TEXT_BYTES = 64 * _MIB
 _WAITING = 1024
 """Calls of one tenant that wait. The inspector bounds them before."""
@@ -57,12 +57,13 @@ class PersonalDataSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SandboxedMatcher:
-    """Calls a function of ``pattern_matching`` with fixed options and the texts of subjects."""
+    """Calls a function in a sandbox, with fixed options and the texts of subjects."""
 
-    def __init__(self, task: str, options: object, limits: SandboxLimits) -> None:
-        self._task = task
+    def __init__(self, function: tuple[str, str], options: object, limits: SandboxLimits) -> None:
+        """``function``: its name and its module."""
+        self._task, module = function
         self._options = options
-        self._sandbox = Sandbox(limits, {task: _MODULE})
+        self._sandbox = Sandbox(limits, {self._task: module})
         self.version = ""
         self.longest_match = 0
 
@@ -92,13 +93,16 @@ class SandboxedMatcher:
         return found
 
 
-def _limits(timeout_s: float, memory_bytes: int) -> SandboxLimits:
+def _limits(timeout_s: float, memory_bytes: int, processes: int) -> SandboxLimits:
     return SandboxLimits(
-        timeout_s=timeout_s,
+        # Texts on which one tenant's calls run into the limit must not let the texts of others time out.
+        timeout_s=timeout_s / 4,
         memory_bytes=memory_bytes,
+        processes=processes,
         waiting=_WAITING,
         call_bytes=_MAX_TEXT_BYTES,
         cache_bytes=0,  # the inspector has a cache
+        niceness=0,  # turns wait for it
     )
 
 
@@ -106,12 +110,13 @@ class Patterns(SandboxedMatcher):
     """Flags texts that contain a match of a pattern, with the pattern's category."""
 
     def __init__(self, settings: PatternsSettings, timeout_s: float) -> None:
-        """``timeout_s``: processor time of one call. Raises ``StartupError``."""
+        """``timeout_s``: how long the caller waits for a call; a quarter of it is its processor time. Raises
+        ``StartupError``."""
         own = [_read_pattern(category, given) for category, given in settings.patterns.items()]
-        secrets = [list(each) for each in SECRET_FORMATS] if settings.secrets else []
+        secrets = [each.as_pattern() for each in SECRET_FORMATS] if settings.secrets else []
         if not own and not secrets:
             raise StartupError("settings have neither patterns nor secrets = true")
-        super().__init__(_MATCHES, own + secrets, _limits(timeout_s, _MIN_MEMORY_BYTES))
+        super().__init__(_MATCHES, own + secrets, _limits(timeout_s, _MIN_MEMORY_BYTES, processes=2))
         self.longest_match = max(settings.longest_match if own else 0, LONGEST if secrets else 0)
 
 
@@ -137,5 +142,7 @@ class PersonalData(SandboxedMatcher):
         if importlib.util.find_spec("presidio_analyzer") is None:
             raise StartupError("presidio-analyzer is not installed (pip install 'slipring[pii]')")
         super().__init__(
-            _PERSONAL_DATA, list(settings.recognizers), _limits(timeout_s, _PRESIDIO_MEMORY_BYTES)
+            _PERSONAL_DATA,
+            list(settings.recognizers),
+            _limits(timeout_s, _PRESIDIO_MEMORY_BYTES, processes=1),
         )
