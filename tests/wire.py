@@ -337,7 +337,8 @@ def _check_sse_event(event_name: str, data: str, foreign_tool_types: frozenset[s
 
 
 TIMING = "slipring.timing"
-_STAGES = ["decode", "queue", "resolve", "validate", "weigh", "compact", "render", "engine_queue", "prefill"]
+_STAGES = ["decode", "queue", "resolve", "validate", "weigh", "compact", "check"]
+_STAGES += ["render", "engine_queue", "prefill", "held"]
 _STAGES += ["generate", "store", "terminal"]
 _OF_A_STEP = ["rollout", *_STAGES]
 """In a long rollout, one stage replaces those of all early steps."""
