@@ -96,11 +96,13 @@ class TurnReport(Struct, frozen=True):
     """Of each step, if the response continued after calls."""
     hosted_calls: int | UnsetType = UNSET
     """Calls of hosted tools that the server ran."""
-    check_ms: float | UnsetType = UNSET
+    input_check_ms: float | UnsetType = UNSET
     """How long the safety check of the input took that took longest. It runs beside the stages, unless there
     is a stage ``check``."""
     flagged_by: tuple[str, ...] | UnsetType = UNSET
     """The safety checks that have flagged something."""
+    safety_id: str | UnsetType = UNSET
+    """A digest of the ``safety_identifier`` of the request."""
 
     @property
     def first_token_ms(self) -> float | None:

@@ -62,7 +62,7 @@ def test_the_input_is_inspected_beside_the_engine_and_holds_its_answer():
     stages = {stage.name: stage.duration_ms for stage in connection.reports[0].report.stages}
     assert stages["held"] == 3000
     assert connection.reports[0].report.first_token_ms == 3000
-    assert connection.reports[0].report.check_ms == 5
+    assert connection.reports[0].report.input_check_ms == 5
 
 
 def test_an_engine_that_ends_first_waits_for_the_verdict():
@@ -136,6 +136,16 @@ def test_another_failure_still_evicts_the_parent():
     connection.fail()
     assert first not in connection.cache
     assert connection.inspections == []
+
+
+def test_the_report_of_a_refused_turn_tells_who_flagged_whom():
+    connection = connect(accepts=lambda job: False)
+    connection.create(input="bad", safety_identifier="user-17")
+    connection.inspect()
+    report = connection.reports[0].report
+    assert (report.status, report.error_code, report.flagged_by) == ("refused", "invalid_prompt", ("guard",))
+    assert isinstance(report.safety_id, str)
+    assert (len(report.safety_id), "user" in report.safety_id) == (16, False)
 
 
 def test_a_retried_turn_is_blocked_without_another_inspection():

@@ -22,6 +22,7 @@ from slipring.core.generation import Text
 from slipring.core.turn.compaction import condensed
 from slipring.core.turn.inspected_items import InspectedItems
 from slipring.errors import ApiError, InvalidPrompt
+from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item, read_item, user_message
 from slipring.protocol.tools import Toolset
 from tests.core.connection import function, node
@@ -198,6 +199,18 @@ def test_the_head_is_inspected_when_it_changes():
     state.head = head
     assert Turn(known, [message("two")], state).texts == ["two"]
     assert Turn(known, [message("three")], state, head=Head("Be long.", tools)).texts == ["Be long.", "three"]
+
+
+def test_a_list_of_hosted_tools_is_inspected_once_whether_it_is_fetched_or_sent():
+    known = KnownVerdicts(10**6)
+    tools = [{"name": "find", "input_schema": {}, "description": "Finds."}]
+    sent = item(type="mcp_list_tools", server_label="s", tools=tools)
+    assert len(Turn(known, [sent]).seen) == 1
+    fetched = Turn(known)
+    fetched.items.begin(None, Head(), (), {}, [[ListedTool("find", Raw(b"{}"), "Finds.")]])
+    assert fetched.gate.take_due() == []
+    fetched.end("a", sent)
+    assert fetched.audits == []
 
 
 def test_tool_outputs_are_inspected_with_the_name_of_their_tool():

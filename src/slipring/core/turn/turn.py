@@ -47,7 +47,7 @@ from slipring.core.turn.rollout import Rollout, require_possible
 from slipring.core.turn.stages import Stages, as_ms
 from slipring.core.turn.steer_queue import Steers
 from slipring.core.turn.steps import Steps
-from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited
+from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited, safety_id
 from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol import events
 from slipring.protocol.definitions import Definitions
@@ -874,6 +874,9 @@ class Turn:
             total_ms=stages.total_ms,
             previous_response_id=previous[:_ID_LENGTH] if previous is not None else UNSET,
             error_code=error.code if error is not None else UNSET,
+            input_check_ms=self.checks.input_ms if self.checks is not None else UNSET,
+            flagged_by=(self.checks.flagged_by or UNSET) if self.checks is not None else UNSET,
+            safety_id=safety_id(self.request.safety_identifier),
         )
         if accepted is None or self.response is None:
             return report
@@ -894,8 +897,6 @@ class Turn:
             steps=self.steps.counts if self.steps is not None and len(self.steps.counts) > 1 else UNSET,
             hosted_calls=hosted.made if hosted is not None and hosted.made else UNSET,
             error_code=failure.code if failure is not None else UNSET,
-            check_ms=self.checks.input_ms if self.checks is not None else UNSET,
-            flagged_by=(self.checks.flagged_by or UNSET) if self.checks is not None else UNSET,
         )
 
     def progress(self) -> TurnReport:

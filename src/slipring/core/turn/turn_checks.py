@@ -1,8 +1,9 @@
 """The checks of one turn: its gate, the items that it inspects, and what their verdicts lead to."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
@@ -187,3 +188,8 @@ class TurnChecks:
 def is_audited(state: ResponseState | None) -> bool:
     """Whether a response may be refused after its end."""
     return state is not None and state.verdicts is not None and state.verdicts.is_audited
+
+
+def safety_id(identifier: str | None) -> str | UnsetType:
+    """A digest by which operators recognise a user of their client, without knowing who it is."""
+    return UNSET if identifier is None else blake2b(identifier.encode(), digest_size=8).hexdigest()
