@@ -387,7 +387,7 @@ class Driver:
         async with aclosing(call_limits.generate(engine, job)) as batches:
             async for deltas in batches:
                 send(session.deltas(turn, deltas))
-                if turn.checks is not None:
+                if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):
                     await self._keep_pace(turn)
                 if turn.has_due_calls:
                     self.run(session.due_calls(turn))

@@ -87,6 +87,7 @@ class Gate:
         "_due",
         "_held",
         "_held_bytes",
+        "_hold",
         "_last_ticket",
         "_most_bytes",
         "_position",
@@ -112,7 +113,9 @@ class Gate:
         """The length of the answer so far: its characters, and one for the beginning of each call."""
         self._stretch: type | None = None
         """The type of the deltas that the current stretch of the answer consists of."""
-        self._tracks = [Track(policy, "hold"), Track(policy, "follow")]
+        hold, follow = Track(policy, "hold"), Track(policy, "follow")
+        self._tracks = [track for track in (hold, follow) if track.is_used]
+        self._hold = hold if hold.is_used else None
         self._due: list[Inspection] = []
         self._asked: dict[int, _Asked] = {}
         self._last_ticket = 0
@@ -125,14 +128,20 @@ class Gate:
     @property
     def holds_input(self) -> bool:
         """Whether the input has not passed yet."""
-        return any(asked.holds for asked in self._asked.values())
+        return bool(self._asked) and any(asked.holds for asked in self._asked.values())
+
+    @property
+    def has_due(self) -> bool:
+        """Whether inspections are to begin."""
+        return bool(self._due)
 
     @property
     def is_full(self) -> bool:
         """Whether the engine should wait until a verdict arrives. A call that is not complete has nothing to
         wait for: the output of its turn is as large as it is."""
-        pending = self._held_bytes + sum(track.pending for track in self._tracks)
-        return bool(self._asked) and pending >= self._most_bytes
+        if not self._asked:
+            return False
+        return self._held_bytes + sum([track.pending for track in self._tracks]) >= self._most_bytes
 
     def inspect_input(self, subjects: Sequence[Subject]) -> None:
         """Have a part of the input inspected. What is fed from now on waits for it."""
@@ -151,12 +160,24 @@ class Gate:
 
         Once the answer is cut, only its end is released; once it is blocked, nothing.
         """
+        if self.ruling is not None:
+            return self._feed_refused(deltas)
+        # Under checks that only follow, most deltas need not be held.
+        passes = self._hold is None and not self._held and not self.holds_input
+        released: list[Delta] = []
         for delta in deltas:
-            if self.ruling is None:
-                self._take(delta)
-            elif self.ruling.consequence == "cut" and isinstance(delta, Finished):
-                self._hold(delta, 0)
+            size_bytes = self._inspect(delta)
+            if passes and type(delta) is not Finished:
+                released.append(delta)
+            else:
+                self._keep(delta, size_bytes)
         self._ask_tracks()
+        return released + self._release() if self._held else released
+
+    def _feed_refused(self, deltas: Iterable[Delta]) -> list[Delta]:
+        for delta in deltas:
+            if self.ruling is not None and self.ruling.consequence == "cut" and isinstance(delta, Finished):
+                self._keep(delta, 0)
         return self._release()
 
     def judge(self, ticket: int, verdicts: Sequence[Sequence[Verdict]]) -> list[Delta]:
@@ -185,40 +206,39 @@ class Gate:
         self._ask_tracks()
         return self._release()
 
-    def _take(self, delta: Delta) -> None:
+    def _inspect(self, delta: Delta) -> int:
+        """Let the tracks see a delta; returns its size in bytes."""
         kind = type(delta)
-        if (of_stretch := _KINDS.get(kind)) is not None and (
-            kind is not self._stretch or kind is CallStarted
-        ):
-            self._end_stretch()
-            self._stretch = kind
-            name = delta.name if isinstance(delta, CallStarted) else None
-            for track in self._tracks:
-                track.begin(of_stretch, name, self._position)
-        size_bytes = 0
+        if kind is not self._stretch or kind is CallStarted:
+            self._begin_or_end(delta)
         if isinstance(delta, _WITH_TEXT):
-            self._position += len(delta.text)
-            size_bytes = _size(delta.text)
+            text = delta.text
+            self._position += len(text)
             for track in self._tracks:
-                track.grow(delta.text, self._position)
-        elif isinstance(delta, CallStarted):
-            self._position += 1
-            for track in self._tracks:
-                track.grow("", self._position)
-        elif isinstance(delta, Annotated):
-            size_bytes = len(bytes(delta.annotation))
-        elif isinstance(delta, CallEnded | Finished):
-            self._end_stretch()
-        self._hold(delta, size_bytes)
+                track.grow(text, self._position)
+            return _size(text)
+        return len(bytes(delta.annotation)) if isinstance(delta, Annotated) else 0
 
-    def _hold(self, delta: Delta, size_bytes: int) -> None:
+    def _begin_or_end(self, delta: Delta) -> None:
+        """A delta of another type than the one before may begin or end a stretch of the answer."""
+        of_stretch = _KINDS.get(type(delta))
+        if isinstance(delta, CallEnded | Finished) or of_stretch is not None:
+            self._stretch = None
+            for track in self._tracks:
+                track.close()
+        if of_stretch is None:
+            return
+        self._stretch = type(delta)
+        name = delta.name if isinstance(delta, CallStarted) else None
+        start = self._position
+        self._position += isinstance(delta, CallStarted)
+        for track in self._tracks:
+            track.begin(of_stretch, name, start)
+            track.grow("", self._position)
+
+    def _keep(self, delta: Delta, size_bytes: int) -> None:
         self._held.append(_Held(delta, self._position, size_bytes))
         self._held_bytes += size_bytes
-
-    def _end_stretch(self) -> None:
-        self._stretch = None
-        for track in self._tracks:
-            track.close()
 
     def _ask(self, subjects: tuple[Subject, ...], when: When, track: Track | None = None) -> None:
         self._last_ticket += 1
@@ -228,8 +248,8 @@ class Gate:
 
     def _ask_tracks(self) -> None:
         for track in self._tracks:
-            if subjects := track.ask(self.context):
-                self._ask(tuple(subjects), track.mode, track)
+            if track.has_due:
+                self._ask(tuple(track.ask(self.context)), track.mode, track)
 
     def _release(self) -> list[Delta]:
         """Take the deltas that may be released from the queue."""
@@ -242,7 +262,7 @@ class Gate:
 
     def _take_passed(self) -> list[_Held]:
         """Take what has passed from the queue, without the end of the answer."""
-        frontier = self._tracks[0].frontier if self._tracks else None
+        frontier = self._hold.frontier if self._hold is not None else None
         taken: list[_Held] = []
         while self._held and not isinstance((first := self._held[0]).delta, Finished):
             if frontier is not None and first.end > frontier:
@@ -266,7 +286,7 @@ class Gate:
             ticket: asked for ticket, asked in self._asked.items() if is_cut and asked.track is None
         }
         self._due = [inspection for inspection in self._due if inspection.ticket in self._asked]
-        self._tracks = []
+        self._tracks, self._hold = [], None
 
 
 def _split(held: _Held, frontier: int) -> _Held | None:

@@ -17,13 +17,13 @@ from slipring.core.checks.windows import OVERLAP, Window, Windows
 class _Stretch:
     """A part of an answer. Positions count from the start of the answer."""
 
-    __slots__ = ("_start", "_windows", "end", "is_closed", "is_covered", "kind", "name", "settled")
+    __slots__ = ("_start", "end", "is_closed", "is_covered", "kind", "name", "settled", "windows")
 
     def __init__(self, kind: Kind, name: str | None, start: int, overlap: int) -> None:
         self.kind = kind
         self.name = name
         self._start = self.end = start
-        self._windows = Windows(overlap)
+        self.windows = Windows(overlap)
         self.settled = start
         """What lies before has passed, and is in no window that is still to be inspected."""
         self.is_closed = False
@@ -31,27 +31,25 @@ class _Stretch:
         """Whether all of it was given to an inspection, and there will not be more."""
 
     @property
-    def pending(self) -> int:
-        """Characters that were given to no inspection."""
-        return self._windows.pending
-
-    @property
     def is_settled(self) -> bool:
         return self.is_covered and self.settled == self.end
 
-    def grow(self, text: str, end: int) -> None:
-        self._windows.add(text)
-        self.end = end
+    @property
+    def is_due(self) -> bool:
+        """Whether ``cut`` would find something."""
+        if self.is_closed:
+            return not self.is_covered
+        return self.kind != "call" and self.windows.is_due
 
     def close(self) -> None:
         self.is_closed = True
-        self.is_covered = self.kind != "call" and not self._windows.pending
+        self.is_covered = self.kind != "call" and not self.windows.pending
 
     def cut(self) -> Window | None:
         """What to inspect next, if there is enough of it."""
-        if self.is_covered or (self.kind == "call" and not self.is_closed):
+        if not self.is_due:
             return None
-        window = self._windows.cut(is_last=self.is_closed)
+        window = self.windows.cut(is_last=self.is_closed)
         self.is_covered = self.is_closed
         # The name of a call is inspected even if it has no arguments.
         return Window("", 0) if window is None and self.is_closed else window
@@ -71,7 +69,7 @@ class _Asked(Struct, frozen=True):
 class Track:
     """The inspections of one answer by the checks of one mode."""
 
-    __slots__ = ("_asked", "_kinds", "_open", "_overlap", "_stretches", "mode")
+    __slots__ = ("_asked", "_kinds", "_open", "_overlap", "_stretches", "has_due", "mode")
 
     def __init__(self, policy: Policy, mode: Mode) -> None:
         self.mode = mode
@@ -85,6 +83,13 @@ class Track:
         """Those that are not settled, in order."""
         self._open: _Stretch | None = None
         self._asked: list[_Asked] = []
+        self.has_due = False
+        """Whether ``ask`` would find something."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a check has this mode."""
+        return bool(self._kinds)
 
     @property
     def frontier(self) -> int | None:
@@ -94,7 +99,7 @@ class Track:
     @property
     def pending(self) -> int:
         """Characters that were given to no inspection."""
-        return sum(stretch.pending for stretch in self._stretches)
+        return sum([stretch.windows.pending for stretch in self._stretches])
 
     def begin(self, kind: Kind, name: str | None, start: int) -> None:
         """A stretch begins at this position."""
@@ -104,8 +109,14 @@ class Track:
 
     def grow(self, text: str, end: int) -> None:
         """The open stretch has grown up to this position."""
-        if self._open is not None:
-            self._open.grow(text, end)
+        # Hot path: runs once per token of an answer that is inspected.
+        stretch = self._open
+        if stretch is not None:
+            stretch.end = end
+            windows = stretch.windows
+            windows.add(text)
+            if windows.is_due and not self.has_due:
+                self._look()
 
     def close(self) -> None:
         """The open stretch has ended."""
@@ -116,11 +127,13 @@ class Track:
         if stretch.is_covered and not any(each.stretch is stretch for each in self._asked):
             stretch.settled = stretch.end
         self._drop_settled()
+        self._look()
 
     def ask(self, context: tuple[str, ...]) -> list[Subject]:
         """What to inspect now; nothing while an inspection is in flight. ``context``: earlier texts."""
-        if self._asked:
+        if not self.has_due:
             return []
+        self.has_due = False
         subjects = []
         for stretch in self._stretches:
             if (window := stretch.cut()) is not None:
@@ -135,6 +148,11 @@ class Track:
         for each in asked[:passed]:
             each.stretch.settled = each.stretch.settled_by(each.window)
         self._drop_settled()
+        self._look()
+
+    def _look(self) -> None:
+        """Find out whether there is something to inspect."""
+        self.has_due = not self._asked and any(stretch.is_due for stretch in self._stretches)
 
     def _drop_settled(self) -> None:
         while self._stretches and self._stretches[0].is_settled:

@@ -32,40 +32,37 @@ class Window(Struct, frozen=True):
 class Windows:
     """One text that grows, and the windows cut from it."""
 
-    __slots__ = ("_carried", "_ends", "_is_due", "_length", "_overlap", "_pieces")
+    __slots__ = ("_carried", "_ends", "_overlap", "_pieces", "is_due", "pending")
 
     def __init__(self, overlap: int = OVERLAP) -> None:
         self._overlap = overlap
         self._carried = ""
         self._pieces: list[str] = []
-        self._length = 0  # of the pieces
         self._ends = 0  # position of the last cut
-        self._is_due = False  # whether an unfinished text has a window
-
-    @property
-    def pending(self) -> int:
+        self.pending = 0
         """Characters that no window has included yet."""
-        return self._length
+        self.is_due = False
+        """Whether there is a window to cut although the text is not finished."""
 
     def add(self, text: str) -> None:
         """The text has grown."""
         self._pieces.append(text)
-        self._length += len(text)
-        if not self._is_due and self._length >= LENGTH:
-            self._is_due = self._length >= LONGEST or self._may_end()
+        self.pending += len(text)
+        if self.pending >= LENGTH and not self.is_due:
+            self.is_due = self.pending >= LONGEST or self._may_end()
 
     def cut(self, *, is_last: bool = False) -> Window | None:
         """The next window: all new text up to the last place where it may be cut; None if that is too short.
 
         ``is_last``: the text is finished, and all that is left of it is one window; None if nothing is.
         """
-        if not (self._length if is_last else self._is_due):
+        if not (self.pending if is_last else self.is_due):
             return None
         new = "".join(self._pieces)
         end = len(new) if is_last else _place_to_cut(new)
         rest = new[end:]
-        self._pieces, self._length = [rest], len(rest)
-        self._is_due = self._length >= LONGEST
+        self._pieces, self.pending = [rest], len(rest)
+        self.is_due = self.pending >= LONGEST
         self._ends += end
         text = self._carried + new[:end]
         self._carried = text[-self._overlap :] if self._overlap else ""
@@ -76,7 +73,7 @@ class Windows:
         """Whether the last piece contains the end of a sentence behind the shortest length of a window."""
         # The mark and the space behind it may be in two pieces.
         tail = "".join(self._pieces[-2:])
-        first = max(0, len(tail) - (self._length - LENGTH) - 1)
+        first = max(0, len(tail) - (self.pending - LENGTH) - 1)
         return any(match.end() > first for match in _END.finditer(tail))
 
 

@@ -105,6 +105,11 @@ class TurnChecks:
     # The output.
 
     @property
+    def has_due(self) -> bool:
+        """Whether inspections are to begin."""
+        return self._gate.has_due
+
+    @property
     def is_full(self) -> bool:
         """Whether the engine should wait until a verdict arrives."""
         return self._gate.is_full
