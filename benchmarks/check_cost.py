@@ -221,6 +221,7 @@ def main() -> None:
         {
             "tokens": arguments.tokens,
             "turns": arguments.turns,
+            "histories": [SHORT, LONG],
             "load": load,
             **found,
             "ratios": {
