@@ -39,6 +39,7 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.hosted_items import HOSTED
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.hosted.tools import ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
@@ -461,6 +462,7 @@ def open_session() -> Session:
             seal=SEAL,
             requests=Ledger(2**40, 2**40),
             known=KnownContexts(0.0, 0),
+            verdicts=KnownVerdicts(0),
         ),
         cache=ConnectionCache(2**20),
         now=0.0,
