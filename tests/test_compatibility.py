@@ -809,7 +809,7 @@ ITEM_SAMPLES: dict[str, list[Json]] = {
     "mcp_call": [{"type": "mcp_call", "id": "mcp_1", **APPROVAL}],
     "mcp_approval_request": [
         {"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL},
-        {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False},
+        {"type": "message", "role": "user", "content": "No."},
     ],
     "mcp_approval_response": [
         {"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL},
