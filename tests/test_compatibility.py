@@ -805,7 +805,10 @@ ITEM_SAMPLES: dict[str, list[Json]] = {
     "tool_search_output": TOOL_SEARCH,
     "mcp_list_tools": [{"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "docs", "tools": []}],
     "mcp_call": [{"type": "mcp_call", "id": "mcp_1", **APPROVAL}],
-    "mcp_approval_request": [{"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL}],
+    "mcp_approval_request": [
+        {"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL},
+        {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False},
+    ],
     "mcp_approval_response": [
         {"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL},
         {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False},

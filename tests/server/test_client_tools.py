@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.harness import serve
-from tests.server.hosted_tools.test_turns import scripted, types
+from tests.server.hosted_tools.turns import scripted, types
 
 Json = dict[str, Any]
 SHELL = {"type": "shell", "environment": {"type": "local"}}

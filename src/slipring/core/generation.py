@@ -263,6 +263,8 @@ class UpstreamTools(Struct, frozen=True):
 
     tools: bytes
     """The whole ``tools``, as JSON."""
+    labels: tuple[str, ...] = ()
+    """Of the MCP servers in it."""
     secrets: tuple[str, ...] = ()
     """The secrets in it."""
     choice: bytes | None = None

@@ -135,7 +135,8 @@ def test_an_item_that_does_not_end_is_cut_off(
 
 def test_a_call_of_the_clients_tool_needs_its_output() -> None:
     client = connection()
-    shell = {"type": "shell_call", "id": "sh", "call_id": "c", "status": "completed", "action": {"commands": []}}
+    shell: Json = {"type": "shell_call", "id": "sh", "call_id": "c", "status": "completed"}
+    shell["action"] = {"commands": ["ls"]}
     client.create(model="up")
     output = client.session.turns()[0].output
     assert not output.calls

@@ -17,6 +17,7 @@ from tests.engines.fakes.server import Call, HangUp, Host, Refuse, Say, Stop, Th
 from tests.harness import WEATHER, Running, serve
 from tests.mcp.fakes import Exchange, FakeServer, Reply, serving
 from tests.server.hosted_tools.running import OPERATOR, registered
+from tests.server.issuing import issue, serve_stored
 
 Json = dict[str, Any]
 SECRETS = {"authorization": "token-of-the-client", "headers": {"X-Secret": "header-of-the-client"}}
@@ -290,6 +291,26 @@ async def test_secrets_reach_the_upstream_and_nothing_else(
     stored = all_bytes(tmp_path)
     assert b"tools.example" in stored
     assert b"of-the-client" not in stored + json.dumps(events).encode() + caplog.text.encode()
+
+
+@pytest.mark.parametrize("limits", [{"mcp_servers": ("files",)}, {"mcp_tools": ("files.read",)}])
+async def test_a_key_with_limits_has_no_servers_called_upstream(tmp_path: Path, limits: Json) -> None:
+    compact = [{"type": "compaction", "compact_threshold": 1000}]
+    fake = FakeResponsesServer("websocket")
+    await fake.start()
+    try:
+        async with (
+            serve_stored(tmp_path, fake.engine(hosted_tools="upstream")) as server,
+            server.connect(key=await issue(server, **limits)) as socket,
+        ):
+            error = await socket.error(input="Go.", tools=TOOLS)
+            assert (error["status"], error["error"]["param"]) == (403, "tools")
+            error = await socket.error(input="Go. " * 2000, context_management=compact, tools=TOOLS)
+            assert error["status"] == 403
+            assert not fake.requests
+            await socket.response(input="Go.", tools=TOOLS[1:])
+    finally:
+        await fake.close()
 
 
 @pytest.mark.parametrize("secret", ["token-of-the-client", "header-of-the-client"])

@@ -12,7 +12,7 @@ from slipring.mcp_registrations import BuiltinMapping
 from tests.harness import Running, serve
 from tests.mcp.fakes import Exchange, FakeServer, Reply, serving, text
 from tests.server.hosted_tools.running import registered
-from tests.server.hosted_tools.test_turns import scripted, types
+from tests.server.hosted_tools.turns import scripted, types
 
 Json = dict[str, Any]
 FOUND = "See https://a.example/one, and (https://b.example/two). Again: https://a.example/one"

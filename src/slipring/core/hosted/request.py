@@ -110,6 +110,7 @@ class HostedRequest:
         choice = given(request.tool_choice)
         self.upstream_tools = UpstreamTools(
             tools=bytes(sent),
+            labels=tuple(server.server_label for server in servers),
             secrets=tuple(secret for server in servers for secret in server.secrets),
             choice=bytes(choice) if choice is not None else None,
             include=tuple(value for value in request.include or () if value.startswith(_OF_TOOLS)),

@@ -183,6 +183,11 @@ class Output:
         return self.take_events()
 
     @property
+    def began(self) -> int:
+        """Number of items that have begun."""
+        return self._index + 1
+
+    @property
     def latest(self) -> tuple[Item, ...]:
         """Finished items since the client's last append."""
         return tuple(self.finished[self.since :])
