@@ -16,6 +16,8 @@ const STAGES = [
   ["engine_queue", "#44aa99", "dots", "waits for a slot of the engine"],
   ["prefill", "#aa4499", "falling", "the engine reads the new tokens"],
   ["generate", "#b8bec6", "plain", "the engine generates"],
+  ["list", "#bbcc33", "falling", "MCP servers list their tools"],
+  ["tools", "#ee8866", "crossed", "hosted tools run"],
   ["client", null, "open", "waits for the client's tools"],
   ["rollout", "#7a828c", "lines", "earlier steps of a rollout"],
   ["store", "#6699cc", "lines", "the response is committed"],
@@ -34,9 +36,12 @@ const OTHERS = [
 const PHASES = {
   waiting: "engine_queue",
   loading: "resolve",
+  listing: "list",
   checking: "validate",
+  claiming: "validate",
   preparing: "render",
   running: "generate",
+  calling: "tools",
   paused: "client",
   saving: "store",
 };
