@@ -495,6 +495,7 @@ class FakeAdmin:
                 interval_s=self.interval_s,
                 api_url="http://127.0.0.1:8000/v1",
                 workers=len(self.simulations),
+                departed=live.Totals(),
             )
             await stream.write(live.encode(greeting))
             is_first = True

@@ -123,8 +123,14 @@ async def test_a_lost_stream_is_shown_and_counters_never_fall(browser: Tab) -> N
         assert "the server ended the stream" in text
         assert "data is" in text
         await browser.until(LIVE)
-        await browser.ask("slipringPage.state.apply({type: 'process_gone', process: 1})")
         assert await browser.ask("slipringPage.state.totals().turns") >= turns
+        departed = (
+            "{turns: {completed: 7000000}, tokens: {}, request_bytes: 0, history_bytes: 0, fallbacks: {}}"
+        )
+        await browser.ask(
+            f"slipringPage.state.apply({{type: 'process_gone', process: 1, departed: {departed}}})"
+        )
+        assert await browser.ask("slipringPage.state.totals().turns") >= 7_000_000
         assert await browser.ask("[...slipringPage.state.rows.values()].every(row => row.process !== 1)")
         assert fake.started == 2
     assert browser.complaints == []
