@@ -186,6 +186,9 @@ def _readings(service: Service) -> Iterator[Reading]:
     yield table.DRAINING, (), int(service.draining)
     yield table.SOCKETS_OPENED, (), service.sockets_opened
     yield table.STORE_ERRORS, (), service.store.failed_writes
+    if (recorded := service.recorded) is not None:
+        yield table.RECORDED_TURNS, ("written",), recorded.written
+        yield table.RECORDED_TURNS, ("dropped",), recorded.dropped
     yield from _connections(service)
     yield from _caches(service)
     yield from _memory(service)
