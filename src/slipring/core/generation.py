@@ -216,6 +216,9 @@ class Settings(Struct, frozen=True):
     max_tool_calls: int | None = None
     effort: str | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
+    pattern: str | None = None
+    """A regular expression that the text of the answer has to match as a whole. Jobs of clients have none. An
+    engine enforces it if it can, so the caller checks the answer."""
 
 
 class Stop:

@@ -4,13 +4,13 @@ An engine is named as ``KIND`` or ``KIND:OPTIONS``. Its modules are imported onl
 its dependencies need not be installed otherwise.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from slipring.core.generation import Defaults, Model
+from slipring.core.generation import Defaults, Delta, Job, Model
 from slipring.engines.base import Engine
 from slipring.engines.sharing import Borrowed, Owner
 from slipring.errors import ModelNotFound, StartupError
@@ -213,6 +213,10 @@ class Catalog:
 
     def engine_of(self, model: Model) -> Engine:
         return self._served[model.name][1]
+
+    def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        """Run a job on the engine of its model."""
+        return self.engine_of(job.model).generate(job)
 
 
 def _own_model(engine: Engine, entry: Entry) -> Model:

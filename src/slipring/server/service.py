@@ -27,6 +27,7 @@ from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
+from slipring.safety.inspector import Inspector
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits
 from slipring.server.access.auth import Caller, Keyring
 from slipring.server.access.model_permissions import Permitted, Selection
@@ -109,6 +110,8 @@ class Service:
     tool_runner: ToolRunner
     seal: Seal
     """Uses a temporary key until the server has started."""
+    inspector: Inspector
+    """Runs the safety checks."""
     clients: set[Client] = field(default_factory=set)
     timers: ClientTimers[Client] = field(default_factory=ClientTimers)
     prefills: Prefills = field(default_factory=Prefills)
@@ -174,6 +177,9 @@ class Service:
             compiler=Compiler(sandbox, limits.max_grammar_states),
             tool_runner=ToolRunner(Registry(config, os.environ), limits),
             seal=KeyedSeal([new_key()]),
+            inspector=Inspector(
+                config.checks, config.policies, catalog, clock, cache_bytes=limits.verdict_cache_bytes
+            ),
         )
 
     def open_session(self, caller: Caller, betas: Betas) -> Session:

@@ -16,7 +16,7 @@ from slipring.mcp_registrations import HeaderVariable, McpRegistration
 from slipring.observation.metrics import RECORDED_TURNS
 from slipring.observation.snapshots import value_of
 from tests.harness import WEATHER, PuppetEngine, serve
-from tests.server.recording.recordings import files, only, sizes, texts
+from tests.server.recording.recordings import files, only, paths, sizes, texts
 
 CALLING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"
 
@@ -254,7 +254,7 @@ async def test_a_run_against_another_server_is_recorded_in_front_of_it(directory
     begun, continued = only(directory)
     assert (texts(begun), texts(continued), continued["continues"]) == (["Weather?"], ["sunny"], 0)
     assert begun["answer"]["output"] == first["output"]
-    (path,) = directory.iterdir()
+    (path,) = paths(directory)
     plan = read_recording(path)
     assert (plan.workload.turns, plan.workload.name) == (2, "replay")
 

@@ -535,6 +535,7 @@ async def test_health_reports_engines_store_and_connections() -> None:
             "render_fallbacks": {},
             "trouble": None,
             "traces": None,
+            "checks": [],
         }
         async with server.connect():
             assert (await send(server, "GET", "/health"))[1]["connections"] == 1

@@ -68,7 +68,7 @@ async def grammar_of(
     """The grammar that the answer to a job must follow; None if it is unconstrained. Raises
     ``InvalidRequest`` if it cannot be enforced, ``TooExpensive`` if compiling takes too long."""
     form = form_of(job, renderer, opens_thought=opens_thought)
-    if not form.required and form.document is None and not form.limits_calls:
+    if not form.required and form.is_free_text and not form.limits_calls:
         return None
     request = _GrammarRequest(
         form=form,
@@ -85,7 +85,8 @@ async def grammar_of(
 
 def constrains_calls(job: Job) -> bool:
     """Whether the grammar of a job, if it has one, makes calls well-formed. A document's grammar does not."""
-    return job.offer.required or job.settings.format.kind == "text"
+    settings = job.settings
+    return job.offer.required or (settings.format.kind == "text" and settings.pattern is None)
 
 
 def write_grammar(encoded: bytes) -> str | None:

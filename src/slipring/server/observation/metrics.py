@@ -18,6 +18,7 @@ from slipring.observation import metrics as table
 from slipring.observation.snapshots import BoundedNames, Reading, Registry, Snapshot
 from slipring.observation.totals import totals
 from slipring.protocol.timing import TokenCounts, TurnReport
+from slipring.safety.running_check import CheckStatus, FailureKind
 from slipring.server.connections.registry import DropReason
 from slipring.server.driver import Exchange
 from slipring.server.hosted_tools.runner import EndedCall
@@ -194,6 +195,8 @@ def _readings(service: Service) -> Iterator[Reading]:
     yield from _memory(service)
     for name, engine in _named(service.catalog.engines):
         yield from _engine(name, engine)
+    for check in service.inspector.status():
+        yield from _check(check)
 
 
 def _connections(service: Service) -> Iterator[Reading]:
@@ -264,6 +267,17 @@ def _engine(name: str, engine: Engine) -> Iterator[Reading]:
         yield table.ENGINE_SLOTS, (name, "idle"), len(status.slots) - busy
     if status.saved_memory is not None:
         yield table.ENGINE_SAVED_BYTES, (name,), status.saved_memory.used_bytes
+
+
+def _check(status: CheckStatus) -> Iterator[Reading]:
+    name = status.name
+    yield table.CHECK_UP, (name,), int(status.trouble is None)
+    for outcome in table.CHECK_OUTCOMES:
+        yield table.CHECK_TEXTS, (name, outcome), getattr(status, outcome)
+    for reason in get_args(FailureKind):
+        yield table.CHECK_FAILED, (name, reason), status.failures.get(reason, 0)
+    yield table.CHECK_CALLS, (name,), status.calls
+    yield table.CHECK_SECONDS, (name,), round(status.busy_s * table.NANOSECONDS)
 
 
 def _by_name(metric: table.Metric, counts: Counter[str], names: BoundedNames) -> Iterator[Reading]:

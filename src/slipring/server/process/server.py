@@ -125,6 +125,7 @@ class Server:
             raise
         try:
             await self.catalog.start()
+            await self.service.inspector.start()
             self.metrics.start(self._lag)
             # Cancellation: a client that disconnects must end its request.
             runner = web.AppRunner(
@@ -261,6 +262,7 @@ class Server:
             stack.push_async_callback(self.service.tool_runner.close)
             for engine in self.catalog.engines:
                 stack.push_async_callback(engine.close)
+            stack.push_async_callback(self.service.inspector.close)
             stack.push_async_callback(self.service.peers.close)
             if self.recorder is not None:
                 stack.push_async_callback(self.recorder.close)
