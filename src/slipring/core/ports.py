@@ -29,6 +29,8 @@ class Ports(Struct, frozen=True):
     """Counts the bytes of requests that wait or run."""
     known: KnownContexts
     """Recognises histories that clients send again."""
+    ignored_tools: frozenset[str] = frozenset()
+    """Types of tools that requests may list although nothing answers them."""
 
 
 class Betas(Struct, frozen=True):

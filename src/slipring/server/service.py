@@ -197,7 +197,12 @@ class Service:
             models=self.models_of(caller),
             limits=self.config.limits,
             ports=Ports(
-                mint=self.mint, clock=clock, seal=self.seal, requests=self.requests, known=self.known
+                mint=self.mint,
+                clock=clock,
+                seal=self.seal,
+                requests=self.requests,
+                known=self.known,
+                ignored_tools=self.ignored_tools,
             ),
             cache=cache,
             now=now(),
@@ -207,6 +212,11 @@ class Service:
         # are connected. Configured keys do not change.
         session.asks_each_turn = caller.key is not None or (caller.is_guest and self.store.is_shared)
         return session
+
+    @property
+    def ignored_tools(self) -> frozenset[str]:
+        """Types of tools that requests may list although nothing answers them."""
+        return frozenset(self.config.ignored_tool)
 
     def models_of(self, caller: Caller) -> Selection:
         """The models that a caller may use."""

@@ -8,6 +8,7 @@ are injected as ``ports``.
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from msgspec import Struct, structs
 
@@ -15,7 +16,7 @@ from slipring.core.chain import input_items
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
 from slipring.core.generation import Delta, Job, Models, Prefill
-from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
+from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session import client_events, turn_setup
@@ -52,6 +53,7 @@ from slipring.core.turn.turn import Phase, Turn
 from slipring.errors import ApiError, ConnectionLimitReached, ServerError
 from slipring.protocol import requests
 from slipring.protocol.events import Error, Event
+from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.live_input import Append, Steer
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.timing import TurnReport
@@ -150,7 +152,9 @@ class Session:
         self._lanes = Lanes(limits.max_in_flight, limits.max_lanes)
         self._charges = Charges(ports.requests, tenant)
         self._successors = Successors(limits, ports, models, self._charges)
-        self._live_input = LiveInput(self._lanes, limits, self._successors, self._charges)
+        self._live_input = LiveInput(
+            self._lanes, limits, self._successors, self._charges, ports.ignored_tools
+        )
         self._growing_outputs = GrowingOutputs(tenant, self._lanes, limits, self._charges, models)
         self._finished: dict[Turn, ResponseState] = {}
         """States of turns that are being saved."""
@@ -294,11 +298,19 @@ class Session:
             return self._reject(turn, error, now)
         return self._start(turn, now) + self._advance(now)
 
-    def resolved(self, turn: Turn, servers: Mapping[str, ResolvedServer], now: float) -> list[Action]:
-        """The MCP servers of a request are known, by their labels, and have listed their tools."""
+    def resolved(
+        self,
+        turn: Turn,
+        servers: Mapping[str, ResolvedServer],
+        now: float,
+        answers: Mapping[BuiltinKind, ResolvedBuiltin] = MappingProxyType({}),
+    ) -> list[Action]:
+        """The MCP servers of a request are known, by their labels, and have listed their tools. ``answers``:
+        what answers its built-in tools."""
         if turn.phase is not Phase.LISTING:
             return []
         turn.hosted.resolved = servers
+        turn.hosted.answers = answers
         turn.stages.lap("list")
         return self._validate(turn, now) + self._advance(now)
 
@@ -548,14 +560,17 @@ class Session:
     def _start(self, turn: Turn, now: float) -> list[Action]:
         """Validate a bound turn, once its MCP servers are known and its grammars compiled, if it has any."""
         turn.stages.lap("resolve")
-        if turn.hosted.resolved is None:
+        if not turn.hosted.is_read:
             try:
-                fetch = turn.hosted.read_servers(turn.request, input_items.carried(turn.parent), turn.input)
+                hosting = self._models.find(turn.request.model).hosted_tools
+                carry = input_items.carried(turn.parent)
+                fetch = turn.hosted.read_servers(turn.request, carry, turn.input, hosting)
             except ApiError as error:
                 return self._drop(turn, error)
-            if turn.hosted.servers:
+            if turn.hosted.must_resolve:
                 turn.phase = Phase.LISTING
-                return [ResolveTools(turn, turn.hosted.servers, fetch)]
+                kinds = frozenset(tool.kind for tool in turn.hosted.builtins)
+                return [ResolveTools(turn, turn.hosted.servers, fetch, kinds)]
         return self._validate(turn, now)
 
     def _validate(self, turn: Turn, now: float) -> list[Action]:

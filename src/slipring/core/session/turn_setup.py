@@ -74,7 +74,7 @@ def begin(
 
     ``recognise``: whether the job may continue a context that the input repeats.
     """
-    definitions = new_definitions(limits)
+    definitions = new_definitions(limits, ports.ignored_tools)
     try:
         items = input_items.resolve(turn.input, turn.found)
         items = sealed_items.opened(items, ports.seal, turn.tenant)
@@ -112,10 +112,11 @@ def _shifted(error: ApiError, preceding: int, source: str) -> ApiError:
     return error
 
 
-def new_definitions(limits: Limits) -> Definitions:
+def new_definitions(limits: Limits, ignored_tools: frozenset[str]) -> Definitions:
     """An empty collection for the definitions of one request, with the server's limits."""
     return Definitions(
         max_grammars=limits.max_grammars,
         max_grammar_bytes=limits.max_grammar_bytes,
         max_schema_bytes=limits.max_schema_bytes,
+        ignored_tools=ignored_tools,
     )

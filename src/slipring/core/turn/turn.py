@@ -271,13 +271,17 @@ class Turn:
         if complete and carry.approvals:
             carry = structs.replace(carry, approvals={})
         if (offered := self.hosted.offer(request, carry)) is not None:
-            self.output.hosted = HostedCalls(offered.tools, request.max_tool_calls)
+            self.output.hosted = HostedCalls(
+                offered.tools, request.max_tool_calls, frozenset(request.include or ())
+            )
             self.output.sign = self.hosted.sign
         settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
         continued = self._continued(response_id, items, model, now, recognise=recognise)
+        self.hosted.excuse(definitions, model)
         head = Head.read(request, self._known_head(continued, carry), definitions)
-        choice = ToolChoice.read(request.tool_choice)
+        passes_on = self.hosted.upstream_tools is not None
+        choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, OpenCarry(carry)
         self._history_bytes = parent.context_bytes if parent is not None else 0
@@ -295,6 +299,7 @@ class Turn:
             fork=self.forks or self.recognition.match is not None,
             recognised=self.recognition.match is not None,
             cache_key=request.prompt_cache_key,
+            upstream_tools=self.hosted.upstream_tools,
             stop=self.stop,
         )
         if plan is not None and not self.hosted.approved:
@@ -747,20 +752,17 @@ class Turn:
             output=self.output.raw_items(),
             usage=response_object.usage(finished),
         )
-        hosted = self.output.hosted
         # Without the appends that were held and have just been returned.
         latest = tuple(self.output.items[self.output.since :])
         carry = input_items.after_output(self._carry.settled, latest, cut_off=not stopped)
-        self._carry.current = carry
+        self._carry.current = carry = self.hosted.carry_on(carry)
         self._carry.settle(self.output.finished)
         state = ResponseState(
             response=response,
             parent=self.parent,
             head=self._head,
             input=self.input,
-            output=hosted_items.opened(
-                self.output.items, hosted.approved_results if hosted is not None else None
-            ),
+            output=self._state_output(),
             carry=carry,
             position=finished.position,
             fork=self.forks,
@@ -770,6 +772,13 @@ class Turn:
             state.position = None
         self.recognition.complete(state, dropped_items=self._accepted.dropped_items if self._accepted else 0)
         return closing, state
+
+    def _state_output(self) -> tuple[Item, ...]:
+        """The output, in which the items of hosted tools stand for what the model has seen of them."""
+        if self.hosted.is_upstream:
+            return tuple(self.output.items)
+        hosted = self.output.hosted
+        return hosted_items.opened(self.output.items, hosted.approved_results if hosted is not None else None)
 
     def remember(self, state: ResponseState, now: float) -> None:
         """Let later requests that send the context of the finished response again continue it."""

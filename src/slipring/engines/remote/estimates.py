@@ -16,6 +16,9 @@ from slipring.core.generation import (
     Text,
     Thought,
     ThoughtSummary,
+    UpstreamItemEnded,
+    UpstreamItemEvent,
+    UpstreamItemStarted,
 )
 from slipring.protocol.items import Item
 
@@ -23,6 +26,7 @@ _BYTES_PER_TOKEN = 4
 _CHARACTERS_PER_TOKEN = 4
 _IMAGE_BYTES = 4 * 1500
 """An image takes about 1500 tokens of a context, however many bytes its data has."""
+_OF_TOOLS = frozenset({CallStarted, CallArguments, UpstreamItemStarted, UpstreamItemEvent, UpstreamItemEnded})
 _DATA = re.compile(rb'"data:[^"]*"')
 
 
@@ -74,7 +78,7 @@ class SteeredCut:
             elif type(delta) is Thought or type(delta) is ThoughtSummary:
                 self._thought_length += len(delta.text)
                 self._is_in_text = False  # whether a thought is complete shows only in what follows it
-            elif type(delta) is CallArguments or type(delta) is CallStarted:
+            elif type(delta) in _OF_TOOLS:
                 self._is_in_text = False
         if self._job.stop.asked:
             is_over = bool(deltas) and isinstance(deltas[-1], Finished)
