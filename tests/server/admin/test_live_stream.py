@@ -15,8 +15,8 @@ from tests.harness import PuppetEngine, serve
 from tests.mcp.fakes import Exchange, FakeServer, serving
 from tests.server.admin.watching import ANY_PORT, admin_url, watch
 from tests.server.hosted_tools.running import registered
-from tests.server.hosted_tools.test_turns import call, scripted
-from tests.server.hosted_tools.test_turns import server as hosted
+from tests.server.hosted_tools.turns import call, scripted
+from tests.server.hosted_tools.turns import server as hosted
 
 SECRET = "the client said this"
 
