@@ -46,7 +46,13 @@ from slipring.server.hosted_tools.runner import ToolRunner
 from slipring.server.id_minting import minter, new_node_id
 from slipring.server.inspections import Audits, CallerPolicies
 from slipring.server.observation import turn_log
-from slipring.server.observation.ended_turns import ContentObserver, EndedTurn, Observer, TurnContent
+from slipring.server.observation.ended_turns import (
+    ContentObserver,
+    EndedTurn,
+    Observer,
+    RecordingCounts,
+    TurnContent,
+)
 from slipring.server.prefills import Prefills
 from slipring.server.request_decoding import RequestDecoder
 from slipring.server.tenant_slots import TenantSlots
@@ -113,7 +119,6 @@ class Service:
     clients: set[Client] = field(default_factory=set)
     timers: ClientTimers[Client] = field(default_factory=ClientTimers)
     prefills: Prefills = field(default_factory=Prefills)
-    """Set if turns are recorded with their content."""
     sockets: int = 0
     """Number of open WebSockets."""
     sockets_opened: int = 0
@@ -122,6 +127,8 @@ class Service:
     content_observers: list[ContentObserver] = field(default_factory=list)
     traces: TraceCounts | None = None
     """Set while turns are traced."""
+    recorded: RecordingCounts | None = None
+    """Set while turns are recorded with their content."""
     render_fallbacks: Counter[str] = field(default_factory=Counter)
     """How often a context was rendered in full although its parent was in memory, by reason."""
     lookups: Counter[Source] = field(default_factory=Counter)

@@ -89,6 +89,7 @@ class Server:
                 self.service.tool_runner.registry.secrets(),
             )
             self.service.content_observers.append(self.recorder.observe)
+            self.service.recorded = self.recorder.counts
         self._tracer = _open_tracer(self.service) if config.traces else None
         self.background = Background(self.service)
         self._maintenance = StoreMaintenance(self.service)
