@@ -19,7 +19,7 @@ const STAGES = [
   ["held", "#ee99aa", "dots", "the answer waits for the checks of the input"],
   ["generate", "#b8bec6", "plain", "the engine generates"],
   ["list", "#bbcc33", "falling", "MCP servers list their tools"],
-  ["tools", "#ee8866", "crossed", "hosted tools run"],
+  ["tools", "#99ddff", "crossed", "hosted tools run"],
   ["client", null, "open", "waits for the client's tools"],
   ["rollout", "#7a828c", "lines", "earlier steps of a rollout"],
   ["store", "#6699cc", "lines", "the response is committed"],
