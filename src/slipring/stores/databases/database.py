@@ -93,6 +93,10 @@ class Database(ABC):
         """Return the size of the data if it is kept in this process's memory, else 0."""
         return 0
 
+    async def largest_tenants(self, count: int) -> list[tuple[str, int]]:
+        """Return the tenants with the most data in this process's memory, and the bytes of each."""
+        return []
+
 
 def batches(statements: Sequence[Statement]) -> list[list[Statement]]:
     """Group adjacent statements that have the same SQL and return no rows: each group is sent as one
