@@ -13,9 +13,10 @@ from dataclasses import replace
 import msgspec
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
+from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
-from slipring.engines.remote.estimates import SteeredCut, estimated_tokens
+from slipring.engines.remote.steered_cut import SteeredCut
 from slipring.engines.remote.upstream import Upstream, read_key
 from slipring.engines.responses import context, faults
 from slipring.engines.responses.answer import ResponsesAnswer
