@@ -1403,7 +1403,10 @@ class Connections(RuleBasedStateMachine):
             }
             growing = session._growing_outputs._growths.values()
             assert held.keys() <= {*turns, *steers, *growing}, "a request is counted after its end"
-            totals[peer.tenant] += sum(held.values())
+            pinned = session._charges._pinned
+            assert pinned.keys() <= held.keys(), "a state is pinned after the end of its turn"
+            nodes = {node for state in pinned.values() for node in state.chain()}
+            totals[peer.tenant] += sum(held.values()) + sum(node.size_bytes for node in nodes)
         assert {tenant: self.server.requests.used_by(tenant) for tenant in totals} == totals
         assert self.server.requests.used_bytes == sum(totals.values())
 

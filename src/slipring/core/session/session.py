@@ -257,9 +257,12 @@ class Session:
         try:
             lane_id = requests.read_lane(request.stream_id)
             lane = self._lanes.open(lane_id)
-            if self._lanes.must_wait(lane):
+            forked = turn_setup.forked_state(request, lane_id, self._cache)
+            waits = self._lanes.must_wait(lane)
+            pinned = forked if waits else None
+            if waits:
                 self._lanes.require_room(size_bytes, self._limits)
-            self._charges.require_room(size_bytes)
+            self._charges.require_room(size_bytes, pinned)
         except ApiError as refusal:
             stages.lap("terminal")
             report = _refused_report(refusal, stages, size_bytes)
@@ -274,8 +277,8 @@ class Session:
             error=self._refusing or error or rollout.missing_beta(request, self._betas),
             detached=detached,
         )
-        self._charges.take(turn, size_bytes)
-        turn_setup.pin_fork(turn, self._cache)
+        self._charges.take(turn, size_bytes, pinned)
+        turn.parent, turn.forks = forked, forked is not None
         self._lanes.enqueue(turn, lane)
         return self._advance(now)
 

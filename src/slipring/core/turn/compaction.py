@@ -153,6 +153,11 @@ class Compaction:
             elif isinstance(delta, Finished):
                 self.finished = delta
 
+    @property
+    def written_chars(self) -> int:
+        """The length of the summary so far."""
+        return sum(map(len, self._pieces))
+
     def conclude(self) -> tuple[Item, ...]:
         """End: the items that replace the context. Raises ``ServerError`` if there is no usable summary."""
         summary = "".join(self._pieces).strip()

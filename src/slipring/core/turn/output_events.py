@@ -210,6 +210,12 @@ class Output:
         part = self._open.part if isinstance(self._open, _Message) else None
         return "".join(part.text[-_LAST_PIECES:]) if part is not None else None
 
+    @property
+    def written_chars(self) -> int:
+        """Roughly what the model has written since the last ``end_step``: finished items and the open one."""
+        written = sum(len(item.raw) for item in self.generated)
+        return written if self._open is None else written + sum(map(len, _texts(self._open)))
+
     def append(self, items: tuple[Item, ...]) -> list[Event]:
         """Add items that the client sent. No item may be open."""
         for item in items:
@@ -495,6 +501,11 @@ class Output:
         return self._mint("call")
 
 
+def _texts(item: "_Message | _Reasoning | _AnyCall") -> list[str]:
+    """What an open item consists of so far."""
+    return item.texts if isinstance(item, _Message | _Reasoning) else item.pieces
+
+
 class _Part:
     """An open part of a message."""
 
@@ -530,6 +541,12 @@ class _Message:
     def close(self, status: ItemStatus) -> OutputMessage:
         self._close_part()
         return OutputMessage(id=self.id, status=status, content=self._parts)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts so far."""
+        closed = [part.text if isinstance(part, OutputTextPart) else part.refusal for part in self._parts]
+        return closed + (self.part.text if self.part is not None else [])
 
     def _close_part(self) -> None:
         if self.part is None:
@@ -587,6 +604,12 @@ class _Reasoning:
         self._close_summary()
         self._close_text()
         return ReasoningItem(id=self.id, summary=self._summary, status=status, content=self._content or UNSET)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts so far."""
+        closed = [part.text for part in self._summary] + [part.text for part in self._content]
+        return closed + (self._open_summary or []) + (self._open_text or [])
 
     def _close_summary(self) -> None:
         if self._open_summary is None:

@@ -14,9 +14,10 @@ from typing import get_args
 import msgspec
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Hosting, Job, Model
+from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
-from slipring.engines.remote.estimates import SteeredCut, estimated_tokens
+from slipring.engines.remote.steered_cut import SteeredCut
 from slipring.engines.remote.upstream import Upstream, read_key
 from slipring.engines.responses import context, faults
 from slipring.engines.responses.answer import ResponsesAnswer
@@ -134,12 +135,11 @@ class ResponsesEngine(Engine):
             try:
                 return await BegunStream.begin(answers)
             except (ContextLost, InvalidRequest) as error:
-                if isinstance(error, LanesUnsupported):
-                    self._pool.forbid_lanes()
+                self._note_lanes(error)
                 # Over a socket it is a known code; servers that store responses refuse in many ways.
                 if not (isinstance(error, ContextLost) or self.options.chain):
                     raise
-        return await BegunStream.begin(await self._whole(job))
+        return await self._begin_whole(job)
 
     async def _continued(self, job: Job, position: Position) -> Answers | None:
         """Send only the new items; None if the upstream cannot have the others."""
@@ -151,12 +151,25 @@ class ResponsesEngine(Engine):
         items = context.added(job, self, keep_reasoning=self._keeps_reasoning)
         return self._answers(job, route, items, position)
 
-    async def _whole(self, job: Job) -> Answers:
-        """Send the whole context."""
+    async def _begin_whole(self, job: Job) -> BegunStream[list[Delta]]:
+        """Send the whole context: over a socket that the tenant has, if one can take it, else over a new one.
+
+        A context that is too large for a frame is posted.
+        """
         items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
         size = sum(map(len, items)) + len(job.head.tools.raw) + len(bytes(job.head.instructions_json))
-        route = await self._open(job) if size < MOST_FRAME_BYTES - _ROOM else None
-        return self._answers(job, route, items, None)
+        if size >= MOST_FRAME_BYTES - _ROOM:
+            return await BegunStream.begin(self._answers(job, None, items, None))
+        if (route := self._pool.reuse(job.tenant)) is not None:
+            try:
+                return await BegunStream.begin(self._answers(job, route, items, None))
+            except ContextLost as lost:
+                self._note_lanes(lost)
+        return await BegunStream.begin(self._answers(job, await self._open(job), items, None))
+
+    def _note_lanes(self, error: ApiError) -> None:
+        if isinstance(error, LanesUnsupported):
+            self._pool.forbid_lanes()
 
     async def _open(self, job: Job) -> Route | None:
         """Open a socket; None if the engine posts instead."""
