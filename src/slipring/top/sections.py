@@ -21,7 +21,12 @@ from slipring.top.state import (
 )
 from slipring.top.tables import Column, Row, shortened, table
 
-_STAGE_AFTER = {"render": "engine queue", "engine_queue": "prefill", "prefill": "generate"}
+_STAGE_AFTER = {
+    "render": "engine queue",
+    "engine_queue": "prefill",
+    "prefill": "generate",
+    "held": "generate",
+}
 """The stage that a running turn is in, by the latest one that has ended."""
 _PHASES = {
     "waiting": "queued",

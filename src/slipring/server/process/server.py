@@ -263,6 +263,7 @@ class Server:
             for engine in self.catalog.engines:
                 stack.push_async_callback(engine.close)
             stack.push_async_callback(self.service.inspector.close)
+            stack.push_async_callback(self.service.audits.close)
             stack.push_async_callback(self.service.peers.close)
             if self.recorder is not None:
                 stack.push_async_callback(self.recorder.close)
