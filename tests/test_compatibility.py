@@ -39,6 +39,7 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.hosted_items import HOSTED
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.hosted.tools import ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
@@ -461,6 +462,7 @@ def open_session() -> Session:
             seal=SEAL,
             requests=Ledger(2**40, 2**40),
             known=KnownContexts(0.0, 0),
+            verdicts=KnownVerdicts(0),
         ),
         cache=ConnectionCache(2**20),
         now=0.0,
@@ -807,7 +809,7 @@ ITEM_SAMPLES: dict[str, list[Json]] = {
     "mcp_call": [{"type": "mcp_call", "id": "mcp_1", **APPROVAL}],
     "mcp_approval_request": [
         {"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL},
-        {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False},
+        {"type": "message", "role": "user", "content": "No."},
     ],
     "mcp_approval_response": [
         {"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL},

@@ -340,8 +340,8 @@ def _check_sse_event(event_name: str, data: str, foreign_tool_types: frozenset[s
 
 
 TIMING = "slipring.timing"
-_STAGES = ["decode", "queue", "resolve", "list", "validate", "weigh", "compact", "render", "engine_queue"]
-_STAGES += ["prefill", "generate", "store", "terminal"]
+_STAGES = ["decode", "queue", "resolve", "list", "validate", "weigh", "compact", "check", "render"]
+_STAGES += ["engine_queue", "prefill", "held", "generate", "store", "terminal"]
 _PAUSES = ("client", "tools")
 """Stages between two steps of a response."""
 _OF_A_STEP = ["rollout", *_STAGES]

@@ -10,7 +10,7 @@ format.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
@@ -23,6 +23,12 @@ from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
+from slipring.core.checks.gate import Inspection
+from slipring.core.checks.known_verdicts import KnownVerdicts
+from slipring.core.checks.policies import NO_POLICY, Policy
+from slipring.core.checks.policies import Check as SafetyCheck
+from slipring.core.checks.rulings import checks_of
+from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
@@ -38,6 +44,7 @@ from slipring.core.session.actions import (
     Close,
     Counted,
     EndPrefill,
+    Inspect,
     Load,
     Loaded,
     Record,
@@ -45,6 +52,7 @@ from slipring.core.session.actions import (
     Save,
     Send,
     Start,
+    StartAudit,
     StartPrefill,
     Weigh,
 )
@@ -112,6 +120,8 @@ class Server:
         self.scopes = SharedScopes(self.limits.tenant_cache_bytes, self.limits.process_cache_bytes)
         self.store: dict[tuple[str, str], ResponseState] = {}
         self.models = Models()
+        self.policy = NO_POLICY
+        """Of the safety checks of connections that are opened from now on."""
         self.lists: dict[str, tuple[ListedTool, ...]] = {"s": (listed("f"), listed("g")), "t": (listed("f"),)}
         """The tools of MCP servers, by label."""
         self.used: set[tuple[str, str]] = set()
@@ -125,6 +135,7 @@ class Server:
             seal=Envelopes(),
             requests=self.requests,
             known=self.known,
+            verdicts=KnownVerdicts(10**6),
         )
         self._minted: Counter[str] = Counter()
 
@@ -135,6 +146,17 @@ class Server:
 
     def connect(self, tenant: str = "tenant", **watch: Any) -> "Connection":
         return Connection(self, tenant, **watch)
+
+
+class OnePolicy:
+    """The same policy for every model."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.checks = {check.name: check for check in policy.checks}
+
+    def policy_of(self, model: str) -> Policy:
+        return self._policy
 
 
 class Seen:
@@ -215,6 +237,7 @@ class Connection:
             cache=self.cache,
             now=server.now,
             betas=betas,
+            policies=OnePolicy(server.policy),
         )
         self.events: list[Json] = []
         self.frames: list[bytes] = []
@@ -230,6 +253,11 @@ class Connection:
         self.cancelled_calls: list[str] = []
         self.counted: list[int] = []
         self.saves: dict[Turn, Save] = {}
+        self.inspections: list[Inspect] = []
+        """Those that run, in the order in which they began."""
+        self.inspected: list[tuple[str, str, str]] = []
+        """Everything that was inspected: when, its kind, its text."""
+        self.audits: list[StartAudit] = []
         self.prefills: dict[str, StartPrefill] = {}
         """Those that run, by response."""
         self.cancelled: list[Turn] = []
@@ -315,6 +343,26 @@ class Connection:
         asked = self.checks_appended.pop(0).asked
         return self._run(self.session.appended(structs.replace(asked, error=error), self.server.now))
 
+    def inspect(self, number: int = 0, /, **flags: str | None) -> list[Json]:
+        """An inspection ends. Each check flags the texts that contain the word given under its name, and
+        passes the others; None: it fails. A check that is not named flags texts that contain "bad"."""
+        inspect = self.inspections.pop(number)
+        return self._run(
+            self.session.inspected(inspect, verdicts_of(inspect.inspection, flags), self.server.now)
+        )
+
+    def inspect_all(self, **flags: str | None) -> list[Json]:
+        """All inspections end, and those that follow from them."""
+        events = []
+        while self.inspections:
+            events += self.inspect(0, **flags)
+        return events
+
+    def audit(self, **flags: str | None) -> bool:
+        """The first audit ends; returns whether its verdicts are to be stored."""
+        audit = self.audits.pop(0).audit
+        return audit.settle(verdicts_of(audit.inspection, flags))
+
     def weigh(self, tokens: int, lane: str | None = None) -> list[Json]:
         """The engine has counted the tokens of a job."""
         weigh = self.weighs.pop(self._at(self.weighs, lane))
@@ -323,7 +371,7 @@ class Connection:
     def generate(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
         turn = self._at(self.starts, lane)
         sent = self._run([Send(self.session.deltas(turn, list(deltas)))])
-        return sent + self._run(self.session.due_calls(turn))
+        return sent + self._run([*self.session.due_calls(turn), *self.session.due_inspections(turn)])
 
     def finish(
         self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: Any = None
@@ -476,8 +524,8 @@ class Connection:
             self._cancel(action)
         elif isinstance(action, Counted):
             self.counted.append(action.tokens)
-        elif isinstance(action, StartPrefill | EndPrefill):
-            self._prefill(action)
+        elif isinstance(action, StartPrefill | EndPrefill | Inspect | StartAudit):
+            self._begin_beside(action)
         elif isinstance(action, Record):
             self.reports.append(action)
         elif isinstance(action, Close):
@@ -504,13 +552,21 @@ class Connection:
             self.cancelled.append(turn)
             for work in self._work.values():
                 work.pop(turn, None)
+            self.inspections = [each for each in self.inspections if each.turn is not turn]
 
-    def _prefill(self, action: StartPrefill | EndPrefill) -> None:
+    def _begin_beside(self, action: StartPrefill | EndPrefill | Inspect | StartAudit) -> None:
+        """Begin, or end, work that runs beside the turns."""
         if isinstance(action, EndPrefill):
             del self.prefills[action.response_id]
-            return
-        assert action.response_id not in self.prefills, "two prefills of one response"
-        self.prefills[action.response_id] = action
+        elif isinstance(action, StartPrefill):
+            assert action.response_id not in self.prefills, "two prefills of one response"
+            self.prefills[action.response_id] = action
+        elif isinstance(action, StartAudit):
+            self.audits.append(action)
+        else:
+            self.inspections.append(action)
+            asked = action.inspection
+            self.inspected += [(asked.when, each.kind, each.text) for each in asked.subjects]
 
     def _start(self, start: Start) -> None:
         if start.job.parent is not None and not start.job.fork:
@@ -576,6 +632,21 @@ def context_of(job: Job) -> list[Json]:
 
 
 _HEAD = Head()
+
+
+def verdicts_of(inspection: Inspection, flags: Mapping[str, str | None]) -> list[list[Verdict]]:
+    """The verdicts of all checks, as `Connection.inspect` describes them."""
+
+    def verdict(check: SafetyCheck, subject: Subject) -> Verdict:
+        word = flags.get(check.name, "bad")
+        if word is None:
+            return Verdict(check.name, check.version, flagged=False, failed="it died")
+        return Verdict(check.name, check.version, flagged=word in subject.text, ms=5.0)
+
+    return [
+        [verdict(check, subject) for check in checks_of(inspection.policy, subject, inspection.when)]
+        for subject in inspection.subjects
+    ]
 
 
 def node(

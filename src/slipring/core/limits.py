@@ -82,7 +82,8 @@ class Limits:
     )
     verdict_cache_bytes: int = _limit(
         32 * _MIB,
-        "remembered verdicts of safety checks; one tenant may use an eighth of it",
+        "remembered verdicts of safety checks about texts, of which one tenant may use an eighth; and as much"
+        " again for those about items",
     )
     compile_cache_bytes: int = _limit(
         64 * _MIB, "cache of compiled and refused grammars and schemas; one tenant may use an eighth of it"

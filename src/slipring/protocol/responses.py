@@ -274,6 +274,31 @@ class ConversationEcho(Struct):
     id: str
 
 
+class ResponseModerationResult(Struct, tag_field="type", tag="moderation_result"):
+    """What safety checks found in the input or in the output of a response."""
+
+    model: str
+    """The names of the checks."""
+    flagged: bool
+    categories: dict[str, bool]
+    category_scores: dict[str, float]
+    category_applied_input_types: dict[str, list[Literal["text", "image"]]]
+
+
+class ResponseModerationError(Struct, tag_field="type", tag="error"):
+    """A safety check gave no answer."""
+
+    code: str
+    message: str
+
+
+class ResponseModeration(Struct):
+    """What safety checks found in a response."""
+
+    input: ResponseModerationResult | ResponseModerationError
+    output: ResponseModerationResult | ResponseModerationError
+
+
 class Response(Struct):
     """The object in ``response.created``, ``response.in_progress`` and every terminal event."""
 
@@ -309,4 +334,5 @@ class Response(Struct):
     completed_at: int | None = None
     background: bool = False
     conversation: ConversationEcho | UnsetType = UNSET
+    moderation: ResponseModeration | UnsetType = UNSET
     object: Literal["response"] = "response"

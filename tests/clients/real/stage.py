@@ -79,6 +79,14 @@ class Stage:
             log = await server.errors()
         assert not any(sign in log for sign in _SIGNS), log
 
+    def blocking(self, word: str, **check: str) -> Sequence[str]:
+        """The flags of a server with a safety check that blocks texts with this word."""
+        path = self.directory / "checks.toml"
+        keys = {"name": "words", "source": "patterns", "action": "block", **check}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+        path.write_text("\n".join(["[[check]]", *lines, f'settings.patterns = {{ word = "{word}" }}']))
+        return ("--config", str(path))
+
     async def run(self, *command: str | Path, within_s: float = 60, **variables: str) -> Ended:
         """Run a client until it ends, without the user's settings, proxies and keys."""
         environment = {

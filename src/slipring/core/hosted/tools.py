@@ -118,9 +118,6 @@ class HostedTools:
     def __init__(self, tools: Iterable[HostedTool] = ()) -> None:
         self._tools = {each.key: each for each in tools}
 
-    def __bool__(self) -> bool:
-        return bool(self._tools)
-
     def find(self, namespace: str | None, name: str) -> HostedTool | None:
         """The tool that a model calls by this name; None if the client runs it."""
         return self._tools.get((namespace, name))

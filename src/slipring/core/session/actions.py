@@ -3,9 +3,11 @@
 from msgspec import Struct
 
 from slipring.core.chain.state import ResponseState
+from slipring.core.checks.gate import Inspection
 from slipring.core.generation import Job, Prefill
 from slipring.core.hosted.tools import HostedCall
 from slipring.core.turn.turn import Joined, Turn
+from slipring.core.turn.turn_checks import Audit
 from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
@@ -125,6 +127,21 @@ class Start(Struct, frozen=True):
     job: Job
 
 
+class Inspect(Struct, frozen=True, eq=False):
+    """Have safety checks inspect texts, beside the turn's other work. The driver calls
+    ``session.inspected``, also if a check fails."""
+
+    turn: Turn
+    inspection: Inspection
+
+
+class StartAudit(Struct, frozen=True, eq=False):
+    """Have safety checks inspect a finished response, beside all turns. The driver calls ``Audit.settle``,
+    also after the connection has closed."""
+
+    audit: Audit
+
+
 class Save(Struct, frozen=True):
     """Save a response, or what it adds to its conversation. The driver calls ``session.saved`` or
     ``session.failed``."""
@@ -195,6 +212,8 @@ Action = (
     | Weigh
     | Counted
     | Start
+    | Inspect
+    | StartAudit
     | Save
     | Cancel
     | StartPrefill

@@ -225,10 +225,15 @@ def _is_model_output(item: Item) -> bool:
     """Whether the model produced the item or caused it (tool outputs), or it is one of our summaries."""
     if item.type in ("additional_tools", "configuration_update"):
         return False
-    if item.type != "message" or item.raw.startswith(_SUMMARY_START):
+    if item.type != "message" or is_summary(item):
         return True
     body = item.body()
     return isinstance(body, Message) and body.role == "assistant"
+
+
+def is_summary(item: Item) -> bool:
+    """Whether the item begins as our summaries do. Clients can write such a message, too."""
+    return item.raw.startswith(_SUMMARY_START)
 
 
 def is_users(item: Item) -> bool:
@@ -237,7 +242,7 @@ def is_users(item: Item) -> bool:
 
 
 def _role_of(item: Item) -> str | None:
-    if item.type != "message" or item.raw.startswith(_SUMMARY_START):
+    if item.type != "message" or is_summary(item):
         return None
     body = item.body()
     return body.role if isinstance(body, Message) else None

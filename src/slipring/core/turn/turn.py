@@ -5,7 +5,7 @@ into events through ``Output``. Lanes, queues and caches belong to the session; 
 the engine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Literal
 
@@ -15,6 +15,10 @@ from slipring.core.chain import hosted_items, input_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
+from slipring.core.checks.gate import Inspection
+from slipring.core.checks.node_verdicts import NodeVerdicts
+from slipring.core.checks.policies import Policy
+from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import (
     Accepted,
     Begun,
@@ -44,7 +48,8 @@ from slipring.core.turn.rollout import Rollout, require_possible
 from slipring.core.turn.stages import Stages, as_ms
 from slipring.core.turn.steer_queue import Steers
 from slipring.core.turn.steps import Steps
-from slipring.errors import ApiError
+from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited, safety_id
+from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol import events
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.events import Event
@@ -79,6 +84,8 @@ _STAGE_AFTER: dict[StageName, StageName] = {
     "render": "engine_queue",
     "engine_queue": "prefill",
     "prefill": "generate",
+    "check": "render",
+    "held": "generate",
     "generate": "store",
 }
 """The stage that begins when one has ended, where nothing else says so."""
@@ -95,6 +102,7 @@ class Phase(Enum):
     LOADING = "the store loads its parent"
     LISTING = "its MCP servers are looked up and list their tools"
     CHECKING = "the compiler checks its grammars"
+    INSPECTING = "its input is inspected before anything is done with it"
     CLAIMING = "the approvals that it uses are marked as used"
     PREPARING = "the engine may still refuse the job"
     RUNNING = "the engine generates"
@@ -124,6 +132,7 @@ class Turn:
         "_ports",
         "_prefilled",
         "_rendered",
+        "checks",
         "compaction",
         "detached",
         "error",
@@ -150,6 +159,8 @@ class Turn:
         "tenant",
     )
 
+    checks: TurnChecks | None
+    """Set if a policy applies."""
     compaction: Compaction | None
     """Set if the context may have to be compacted."""
     steps: Steps | None
@@ -211,7 +222,7 @@ class Turn:
         self.stages = stages
         self.response: Response | None = None
         self.output = Output(ports.mint, UNSET if lane is None else lane)
-        self.compaction = self.steps = self.rollout = None
+        self.checks = self.compaction = self.steps = self.rollout = None
         self._accepted: Accepted | None = None
         self._rendered = self._prefilled = False
         self._finished: Finished | None = None
@@ -309,6 +320,18 @@ class Turn:
         if request.rollout and self.steps is not None:
             self.rollout = Rollout(self.steps, self._carry, model.capabilities)
         return job
+
+    def inspect(self, policy: Policy) -> None:
+        """Have the input of a validated turn inspected. Raises if it is known to be refused."""
+        if self.parent is not None and (check := self.parent.refused_by) is not None:
+            raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
+        if policy.checks:
+            self.checks = TurnChecks(policy, self._ports.verdicts, self.tenant)
+            request = self.request
+            digests = dict(zip(map(id, request.items), request.content_digests, strict=True))
+            offered = self.hosted.offered
+            lists = [tools for _, _, tools in offered.fetched] if offered is not None else []
+            self.checks.begin(self.parent, self._head, self.input, digests, lists)
 
     def _new_input(self) -> tuple[Item, ...]:
         """The input of the first job: what its parent left unread, and the request's items."""
@@ -418,6 +441,8 @@ class Turn:
         if self.compaction is not None and self.compaction.is_running:
             self.compaction.take(deltas)
             return []
+        if self.checks is not None:
+            return self._feed_gate(self.checks, deltas)
         if deltas and type(last := deltas[-1]) is Finished:
             self._finished = last
             deltas = deltas[:-1]
@@ -425,6 +450,33 @@ class Turn:
             deltas = self._prelude(deltas)
         emitted = self.output.feed(deltas)
         if self.steers is not None:
+            self.stop.asked = self.steers.may_end(deltas)
+        return emitted
+
+    def _feed_gate(self, checks: TurnChecks, deltas: list[Delta]) -> list[Event]:
+        """Process deltas of the engine that checks may hold back."""
+        if not self._prefilled:
+            deltas = self._prelude(deltas)
+            checks.is_held = self._prefilled and checks.holds_input
+        return self._release(checks, checks.feed(deltas))
+
+    def judge(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Event]:
+        """The verdicts of an inspection: the events that they release."""
+        assert self.checks is not None
+        return self._release(self.checks, self.checks.judge(inspection, verdicts))
+
+    def _release(self, checks: TurnChecks, deltas: list[Delta]) -> list[Event]:
+        """Process deltas that the checks have released."""
+        if checks.is_held and not checks.holds_input:
+            checks.is_held = False
+            self.stages.lap("held")
+        if deltas and isinstance(last := deltas[-1], Finished):
+            more, self._finished = checks.ended(last, may_refuse=not self.output.calls)
+            deltas = [*deltas[:-1], *more]
+        emitted = self.output.feed(deltas)
+        if checks.is_cut:
+            self.stop.asked = True
+        elif self.steers is not None:
             self.stop.asked = self.steers.may_end(deltas)
         return emitted
 
@@ -459,6 +511,8 @@ class Turn:
             None,
             OpenCarry(input_items.join(input_items.NOTHING, items, complete=False)),
         )
+        if self.checks is not None:
+            self.checks.add(items, is_sealed=True)
         emitted = self.output.close_compaction(items, self._conceal(items))
         self.stages.lap("compact")
         job = compaction.job_after(items)
@@ -684,9 +738,12 @@ class Turn:
         self.stop.asked = self.steers is not None and self.steers.may_end([])
         hosted = self.output.hosted
         is_spent = hosted is not None and hosted.budget is not None and hosted.budget <= 0
-        return self.steps.next_job(
+        job = self.steps.next_job(
             self._carry.current, hosted.tools if hosted is not None and is_spent else None
         )
+        if self.checks is not None:
+            self.checks.resume(job)
+        return job
 
     def foreseen_job(self) -> Job | None:
         """While paused: a warmup of the next step with the outputs that are there; None if hosted calls run
@@ -751,6 +808,7 @@ class Turn:
             incomplete_details=None if reason == "stop" else IncompleteDetails.of(reason),
             output=self.output.raw_items(),
             usage=response_object.usage(finished),
+            moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
         # Without the appends that were held and have just been returned.
         latest = tuple(self.output.items[self.output.since :])
@@ -767,6 +825,7 @@ class Turn:
             position=finished.position,
             fork=self.forks,
         )
+        state.verdicts = self._verdicts()
         if state.unread and self._rendered:
             # Its last step answered nothing, so that the items do not show that it has read the outputs.
             state.position = None
@@ -779,6 +838,15 @@ class Turn:
             return tuple(self.output.items)
         hosted = self.output.hosted
         return hosted_items.opened(self.output.items, hosted.approved_results if hosted is not None else None)
+
+    def _verdicts(self) -> NodeVerdicts | None:
+        if self.checks is not None:
+            return self.checks.verdicts(self.parent)
+        return NodeVerdicts(b"", is_audited=True) if is_audited(self.parent) else None
+
+    def audit(self, state: ResponseState) -> Audit | None:
+        """What remains to be inspected of the finished response."""
+        return self.checks.audit(state, is_stored=self.stores) if self.checks is not None else None
 
     def remember(self, state: ResponseState, now: float) -> None:
         """Let later requests that send the context of the finished response again continue it."""
@@ -803,6 +871,10 @@ class Turn:
             return "tools" if self.is_calling else "client"
         if self.phase is Phase.LISTING:
             return "list"
+        if self.phase is Phase.INSPECTING:
+            return "check"
+        if self.checks is not None and self.checks.is_held:
+            return "held"
         if ended in ("validate", "weigh") and (compaction := self.compaction) is not None:
             if compaction.is_running or compaction.finished is not None:
                 return "compact"
@@ -821,6 +893,7 @@ class Turn:
             incomplete_details=None,
             output=self.output.raw_items(),
             error=response_object.failure(error),
+            moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
         closing.append(self.output.announce(events.Failed, self.response))
         return closing
@@ -839,6 +912,9 @@ class Turn:
             total_ms=stages.total_ms,
             previous_response_id=previous[:_ID_LENGTH] if previous is not None else UNSET,
             error_code=error.code if error is not None else UNSET,
+            input_check_ms=self.checks.input_ms if self.checks is not None else UNSET,
+            flagged_by=(self.checks.flagged_by or UNSET) if self.checks is not None else UNSET,
+            safety_id=safety_id(self.request.safety_identifier),
         )
         if accepted is None or self.response is None:
             return report

@@ -89,6 +89,7 @@ class Server:
                 self.service.tool_runner.registry.secrets(),
             )
             self.service.content_observers.append(self.recorder.observe)
+            self.service.recorded = self.recorder.counts
         self._tracer = _open_tracer(self.service) if config.traces else None
         self.background = Background(self.service)
         self._maintenance = StoreMaintenance(self.service)
@@ -262,6 +263,7 @@ class Server:
             for engine in self.catalog.engines:
                 stack.push_async_callback(engine.close)
             stack.push_async_callback(self.service.inspector.close)
+            stack.push_async_callback(self.service.audits.close)
             stack.push_async_callback(self.service.peers.close)
             if self.recorder is not None:
                 stack.push_async_callback(self.recorder.close)
