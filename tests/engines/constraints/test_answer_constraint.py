@@ -193,6 +193,21 @@ def test_references_within_a_tools_schema_are_resolved_within_it() -> None:
     )
 
 
+def test_addresses_are_enforced_beside_other_patterns() -> None:
+    address = {"type": "string", "format": "uri", "pattern": "^https"}
+    tag = {"enum": [{"format": "uri"}, "none"]}
+    schema = {
+        "type": "object",
+        "properties": {"url": address, "tag": tag},
+        "required": ["url", "tag"],
+        "additionalProperties": False,
+    }
+    job = job_with(format=schema_format(schema))
+    assert allows(job, '{"url": "https://a.example/b?c=%20", "tag": {"format": "uri"}}')
+    assert not allows(job, '{"url": "http://a.example", "tag": "none"}')
+    assert not allows(job, '{"url": "https a", "tag": "none"}')
+
+
 LOOKAHEAD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
 UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
 
