@@ -870,7 +870,8 @@ def test_an_item_is_treated_as_the_page_says(name: str) -> None:
         kept = [json.loads(item.raw) for item in outcome.job.input]
         if name in HOSTED:
             # Models see a call and its output, or nothing.
-            assert {item["type"] for item in kept} <= {"function_call", "function_call_output"}
+            assert {item["type"] for item in kept} <= {"function_call", "function_call_output", "message"}
+            assert not {item["type"] for item in kept} & HOSTED
         elif name == "compaction_trigger":
             assert kept[:-1] == sample[:-1]  # and then the question for a summary
         else:
