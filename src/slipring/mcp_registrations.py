@@ -71,7 +71,7 @@ class BuiltinMapping:
     tool: str
     argument: str
     """Of the tool: gets the query, or the code."""
-    fields: Mapping[str, str] = field(default_factory=dict)
+    fields: tuple[tuple[str, str], ...] = ()
     """Fields of the type, as clients send them, and the arguments of the tool that get their values."""
 
 
@@ -179,8 +179,9 @@ def _read_builtin(
         raise McpRegistrationError(f"{where}: 'tool' is not among the allowed_tools of the server")
     if server.approval == "always":
         raise McpRegistrationError(f"{where}: built-in tools have no approvals, which the server needs")
+    fields = tuple(table.get("fields", {}).items())
     argument = table.get("argument", "code" if known == "code_interpreter" else "query")
-    return BuiltinMapping(known, table["server"], table["tool"], argument, table.get("fields", {}))
+    return BuiltinMapping(known, table["server"], table["tool"], argument, fields)
 
 
 _BUILTIN_CHECKS: dict[str, _Check] = {

@@ -16,8 +16,8 @@ from tests.server.hosted_tools.turns import scripted, types
 
 Json = dict[str, Any]
 FOUND = "See https://a.example/one, and (https://b.example/two). Again: https://a.example/one"
-SEARCH = BuiltinMapping("web_search", "fake", "find", "q", {"search_context_size": "size"})
-FILES = BuiltinMapping("file_search", "fake", "files", "query", {"vector_store_ids": "stores"})
+SEARCH = BuiltinMapping("web_search", "fake", "find", "q", (("search_context_size", "size"),))
+FILES = BuiltinMapping("file_search", "fake", "files", "query", (("vector_store_ids", "stores"),))
 CODE = BuiltinMapping("code_interpreter", "fake", "run", "code")
 FILE_TOOL = {"type": "file_search", "vector_store_ids": ["vs_1"]}
 CODE_TOOL = {"type": "code_interpreter", "container": {"type": "auto"}}

@@ -5,6 +5,7 @@ to run calls (``CallTool``), and passes ``ResolvedServer.handle`` back without l
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Raw, Struct, UnsetType, structs
 
@@ -143,7 +144,7 @@ def compose(
     servers: Sequence[McpTool],
     resolved: Mapping[str, ResolvedServer],
     lists: Mapping[str, bytes],
-    builtins: Mapping[int, HostedTool],
+    builtins: Mapping[int, HostedTool] = MappingProxyType({}),
 ) -> Offered:
     """Put the lists of the servers into the ``tools`` of a request. ``lists``: those in the context.
     ``builtins``: what answers built-in tools, by their indexes."""
@@ -165,7 +166,7 @@ def compose(
     kinds = {index: tool.builtin.kind for index, tool in builtins.items() if tool.builtin is not None}
     return Offered(
         HostedTools([*listed_tools, *builtins.values()]),
-        with_builtins(with_servers(sent, kept), kinds),
+        with_servers(with_builtins(sent, kinds), kept),
         tuple(fetched),
     )
 

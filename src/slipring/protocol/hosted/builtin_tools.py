@@ -115,8 +115,10 @@ def read_builtins(tools: Raw | UnsetType) -> tuple[SentBuiltin, ...]:
     return tuple(found)
 
 
-def with_builtins(tools: Raw | UnsetType, answered: Mapping[int, BuiltinKind]) -> Raw:
+def with_builtins(tools: Raw | UnsetType, answered: Mapping[int, BuiltinKind]) -> Raw | UnsetType:
     """The ``tools`` of a request, with those at these indexes as a head keeps them."""
+    if not answered:
+        return tools
     return wire.raw(
         [
             KeptBuiltin(answered[index], raw) if index in answered else raw

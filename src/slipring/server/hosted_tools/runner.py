@@ -112,7 +112,10 @@ class ToolRunner:
         found = {kind: self.registry.answering(kind, caller.key) for kind in kinds}
         return {
             kind: ResolvedBuiltin(
-                _resolved(answer.target), answer.mapping.tool, answer.mapping.argument, answer.mapping.fields
+                _resolved(answer.target),
+                answer.mapping.tool,
+                answer.mapping.argument,
+                dict(answer.mapping.fields),
             )
             for kind, answer in found.items()
             if answer is not None
