@@ -69,11 +69,11 @@ def upstream(tokens_per_s: float) -> Iterator[str]:
 
 
 @contextmanager
-def slipring(upstream_url: str) -> Iterator[Server]:
+def slipring(upstream_url: str, *flags: str) -> Iterator[Server]:
     port, store = _free_port(), _fresh("slipring.db")
     command = [
         *(sys.executable, "-m", "slipring", "serve", "--port", str(port), "--log-level", "error"),
-        *("--store", f"sqlite:{store}", "--engine", f"chat:{upstream_url}"),
+        *("--store", f"sqlite:{store}", "--engine", f"chat:{upstream_url}", *flags),
     ]
     with _running("slipring", command, f"http://127.0.0.1:{port}/v1/models") as pid:
         yield Server("slipring", f"http://127.0.0.1:{port}/v1", pid, "instant")
