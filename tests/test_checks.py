@@ -97,6 +97,7 @@ def test_policies_name_checks() -> None:
         ("a",), (("m", ("b",)),), (("t", ()),), (("k", ("a", "b")),)
     )
     assert read_policies({}, TWO) == PolicyEntries()
+    assert read_policies({"scope": "all"}, TWO) == PolicyEntries(scope="all")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,7 @@ def test_policies_name_checks() -> None:
         ({"default": ["c"]}, "policies.default: there is no check 'c'"),
         ({"models": ["a"]}, "policies.models: must be a table of lists of checks"),
         ({"keys": {"k": ["x"]}}, "policies.keys.k: there is no check 'x'"),
+        ({"scope": "some"}, "policies: 'scope' must be one of new, all"),
     ],
 )
 def test_policies_that_make_no_sense_are_refused(given: object, message: str) -> None:

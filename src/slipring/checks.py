@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
-from slipring.core.checks.policies import KINDS, KINDS_OF, Action, Ending, Mode, OnError
+from slipring.core.checks.policies import KINDS, KINDS_OF, Action, Ending, Mode, OnError, Scope
 from slipring.core.checks.verdicts import Kind
 from slipring.spelling import suggestion
 
@@ -61,6 +61,8 @@ class PolicyEntries:
     tenants: tuple[tuple[str, tuple[str, ...]], ...] = ()
     keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """By the id of a key in the store."""
+    scope: Scope = "new"
+    """Of all policies."""
 
 
 _Demand = tuple[Callable[[Any], bool], str]
@@ -127,12 +129,17 @@ def read_policies(given: object, checks: tuple[CheckEntry, ...]) -> PolicyEntrie
         raise ChecksError("policies: must be a table")
     known = [check.name for check in checks]
     for key in given:
-        if key not in ("default", "models", "tenants", "keys"):
-            raise ChecksError(f"policies: unknown key {key!r} (known: default, models, tenants, keys)")
+        if key not in ("default", "models", "tenants", "keys", "scope"):
+            raise ChecksError(f"policies: unknown key {key!r} (known: default, models, tenants, keys, scope)")
+    scope = given.get("scope", "new")
+    holds, demand = _one_of(get_args(Scope))
+    if not holds(scope):
+        raise ChecksError(f"policies: 'scope' {demand}")
     default = _read_names(given["default"], "policies.default", known) if "default" in given else None
-    return PolicyEntries(
-        default, *(_read_named(given.get(key, {}), key, known) for key in ("models", "tenants", "keys"))
+    models, tenants, keys = (
+        _read_named(given.get(key, {}), key, known) for key in ("models", "tenants", "keys")
     )
+    return PolicyEntries(default, models, tenants, keys, scope)
 
 
 def _place(table: Mapping[str, object], index: int) -> str:

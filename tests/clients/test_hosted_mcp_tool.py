@@ -37,11 +37,9 @@ async def running(engine: str, fake: FakeServer, transport: str) -> AsyncIterato
         )
 
         def run(*, streamed: bool = False, decide: Any = None, **settings: Any) -> Any:
-            config = {"type": "mcp", "server_label": "fake", "server_url": fake.url}
-            approval = "never" if decide is None else "always"
-            tool = late.agents.HostedMCPTool(
-                tool_config={**config, "require_approval": approval}, on_approval_request=decide
-            )
+            config: Any = {"type": "mcp", "server_label": "fake", "server_url": fake.url}
+            config["require_approval"] = "never" if decide is None else "always"
+            tool = late.agents.HostedMCPTool(tool_config=config, on_approval_request=decide)
             agent = late.agents.Agent(name="sums", model="simulated", tools=[tool])
             runner = late.agents.Runner.run_streamed if streamed else late.agents.Runner.run
             runs = late.agents.RunConfig(model_provider=provider)

@@ -82,7 +82,8 @@ class Limits:
     )
     verdict_cache_bytes: int = _limit(
         32 * _MIB,
-        "remembered verdicts of safety checks; one tenant may use an eighth of it",
+        "remembered verdicts of safety checks about texts, of which one tenant may use an eighth; and as much"
+        " again for those about items",
     )
     compile_cache_bytes: int = _limit(
         64 * _MIB, "cache of compiled and refused grammars and schemas; one tenant may use an eighth of it"
@@ -109,6 +110,7 @@ class Limits:
     tenant_cache_bytes: int = _limit(1024 * _MIB, "the same for all connections of one tenant")
     process_cache_bytes: int = _limit(2048 * _MIB, "the same for all connections of one process")
     store_bytes: int = _limit(1024 * _MIB, "size of the memory store")
+    tenant_store_bytes: int = _limit(512 * _MIB, "the same for one tenant")
     recent_bytes: int = _limit(
         256 * _MIB, "memory for the state of recently stored responses, with every kind of store"
     )

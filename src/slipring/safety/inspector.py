@@ -73,7 +73,7 @@ class Inspector:
         return self._of_names[names]
 
     def _policy(self, names: Iterable[str]) -> Policy:
-        return Policy(tuple(self.checks[name] for name in names))
+        return Policy(tuple(self.checks[name] for name in names), self._policies.scope)
 
     async def inspect(self, check: str, subjects: Sequence[Subject], tenant: str) -> list[Verdict]:
         """The verdicts of one check, one for each subject, within its timeout. A verdict that is ``failed``

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 
 from slipring.core.chain.state import ResponseState
+from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response, Status
 
@@ -165,6 +166,10 @@ class Responses(ABC):
     @abstractmethod
     async def load_items(self, tenant: str, item_ids: Iterable[str]) -> dict[str, Item]:
         """Return the items of stored responses that have these ids, by id. Unknown ids are left out."""
+
+    @abstractmethod
+    async def judge(self, tenant: str, response_id: str, verdicts: NodeVerdicts) -> None:
+        """Replace the verdicts of a stored response, if there is one with this id."""
 
     @abstractmethod
     async def delete(self, tenant: str, response_id: str) -> bool:
@@ -368,5 +373,5 @@ class Store(ABC):
 
     @abstractmethod
     async def prune(self, now: float, limit: int = 1000) -> int:
-        """Remove expired and deleted rows that no other row needs, at most ``limit`` of each kind; return how
-        many were removed. 0: nothing is left to remove for now."""
+        """Remove expired and deleted rows that no other row needs, at most ``limit`` of each kind, or a few
+        times as many small ones; return how many were removed. 0: nothing was found to remove for now."""

@@ -58,6 +58,15 @@ async def _(stage: Stage) -> None:
     assert len(relay.exchanges) == 1
 
 
+@ai_sdk.check("SSE", "an answer that a safety check blocks is sent once, and nothing of it is shown")
+async def _(stage: Stage) -> None:
+    async with stage.serve([say("Here it is: xyzzy.")], flags=stage.blocking("xyzzy")) as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "failing")
+    blocked = ["The answer was blocked by the safety check 'words'."]
+    assert (ended.result["text"], ended.result["errors"]) == ("", blocked)
+    assert len(relay.exchanges) == 1
+
+
 @ai_sdk.check("HTTP", "a tool loop")
 async def _(stage: Stage) -> None:
     async with stage.serve(*_LOOP) as relay:

@@ -247,6 +247,19 @@ async def _(stage: Stage) -> None:
     _require_resent(second)
 
 
+@codex.check("WebSocket", "a turn that a safety check blocks, for its input or its answer, is sent once")
+async def _(stage: Stage) -> None:
+    for asked, said in (("Say xyzzy", "Hi."), ("Say something", "Here it is: xyzzy. That was it.")):
+        flags = stage.blocking("xyzzy")
+        async with stage.serve([say(said)], [say(said)], flags=flags, foreign_tool_types=_FOREIGN) as relay:
+            ended = await _exec(stage, relay, "--ephemeral", asked)
+        assert ended.lines[-1]["type"] == "turn.failed", ended
+        assert "safety check 'words'" in ended.lines[-1]["error"]["message"], ended
+        warmup, *turns = relay.socket.sent
+        assert (warmup["generate"], len(turns)) == (False, 1)
+        assert relay.exchanges == []
+
+
 @codex.check("WebSocket", "a connection that reaches its age limit while a command runs")
 async def _(stage: Stage) -> None:
     # The command runs longer than the connection may live; the server checks ages once a second.

@@ -80,6 +80,14 @@ class Stage:
             log = await server.errors()
         assert not any(sign in log for sign in _SIGNS), log
 
+    def blocking(self, word: str, **check: str) -> Sequence[str]:
+        """The flags of a server with a safety check that blocks texts with this word."""
+        path = self.directory / "checks.toml"
+        keys = {"name": "words", "source": "patterns", "action": "block", **check}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+        path.write_text("\n".join(["[[check]]", *lines, f'settings.patterns = {{ word = "{word}" }}']))
+        return ("--config", str(path))
+
     @asynccontextmanager
     async def serve_with_tools(self, *answers: Answer) -> AsyncIterator[tuple[Relay, FakeServer]]:
         """Run `slipring serve` with these scripted answers, and an MCP server that clients name by its

@@ -17,6 +17,7 @@ Action = Literal["flag", "cut", "block"]
 Mode = Literal["hold", "follow", "audit"]
 OnError = Literal["open", "closed"]
 Ending = Literal["incomplete", "refusal"]
+Scope = Literal["new", "all"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 KINDS_OF: dict[Side, tuple[Kind, ...]] = {
@@ -70,6 +71,9 @@ class Policy(Struct, frozen=True):
     """
 
     checks: tuple[Check, ...] = ()
+    scope: Scope = "new"
+    """What a turn may be refused for. ``new``: what it adds to its context. ``all``: the whole context, also
+    the part of a chain that was made under another policy, and items that a model has answered since."""
     digest: bytes = b""
     """Identifies the checks and all that they lead to."""
 
@@ -89,7 +93,7 @@ class Policy(Struct, frozen=True):
 
     def with_checks(self, added: Iterable[Check]) -> "Policy":
         """This policy with further checks. Those that it has stay as strict as they are."""
-        return Policy((*self.checks, *added))
+        return Policy((*self.checks, *added), self.scope)
 
 
 NO_POLICY = Policy()

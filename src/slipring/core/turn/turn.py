@@ -5,8 +5,9 @@ into events through ``Output``. Lanes, queues and caches belong to the session; 
 the engine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import reduce
 from typing import Literal
 
 from msgspec import UNSET, Struct, structs
@@ -15,6 +16,10 @@ from slipring.core.chain import hosted_items, input_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
+from slipring.core.checks.gate import Inspection
+from slipring.core.checks.node_verdicts import NodeVerdicts
+from slipring.core.checks.policies import Policy
+from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import (
     Accepted,
     Begun,
@@ -29,6 +34,7 @@ from slipring.core.generation import (
 from slipring.core.hosted.request import HostedRequest
 from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall
 from slipring.core.ports import Ports
+from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import hosted_events, response_object
 from slipring.core.turn.compaction import Compaction, read_plan
 from slipring.core.turn.hosted_calls import HostedCalls
@@ -44,7 +50,8 @@ from slipring.core.turn.rollout import Rollout, require_possible
 from slipring.core.turn.stages import Stages, as_ms
 from slipring.core.turn.steer_queue import Steers
 from slipring.core.turn.steps import Steps
-from slipring.errors import ApiError
+from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited, safety_id
+from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol import events
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.events import Event
@@ -79,6 +86,8 @@ _STAGE_AFTER: dict[StageName, StageName] = {
     "render": "engine_queue",
     "engine_queue": "prefill",
     "prefill": "generate",
+    "check": "render",
+    "held": "generate",
     "generate": "store",
 }
 """The stage that begins when one has ended, where nothing else says so."""
@@ -95,6 +104,7 @@ class Phase(Enum):
     LOADING = "the store loads its parent"
     LISTING = "its MCP servers are looked up and list their tools"
     CHECKING = "the compiler checks its grammars"
+    INSPECTING = "its input is inspected before anything is done with it"
     CLAIMING = "the approvals that it uses are marked as used"
     PREPARING = "the engine may still refuse the job"
     RUNNING = "the engine generates"
@@ -117,13 +127,16 @@ class Turn:
 
     __slots__ = (
         "_accepted",
+        "_begun",
         "_carry",
         "_finished",
         "_head",
         "_history_bytes",
+        "_job",
         "_ports",
         "_prefilled",
         "_rendered",
+        "checks",
         "compaction",
         "detached",
         "error",
@@ -150,6 +163,8 @@ class Turn:
         "tenant",
     )
 
+    checks: TurnChecks | None
+    """Set if a policy applies."""
     compaction: Compaction | None
     """Set if the context may have to be compacted."""
     steps: Steps | None
@@ -211,10 +226,12 @@ class Turn:
         self.stages = stages
         self.response: Response | None = None
         self.output = Output(ports.mint, UNSET if lane is None else lane)
-        self.compaction = self.steps = self.rollout = None
+        self.checks = self.compaction = self.steps = self.rollout = None
         self._accepted: Accepted | None = None
-        self._rendered = self._prefilled = False
+        self._rendered = self._begun = self._prefilled = False
         self._finished: Finished | None = None
+        self._job: Job | None = None
+        """The first job for the answer, once it is known."""
 
     @property
     def stores(self) -> bool:
@@ -271,13 +288,17 @@ class Turn:
         if complete and carry.approvals:
             carry = structs.replace(carry, approvals={})
         if (offered := self.hosted.offer(request, carry)) is not None:
-            self.output.hosted = HostedCalls(offered.tools, request.max_tool_calls)
+            self.output.hosted = HostedCalls(
+                offered.tools, request.max_tool_calls, frozenset(request.include or ())
+            )
             self.output.sign = self.hosted.sign
         settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
         continued = self._continued(response_id, items, model, now, recognise=recognise)
+        self.hosted.excuse(definitions, model)
         head = Head.read(request, self._known_head(continued, carry), definitions)
-        choice = ToolChoice.read(request.tool_choice)
+        passes_on = self.hosted.upstream_tools is not None
+        choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, OpenCarry(carry)
         self._history_bytes = parent.context_bytes if parent is not None else 0
@@ -295,8 +316,10 @@ class Turn:
             fork=self.forks or self.recognition.match is not None,
             recognised=self.recognition.match is not None,
             cache_key=request.prompt_cache_key,
+            upstream_tools=self.hosted.upstream_tools,
             stop=self.stop,
         )
+        self._job = job
         if plan is not None and not self.hosted.approved:
             self.compaction = Compaction(plan, job, carry, continues=parent is not None)
         if request.rollout or self.output.hosted is not None:
@@ -304,6 +327,18 @@ class Turn:
         if request.rollout and self.steps is not None:
             self.rollout = Rollout(self.steps, self._carry, model.capabilities)
         return job
+
+    def inspect(self, policy: Policy) -> None:
+        """Have the input of a validated turn inspected. Raises if it is known to be refused."""
+        if self.parent is not None and (check := self.parent.refused_by) is not None:
+            raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
+        if policy.checks:
+            self.checks = TurnChecks(policy, self._ports.verdicts, self.tenant)
+            request = self.request
+            digests = dict(zip(map(id, request.items), request.content_digests, strict=True))
+            offered = self.hosted.offered
+            lists = [tools for _, _, tools in offered.fetched] if offered is not None else []
+            self.checks.begin(self.parent, self._head, self.input, digests, lists)
 
     def _new_input(self) -> tuple[Item, ...]:
         """The input of the first job: what its parent left unread, and the request's items."""
@@ -413,6 +448,8 @@ class Turn:
         if self.compaction is not None and self.compaction.is_running:
             self.compaction.take(deltas)
             return []
+        if self.checks is not None:
+            return self._feed_gate(self.checks, deltas)
         if deltas and type(last := deltas[-1]) is Finished:
             self._finished = last
             deltas = deltas[:-1]
@@ -420,6 +457,33 @@ class Turn:
             deltas = self._prelude(deltas)
         emitted = self.output.feed(deltas)
         if self.steers is not None:
+            self.stop.asked = self.steers.may_end(deltas)
+        return emitted
+
+    def _feed_gate(self, checks: TurnChecks, deltas: list[Delta]) -> list[Event]:
+        """Process deltas of the engine that checks may hold back."""
+        if not self._prefilled:
+            deltas = self._prelude(deltas)
+            checks.is_held = self._prefilled and checks.holds_input
+        return self._release(checks, checks.feed(deltas))
+
+    def judge(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Event]:
+        """The verdicts of an inspection: the events that they release."""
+        assert self.checks is not None
+        return self._release(self.checks, self.checks.judge(inspection, verdicts))
+
+    def _release(self, checks: TurnChecks, deltas: list[Delta]) -> list[Event]:
+        """Process deltas that the checks have released."""
+        if checks.is_held and not checks.holds_input:
+            checks.is_held = False
+            self.stages.lap("held")
+        if deltas and isinstance(last := deltas[-1], Finished):
+            more, self._finished = checks.ended(last, may_refuse=not self.output.calls)
+            deltas = [*deltas[:-1], *more]
+        emitted = self.output.feed(deltas)
+        if checks.is_cut:
+            self.stop.asked = True
+        elif self.steers is not None:
             self.stop.asked = self.steers.may_end(deltas)
         return emitted
 
@@ -432,10 +496,11 @@ class Turn:
             self.stages.lap("render")
         kinds = set(map(type, deltas))
         if Begun in kinds:
+            self._begun = True
             self.stages.lap("engine_queue")
         rest = [delta for delta in deltas if type(delta) not in _PROGRESS]
         if rest or self._finished is not None or Prefilled in kinds:
-            self._prefilled = True
+            self._begun = self._prefilled = True
             self.stages.lap("prefill")
         return rest
 
@@ -454,9 +519,11 @@ class Turn:
             None,
             OpenCarry(input_items.join(input_items.NOTHING, items, complete=False)),
         )
+        if self.checks is not None:
+            self.checks.add(items, is_sealed=True)
         emitted = self.output.close_compaction(items, self._conceal(items))
         self.stages.lap("compact")
-        job = compaction.job_after(items)
+        job = self._job = compaction.job_after(items)
         if self.steps is not None:
             self.steps.begin(job)
         if compaction.plan.alone:
@@ -528,7 +595,7 @@ class Turn:
         if not calls_hosted and not (waits and fits):
             return False, emitted
         self.stages.lap("generate")
-        self._rendered = self._prefilled = False
+        self._rendered = self._begun = self._prefilled = False
         self.phase = Phase.PAUSED
         asks = output.asks_approval or (output.calls and not waits)
         steps.is_last = not is_whole or not fits or asks
@@ -679,9 +746,12 @@ class Turn:
         self.stop.asked = self.steers is not None and self.steers.may_end([])
         hosted = self.output.hosted
         is_spent = hosted is not None and hosted.budget is not None and hosted.budget <= 0
-        return self.steps.next_job(
+        job = self.steps.next_job(
             self._carry.current, hosted.tools if hosted is not None and is_spent else None
         )
+        if self.checks is not None:
+            self.checks.resume(job)
+        return job
 
     def foreseen_job(self) -> Job | None:
         """While paused: a warmup of the next step with the outputs that are there; None if hosted calls run
@@ -704,7 +774,7 @@ class Turn:
 
     def break_off(self) -> None:
         """End the running step of a rollout where it is. The caller cancels the job."""
-        self._finished = _NOTHING
+        self._finished = self._cut_off() or _NOTHING
 
     def _return_held(self) -> list[Event]:
         return self.rollout.return_held(self.output) if self.rollout is not None else []
@@ -746,30 +816,45 @@ class Turn:
             incomplete_details=None if reason == "stop" else IncompleteDetails.of(reason),
             output=self.output.raw_items(),
             usage=response_object.usage(finished),
+            moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
-        hosted = self.output.hosted
         # Without the appends that were held and have just been returned.
         latest = tuple(self.output.items[self.output.since :])
         carry = input_items.after_output(self._carry.settled, latest, cut_off=not stopped)
-        self._carry.current = carry
+        self._carry.current = carry = self.hosted.carry_on(carry)
         self._carry.settle(self.output.finished)
         state = ResponseState(
             response=response,
             parent=self.parent,
             head=self._head,
             input=self.input,
-            output=hosted_items.opened(
-                self.output.items, hosted.approved_results if hosted is not None else None
-            ),
+            output=self._state_output(),
             carry=carry,
             position=finished.position,
             fork=self.forks,
         )
+        state.verdicts = self._verdicts()
         if state.unread and self._rendered:
             # Its last step answered nothing, so that the items do not show that it has read the outputs.
             state.position = None
         self.recognition.complete(state, dropped_items=self._accepted.dropped_items if self._accepted else 0)
         return closing, state
+
+    def _state_output(self) -> tuple[Item, ...]:
+        """The output, in which the items of hosted tools stand for what the model has seen of them."""
+        if self.hosted.is_upstream:
+            return tuple(self.output.items)
+        hosted = self.output.hosted
+        return hosted_items.opened(self.output.items, hosted.approved_results if hosted is not None else None)
+
+    def _verdicts(self) -> NodeVerdicts | None:
+        if self.checks is not None:
+            return self.checks.verdicts(self.parent)
+        return NodeVerdicts(b"", is_audited=True) if is_audited(self.parent) else None
+
+    def audit(self, state: ResponseState) -> Audit | None:
+        """What remains to be inspected of the finished response."""
+        return self.checks.audit(state, is_stored=self.stores) if self.checks is not None else None
 
     def remember(self, state: ResponseState, now: float) -> None:
         """Let later requests that send the context of the finished response again continue it."""
@@ -794,6 +879,10 @@ class Turn:
             return "tools" if self.is_calling else "client"
         if self.phase is Phase.LISTING:
             return "list"
+        if self.phase is Phase.INSPECTING:
+            return "check"
+        if self.checks is not None and self.checks.is_held:
+            return "held"
         if ended in ("validate", "weigh") and (compaction := self.compaction) is not None:
             if compaction.is_running or compaction.finished is not None:
                 return "compact"
@@ -812,6 +901,7 @@ class Turn:
             incomplete_details=None,
             output=self.output.raw_items(),
             error=response_object.failure(error),
+            moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
         closing.append(self.output.announce(events.Failed, self.response))
         return closing
@@ -820,7 +910,9 @@ class Turn:
         """The report of a turn that has ended. ``error``: why it was refused. ``cancelled``: its client
         disconnected before it had ended."""
         accepted, finished, stages = self._accepted, self._finished, self.stages
-        if finished is None and self.steps is not None:
+        if finished is None and cancelled:
+            finished = self._spent()
+        elif finished is None and self.steps is not None:
             finished = self.steps.spent
         previous = self.request.previous_response_id
         report = TurnReport(
@@ -830,6 +922,9 @@ class Turn:
             total_ms=stages.total_ms,
             previous_response_id=previous[:_ID_LENGTH] if previous is not None else UNSET,
             error_code=error.code if error is not None else UNSET,
+            input_check_ms=self.checks.input_ms if self.checks is not None else UNSET,
+            flagged_by=(self.checks.flagged_by or UNSET) if self.checks is not None else UNSET,
+            safety_id=safety_id(self.request.safety_identifier),
         )
         if accepted is None or self.response is None:
             return report
@@ -850,6 +945,30 @@ class Turn:
             steps=self.steps.counts if self.steps is not None and len(self.steps.counts) > 1 else UNSET,
             hosted_calls=hosted.made if hosted is not None and hosted.made else UNSET,
             error_code=failure.code if failure is not None else UNSET,
+        )
+
+    def _spent(self) -> Finished | None:
+        """The tokens of the jobs that have finished, and an estimate for the one that is cut off."""
+        jobs = [self._cut_off()]
+        if self.steps is not None:
+            jobs.append(self.steps.spent)
+        if self.compaction is not None:
+            jobs.append(self.compaction.finished)
+        spent = [job for job in jobs if job is not None]
+        return reduce(Finished.after, spent) if spent else None
+
+    def _cut_off(self) -> Finished | None:
+        """An estimate of the tokens of the running job; None if its engine has not begun it."""
+        job = self._job
+        if job is None or not (self._begun or self.is_compacting):
+            return None
+        if self.compaction is not None and self.compaction.is_running:
+            written = self.compaction.written_chars
+        else:
+            written = self.output.written_chars
+            job = self.steps.foreseen_job() if self.steps is not None else job
+        return structs.replace(
+            _NOTHING, input_tokens=estimated_tokens(job), output_tokens=estimated_text_tokens(written)
         )
 
     def progress(self) -> TurnReport:

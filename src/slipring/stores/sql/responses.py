@@ -7,6 +7,7 @@ rows have ``expires_at`` 0, so that one index finds all rows that may be removed
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 
 from msgspec import structs
 
@@ -14,6 +15,7 @@ from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.item_ids import Place
 from slipring.core.chain.state import Positions, ResponseState
+from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.errors import Unavailable
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
@@ -22,6 +24,7 @@ from slipring.stores.base import Appended, LeaseLost, Tenure
 from slipring.stores.databases.database import (
     Database,
     ForeignKeyViolated,
+    OutcomeUnknown,
     RequiredRowMissing,
     Row,
     Statement,
@@ -38,19 +41,24 @@ INSERT INTO slipring_heads (tenant, digest, instructions, tools) VALUES ($1, $2,
 ON CONFLICT DO NOTHING
 """
 # hidden: 0 can be found, 1 was deleted, 2 is stored only for its descendants. A response that is saved after
-# one of its descendants has a hidden row already, which becomes visible.
+# one of its descendants has a hidden row already, which becomes visible. No row is returned if the response
+# was saved before.
 _INSERT = """
 INSERT INTO slipring_responses (tenant, id, hidden, expires_at, parent_id, status, model, created_at,
-    head, response, input, output, carry, position)
-VALUES ($1, $2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+    head, response, input, output, carry, position, verdicts)
+VALUES ($1, $2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 ON CONFLICT (tenant, id) DO UPDATE SET hidden = 0, expires_at = excluded.expires_at
     WHERE slipring_responses.hidden = 2
+RETURNING 1
 """
 _INSERT_HIDDEN = """
 INSERT INTO slipring_responses (tenant, id, hidden, expires_at, parent_id, status, model, created_at,
-    head, response, input, output, carry, position)
-VALUES ($1, $2, 2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+    head, response, input, output, carry, position, verdicts)
+VALUES ($1, $2, 2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
 ON CONFLICT DO NOTHING
+"""
+_VERDICTS = """
+SELECT verdicts FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
 """
 _EXISTS = "SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3"
 # The text of a head is returned with the newest response that has it, not with each. Each step compares the
@@ -58,17 +66,17 @@ _EXISTS = "SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hi
 # expect one row for $1 and read all of the tenant's rows at each step.
 _CHAIN = """
 WITH RECURSIVE
-chain (depth, is_news, tenant, parent_id, id, head, response, input, output, carry, position) AS (
-    SELECT 0, 1, tenant, parent_id, id, head, response, input, output, carry, position
+chain (depth, is_news, tenant, parent_id, id, head, response, input, output, carry, position, verdicts) AS (
+    SELECT 0, 1, tenant, parent_id, id, head, response, input, output, carry, position, verdicts
     FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
     UNION ALL
     SELECT chain.depth + 1, CASE WHEN older.head = chain.head THEN 0 ELSE 1 END, older.tenant,
         older.parent_id, older.id, older.head, older.response, older.input, older.output, older.carry,
-        older.position
+        older.position, older.verdicts
     FROM chain JOIN slipring_responses AS older ON older.tenant = chain.tenant AND older.id = chain.parent_id
 )
 SELECT chain.id, chain.head, chain.response, chain.input, chain.output, chain.carry, chain.position,
-    heads.instructions, heads.tools
+    chain.verdicts, heads.instructions, heads.tools
 FROM chain LEFT JOIN slipring_heads AS heads
     ON chain.is_news = 1 AND heads.tenant = chain.tenant AND heads.digest = chain.head
 ORDER BY chain.depth DESC
@@ -83,6 +91,7 @@ _ITEMS = """
 SELECT input, output FROM slipring_responses
 WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
 """
+_JUDGE = "UPDATE slipring_responses SET verdicts = $3 WHERE tenant = $1 AND id = $2"
 _HIDE = """
 UPDATE slipring_responses SET hidden = 1, expires_at = 0
 WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
@@ -95,6 +104,8 @@ DELETE FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 1 AND 
 """
 _MAX_ATTEMPTS = 3
 """Attempts at a save whose ancestors another transaction keeps removing."""
+_PAUSES_S = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Pauses before the attempts to find out whether a save was committed whose connection was lost."""
 _YIELD_EVERY = 100
 """States that are decoded before the event loop runs other tasks."""
 
@@ -116,35 +127,29 @@ class SqlResponses(base.Responses):
         appended: Appended | None = None,
         tenure: Tenure | None = None,
     ) -> None:
-        before = [require_tenure(tenure)] if tenure is not None else []
         after = append_statements(tenant, state.id, appended) if appended is not None else []
-        own = self._insert(tenant, state)
-        ancestors, attempts_left = 0, _MAX_ATTEMPTS
-        while True:
-            lineage = self._insert_ancestors(tenant, state, ancestors)
-            try:
-                await self._database.write(*before, *lineage, *own, *after)
-                break
-            except RequiredRowMissing:
-                raise LeaseLost(state.id) from None
-            except ForeignKeyViolated:
-                # The parent has no row: it had store: false, or was removed. Doubling finds out how many
-                # ancestors are missing; if it fails with all of them, another transaction is removing them.
-                if ancestors >= state.depth:
-                    attempts_left -= 1
-                if not attempts_left:
-                    raise Unavailable("The store could not keep the response.") from None
-                ancestors = max(1, 2 * ancestors)
+        before = [require_tenure(tenure)] if tenure is not None else []
+        try:
+            await self._save(tenant, state, before, after)
+        except OutcomeUnknown:
+            await self._save_if_missing(tenant, state, before, after)
+        except RequiredRowMissing:
+            raise LeaseLost(state.id) from None
         self._recent.remember(tenant, state)
 
     async def load(self, tenant: str, response_id: str) -> ResponseState | None:
         state = self._recent.find(tenant, response_id)
         now = self._expiry.now()
         if state is not None:
-            if await self._database.read(_EXISTS, tenant, response_id, now):
-                return state
-            self._recent.forget(tenant, response_id)
-            return None
+            found = await self._database.read(_VERDICTS, tenant, response_id, now)
+            if not found:
+                self._recent.forget(tenant, response_id)
+                return None
+            # Another process may have audited it since it was loaded here.
+            verdicts = response_rows.unpack_verdicts(found[0][0])
+            if verdicts is not None and verdicts.refused_by is not None:
+                state.verdicts = verdicts
+            return state
         rows = await self._database.read(_CHAIN, tenant, response_id, now)
         if not rows:
             return None
@@ -173,6 +178,10 @@ class SqlResponses(base.Responses):
                 found |= _pick(response_id, places, packed_input, packed_output)
         return found
 
+    async def judge(self, tenant: str, response_id: str, verdicts: NodeVerdicts) -> None:
+        packed = response_rows.pack_verdicts(verdicts)
+        await self._database.write(Statement(_JUDGE, (tenant, response_id, packed)))
+
     async def delete(self, tenant: str, response_id: str) -> bool:
         hide = Statement(_HIDE, (tenant, response_id, self._expiry.now()))
         remove = Statement(_REMOVE, (tenant, response_id))
@@ -184,10 +193,62 @@ class SqlResponses(base.Responses):
         self._recent.forget(tenant, response_id)
         return bool(hidden)
 
-    def _insert(self, tenant: str, state: ResponseState) -> list[Statement]:
+    async def _save(
+        self,
+        tenant: str,
+        state: ResponseState,
+        before: list[Statement],
+        after: list[Statement],
+        *,
+        must_be_new: bool = False,
+    ) -> None:
+        """Write a response between other statements, with those of its ancestors that have no row.
+
+        ``must_be_new``: raise ``RequiredRowMissing``, and write nothing, if it was saved before.
+        """
+        own = self._insert(tenant, state, must_be_new=must_be_new)
+        ancestors, attempts_left = 0, _MAX_ATTEMPTS
+        while True:
+            lineage = self._insert_ancestors(tenant, state, ancestors)
+            try:
+                await self._database.write(*before, *lineage, *own, *after)
+                return
+            except ForeignKeyViolated:
+                # The parent has no row: it had store: false, or was removed. Doubling finds out how many
+                # ancestors are missing; if it fails with all of them, another transaction is removing them.
+                if ancestors >= state.depth:
+                    attempts_left -= 1
+                if not attempts_left:
+                    raise Unavailable("The store could not keep the response.") from None
+                ancestors = max(1, 2 * ancestors)
+
+    async def _save_if_missing(
+        self, tenant: str, state: ResponseState, before: list[Statement], after: list[Statement]
+    ) -> None:
+        """Save a response again whose save may have been committed: exactly one of the two takes effect.
+
+        The insert waits for a transaction that inserts the same row, so it also finds a save that the
+        database has not finished yet.
+        """
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._save(tenant, state, before, after, must_be_new=True)
+                return
+            except RequiredRowMissing:
+                # It was saved, or the run has been taken over.
+                with suppress(Unavailable):
+                    if await self._database.read(_EXISTS, tenant, state.id, self._expiry.now()):
+                        return
+                    raise LeaseLost(state.id) from None
+            except Unavailable:
+                continue
+        raise Unavailable("The store cannot be reached: it is not known whether the response is stored.")
+
+    def _insert(self, tenant: str, state: ResponseState, *, must_be_new: bool) -> list[Statement]:
         expires_at = self._expiry.expires_at(state.response.created_at)
         columns = response_rows.columns(state, self._positions)
-        insert = Statement(_INSERT, (tenant, state.id, expires_at, *columns))
+        insert = Statement(_INSERT, (tenant, state.id, expires_at, *columns), requires_row=must_be_new)
         if state.parent is not None and state.parent.head is state.head:
             return [insert]
         return [_head(tenant, state.head), insert]
@@ -211,13 +272,13 @@ class SqlResponses(base.Responses):
 
     async def _assemble(self, tenant: str, rows: list[Row]) -> ResponseState:
         """Decode a chain from its rows, oldest first. Decoding starts after the newest cached state."""
-        texts = {row[1]: (row[7], row[8]) for row in rows if row[8] is not None}
+        texts = {row[1]: (row[8], row[9]) for row in rows if row[9] is not None}
         heads: dict[bytes, Head] = {}
         state, start = self._newest_cached(tenant, rows)
         if state is not None:
             heads[rows[start - 1][1]] = state.head
         for number, row in enumerate(rows[start:], 1):
-            record = Record(*row[:7])
+            record = Record(*row[:8])
             head = heads.get(record.head)
             if head is None:
                 previous = state.head if state is not None else None
