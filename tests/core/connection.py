@@ -1,9 +1,10 @@
 """Test driver for the pure core: runs sessions without sockets, engines, stores or clocks.
 
 A `Connection` has one session and records its actions: the events that it sends are in `events`; the work
-that it asks for waits in `loads`, `checks`, `weighs`, `starts` and `saves` until the test does it. A `Server`
-holds what connections share. Every event is validated against the API's types, and so is the order of all
-events, so that each test also tests the wire format.
+that it asks for waits in `loads`, `resolves`, `checks`, `claims`, `weighs`, `starts`, `calls` and `saves`
+until the test does it. A `Server` holds what connections share, and the lists of its MCP servers. Every event
+is validated against the API's types, and so is the order of all events, so that each test also tests the wire
+format.
 """
 
 import hashlib
@@ -28,19 +29,25 @@ from slipring.core.checks.policies import Check as SafetyCheck
 from slipring.core.checks.rulings import checks_of
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
+from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session.actions import (
     Action,
+    CallTool,
     Cancel,
+    CancelTools,
     Check,
     CheckAppended,
+    ClaimApprovals,
     Close,
+    Counted,
     EndPrefill,
     Inspect,
     Load,
     Loaded,
     Record,
+    ResolveTools,
     Save,
     Send,
     Start,
@@ -52,8 +59,10 @@ from slipring.core.session.client_events import Read
 from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Joined, Turn
-from slipring.errors import ApiError, ModelNotFound, ServerError
+from slipring.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.protocol import wire
+from slipring.protocol.hosted.mcp_items import CallError
+from slipring.protocol.hosted.mcp_tools import ListedTool, ToolHints
 from slipring.protocol.items import Item, read_item, user_message
 from slipring.protocol.requests import read_create
 from slipring.protocol.responses import ReasoningEcho, Response, TextEcho
@@ -112,6 +121,10 @@ class Server:
         self.models = Models()
         self.policy = NO_POLICY
         """Of the safety checks of connections that are opened from now on."""
+        self.lists: dict[str, tuple[ListedTool, ...]] = {"s": (listed("f"), listed("g")), "t": (listed("f"),)}
+        """The tools of MCP servers, by label."""
+        self.used: set[tuple[str, str]] = set()
+        """Approvals that were used, with their tenants."""
         self.now = 1000.0
         self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
         self.known = KnownContexts(self.limits.recognised_s, self.limits.recognised_bytes)
@@ -218,6 +231,12 @@ class Connection:
         self.checks_appended: list[CheckAppended] = []
         self.weighs: dict[Turn, Weigh] = {}
         self.starts: dict[Turn, Start] = {}
+        self.resolves: dict[Turn, ResolveTools] = {}
+        self.claims: dict[Turn, ClaimApprovals] = {}
+        self.calls: dict[str, CallTool] = {}
+        """Hosted calls that run, by the id of their item."""
+        self.cancelled_calls: list[str] = []
+        self.counted: list[int] = []
         self.saves: dict[Turn, Save] = {}
         self.inspections: list[Inspect] = []
         """Those that run, in the order in which they began."""
@@ -335,8 +354,8 @@ class Connection:
 
     def generate(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
         turn = self._at(self.starts, lane)
-        sent = Send(self.session.deltas(turn, list(deltas)))
-        return self._run([sent, *self.session.due_inspections(turn)])
+        sent = self._run([Send(self.session.deltas(turn, list(deltas)))])
+        return sent + self._run([*self.session.due_calls(turn), *self.session.due_inspections(turn)])
 
     def finish(
         self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: Any = None
@@ -359,6 +378,39 @@ class Connection:
         )
         sent = self._run([Send(self.session.deltas(turn, [*deltas, end]))])
         return sent + self._run(self.session.finished(turn, self.server.now))
+
+    # Hosted tools.
+
+    def resolve(self, lane: str | None = None, **changes: Any) -> list[Json]:
+        """The MCP servers of a request are known, and have listed their tools. ``changes``: fields of all."""
+        asked = self.resolves.pop(self._at(self.resolves, lane))
+        servers = {}
+        for server in asked.servers:
+            label = server.server_label
+            tools = self.server.lists[label] if label in asked.fetch else None
+            servers[label] = structs.replace(ResolvedServer(f"handle of {label}", tools), **changes)
+        return self._run(self.session.resolved(asked.turn, servers, self.server.now))
+
+    def claim(self, lane: str | None = None) -> list[Json]:
+        """Mark the approvals of a turn as used, or refuse it."""
+        claim = self.claims.pop(self._at(self.claims, lane))
+        ids = {(self.tenant, each) for each in claim.ids}
+        if ids & self.server.used:
+            error = InvalidRequest("Used.", param="input")
+            return self._run(self.session.failed(claim.turn, error, self.server.now))
+        self.server.used |= ids
+        return self._run(self.session.claimed(claim.turn))
+
+    def end_call(self, call_id: str, output: str | None = "42", error: CallError | None = None) -> list[Json]:
+        """A hosted call has ended."""
+        action = self.calls.pop(call_id)
+        outcome = CallOutcome(output) if error is None else CallOutcome(error=error)
+        return self._run(self.session.call_ended(action.turn, call_id, outcome, self.server.now))
+
+    def report_progress(self, call_id: str, progress: float = 1.0, message: str | None = None) -> list[Json]:
+        """The server of a hosted call reports progress."""
+        report = CallProgress(progress, None, message)
+        return self._run(self.session.call_progressed(self.calls[call_id].turn, call_id, report))
 
     def end_prefill(self, response_id: str, tokens: int | None = 100) -> list[Json]:
         """The engine has prefilled so many tokens, or has failed."""
@@ -402,7 +454,7 @@ class Connection:
 
     def fail(self, lane: str | None = None, error: ApiError | None = None) -> list[Json]:
         """The work on this lane's turn fails, whatever it is."""
-        for work in (self.checks, self.weighs, self.starts, self.loads, self.saves):
+        for work in self._work.values():
             for turn in [turn for turn in work if turn.lane == lane]:
                 del work[turn]
                 return self._run(self.session.failed(turn, error or ServerError(), self.server.now))
@@ -435,28 +487,53 @@ class Connection:
             assert self.close is None, f"{action} after Close"
             if isinstance(action, Send):
                 self._send(action)
-            elif isinstance(action, CheckAppended):
-                self.checks_appended.append(action)
             elif isinstance(action, Start):
                 self._start(action)
-            elif isinstance(action, Load | Check | Weigh | Save):
-                work: Any = {Load: self.loads, Check: self.checks, Weigh: self.weighs, Save: self.saves}
-                work[type(action)][action.turn] = action
-            elif isinstance(action, Cancel):
-                self._cancel(action.turn)
-            elif isinstance(action, StartPrefill | EndPrefill | Inspect | StartAudit):
-                self._begin_beside(action)
-            elif isinstance(action, Record):
-                self.reports.append(action)
-            elif isinstance(action, Close):
-                self.close = action
+            elif isinstance(action, Load | ResolveTools | Check | ClaimApprovals | Weigh | Save):
+                self._work[type(action)][action.turn] = action
+            else:
+                self._carry_out(action)
         return self.events[before:]
 
-    def _cancel(self, turn: Turn) -> None:
-        self.cancelled.append(turn)
-        for work in (self.loads, self.checks, self.weighs, self.starts, self.saves):
-            work.pop(turn, None)
-        self.inspections = [each for each in self.inspections if each.turn is not turn]
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, CheckAppended):
+            self.checks_appended.append(action)
+        elif isinstance(action, CallTool):
+            assert action.call.id not in self.calls, "a call is made twice"
+            self.calls[action.call.id] = action
+        elif isinstance(action, Cancel | CancelTools):
+            self._cancel(action)
+        elif isinstance(action, Counted):
+            self.counted.append(action.tokens)
+        elif isinstance(action, StartPrefill | EndPrefill | Inspect | StartAudit):
+            self._begin_beside(action)
+        elif isinstance(action, Record):
+            self.reports.append(action)
+        elif isinstance(action, Close):
+            self.close = action
+
+    @property
+    def _work(self) -> dict[type[Action], dict[Turn, Any]]:
+        return {
+            Check: self.checks,
+            Weigh: self.weighs,
+            Start: self.starts,
+            Load: self.loads,
+            ResolveTools: self.resolves,
+            ClaimApprovals: self.claims,
+            Save: self.saves,
+        }
+
+    def _cancel(self, action: Cancel | CancelTools) -> None:
+        turn = action.turn
+        for call_id in [each for each, call in self.calls.items() if call.turn is turn]:
+            del self.calls[call_id]
+            self.cancelled_calls.append(call_id)
+        if isinstance(action, Cancel):
+            self.cancelled.append(turn)
+            for work in self._work.values():
+                work.pop(turn, None)
+            self.inspections = [each for each in self.inspections if each.turn is not turn]
 
     def _begin_beside(self, action: StartPrefill | EndPrefill | Inspect | StartAudit) -> None:
         """Begin, or end, work that runs beside the turns."""
@@ -494,6 +571,17 @@ class Connection:
             self.order.see(decoded)
             if self._on_event is not None:
                 self._on_event(decoded)
+
+
+def listed(name: str, *, read_only: bool | None = None) -> ListedTool:
+    """A tool of an MCP server."""
+    hints = None if read_only is None else ToolHints(read_only=read_only)
+    return ListedTool(name=name, input_schema=Raw(b'{"type":"object"}'), annotations=hints)
+
+
+def mcp(label: str = "s", **fields: Any) -> Json:
+    """An MCP server whose tools need no approval."""
+    return {"type": "mcp", "server_label": label, "require_approval": "never", **fields}
 
 
 def types(events: Iterable[Json]) -> list[str]:

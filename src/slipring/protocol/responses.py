@@ -102,7 +102,7 @@ class McpListToolsItem(Struct, tag_field="type", tag="mcp_list_tools"):
     id: str
     server_label: str
     tools: list[ListedTool]
-    error: CallError | UnsetType = UNSET
+    error: str | UnsetType = UNSET
 
 
 class McpCallItem(Struct, tag_field="type", tag="mcp_call"):

@@ -4,13 +4,14 @@ A model calls a hosted tool as it calls any function, and reads the result as th
 the wire, both are one ``mcp_call``. ``opened`` gives the items of hosted tools their ``Item.opened``:
 
 - ``mcp_call``: the call; its output follows after the last item of the same step of the model, because the
-  model made all calls of a step before it read any result.
+  model made all calls of a step before it read any result. A call that was broken off has no output.
 - ``mcp_approval_request``: the call. Its output stands where the client answers: a denial, or what the call
   returned once it was approved.
 - ``mcp_list_tools``: nothing. The tools are part of the head.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from msgspec import structs
 
@@ -27,12 +28,14 @@ from slipring.protocol.hosted.mcp_items import (
 from slipring.protocol.hosted.mcp_tools import model_name
 from slipring.protocol.items import Item
 
+Status = Literal["completed", "incomplete"]
 HOSTED = frozenset({"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"})
+_COMPACTIONS = ("compaction", "compaction_summary")
 UNKNOWN_OUTCOME = "The call did not finish. Whether it had any effect is not known."
 
 
-def call_item(call_id: str, label: str, name: str, arguments: str) -> Item:
-    """A hosted call as a model wrote it."""
+def call_item(call_id: str, label: str, name: str, arguments: str, status: Status = "completed") -> Item:
+    """A hosted call as a model wrote it. An ``incomplete`` one was broken off, and has no output."""
     raw = wire.encode(
         {
             "type": "function_call",
@@ -40,7 +43,7 @@ def call_item(call_id: str, label: str, name: str, arguments: str) -> Item:
             "namespace": label,
             "name": model_name(label, name),
             "arguments": arguments,
-            "status": "completed",
+            "status": status,
         }
     )
     return Item(type="function_call", raw=raw, call_id=call_id)
@@ -74,9 +77,22 @@ def opened(items: Sequence[Item], results: Mapping[str, str] | None = None) -> t
     ``results``: by the id of the approval request, what approved calls returned whose ``mcp_call`` items are
     not among the items.
     """
-    if not any(item.type in HOSTED for item in items):
-        return tuple(items)
-    return _Opening(items, results or {}).opened()
+    bare = tuple(map(_without_outputs, items))
+    if not any(item.type in HOSTED for item in bare):
+        return bare
+    return _Opening(bare, results or {}).opened()
+
+
+def _without_outputs(item: Item) -> Item:
+    """An item without the outputs that stand with it in the context that it comes from: those of its own
+    context are added anew."""
+    if item.opened is None or item.type in HOSTED or item.type in _COMPACTIONS:
+        return item
+    content = tuple(
+        each for each in item.opened if each.type != "function_call_output" or each.raw == item.raw
+    )
+    is_itself = len(content) == 1 and content[0].raw == item.raw
+    return structs.replace(item, opened=None if is_itself else content)
 
 
 class _Opening:
@@ -154,6 +170,8 @@ class _Opening:
             return ()  # the answer stands for it
         if asked is not None and asked in self._requested:
             return (output_item(asked, result_text(call)),)
+        if call.status == "incomplete":
+            return (call_item(call_id, call.server_label, call.name, call.arguments, "incomplete"),)
         self._outputs.append(output_item(call_id, result_text(call)))
         return (call_item(call_id, call.server_label, call.name, call.arguments),)
 

@@ -156,7 +156,7 @@ class Gate:
         return due
 
     def feed(self, deltas: Iterable[Delta]) -> list[Delta]:
-        """The engine has produced deltas, the last of which is ``Finished``; returns those that are released.
+        """The engine has produced deltas; returns those that are released. The last of a job is ``Finished``.
 
         Once the answer is cut, only its end is released; once it is blocked, nothing.
         """

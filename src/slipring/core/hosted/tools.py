@@ -14,6 +14,7 @@ from slipring.protocol.hosted.mcp_tools import (
     McpTool,
     model_name,
     read_list,
+    respelled,
     with_servers,
 )
 
@@ -112,7 +113,7 @@ def compose(
     for server in servers:
         label, found = server.server_label, resolved[server.server_label]
         listed = found.tools if found.tools is not None else read_list(lists.get(label, b"[]"))
-        offered[label] = select(server, found, listed)
+        offered[label] = select(server, found, map(respelled, listed))
         if found.tools is not None:
             fetched.append((label, found, [each.tool for each in offered[label]]))
     kept = {

@@ -65,7 +65,9 @@ _NORMAL = 1000
 _POLICY_VIOLATION = 1008
 _NO_POLICIES = NoPolicies()
 _BEFORE_CREATION = (Phase.INSPECTING, Phase.PREPARING)
-_INSPECTED = (Phase.INSPECTING, Phase.CLAIMING, Phase.PREPARING, Phase.RUNNING, Phase.PAUSED)
+_STARTED = (*_BEFORE_CREATION, Phase.CLAIMING, Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
+"""Phases in which a turn that fails may have a response."""
+_INSPECTED = (*_BEFORE_CREATION, Phase.CLAIMING, Phase.RUNNING, Phase.PAUSED)
 """Phases in which a turn can be told verdicts."""
 _Held = Weigh | Start | ClaimApprovals
 """Work that may have to wait for them."""
@@ -277,9 +279,14 @@ class Session:
         """Accept or refuse a steer. A response that waits for hosted calls is ended for it at once."""
         answer = Send([self._live_input.steer(steer, self._cache, self._refusing)])
         turn = self._lanes.find(steer.target)
-        if turn is None or turn.steers is None or turn.phase is not Phase.PAUSED or not turn.is_calling:
-            return [answer]
-        return [answer, CancelTools(turn), Send(turn.end_for_steers()), *self._go_on(turn, now)]
+        return [answer] if turn is None else [answer, *self._yield_to_steers(turn, now)]
+
+    def _yield_to_steers(self, turn: Turn, now: float) -> list[Action]:
+        """End a response that waits for hosted calls if it has steers that can follow it."""
+        if not turn.yields_to_steers:
+            return []
+        cancelled = [CancelTools(turn)] if turn.is_calling else []
+        return [*cancelled, Send(turn.end_waiting("steered")), *self._go_on(turn, now)]
 
     def _append(self, append: Append, now: float) -> list[Action]:
         if append.injects and append.is_malformed and append.error is not None:
@@ -422,11 +429,16 @@ class Session:
             )
             emitted += more
             if paused:
-                # The calls that the model's last words have completed.
-                due = self.due_calls(turn)
-                after = [] if turn.is_calling else self._go_on(turn, now)
-                return [Send(emitted), *due, *after]
+                return [Send(emitted), *self._after_step(turn, now)]
         return [Send(emitted), *self._conclude(turn, now)]
+
+    def _after_step(self, turn: Turn, now: float) -> list[Action]:
+        """A step has ended and another one may follow."""
+        if turn.yields_to_steers:
+            return self._yield_to_steers(turn, now)
+        # The calls that the model's last words have completed.
+        due = self.due_calls(turn)
+        return due if turn.is_calling else [*due, *self._go_on(turn, now)]
 
     def prefilled(self, ended: StartPrefill, tokens: int | None) -> list[Action]:
         """The engine has prefilled so many tokens of a context; None: it failed."""
@@ -452,9 +464,9 @@ class Session:
             return self._reject(turn, turn_setup.in_clients_terms(turn, error), now)
         if turn.phase is Phase.LOADING or (turn.phase in _BEFORE_CREATION and not turn.is_created):
             return self._reject(turn, turn_setup.of_job(turn, error), now)
-        if turn.phase is Phase.PAUSED:
+        if turn.phase is Phase.PAUSED and not turn.is_calling:
             return self._conclude(turn, now)  # the driver refuses to let it resume
-        if turn.phase not in (*_BEFORE_CREATION, Phase.CLAIMING, Phase.RUNNING, Phase.SAVING):
+        if turn.phase not in _STARTED:
             return []
         return self._fail(turn, error, now)
 
@@ -691,6 +703,8 @@ class Session:
             return []
         if state.carry.open_calls:
             return self._growing_outputs.advance(state.id, self._cache)
+        if state.carry.approvals:
+            return []  # its client answers with something else than a message
         try:
             rewrites_answers = self._models.find(state.response.model).rewrites_answers
         except ApiError:
@@ -713,10 +727,13 @@ class Session:
     def _go_on(self, turn: Turn, now: float) -> list[Action]:
         """No hosted call of a paused response runs any more: resume it, end it, or wait for its client."""
         if turn.output.calls_hosted:
-            emitted = Send(turn.calls_ended(now + self._limits.rollout_wait_s))
+            may_wait = self._ending is None and not self._closed
+            emitted = Send(turn.calls_ended(now + self._limits.rollout_wait_s, may_wait=may_wait))
             return [emitted, *self._go_on(turn, now)]
         if turn.must_end:
-            return self._conclude(turn, now)
+            # Pieces of outputs that a rollout still waits for can arrive after its end.
+            ended = [] if turn.rollout is not None else self._growing_outputs.end(turn.output.response_id)
+            return [*ended, *self._conclude(turn, now)]
         growing = self._growing_outputs.advance(turn.output.response_id, self._cache)
         return self._resume(turn, now) or growing
 
@@ -744,11 +761,16 @@ class Session:
         return [action for turn in due for action in self._conclude(turn, now)]
 
     def _break_off(self, now: float) -> list[Action]:
-        """Cancel the running step of rollouts that have finished steps, and keep what they have."""
+        """Cancel the running step of rollouts that have finished steps, or the hosted calls that they await,
+        and keep what they have."""
         actions: list[Action] = []
         for turn in [turn for turn in self._lanes.running() if turn.can_be_broken_off]:
-            turn.break_off()
-            actions += [Cancel(turn), *self._conclude(turn, now)]
+            actions.append(Cancel(turn))
+            if turn.phase is Phase.PAUSED:
+                actions += [Send(turn.end_waiting("broken_off")), *self._go_on(turn, now)]
+            else:
+                turn.break_off()
+                actions += self._conclude(turn, now)
         return actions
 
     def _abandon(self, now: float) -> list[Action]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from msgspec import Struct, structs
 
 from slipring.core.chain import input_items
+from slipring.core.chain.hosted_items import output_item
 from slipring.core.chain.state import Carry, OpenCall
 from slipring.core.generation import Delta, Finished, Job, Model, Text
 from slipring.errors import InvalidRequest, ServerError
@@ -32,6 +33,7 @@ _LEAD = (
 )
 _SUMMARY_START = user_message(_LEAD).raw[:-2]
 """The JSON prefix of a summary's message."""
+_NO_OUTPUT = "(there is no output yet)"
 _SLACK_TOKENS = 1024
 """More than any template adds around items."""
 _SHORTEST_SUMMARY, _LONGEST_SUMMARY = 128, 8192
@@ -139,7 +141,8 @@ class Compaction:
         )
         # Upstream servers refuse a context with a call that has no output.
         waiting = (_placeholder_output(call_id, call) for call_id, call in self._carry.open_calls.items())
-        items = (*job.input, *filter(None, waiting), user_message(_ASK))
+        asked = (output_item(request_id, _NO_OUTPUT) for request_id in self._carry.approvals)
+        items = (*job.input, *filter(None, waiting), *asked, user_message(_ASK))
         return structs.replace(job, input=items, offer=Offer(forbidden=True), settings=settings)
 
     def take(self, deltas: list[Delta]) -> None:
@@ -213,7 +216,7 @@ def _placeholder_output(call_id: str, call: OpenCall) -> Item | None:
     if call.type not in ("function_call", "custom_tool_call"):
         return None
     kind = f"{call.type}_output"
-    raw = wire.encode({"type": kind, "call_id": call_id, "output": "(there is no output yet)"})
+    raw = wire.encode({"type": kind, "call_id": call_id, "output": _NO_OUTPUT})
     return Item(type=kind, raw=raw, call_id=call_id)
 
 

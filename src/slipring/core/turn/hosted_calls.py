@@ -26,11 +26,11 @@ class HostedCalls:
 
     __slots__ = (
         "_calls",
+        "_has_dropped",
         "_results",
         "approved_results",
         "budget",
         "due",
-        "has_dropped",
         "made",
         "running",
         "tools",
@@ -44,8 +44,7 @@ class HostedCalls:
         """Calls that the driver has not been asked to run yet."""
         self.running: dict[str, RunningCall] = {}
         """By the id of the item, those in ``due`` included."""
-        self.has_dropped = False
-        """Whether the model has made calls past the budget, which no item shows."""
+        self._has_dropped = False
         self.approved_results: dict[str, str] = {}
         """What approved calls returned, by the id of the approval request."""
         self.made = 0
@@ -62,7 +61,7 @@ class HostedCalls:
         if tool is None:
             return None
         if self.budget is not None and self.budget <= 0:
-            self.has_dropped = True
+            self.drop()
             return DroppedCall()
         if tool.needs_approval:
             return OpenApproval(tool)
@@ -83,6 +82,16 @@ class HostedCalls:
         if self.budget is not None:
             self.budget -= 1
         self.start(hosted_events.run_approved(output, tool, arguments, request_id))
+
+    def drop(self) -> None:
+        """The model has made a call that no item shows."""
+        self._has_dropped = True
+
+    def take_dropped(self) -> bool:
+        """Whether the model has made calls since the last time that no item shows. The engine's position
+        covers them, and is then not that of the items."""
+        dropped, self._has_dropped = self._has_dropped, False
+        return dropped
 
     def take_due(self) -> list[RunningCall]:
         due, self.due = self.due, []

@@ -14,7 +14,7 @@ from slipring.core.hosted.tools import (
 )
 from slipring.core.turn.call_events import CallOutput
 from slipring.protocol import events
-from slipring.protocol.hosted.mcp_items import CallStatus, McpCall
+from slipring.protocol.hosted.mcp_items import CallStatus, McpCall, error_text
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
@@ -58,9 +58,12 @@ class OpenMcpCall:
         """The arguments are complete: keep the item's place in the output until the call has ended."""
         return _run(self._output, self.id, self.tool, self._finish_arguments())
 
-    def break_off(self) -> McpCallItem:
-        """The item of a call that will not run: the model broke it off, or the answer was cut."""
-        return self._item(self._finish_arguments(), "incomplete")
+    def break_off(self) -> Item:
+        """End a call that will not run: the model broke it off, or the answer was cut. Returns it as the
+        model wrote it."""
+        item = self._item(self._finish_arguments(), "incomplete")
+        self._output.keep(item)
+        return hosted_items.call_item(self.id, item.server_label, item.name, item.arguments, "incomplete")
 
     def _finish_arguments(self) -> str:
         arguments = "".join(self.pieces)
@@ -181,5 +184,5 @@ def show_list(output: HostedOutput, label: str, server: ResolvedServer, tools: l
     output.emit(events.McpListToolsInProgress, item_id=item_id)
     kind = events.McpListToolsCompleted if server.error is None else events.McpListToolsFailed
     output.emit(kind, item_id=item_id)
-    error = UNSET if server.error is None else server.error
+    error = UNSET if server.error is None else error_text(server.error)
     output.keep(McpListToolsItem(id=item_id, server_label=label, tools=tools, error=error))

@@ -120,7 +120,7 @@ class Output:
         self.conceal: Conceal | None = None
         """Set if reasoning items are to include ``encrypted_content``."""
         self._awaits_output = False  # a call since the client's last append is complete
-        self._step_calls = False  # the model has begun a call since the last ``end_step``
+        self._step_calls = False  # the items since the last ``end_step`` include a call
         self._waiting: list[Item | None] = []
         """Items from the first place that is reserved on; None: the place is reserved."""
         self._compaction_id = ""
@@ -281,7 +281,8 @@ class Output:
         self._close("completed")
         hosted = self.hosted.open(self, delta) if self.hosted is not None else None
         self._open = open_call(self, delta) if hosted is None else hosted
-        self._step_calls = True
+        # The others have no item yet, and may never have one.
+        self._step_calls = self._step_calls or not isinstance(hosted, OpenApproval | DroppedCall)
 
     def _call_arguments(self, delta: CallArguments) -> None:
         # Hot path: runs once per token of every call.
@@ -365,14 +366,17 @@ class Output:
                 self.hosted.start(running)
                 self.generated.append(running.as_generated())
             else:
-                self.keep(call.break_off())
-        elif isinstance(call, OpenApproval) and status == "completed":
+                self.generated.append(call.break_off())
+        elif isinstance(call, OpenApproval):
+            if status != "completed":
+                self.hosted.drop()
+                return
             assert self.sign is not None
             unnamed = call.item("")
             item = call.item(self.name_item("mcp_approval_request", self.sign(unnamed)))
             self.start_item(item)
             self.keep(item)
-            self.asks_approval = True
+            self.asks_approval = self._step_calls = True
             self.generated.append(
                 hosted_items.call_item(item.id, item.server_label, item.name, item.arguments)
             )

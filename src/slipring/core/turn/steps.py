@@ -130,7 +130,8 @@ class Steps:
         offer = job.offer if self.spent is None else self.offer(carry)
         if hosted is not None:
             tools = tuple(tool for tool in offer.tools if hosted.find(tool.namespace, tool.name) is None)
-            offer = structs.replace(offer, tools=tools, required=False, forbidden=not tools)
+            required = offer.required and bool(tools)
+            offer = structs.replace(offer, tools=tools, required=required, forbidden=not tools)
         return structs.replace(
             job,
             parent=self._node,

@@ -7,6 +7,7 @@ the engine.
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Literal
 
 from msgspec import UNSET, Struct, structs
 
@@ -574,7 +575,8 @@ class Turn:
             return False, []
         emitted = output.finish("completed" if is_whole else "incomplete")
         calls_hosted = output.calls_hosted
-        waits = self.rollout is not None and output.calls and is_whole and may_wait
+        waits = self.rollout is not None and output.calls and not output.asks_approval
+        waits = waits and is_whole and may_wait
         self._observe()
         fits = steps.may_continue(output, finished, most_bytes)
         if not calls_hosted and not (waits and fits):
@@ -582,15 +584,33 @@ class Turn:
         self.stages.lap("generate")
         self._rendered = self._prefilled = False
         self.phase = Phase.PAUSED
-        asks = output.calls or output.asks_approval
-        steps.is_last = not is_whole or not fits or (asks and not waits) or output.asks_approval
+        asks = output.asks_approval or (output.calls and not waits)
+        steps.is_last = not is_whole or not fits or asks
+        if is_whole and not fits and not asks:
+            # The model will not read the results of its calls.
+            self._finished = structs.replace(finished, reason="max_output_tokens")
         carry = input_items.after_output(self._carry.settled, output.latest)
-        steps.end(output.end_step(), finished, self.response, carry)
-        if finished.reason == "steered" and calls_hosted and not output.calls:
-            emitted += self.end_calls()
+        steps.end(output.end_step(), self._without_dropped(finished), self.response, carry)
         if not calls_hosted:
-            emitted += self._wait_for_client(waits_until)
+            emitted += self._wait_for_client(waits_until, may_wait=True)
         return True, emitted
+
+    def _without_dropped(self, finished: Finished) -> Finished:
+        """The end of a job; without its position if that covers calls that no item shows."""
+        hosted = self.output.hosted
+        if hosted is None or not hosted.take_dropped():
+            return finished
+        return structs.replace(finished, position=None)
+
+    @property
+    def yields_to_steers(self) -> bool:
+        """Whether this is a paused response that waits for hosted calls, or has just waited for them, and
+        has steers that can follow it at once."""
+        has_called = self.phase is Phase.PAUSED and self.output.calls_hosted
+        is_steered = self.steers is not None or (
+            self._finished is not None and self._finished.reason == "steered"
+        )
+        return has_called and is_steered and not self.output.calls
 
     @property
     def is_calling(self) -> bool:
@@ -633,14 +653,14 @@ class Turn:
             self.steps.is_last = True
         return self.output.take_events()
 
-    def end_for_steers(self) -> list[Event]:
-        """End a response that waits for hosted calls, so that its steers can follow. The caller cancels the
-        calls."""
-        self._finished = structs.replace(self._finished or _NOTHING, reason="steered")
+    def end_waiting(self, reason: Literal["steered", "broken_off"]) -> list[Event]:
+        """End a response that waits for hosted calls. The caller cancels the calls."""
+        self._finished = structs.replace(self._finished or _NOTHING, reason=reason)
         return self.end_calls()
 
-    def calls_ended(self, waits_until: float) -> list[Event]:
-        """All hosted calls of the last step have ended: add their results to the next step's input."""
+    def calls_ended(self, waits_until: float, *, may_wait: bool) -> list[Event]:
+        """All hosted calls of the last step have ended: add their results to the next step's input.
+        ``may_wait``: whether the client of a rollout can still send outputs."""
         calls, steps = self.output.hosted, self.steps
         assert calls is not None
         assert steps is not None
@@ -652,14 +672,18 @@ class Turn:
             steps.replace_input(self._new_input())
         else:
             steps.add(results)
-        return self._wait_for_client(waits_until) if self.rollout is not None and not steps.is_last else []
+        if self.rollout is None or steps.is_last:
+            return []
+        emitted = self._wait_for_client(waits_until, may_wait=may_wait)
+        steps.is_last = not may_wait and not self.rollout.is_answered
+        return emitted
 
-    def _wait_for_client(self, waits_until: float) -> list[Event]:
+    def _wait_for_client(self, waits_until: float, *, may_wait: bool) -> list[Event]:
         """Commit what the client has appended, and tell it what is missing."""
         assert self.rollout is not None
         assert self.response is not None
         self.rollout.waits_until = waits_until
-        return self.rollout.pause(self.output, self.response.id)
+        return self.rollout.pause(self.output, self.response.id, may_wait=may_wait)
 
     def _observe(self) -> None:
         """Count the output items that have been finished since the last call."""
@@ -727,9 +751,13 @@ class Turn:
 
     @property
     def can_be_broken_off(self) -> bool:
-        """Whether this is a running rollout with at least one finished step, which is worth keeping."""
-        has_steps = self.steps is not None and self.steps.spent is not None
-        return self.phase is Phase.RUNNING and self.rollout is not None and has_steps
+        """Whether this is a rollout with at least one finished step or hosted call, which is worth keeping,
+        and does not wait for its client."""
+        if self.rollout is None or self.steps is None:
+            return False
+        if self.phase is Phase.PAUSED:
+            return self.is_calling
+        return self.phase is Phase.RUNNING and self.steps.spent is not None
 
     def break_off(self) -> None:
         """End the running step of a rollout where it is. The caller cancels the job."""
@@ -745,18 +773,16 @@ class Turn:
 
         ``terminal`` returns the last event, once the state is saved.
         """
-        finished, response = self._finished, self.response
-        if finished is None and self.phase is Phase.PAUSED:
-            finished = _NOTHING  # it was to begin with approved calls, and may not go on
+        finished, response, steps = self._finished, self.response, self.steps
+        if steps is not None and self.phase is Phase.PAUSED and self.rollout is None and not steps.is_last:
+            # It may not go on, though the model has not read the results of its calls.
+            finished, steps.is_last = structs.replace(finished or _NOTHING, reason="broken_off"), True
         if finished is None or response is None:
             raise RuntimeError("the engine ended its stream without a Finished delta")
+        if steps is not None:
+            finished = steps.total(finished)
         if self.compaction is not None:
-            finished = self._finished = self.compaction.together(finished)
-        if self.steps is not None:
-            finished = self._finished = self.steps.total(finished)
-        if self.output.hosted is not None and self.output.hosted.has_dropped:
-            # The engine's context has calls that no item shows: the next turn must not continue it.
-            finished = self._finished = structs.replace(finished, position=None, context=None)
+            finished = self.compaction.together(finished)
         if self._rendered:
             self.stages.lap("generate")
         elif self.waits_for_client:
@@ -767,7 +793,9 @@ class Turn:
         stopped = reason == "stop"
         # A steered answer ends after whole reasoning items, but possibly within a message.
         is_whole = stopped or (reason == "steered" and self.output.last_words is None)
-        closing = self.output.finish("completed" if is_whole else "incomplete") + self._return_held()
+        closing = self.output.finish("completed" if is_whole else "incomplete")
+        closing += [*(self.end_calls() if self.is_calling else ()), *self._return_held()]
+        finished = self._finished = self._without_dropped(finished)
         self.response = response = structs.replace(
             response,
             status="completed" if stopped else "incomplete",
@@ -779,7 +807,8 @@ class Turn:
         )
         hosted = self.output.hosted
         # Without the appends that were held and have just been returned.
-        carry = input_items.after_output(self._carry.settled, self.output.latest, cut_off=not stopped)
+        latest = tuple(self.output.items[self.output.since :])
+        carry = input_items.after_output(self._carry.settled, latest, cut_off=not stopped)
         self._carry.current = carry
         self._carry.settle(self.output.finished)
         state = ResponseState(

@@ -188,6 +188,16 @@ def read_list(tools: bytes) -> list[ListedTool]:
     return [tool for tool in _listed.decode(tools) if bytes(tool.input_schema).lstrip()[:1] == b"{"]
 
 
+def respelled(tool: ListedTool) -> ListedTool:
+    """A tool with its schema in one spelling: clients that send a list again spell it in their own way, and
+    its tools must not look changed for that."""
+    try:
+        schema = wire.raw(msgspec.json.decode(tool.input_schema))
+    except (msgspec.DecodeError, RecursionError):
+        return tool
+    return msgspec.structs.replace(tool, input_schema=schema)
+
+
 def with_servers(tools: Raw | UnsetType, kept: Mapping[str, KeptServer]) -> Raw:
     """The ``tools`` of a request, with each ``mcp`` tool replaced by the one of the same label."""
     entries: list[object] = []
