@@ -26,7 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sandbox": ("errors", "core.tenant_cache", "sandbox"),
     "engines": (
         *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
-        *("prompts", "sandbox", "engines", "spelling", "observation.live"),
+        *("core.token_estimates", "prompts", "sandbox", "engines", "spelling", "observation.live"),
     ),
     "mcp": ("", "mcp"),
     "safety": (

@@ -80,7 +80,7 @@ class Stage:
             log = await server.errors()
         assert not any(sign in log for sign in _SIGNS), log
 
-    def blocking(self, word: str, **check: str) -> Sequence[str]:
+    def blocking(self, word: str, **check: Any) -> Sequence[str]:
         """The flags of a server with a safety check that blocks texts with this word."""
         path = self.directory / "checks.toml"
         keys = {"name": "words", "source": "patterns", "action": "block", **check}
