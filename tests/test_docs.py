@@ -3,8 +3,8 @@
 import importlib.metadata
 import re
 import shlex
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import token_server
 from slipring.engines.tokens.builtin_templates import NAMES
 from slipring.engines.tokens.model_files import MODEL_COMMAND
+from slipring.mcp_registrations import McpRegistration
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.templates import template_renderer
@@ -35,6 +36,7 @@ from slipring.safety.sources.guard import GuardSettings
 from slipring.safety.sources.moderations import ModerationsSettings
 from slipring.safety.sources.patterns import PatternsSettings, PersonalDataSettings
 from tests.harness import Running, serve
+from tests.mcp.fakes import Exchange, FakeServer, Reply, serving
 from tests.model import ServeModel
 from tests.snippets import run_snippet
 
@@ -96,6 +98,22 @@ def test_the_page_on_safety_lists_every_key_and_setting() -> None:
     assert not {name for name in names if f"`{name}`" not in page}
 
 
+@asynccontextmanager
+async def serve_with_clock(names: tuple[str, ...]) -> AsyncIterator[Running]:
+    """A server whose MCP server ``time`` has the tool that snippets name."""
+
+    async def tell(exchange: Exchange) -> Reply:
+        return {"content": [{"type": "text", "text": "It is noon."}]}
+
+    fake = FakeServer(modern=True)
+    fake.tools = [{"name": "get_current_time", "inputSchema": {"type": "object"}}]
+    fake.calls = {"get_current_time": tell}
+    async with serving(fake):
+        time = McpRegistration("time", url=fake.url)
+        async with serve(ENDING, model=names, mcp=(time,)) as running:
+            yield running
+
+
 @pytest.mark.parametrize(("where", "code"), blocks("python"))
 async def test_python_snippets_run_as_they_stand(
     request: pytest.FixtureRequest, where: str, code: str
@@ -104,6 +122,8 @@ async def test_python_snippets_run_as_they_stand(
     # The tiny model ends neither calls nor answers by itself, and is faster than who steers it.
     if "steer" in code:
         served: AbstractAsyncContextManager[Running] = serve("simulated:tokens_per_s=200", model=names)
+    elif '"mcp"' in code:
+        served = serve_with_clock(names)
     elif "tools" in code or "agents" in code:
         served = serve(ENDING, model=names)
     else:
