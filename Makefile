@@ -30,12 +30,15 @@ RECEIVER := mlflow==3.17.2
 # Recognizers of personal data. They bring spaCy.
 RECOGNIZERS := presidio-analyzer==2.2.366
 
+# The MCP server of the example of hosted tools.
+CLOCK := mcp-server-time==2026.10.19
+
 # Autobahn's test suite knows no Python 3.
 PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp test-templates test-oracles test-browser clients autobahn fuzz check coverage fix bench bench-more clean
+.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-oracles test-browser clients autobahn fuzz check coverage fix bench bench-more clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -99,6 +102,9 @@ conformance-mcp: .venv/.dev ## install the official MCP conformance suite into .
 
 test-mcp: .venv/.dev ## install real MCP servers of npm and PyPI into .mcp and call them: with the MCP client, and from the embedded model
 	SLIPRING_TEST_MCP=$(CURDIR)/.mcp $(BIN)/python -m pytest -m mcp $(ARGS)
+
+example-hosted-tools: .venv/.dev .mcp/time/.ready ## install an MCP server of PyPI, and let the small model call its tool: one question, one response
+	MCP_COMMAND=$(CURDIR)/.mcp/time/bin/mcp-server-time $(BIN)/python examples/hosted_tools.py
 
 check: .venv/.dev ## format, lint, types, import arrows, tests: what a change must pass
 	$(BIN)/ruff format --check .
@@ -173,6 +179,11 @@ clean: ## remove .venv, what is installed beside it, and caches
 # A directory for PYTHONPATH: the tests that need it run in .venv.
 .venv-pii/.ready: Makefile | .venv/bin/python
 	$(BIN)/python -m pip install --disable-pip-version-check --upgrade --target .venv-pii $(RECOGNIZERS)
+	@touch $@
+
+.mcp/time/.ready: Makefile
+	$(PYTHON) -m venv .mcp/time
+	.mcp/time/bin/python -m pip install --disable-pip-version-check $(CLOCK)
 	@touch $@
 
 # A place for its packages alone: there is no venv in Python 2.

@@ -368,6 +368,16 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def about(record: dict[str, Any]) -> str:
+    """What was measured, and where."""
+    versions = ", ".join(f"{name} {each}" for name, each in {**record["versions"], **record["peers"]}.items())
+    left_out = "".join(f" Not measured: {why}." for why in record["left_out"].values())
+    return (
+        f"{record['repeats']} repeats, medians and ranges; {record['when'][:10]}, {record['machine']['cpu']},"
+        f" {record['machine']['cores']} cores; {versions}.{left_out}"
+    )
+
+
 def prefill_sentence(turns: Sequence[dict[str, int]]) -> str:
     return "; ".join(
         f"of {turn['input']:,} input tokens, {turn['before_call']:,} prefilled before the call and"

@@ -11,6 +11,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import hosted_tools
 from budgets import all_budgets
 from common import RESULTS, spread
 from peers import comparison
@@ -89,7 +90,16 @@ def sections() -> dict[str, str]:
         "vllm": peers_section("vllm"),
         "llama-server": peers_section("llama-server"),
         "tool output": tool_output_tables(),
+        "hosted tools": hosted_tools_section(),
     }
+
+
+def hosted_tools_section() -> str:
+    record = json.loads((RESULTS / "hosted_tools.json").read_text())
+    embedded = (
+        f"The embedded model, in three turns of a chain: {hosted_tools.prefill_sentence(record['embedded'])}."
+    )
+    return "\n\n".join((hosted_tools.about(record), hosted_tools.table(record["ways"]), embedded))
 
 
 def put(text: str, name: str, table: str) -> str:

@@ -1,5 +1,6 @@
 """The examples, run from their first line to the last."""
 
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -32,9 +33,9 @@ def run_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 
 def test_every_example_has_a_test() -> None:
-    programs = {"two_turns.py", "tool_loop.py", "lanes.py", "streamed_tool.py"}
-    run_by_make_clients = {"streamed_tool.mjs"}
-    assert {path.name for path in EXAMPLES.iterdir()} == programs | run_by_make_clients
+    programs = {"two_turns.py", "tool_loop.py", "lanes.py", "streamed_tool.py", "hosted_tools.py"}
+    run_elsewhere = {"streamed_tool.mjs", "injection_check.py"}  # by make clients, by the tests of safety
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == programs | run_elsewhere
 
 
 async def test_two_turns_sends_only_new_items(run_example: Run, served: Served) -> None:
@@ -106,3 +107,40 @@ async def test_streamed_tool_ends_although_the_model_would_not(
     with served(scripted(*[[asked]] * 20)) as relay:
         await run_example("streamed_tool.py", relay.url)
         assert len(relay.socket.responses) == 9
+
+
+CLOCK = """
+import json, sys
+TOOL = {"name": "get_current_time", "inputSchema": {"type": "object"}}
+ANSWERS = {
+    "initialize": {
+        "protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "clock"}
+    },
+    "tools/list": {"tools": [TOOL]},
+    "tools/call": {"content": [{"type": "text", "text": "It is noon."}]},
+}
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" not in request:
+        continue
+    known = request["method"] in ANSWERS
+    answer = {"result": ANSWERS[request["method"]]} if known else {"error": {"code": -32601, "message": "no"}}
+    print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
+"""
+
+
+async def test_hosted_tools_starts_a_server_that_calls_a_tool(
+    run_example: Run, scripted: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = tmp_path / "clock.py"
+    clock.write_text(CLOCK)
+    call = {"name": "get_current_time", "namespace": "clock", "arguments": {"timezone": "Europe/Oslo"}}
+    monkeypatch.setenv("MCP_COMMAND", f"{sys.executable} {clock}")
+    monkeypatch.setenv("ENGINE", scripted([{"function_call": call}], [{"text": "Noon."}]))
+    printed = await run_example("hosted_tools.py", "")
+    assert printed.splitlines() == [
+        "tools: get_current_time",
+        'call: get_current_time({"timezone":"Europe/Oslo"})',
+        "result: It is noon.",
+        "Noon.",
+    ]
