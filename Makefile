@@ -27,12 +27,15 @@ ROUTERS := smg==1.13.0 vllm-router==0.1.16
 # A receiver of traces, with an API that shows them.
 RECEIVER := mlflow==3.17.2
 
+# Recognizers of personal data. They bring spaCy.
+RECOGNIZERS := presidio-analyzer==2.2.366
+
 # Autobahn's test suite knows no Python 3.
 PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-router test-traces test-mcp conformance-mcp test-templates test-oracles test-browser clients autobahn fuzz check coverage fix bench bench-more clean
+.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp test-templates test-oracles test-browser clients autobahn fuzz check coverage fix bench bench-more clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -68,6 +71,9 @@ test-router: .venv/.dev .venv-router/.ready ## real routers in front of two serv
 test-traces: .venv/.dev .venv-traces/.ready ## traces in a real receiver, MLflow (installs about 860 MB)
 	SLIPRING_TEST_TRACES=$(CURDIR)/.venv-traces/bin $(BIN)/python -m pytest -m traces $(ARGS)
 
+test-pii: .venv/.dev .venv-pii/.ready ## the safety check for personal data, with Presidio (installs about 350 MB)
+	PYTHONPATH=$(CURDIR)/.venv-pii $(BIN)/python -m pytest -m pii $(ARGS)
+
 test-templates: .venv/.dev ## the chat templates in a directory: formats, first prompts, loops by delta, parsing (DIR=…)
 	@test -n "$(DIR)" || { echo "DIR is not set: it names a directory of official templates, *.jinja"; exit 1; }
 	SLIPRING_TEST_TEMPLATES=$(DIR) $(BIN)/python -m pytest tests/prompts/templates/detection -k official -q $(ARGS)
@@ -91,7 +97,7 @@ clients: .venv/.dev ## install real clients into .clients and drive them against
 conformance-mcp: .venv/.dev ## install the official MCP conformance suite into .mcp and run its client scenarios, about four minutes
 	$(BIN)/python -m tests.mcp.conformance $(ARGS)
 
-test-mcp: .venv/.dev ## install real MCP servers of npm and PyPI into .mcp and call them
+test-mcp: .venv/.dev ## install real MCP servers of npm and PyPI into .mcp and call them: with the MCP client, and from the embedded model
 	SLIPRING_TEST_MCP=$(CURDIR)/.mcp $(BIN)/python -m pytest -m mcp $(ARGS)
 
 check: .venv/.dev ## format, lint, types, import arrows, tests: what a change must pass
@@ -124,7 +130,7 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 	$(BIN)/python benchmarks/attacks.py
 
 clean: ## remove .venv, what is installed beside it, and caches
-	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .venv-traces .clients .mcp .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .venv-traces .venv-pii .clients .mcp .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
@@ -162,6 +168,11 @@ clean: ## remove .venv, what is installed beside it, and caches
 .venv-traces/.ready: Makefile
 	$(PYTHON) -m venv .venv-traces
 	.venv-traces/bin/python -m pip install --disable-pip-version-check $(RECEIVER)
+	@touch $@
+
+# A directory for PYTHONPATH: the tests that need it run in .venv.
+.venv-pii/.ready: Makefile | .venv/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check --upgrade --target .venv-pii $(RECOGNIZERS)
 	@touch $@
 
 # A place for its packages alone: there is no venv in Python 2.

@@ -49,6 +49,7 @@ def all_budgets(since: str = "") -> list[Budget]:
         "engine_overhead": _figures(_engines),
         "idle_connections": _figures(_idle),
         "live_cost": _figures(_live),
+        "check_cost": _figures(_checks),
         "rollout": _figures(_rollout),
         "resent_history": _figures(_resent),
     }
@@ -183,6 +184,17 @@ def _live(figures: Figures) -> list[Budget]:
     what = f"CPU of the live page's stream, {figures['connections']:,} connections"
     most = figures["budget"]
     return [Budget(what, f"≤ {most:.0%} of a core", f"{cost:.1%}", cost <= most, "live_cost")]
+
+
+def _checks(figures: Figures) -> list[Budget]:
+    growth, added = figures["ratios"]["long / short"], figures["added_ms"]
+    short, long = (f"{tokens:,}" for tokens in figures["histories"])
+    measured = f"{growth['median']:.2f} × ({growth['low']:.2f} – {growth['high']:.2f})"
+    what = f"CPU of a turn with a safety check, {long} tokens of history against {short}"
+    flat = Budget(what, "≤ 1.2 ×", measured, growth["median"] <= 1.2, "check_cost")
+    what = "time that a check of 50 ms adds to a first token after 60 ms"
+    beside = Budget(what, "≤ 1 ms", f"{added['median']:.2f} ms", added["median"] <= 1, "check_cost")
+    return [flat, beside]
 
 
 def _idle(figures: Figures) -> list[Budget]:

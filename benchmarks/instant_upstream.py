@@ -5,7 +5,7 @@ Answers are streamed in sixty pieces. They show whether history was lost: they c
 outputs of the request (``outputs=``) and, for APIs with items or messages, a digest of the whole context as
 ``slipring bench`` computes it (``digest=``). The server prints its address and serves until it is stopped.
 
-    python benchmarks/instant_upstream.py [--tokens-per-s 1000] [--tokens 60] [--port 0]
+    python benchmarks/instant_upstream.py [--tokens-per-s 1000] [--tokens 60] [--first-ms 0] [--port 0]
 """
 
 import argparse
@@ -38,6 +38,8 @@ class Settings:
 
     tokens = 60
     tokens_per_s = 0.0
+    first_ms = 0.0
+    """How long each answer waits before its first token."""
     before_each: Callable[[], Awaitable[None]] | None = None
     """Waited for before each event of a stream, for a benchmark that runs the upstream in its own process."""
 
@@ -96,6 +98,8 @@ async def stream(request: web.Request, events: Iterable[bytes]) -> web.StreamRes
     answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await answer.prepare(request)
     pace = Pace(Settings.tokens_per_s)
+    pace.postpone(Settings.first_ms / 1000)
+    await pace.reached()
     for event in events:
         if Settings.tokens_per_s:
             await pace.token()
@@ -344,9 +348,11 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--tokens-per-s", type=float, default=0.0, help="speed of an answer; 0: at once")
     parser.add_argument("--tokens", type=int, default=60, help="pieces of an answer")
+    parser.add_argument("--first-ms", type=float, default=0.0, help="time to the first token")
     parser.add_argument("--port", type=int, default=0)
     given = parser.parse_args()
     Settings.tokens, Settings.tokens_per_s = given.tokens, given.tokens_per_s
+    Settings.first_ms = given.first_ms
     print(await serve(given.port), flush=True)
     await asyncio.Event().wait()
 

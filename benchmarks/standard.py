@@ -33,6 +33,7 @@ PARTS: dict[str, list[str]] = {
     "rollouts": [str(HERE / "rollout.py")],
     "engines": [str(HERE / "engine_overhead.py")],
     "resent histories": [str(HERE / "resent_history.py")],
+    "safety checks": [str(HERE / "check_cost.py")],
     "the live page": [str(HERE / "live_cost.py")],
     "idle connections": [str(HERE / "idle_connections.py"), "--connections", "10000"],
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from slipring import config
@@ -29,6 +30,8 @@ MAY_BE_ZERO = {
     "parked_s",
     "recognised_s",
 }
+TABLES = {"limits", "models", "mcp", "builtin_tools", "checks", "policies"}
+"""The fields of the configuration that are tables of the file."""
 LIMIT_NAMES = [limit.name for limit in dataclasses.fields(Limits)]
 
 WriteToml = Callable[[str], str]
@@ -261,6 +264,13 @@ WAYS = [
         "trace_content = true",
         True,
     ),
+    (
+        "ignored_tool",
+        ["--ignored-tool", "web_search", "--ignored-tool", "image_generation"],
+        {"SLIPRING_IGNORED_TOOLS": "web_search,image_generation"},
+        'ignored_tools = ["web_search", "image_generation"]',
+        ("web_search", "image_generation"),
+    ),
     ("mcp_urls", ["--mcp-urls", "public"], {"SLIPRING_MCP_URLS": "public"}, 'mcp_urls = "public"', "public"),
     (
         "log_level",
@@ -288,7 +298,7 @@ def test_a_setting_can_be_given_by_flag_variable_and_file(
 
 
 def test_the_cases_above_cover_every_plain_setting() -> None:
-    plain = {setting.name for setting in dataclasses.fields(Config)} - {"limits", "models", "mcp"}
+    plain = {setting.name for setting in dataclasses.fields(Config)} - TABLES
     assert {name for name, *_ in WAYS} == plain
 
 
@@ -601,6 +611,39 @@ def test_the_flags_attach_to_a_subcommand_beside_its_own() -> None:
     assert made == Config(host="::1", port=1, model=("m",))
 
 
+def test_a_file_can_have_checks_and_policies(toml: WriteToml) -> None:
+    text = """
+        [[check]]
+        name = "secrets"
+        source = "patterns"
+        settings = { secrets = true }
+        action = "block"
+
+        [policies]
+        models = { m = ["secrets"] }
+    """
+    config = load(["--config", toml(text)], {})
+    [check] = config.checks
+    assert (check.name, check.source, check.settings) == ("secrets", "patterns", '{"secrets":true}')
+    assert config.policies.models == (("m", ("secrets",)),)
+    assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
+    assert hash(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[check]]\nname = "a"', "check 'a': 'source' is missing in "),
+        ('[check]\nname = "a"', "check: must be tables, each under a line [[check]] in "),
+        ('[policies]\ndefault = ["a"]', "policies.default: there is no check 'a' in "),
+    ],
+)
+def test_a_mistake_in_checks_names_the_file(toml: WriteToml, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(["--config", path := toml(text)], {})
+    assert str(raised.value) == message + path
+
+
 def test_a_namespace_without_the_flags_leaves_the_other_sources() -> None:
     assert from_namespace(argparse.Namespace(), {"SLIPRING_PORT": "2"}).port == 2
 
@@ -610,7 +653,7 @@ def test_the_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         load(["--help"], {})
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    plain = {setting.name for setting in dataclasses.fields(Config)} - {"limits", "models", "mcp"}
+    plain = {setting.name for setting in dataclasses.fields(Config)} - TABLES
     for name in {*plain, *LIMIT_NAMES, "config"}:
         assert re.search(rf"^  {flag_of(name)}\b", shown, re.MULTILINE)
 
@@ -618,7 +661,7 @@ def test_the_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_table_has_one_row_for_each_setting() -> None:
     names = re.findall(r"^\| `(\w+)` \|", reference(), re.MULTILINE)
     settings = [setting.name for setting in dataclasses.fields(Config)]
-    plain = [name for name in settings if name not in ("limits", "models", "mcp")]
+    plain = [name for name in settings if name not in TABLES]
     assert names == plain + LIMIT_NAMES
     assert len(names) == len(set(names))
 

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 
 from slipring import __version__
+from slipring.checks import CheckEntry
 from slipring.cli import build_parser
 from slipring.config import from_namespace
 from slipring.core.limits import Limits
 from slipring.engines import chat, responses, sglang, vllm
-from slipring.engines.catalog import open_engine
+from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.llama.models import locate, name_of
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.options import reference
@@ -28,6 +30,10 @@ from slipring.engines.tokens.model_files import MODEL_COMMAND
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.templates import template_renderer
+from slipring.safety.sources.catalog import open_source
+from slipring.safety.sources.guard import GuardSettings
+from slipring.safety.sources.moderations import ModerationsSettings
+from slipring.safety.sources.patterns import PatternsSettings, PersonalDataSettings
 from tests.harness import Running, serve
 from tests.model import ServeModel
 from tests.snippets import run_snippet
@@ -69,6 +75,25 @@ def commands() -> list[tuple[str, str]]:
         for line in text.replace("\\\n", "").splitlines()
         if line.strip() and not line.startswith("#")
     ]
+
+
+@pytest.mark.parametrize(("where", "text"), [each for each in blocks("toml") if "[[check]]" in each[1]])
+def test_checks_in_toml_snippets_can_be_opened(where: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "slipring.toml"
+    path.write_text(text)
+    config = from_namespace(build_parser().parse_args(["serve", "--config", str(path)]), {})
+    assert config.checks
+    for check in config.checks:
+        if check.source != "pii":  # its package is not installed
+            source = check.source.replace("python:", "python:examples.")
+            open_source(replace(check, source=source), Catalog({}))
+
+
+def test_the_page_on_safety_lists_every_key_and_setting() -> None:
+    page = (ROOT / "docs" / "safety.md").read_text(encoding="utf-8")
+    forms = (CheckEntry, GuardSettings, ModerationsSettings, PatternsSettings, PersonalDataSettings)
+    names = {name for form in forms for name in form.__annotations__}
+    assert not {name for name in names if f"`{name}`" not in page}
 
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"))

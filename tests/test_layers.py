@@ -18,23 +18,28 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "models": (),
     "mcp_registrations": (),
     "spelling": (),
-    "config": ("core.limits", "mcp_registrations", "models", "spelling"),
+    "checks": ("core.checks", "spelling"),
+    "config": ("checks", "core.limits", "mcp_registrations", "models", "spelling"),
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "recording": (),
-    "sandbox": ("errors", "sandbox"),
+    "sandbox": ("errors", "core.tenant_cache", "sandbox"),
     "engines": (
         *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
-        *("prompts", "sandbox", "engines", "spelling", "observation.live"),
+        *("core.token_estimates", "prompts", "sandbox", "engines", "spelling", "observation.live"),
     ),
     "mcp": ("", "mcp"),
+    "safety": (
+        *("errors", "checks", "protocol", "sandbox", "core.checks", "core.chain", "core.generation"),
+        *("core.tenant_cache", "core.turn.response_object", "safety"),
+    ),
     "stores": ("errors", "protocol", "core", "stores"),
     "observation": ("protocol.timing", "observation"),
     "keys": ("errors", "config", "progress", "protocol.wire", "stores", "keys"),
     "server": (
         *("", "aiohttp_internals", "errors", "config", "models", "protocol", "recording"),
         *("mcp", "mcp_registrations"),
-        *("core", "engines", "sandbox", "stores", "keys.token", "observation", "server"),
+        *("core", "engines", "safety", "sandbox", "stores", "keys.token", "observation", "server"),
     ),
     "inspection": (
         *("errors", "spelling", "protocol", "core.generation", "core.chain", "core.turn.response_object"),
@@ -209,8 +214,8 @@ def test_every_module_says_what_it_owns() -> None:
         assert ast.get_docstring(syntax_tree(path)), path
 
 
-def test_within_the_core_session_imports_turn_and_turn_imports_chain() -> None:
-    order, found = ("chain", "", "hosted", "turn", "session"), []
+def test_within_the_core_session_imports_turn_and_turn_imports_chain_and_checks() -> None:
+    order, found = ("checks", "chain", "", "hosted", "turn", "session"), []
     for path in modules():
         if layer_of(path) == "core":
             parts = path.relative_to(SRC).parts

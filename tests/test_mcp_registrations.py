@@ -8,9 +8,11 @@ import pytest
 
 from slipring.config import Config
 from slipring.mcp_registrations import (
+    BuiltinMapping,
     HeaderVariable,
     McpRegistration,
     McpRegistrationError,
+    read_builtin_tools,
     read_mcp_registrations,
 )
 from slipring.server.hosted_tools.registry import Registry
@@ -147,3 +149,59 @@ def test_a_bad_table_is_refused_by_its_key_and_without_its_values(text: str, com
 def test_the_message_names_the_file(toml: WriteToml) -> None:
     path = toml(table(parallel="0"))
     assert refusal(["--config", path]) == f"mcp[0]: 'parallel' must be from 1 to 1000 in {path}"
+
+
+# Built-in tools.
+
+BUILTIN = """
+[[mcp]]
+name = "search"
+url = "https://search.example/mcp"
+
+[builtin_tools.web_search]
+server = "search"
+tool = "find"
+argument = "q"
+fields = { filters = "only" }
+
+[builtin_tools.code_interpreter]
+server = "search"
+tool = "run"
+"""
+
+
+def test_built_in_tools_name_the_tools_that_answer_them(toml: WriteToml) -> None:
+    config = load(["--config", toml(BUILTIN)], {})
+    assert config.builtin_tools == (
+        BuiltinMapping("web_search", "search", "find", "q", (("filters", "only"),)),
+        BuiltinMapping("code_interpreter", "search", "run", "code"),
+    )
+    told = decode_command(encode(Assignment(config, {})))
+    assert isinstance(told, Assignment)
+    assert hash(told.config) == hash(config)
+    assert told.config.builtin_tools == config.builtin_tools
+
+
+SERVERS = (
+    McpRegistration("search", url="https://search.example", allowed_tools=("find",)),
+    McpRegistration("strict", url="https://strict.example", approval="always"),
+)
+
+
+@pytest.mark.parametrize(
+    ("tables", "problem"),
+    [
+        ([], "must have tables"),
+        ({"image_generation": {}}, "unknown type"),
+        ({"web_search": {"server": "search"}}, "'tool' is missing"),
+        ({"web_search": {"server": "search", "tool": "find", "key": 1}}, "unknown key 'key'"),
+        ({"web_search": {"server": "search", "tool": 1}}, "'tool' must be"),
+        ({"web_search": {"server": "search", "tool": "find", "fields": {"a": 1}}}, "'fields' must be"),
+        ({"web_search": {"server": "other", "tool": "find"}}, "name of a [[mcp]] table"),
+        ({"web_search": {"server": "search", "tool": "run"}}, "allowed_tools"),
+        ({"web_search": {"server": "strict", "tool": "find"}}, "no approvals"),
+    ],
+)
+def test_built_in_tools_that_cannot_work_are_refused(tables: object, problem: str) -> None:
+    with pytest.raises(McpRegistrationError, match=re.escape(problem)):
+        read_builtin_tools(tables, SERVERS)

@@ -150,7 +150,25 @@ MCP_CALL = {
     "server_label": "files",
     "name": "read",
     "arguments": '{"path": "a"}',
+    "output": "text of a",
+    "error": None,
+    "approval_request_id": None,
     "status": "completed",
+}
+FAILED_MCP_CALL = {
+    **MCP_CALL,
+    "id": "mcp_2",
+    "output": None,
+    "error": {"type": "mcp_protocol_error", "code": 1, "message": "no"},
+    "status": "failed",
+}
+MCP_LIST = {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "files", "tools": []}
+MCP_REQUEST = {
+    "type": "mcp_approval_request",
+    "id": "mcpr_1",
+    "server_label": "files",
+    "name": "read",
+    "arguments": "{}",
 }
 COMPACTION = {"type": "compaction", "id": "cmp_1", "encrypted_content": "c2VjcmV0"}
 REFUSAL = {"type": "refusal", "refusal": "I would rather not."}
@@ -165,7 +183,11 @@ CITATION = {
 
 def emptied(item: Json) -> Json:
     """Return the item as in its `output_item.added`."""
+    if item["type"] == "mcp_approval_request":
+        return dict(item)
     empty = {"content": [], "summary": [], "arguments": "", "input": "", "status": "in_progress"}
+    if item["type"] == "mcp_call":
+        empty |= {"output": None, "error": None}
     return {**item, **{key: value for key, value in empty.items() if key in item}}
 
 
@@ -175,7 +197,14 @@ def item_events(item: Json, index: int) -> Events:
     if item["type"] == "function_call":
         inside = streamed_text(place, "function_call_arguments", "arguments", item["arguments"])
     elif item["type"] == "mcp_call":
-        inside = streamed_text(place, "mcp_call_arguments", "arguments", item["arguments"])
+        inside = [
+            {"type": "response.mcp_call.in_progress", **place},
+            *streamed_text(place, "mcp_call_arguments", "arguments", item["arguments"]),
+            {"type": f"response.mcp_call.{item['status']}", **place},
+        ]
+    elif item["type"] == "mcp_list_tools":
+        verbs = ("in_progress", "completed")
+        inside = [{"type": f"response.mcp_list_tools.{verb}", **place} for verb in verbs]
     elif item["type"] == "custom_tool_call":
         inside = streamed_text(place, "custom_tool_call_input", "input", item["input"])
     elif item["type"] == "compaction":
@@ -591,11 +620,6 @@ def test_a_failed_response_may_lack_the_open_item() -> None:
     see_all(changed(events, "response.failed", response__output=[message()]))
 
 
-def test_a_hosted_call_may_have_no_deltas() -> None:
-    events = turn(MCP_CALL)
-    see_all(numbered([*events[:3], *events[-2:]]))
-
-
 def test_an_incomplete_call_may_lack_its_done_event() -> None:
     events = turn({**FUNCTION_CALL, "status": "incomplete"}, status="incomplete")
     see_all(without(events, "response.function_call_arguments.done"))
@@ -667,6 +691,7 @@ TEXT = turn(message())
 CALL = turn(FUNCTION_CALL)
 CUSTOM = turn(CUSTOM_CALL)
 MCP = turn(MCP_CALL)
+LISTED = turn(MCP_LIST)
 REASONED = turn(REASONING)
 REFUSED = turn(message(REFUSAL))
 TWO_PARTS = turn(message(text_part("One."), text_part("Two.")))
@@ -908,10 +933,47 @@ VIOLATIONS: dict[str, tuple[Events, str]] = {
     ),
     "hosted call without arguments.done": (
         without(MCP, "response.mcp_call_arguments.done"),
-        "mcp_call item is done before its text is",
+        "completed before the arguments are complete",
+    ),
+    "hosted call that never begins": (
+        without(MCP, "response.mcp_call.in_progress"),
+        "completed is the first event of an item",
+    ),
+    "hosted call without an end": (without(MCP, "response.mcp_call.completed"), "end of a call"),
+    "hosted call with another end than its item": (
+        changed(MCP, "response.output_item.done", item__status="failed"),
+        "end of a call",
+    ),
+    "hosted call with an error though it completed": (
+        changed(MCP, "response.output_item.done", item__error=FAILED_MCP_CALL["error"]),
+        "error when completed",
+    ),
+    "progress after the end of a hosted call": (
+        inserted(MCP, 8, {**MCP[3], "sequence_number": 0}),
+        "in_progress after the end of a hosted call",
+    ),
+    "an item within a hosted call whose arguments are not complete": (
+        inserted(MCP, 5, {**MCP[2], "output_index": 1}),
+        "an item is added while another one is open",
+    ),
+    "a response that ends while a hosted call runs": (
+        numbered([*MCP[:7], MCP[-1]]),
+        "while an item is open",
+    ),
+    "an item before its response is in progress": (
+        numbered([LISTED[0], *LISTED[2:6], LISTED[1], *LISTED[6:]]),
+        "an item before response.in_progress",
+    ),
+    "a list that ends otherwise than its item says": (
+        changed(LISTED, "response.output_item.done", item__error="unreachable"),
+        "end of a list",
+    ),
+    "a changed approval request": (
+        changed(turn(MCP_REQUEST), "response.output_item.done", item__arguments="[]"),
+        "what is to be approved",
     ),
     "hosted call with other arguments than its empty .done": (
-        numbered([*MCP[:3], {**MCP[5], "arguments": ""}, *MCP[-2:]]),
+        numbered([*MCP[:4], {**MCP[6], "arguments": ""}, *MCP[-3:]]),
         "arguments of the finished item",
     ),
     "custom call without input.done": (
@@ -1144,6 +1206,45 @@ def test_progress_belongs_to_an_item_of_its_kind(kind: str) -> None:
     event = {**PROGRESS, "type": f"response.{kind}"}
     with complains(f"type of the item for response.{kind}"):
         see_all(inserted(TEXT, 3, event))
+
+
+# Hosted calls ------------------------------------------------------------------------------------
+
+
+def test_hosted_calls_run_while_other_items_are_written() -> None:
+    whole = turn(MCP_CALL, FAILED_MCP_CALL, message())
+    one, two = item_events(MCP_CALL, 0), item_events(FAILED_MCP_CALL, 1)
+    again = {"type": "slipring.mcp_call.progress", "item_id": "mcp_1", "output_index": 0, "progress": 1.0}
+    events = [
+        *whole[:2],
+        *one[:-2],
+        *two[:-2],
+        one[1],
+        {**again, "total": None, "message": None},
+        *two[-2:],
+        *item_events(message(), 2),
+        *one[-2:],
+        whole[-1],
+    ]
+    see_all(numbered(events))
+    check_frame(json.dumps(numbered(events)[-len(item_events(message(), 2)) - 6]))
+
+
+def test_a_warmup_lists_tools_and_is_never_in_progress() -> None:
+    warm = turn(MCP_LIST)
+    del warm[1]
+    usage = {**warm[-1]["response"]["usage"], "output_tokens": 0}
+    usage["total_tokens"] = usage["input_tokens"]
+    usage["output_tokens_details"] = {"reasoning_tokens": 0}
+    warm[-1]["response"]["usage"] = usage
+    see_all(numbered(warm))
+
+
+def test_a_call_whose_process_died_has_failed() -> None:
+    failed = turn(status="failed", output=[FAILED_MCP_CALL])[-1:]
+    see_all(numbered([*turn(FAILED_MCP_CALL)[:7], *failed]))
+    with complains("a lost call has not failed"):
+        see_all(numbered([*turn(MCP_CALL)[:7], *turn(status="failed", output=[MCP_CALL])[-1:]]))
 
 
 # Compaction --------------------------------------------------------------------------------------

@@ -328,6 +328,9 @@ def _check_sse_event(event_name: str, data: str, foreign_tool_types: frozenset[s
     if event.get("type") == TIMING:
         _check_timing(event)
         return
+    if event.get("type") == "slipring.mcp_call.progress":
+        _check_own(event)
+        return
     _check_event(event, _SSE_EVENTS, foreign_tool_types)
     _require_equal(event_name, event["type"], "name of the SSE event")
     if event["type"] == "error":
@@ -337,8 +340,10 @@ def _check_sse_event(event_name: str, data: str, foreign_tool_types: frozenset[s
 
 
 TIMING = "slipring.timing"
-_STAGES = ["decode", "queue", "resolve", "validate", "weigh", "compact", "render", "engine_queue", "prefill"]
-_STAGES += ["generate", "store", "terminal"]
+_STAGES = ["decode", "queue", "resolve", "list", "validate", "weigh", "compact", "check", "render"]
+_STAGES += ["engine_queue", "prefill", "held", "generate", "store", "terminal"]
+_PAUSES = ("client", "tools")
+"""Stages between two steps of a response."""
 _OF_A_STEP = ["rollout", *_STAGES]
 """In a long rollout, one stage replaces those of all early steps."""
 
@@ -347,6 +352,7 @@ _OWN_EVENTS: dict[str, frozenset[str]] = {
     "response.done": frozenset({"response_id", "required_input"}),
     "response.append.failed": frozenset({"response_id", "input", "error"}),
     "response.tool_output.failed": frozenset({"response_id", "call_id", "error"}),
+    "slipring.mcp_call.progress": frozenset({"item_id", "output_index", "progress", "total", "message"}),
 }
 """Events that are specific to slipring, with their keys besides those of every event."""
 
@@ -365,11 +371,12 @@ def _check_own(event: Json) -> None:
 
 def _check_timing(event: Json) -> None:
     """Check `slipring.timing`: the stages are in order, and each begins where the previous one ended. A
-    rollout repeats the stages for each of its steps."""
+    response of several steps repeats the stages for each of them."""
     timing = event["timing"]
     names = [stage["name"] for stage in timing["stages"]]
-    while "client" in names:
-        step, names = names[: names.index("client")], names[names.index("client") + 1 :]
+    while any(name in _PAUSES for name in names):
+        end_of_step = next(index for index, name in enumerate(names) if name in _PAUSES)
+        step, names = names[:end_of_step], names[end_of_step + 1 :]
         _require_equal(step, [name for name in _OF_A_STEP if name in step], "order of the stages of a step")
     _require_equal(names, [name for name in _STAGES if name in names], "order of the stages")
     end = 0.0
@@ -442,7 +449,7 @@ _STREAMS = {
 }
 _STREAM_OF_PART = {stream.part_type: stream for stream in _STREAMS.values() if stream.part_type}
 _STREAM_OF_ITEM = {s.item_type: s for s in _STREAMS.values() if s.part_type is None}
-_ALWAYS_STREAMED = frozenset({"function_call", "custom_tool_call"})
+_ALWAYS_STREAMED = frozenset({"function_call", "custom_tool_call", "mcp_call"})
 
 _PART_LISTS = {"response.content_part": "content", "response.reasoning_summary_part": "summary"}
 _INDEX_KEYS = {"content": "content_index", "summary": "summary_index"}
@@ -459,6 +466,9 @@ _PROGRESS = frozenset(
         "compaction",
     }
 )
+
+
+_HOSTED = frozenset({"mcp_call", "mcp_list_tools"})
 
 
 @dataclass
@@ -579,26 +589,71 @@ class _Item:
             text.finish(event[stream.whole])
 
     def _see_progress(self, kind: str) -> None:
-        subject = kind.split(".")[1]
+        subject, verb = kind.split(".")[1:3]
         if subject in _PROGRESS:
             _require_equal(self.type, subject, f"type of the item for {kind}")
+        if subject in _HOSTED:
+            self._see_hosted_progress(verb)
         self.progress.append(kind)
+
+    def _see_hosted_progress(self, verb: str) -> None:
+        """A hosted call is in progress from the beginning, and reports so again while it runs; its end is its
+        last event."""
+        if not self.progress:
+            _require(verb == "in_progress" and not self.text.deltas, f"{verb} is the first event of an item")
+            return
+        _require(not self.has_ended, f"{verb} after the end of a hosted call")
+        _require(
+            self.type == "mcp_list_tools" or self.text.is_done, f"{verb} before the arguments are complete"
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether this is a hosted call or list whose end was reported."""
+        return bool(self.progress) and self.progress[-1].endswith((".completed", ".failed"))
+
+    @property
+    def runs(self) -> bool:
+        """Whether this is a hosted call that the model has written: other items may begin while it runs."""
+        return self.type == "mcp_call" and self.text.is_done
 
     def check_done(self, item: Json) -> None:
         for key in ("id", "type", "call_id", "name"):
             _require_equal(item.get(key), self.added.get(key), f"{key} of the finished item")
         if self.type.endswith("_output"):
             _require_equal(item, self.added, "what was appended")
-        _require(item.get("status") != "in_progress", "finished item is still in_progress")
+        # The API has no status for a patch that was cut off.
+        is_patch = item["type"] == "apply_patch_call"
+        _require(is_patch or item.get("status") != "in_progress", "finished item is still in_progress")
         _require(self.part is None, "item is done while one of its parts is open")
         if self.type in {"message", "reasoning"}:
             for place, parts in self.parts.items():
                 _require_equal(item.get(place) or [], parts, f"{place} of the finished item")
         elif self.type in _STREAM_OF_ITEM:
             self._check_done_text(item)
+        if self.type in _HOSTED:
+            self._check_done_hosted(item)
+        elif self.type == "mcp_approval_request":
+            _require_equal(item, self.added, "what is to be approved")
         elif self.type == "compaction":
             _require_equal(self.progress, ["response.compaction.compacting"], "progress of a compaction")
             _require(bool(item["encrypted_content"]), "a finished compaction holds nothing")
+
+    def _check_done_hosted(self, item: Json) -> None:
+        """The item says what its last event said. A call that was broken off has not run, and has no end."""
+        end = self.progress[-1].rpartition(".")[2] if self.progress else None
+        if self.type == "mcp_list_tools":
+            _require_equal(end, "failed" if item.get("error") else "completed", "end of a list")
+            return
+        _require_equal(
+            end, {"incomplete": "in_progress"}.get(item["status"], item["status"]), "end of a call"
+        )
+        _require_equal(
+            item.get("error") is not None, item["status"] == "failed", f"error when {item['status']}"
+        )
+        _require_equal(
+            item.get("output") is not None, item["status"] == "completed", f"output: {item['status']}"
+        )
 
     def _check_done_text(self, item: Json) -> None:
         """An `incomplete` call may lack its `.done`, but must contain the streamed text."""
@@ -629,9 +684,17 @@ class _Turn:
         self.is_over = False
         self.next_number = 0
         self.item: _Item | None = None
-        self.done: list[Json] = []
+        self.running: dict[int, _Item] = {}
+        """Hosted calls that run on after the model has written them, by output index."""
+        self.finished: dict[int, Json] = {}
+        """Finished items, by output index."""
         self.count(event)
         self._check_fresh(event, "queued" if self.response["background"] else "in_progress")
+
+    @property
+    def done(self) -> list[Json]:
+        """Finished items, in the order of the output."""
+        return [self.finished[index] for index in sorted(self.finished)]
 
     def count(self, event: Json) -> None:
         _require_equal(event.get("sequence_number"), self.next_number, "sequence_number")
@@ -652,6 +715,7 @@ class _Turn:
             self._end(event)
         elif kind == "response.in_progress":
             _require(not self.is_in_progress, "second response.in_progress")
+            _require(not self.finished and self.item is None, "an item before response.in_progress")
             _require_equal(self.is_queued, self.response["background"], "queued before it is in progress")
             self._check_same(event)
             self._check_fresh(event, "in_progress")
@@ -663,43 +727,57 @@ class _Turn:
             self._check_fresh(event, "queued")
             self.is_queued = True
         else:
-            _require(self.is_in_progress, f"{kind} before response.in_progress")
+            # A warmup, which is never in progress, lists tools.
+            item = event.get("item", {}) if self.item is None else self.item.added
+            is_list = item.get("type") == "mcp_list_tools"
+            _require(self.is_in_progress or is_list, f"{kind} before response.in_progress")
             self._see_output(event)
 
     def _see_output(self, event: Json) -> None:
         if event["type"] == "response.done":
             self._see_pause(event)
-        elif event["type"] == "response.output_item.added":
+            return
+        if event["type"] == "response.output_item.added":
             self._add_item(event)
-        elif self.item is None:
+            return
+        item = self.running.get(event.get("output_index", -1), self.item)
+        if item is None:
             raise AssertionError(f"{event['type']} outside of an open item")
-        elif event["type"] == "response.output_item.done":
-            _require_equal(event["output_index"], self.item.index, "output_index of the done item")
-            self.item.check_done(event["item"])
-            self.done.append(event["item"])
-            self.item = None
-        else:
-            self.item.see(event)
+        if event["type"] == "response.output_item.done":
+            _require_equal(event["output_index"], item.index, "output_index of the done item")
+            item.check_done(event["item"])
+            self.finished[item.index] = event["item"]
+            self.running.pop(item.index, None)
+            self.item = None if item is self.item else self.item
+            return
+        item.see(event)
+        if item is self.item and item.runs:
+            self.running[item.index], self.item = item, None
 
     def _see_pause(self, event: Json) -> None:
         """Check that a waiting rollout lists every call that its client has not answered."""
-        _require(self.item is None, "response.done while an item is open")
+        _require(self.item is None and not self.running, "response.done while an item is open")
         _require_equal(event["response_id"], self.response["id"], "response_id of response.done")
-        answered = {item["call_id"] for item in self.done if item["type"].endswith("_output")}
+        done = self.done
+        answered = {item["call_id"] for item in done if item["type"].endswith("_output")}
         # A call that the model broke off needs no answer.
         calls = [
             item["call_id"]
-            for item in self.done
-            if item["type"].endswith("_call") and item.get("status") != "incomplete"
+            for item in done
+            if item["type"].endswith("_call")
+            and item["type"] != "mcp_call"
+            and item.get("status") != "incomplete"
         ]
         owed = [call for call in calls if call not in answered]
         _require_equal([stub["call_id"] for stub in event["required_input"]], owed, "calls of response.done")
 
     def _add_item(self, event: Json) -> None:
         _require(self.item is None, "an item is added while another one is open")
-        _require_equal(event["output_index"], len(self.done), "output_index of the added item")
+        earlier = len(self.finished) + len(self.running)
+        _require_equal(event["output_index"], earlier, "output_index of the added item")
         item = _Item(event)
-        _require(item.id not in {done["id"] for done in self.done}, f"second item {item.id}")
+        known = {done["id"] for done in self.finished.values()} | {each.id for each in self.running.values()}
+        _require(item.id not in known, f"second item {item.id}")
         self.item = item
 
     def _end(self, event: Json) -> None:
@@ -712,7 +790,7 @@ class _Turn:
         if status in ("failed", "cancelled"):
             self._check_failed_output(response["output"])
         else:
-            _require(self.item is None, f"{event['type']} while an item is open")
+            _require(self.item is None and not self.running, f"{event['type']} while an item is open")
             _require_equal(response["output"], self.done, f"output in {event['type']}")
         if not self.is_in_progress and not response["background"]:
             self._check_warmup(response)
@@ -721,7 +799,13 @@ class _Turn:
 
     def _check_failed_output(self, output: list[Json]) -> None:
         """A failed response may lack finished items and have part of the open one, but nothing else."""
-        finished = output
+        # Calls whose server process died have no events that end them.
+        lost = {item.id for item in self.running.values()}
+        _require(
+            all(item["status"] == "failed" for item in output if item.get("id") in lost),
+            "a lost call has not failed",
+        )
+        finished = output = [item for item in output if item.get("id") not in lost]
         if output and self.item is not None and output[-1].get("id") == self.item.id:
             finished = output[:-1]
             _require_equal(output[-1]["type"], self.item.type, "type of the open item")

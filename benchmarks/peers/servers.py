@@ -31,6 +31,17 @@ GGUF = DIRECTORY / "tiny-Q8_0.gguf"
 CONTEXT = 65_536
 LOOPS_AT_ONCE = 4
 _CHILD = ROOT / "src" / "slipring" / "engines" / "llama" / "child.py"
+_LITELLM_GUARDRAIL = """\
+guardrails:
+  - guardrail_name: moderation
+    litellm_params:
+      guardrail: openai_moderation
+      mode: [during_call, post_call]
+      api_key: none
+      api_base: MODERATIONS
+      default_on: true
+"""
+"""Its guardrail for a moderations API. ``during_call`` is its mode that runs beside the model."""
 _START_TIMEOUT_S = 600
 _STOP_TIMEOUT_S = 30
 
@@ -60,69 +71,96 @@ def installed(name: str, of: str = "") -> str | None:
 
 
 @contextmanager
-def upstream(tokens_per_s: float) -> Iterator[str]:
+def upstream(tokens_per_s: float, first_ms: float = 0.0) -> Iterator[str]:
     """Start the shared upstream, a Chat Completions server; yield its address."""
     port = _free_port()
     command = [sys.executable, str(UPSTREAM), "--port", str(port), "--tokens-per-s", str(tokens_per_s)]
+    command += ["--first-ms", str(first_ms)]
     with _running("upstream", command, f"http://127.0.0.1:{port}/v1/models"):
         yield f"http://127.0.0.1:{port}/v1"
 
 
 @contextmanager
-def slipring(upstream_url: str) -> Iterator[Server]:
+def slipring(upstream_url: str, *flags: str, moderations: str = "") -> Iterator[Server]:
+    """``moderations``, here and below: the base URL of the moderations API that inspects all that goes in and
+    out, and may block it."""
     port, store = _free_port(), _fresh("slipring.db")
     command = [
         *(sys.executable, "-m", "slipring", "serve", "--port", str(port), "--log-level", "error"),
-        *("--store", f"sqlite:{store}", "--engine", f"chat:{upstream_url}"),
+        *("--store", f"sqlite:{store}", "--engine", f"chat:{upstream_url}", *flags),
     ]
-    with _running("slipring", command, f"http://127.0.0.1:{port}/v1/models") as pid:
+    if moderations:
+        config = _fresh("slipring.toml")
+        config.write_text(
+            '[[check]]\nname = "moderations"\nsource = "moderations"\naction = "block"\n'
+            f'settings = {{ url = "{moderations}" }}\n'
+        )
+        command += ["--config", str(config)]
+    name = "slipring-checked" if moderations else "slipring"
+    with _running(name, command, f"http://127.0.0.1:{port}/v1/models") as pid:
         yield Server("slipring", f"http://127.0.0.1:{port}/v1", pid, "instant")
 
 
 @contextmanager
-def litellm(upstream_url: str) -> Iterator[Server]:
+def litellm(upstream_url: str, moderations: str = "") -> Iterator[Server]:
     port, key = _free_port(), f"sk-{secrets.token_hex(24)}"
     config = _fresh("litellm.yaml")
     config.write_text(
         "model_list:\n  - model_name: instant\n    litellm_params:\n      model: custom_openai/instant\n"
         f"      api_base: {upstream_url}\n      api_key: none\n"
+        + (_LITELLM_GUARDRAIL.replace("MODERATIONS", moderations) if moderations else "")
     )
     command = [
         *(str(DIRECTORY / "litellm" / "bin" / "litellm"), "--config", str(config)),
         *("--host", "127.0.0.1", "--port", str(port), "--num_workers", "1", "--telemetry", "False"),
     ]
     env = {"LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
-    with _running("litellm", command, f"http://127.0.0.1:{port}/health/liveliness", **env) as pid:
+    with _running(
+        f"litellm{'-checked' * bool(moderations)}",
+        command,
+        f"http://127.0.0.1:{port}/health/liveliness",
+        **env,
+    ) as pid:
         versions = {"litellm": installed("litellm") or ""}
         yield Server("litellm", f"http://127.0.0.1:{port}/v1", pid, "instant", key, versions)
 
 
 @contextmanager
-def ogx(upstream_url: str) -> Iterator[Server]:
+def ogx(upstream_url: str, moderations: str = "") -> Iterator[Server]:
+    """OGX asks the moderations API only about requests with ``"guardrails": true``."""
     port = _free_port()
     store = _fresh("ogx-store")
     store.mkdir()
     command = [
         str(DIRECTORY / "ogx" / "bin" / "ogx"),
         "run",
-        str(ogx_config(upstream_url, port)),
+        str(ogx_config(upstream_url, port, moderations)),
         "--insecure",
     ]
     env = {"SQLITE_STORE_DIR": str(store), "OGX_LOGGING": "all=error"}
     # OGX downloads a vocabulary at startup. LiteLLM's wheel contains the same file.
     for place in DIRECTORY.glob("litellm/lib/python*/site-packages/litellm/litellm_core_utils/tokenizers"):
         env["TIKTOKEN_CACHE_DIR"] = str(place)
-    with _running("ogx", command, f"http://127.0.0.1:{port}/v1/health", **env) as pid:
+    with _running(
+        f"ogx{'-checked' * bool(moderations)}", command, f"http://127.0.0.1:{port}/v1/health", **env
+    ) as pid:
         versions = {"ogx": installed("ogx") or ""}
         yield Server("ogx", f"http://127.0.0.1:{port}/v1", pid, "upstream/instant", versions=versions)
 
 
-def ogx_config(upstream_url: str, port: int) -> Path:
+def ogx_config(upstream_url: str, port: int, moderations: str = "") -> Path:
     """Return a configuration with the parts that OGX needs for Responses, and SQLite as in its starter
     one."""
     config = _fresh("ogx.yaml")
     written = Path(__file__).with_name("ogx.yaml").read_text()
-    config.write_text(written.replace("UPSTREAM_URL", upstream_url).replace("SERVER_PORT", str(port)))
+    endpoint = json.dumps(f"{moderations}/moderations" if moderations else None)
+    for name, value in (
+        ("UPSTREAM_URL", upstream_url),
+        ("SERVER_PORT", str(port)),
+        ("MODERATIONS", endpoint),
+    ):
+        written = written.replace(name, value)
+    config.write_text(written)
     return config
 
 

@@ -311,6 +311,42 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             _quantiles(table.STORE_COMMIT_SECONDS, 0.5, 0.99),
         ),
         Shown("Store errors", table.STORE_ERRORS.help, "ops", ((rate(table.STORE_ERRORS), "errors"),)),
+        Shown(
+            "Recorded turns",
+            table.RECORDED_TURNS.help,
+            "reqps",
+            ((rate(table.RECORDED_TURNS, "result"), "{{result}}"),),
+        ),
+    ),
+    "Safety checks": (
+        Shown(
+            "Checks",
+            table.CHECK_UP.help,
+            "short",
+            ((f"min by (check) ({selector(table.CHECK_UP)})", "{{check}}"),),
+            width=6,
+        ),
+        Shown(
+            "Texts",
+            table.CHECK_TEXTS.help,
+            "ops",
+            ((rate(table.CHECK_TEXTS, "check, outcome"), "{{check}} {{outcome}}"),),
+            width=6,
+        ),
+        Shown(
+            "Without an answer",
+            table.CHECK_FAILED.help,
+            "ops",
+            ((rate(table.CHECK_FAILED, "check, reason"), "{{check}} {{reason}}"),),
+            width=6,
+        ),
+        Shown(
+            "Time per call",
+            "Mean time of the calls of a check's source.",
+            "s",
+            ((f"{rate(table.CHECK_SECONDS, 'check')} / {rate(table.CHECK_CALLS, 'check')}", "{{check}}"),),
+            width=6,
+        ),
     ),
     "Hosted tools": (
         Shown(
@@ -474,6 +510,14 @@ RULES = (
         "critical",
         "The engine {{ $labels.engine }} of {{ $labels.instance }} cannot generate.",
         "/health says why. Requests for its models are refused until it answers.",
+    ),
+    Alert(
+        "SlipringCheckDown",
+        f"{table.CHECK_UP.name} == 0",
+        "1m",
+        "critical",
+        "The safety check {{ $labels.check }} of {{ $labels.instance }} gives no answers.",
+        "/health says why. on_error decides whether turns go on without it.",
     ),
     Alert(
         "SlipringTurnsFail",

@@ -15,8 +15,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_origin, get_type_hints
 
+from slipring.checks import CheckEntry, ChecksError, PolicyEntries, read_checks, read_policies
 from slipring.core.limits import Limits
-from slipring.mcp_registrations import McpRegistration, McpRegistrationError, read_mcp_registrations
+from slipring.mcp_registrations import (
+    BuiltinMapping,
+    McpRegistration,
+    McpRegistrationError,
+    read_builtin_tools,
+    read_mcp_registrations,
+)
 from slipring.models import ModelEntry, ModelsError, read_models
 from slipring.spelling import suggestion
 
@@ -43,6 +50,10 @@ _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
 _MODELS = "models"
 _MCP = "mcp"
+_BUILTIN_TOOLS = "builtin_tools"
+_CHECK, _CHECKS, _POLICIES = "check", "checks", "policies"
+_TABLES = (_LIMITS, _MODELS, _MCP, _BUILTIN_TOOLS, _CHECKS, _POLICIES)
+"""Fields that are tables of the file only, or that have settings of their own."""
 _LIMITS_THAT_MAY_BE_ZERO = (
     "idle_timeout_s",
     "ping_interval_s",
@@ -290,6 +301,15 @@ class Config:
             "metavar": "POLICY",
         },
     )
+    ignored_tool: tuple[str, ...] = field(
+        default=("web_search",),
+        metadata={
+            "help": "type of tools that requests may list although nothing answers them; tools of other types"
+            " are then refused",
+            "metavar": "TYPE",
+            "plural": "ignored_tools",
+        },
+    )
     log_level: str = field(
         default="info",
         metadata={
@@ -300,6 +320,9 @@ class Config:
     )
     models: tuple[ModelEntry, ...] = ()
     mcp: tuple[McpRegistration, ...] = ()
+    builtin_tools: tuple[BuiltinMapping, ...] = ()
+    checks: tuple[CheckEntry, ...] = ()
+    policies: PolicyEntries = field(default_factory=PolicyEntries)
     limits: Limits = field(default_factory=Limits)
 
     @property
@@ -373,6 +396,8 @@ class Setting:
     def default_text(self) -> str:
         if self.kind is bool:
             return str(self.default).lower()
+        if self.kind is tuple:
+            return ",".join(self.default)
         return f"{self.default:g}" if self.kind is float else str(self.default)
 
     @property
@@ -430,7 +455,7 @@ def _limit_setting(declared: Field[Any], hint: Any) -> Setting:
 def _all_settings() -> Iterator[Setting]:
     hints = get_type_hints(Config)
     for declared in fields(Config):
-        if declared.name not in (_LIMITS, _MODELS, _MCP):
+        if declared.name not in _TABLES:
             yield _plain_setting(declared, hints[declared.name])
     hints = get_type_hints(Limits)
     for declared in fields(Limits):
@@ -505,13 +530,9 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
 def _from_file(path: str) -> dict[str, Any]:
     settings = {setting.key: setting for setting in SETTINGS}
     document = _read_toml(path)
-    values: dict[str, Any] = {}
     try:
-        if _MODELS in document:
-            values[_MODELS] = read_models(document.pop(_MODELS))
-        if _MCP in document:
-            values[_MCP] = read_mcp_registrations(document.pop(_MCP))
-    except (ModelsError, McpRegistrationError) as error:
+        values = _tables(document)
+    except (ModelsError, McpRegistrationError, ChecksError) as error:
         raise ConfigError(f"{error} in {path}") from None
     for key, given in _entries(document, path):
         dotted = ".".join(key)
@@ -520,6 +541,23 @@ def _from_file(path: str) -> dict[str, Any]:
             raise ConfigError(f"{dotted!r} in {path}: unknown key{hint}")
         setting = settings[key]
         values[setting.name] = setting.checked(given, f"{dotted} in {path}")
+    return values
+
+
+def _tables(document: dict[str, Any]) -> dict[str, Any]:
+    """Remove the tables that only a file can have, and return their values. Raises ``ModelsError``,
+    ``McpRegistrationError`` and ``ChecksError``."""
+    values: dict[str, Any] = {}
+    if _MODELS in document:
+        values[_MODELS] = read_models(document.pop(_MODELS))
+    if _MCP in document:
+        values[_MCP] = read_mcp_registrations(document.pop(_MCP))
+    if _BUILTIN_TOOLS in document:
+        values[_BUILTIN_TOOLS] = read_builtin_tools(document.pop(_BUILTIN_TOOLS), values.get(_MCP, ()))
+    if _CHECK in document:
+        values[_CHECKS] = read_checks(document.pop(_CHECK))
+    if _POLICIES in document:
+        values[_POLICIES] = read_policies(document.pop(_POLICIES), values.get(_CHECKS, ()))
     return values
 
 

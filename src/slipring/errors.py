@@ -5,6 +5,7 @@
     │   ├── InvalidJson                  not JSON, not an object, nested too deeply
     │   ├── UnsupportedParameter         a field or value that this server does not support
     │   ├── ContextLengthExceeded        more tokens than the model's context window
+    │   ├── InvalidPrompt                blocked by a safety check
     │   ├── InvalidEncryptedContent      sealed by another server, for another tenant, or modified
     │   ├── PreviousResponseNotFound     unknown, expired, or another tenant's: the same error for all
     │   ├── InvalidStreamId
@@ -84,6 +85,12 @@ class ContextLengthExceeded(InvalidRequest):
             " tokens. Please reduce the length of the input, or set truncation to 'auto'.",
             param="input",
         )
+
+
+class InvalidPrompt(InvalidRequest):
+    """A safety check has blocked the input or the answer. Clients do not retry for this code."""
+
+    code = "invalid_prompt"
 
 
 class InvalidEncryptedContent(InvalidRequest):

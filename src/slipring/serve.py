@@ -103,6 +103,7 @@ def announce(config: Config, url: str, serving: Serving, admin_url: str | None) 
         f"  store      {serving.store}",
         f"  API keys   {serving.keys}",
         *([f"  MCP        {', '.join(server.name for server in config.mcp)}"] if config.mcp else []),
+        *([f"  checks     {', '.join(check.name for check in config.checks)}"] if config.checks else []),
         *([f"  recording  {config.record}, with the content of turns"] if config.record else []),
         *([f"  live page  {admin_url}"] if admin_url is not None else []),
         "",

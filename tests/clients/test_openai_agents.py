@@ -1,6 +1,7 @@
 """The OpenAI Agents SDK, unchanged: its tool loop over the socket and over HTTP."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -11,8 +12,9 @@ from anyio.from_thread import BlockingPortal
 from openai import AsyncOpenAI, NotFoundError
 from pydantic import BaseModel
 
+from slipring.checks import CheckEntry
 from tests import late
-from tests.harness import PuppetEngine
+from tests.harness import FAST, PuppetEngine
 from tests.relay import Served
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
@@ -315,3 +317,19 @@ async def test_runs_continue_a_conversation_of_the_server(served: Served) -> Non
             ]
             assert listed.count("function_call") == listed.count("function_call_output") == weather.calls
             assert listed.count("message") == 4
+
+
+@pytest.mark.parametrize("websocket", [True, False], ids=["websocket", "http"])
+@pytest.mark.parametrize("subject", ["message", "answer"])
+async def test_a_turn_that_a_safety_check_blocks_is_sent_once(
+    served: Served, websocket: bool, subject: Any
+) -> None:
+    settings = json.dumps({"patterns": {"word": "Paris" if subject == "message" else "simulated"}})
+    check = CheckEntry(
+        *("words", "patterns", settings), subjects=(subject,), action="block", mode="hold", on_error="closed"
+    )
+    with served(f"{FAST},tool_calls=0", checks=(check,)) as relay:
+        async with running(relay.url, websocket=websocket) as config:
+            with pytest.raises(Exception, match="safety check 'words'"):
+                await late.agents.Runner.run(Weather().agent(), "weather in Paris?", run_config=config)
+        assert len(relay.socket.sent if websocket else relay.exchanges) == 1

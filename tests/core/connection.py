@@ -1,15 +1,16 @@
 """Test driver for the pure core: runs sessions without sockets, engines, stores or clocks.
 
 A `Connection` has one session and records its actions: the events that it sends are in `events`; the work
-that it asks for waits in `loads`, `checks`, `weighs`, `starts` and `saves` until the test does it. A `Server`
-holds what connections share. Every event is validated against the API's types, and so is the order of all
-events, so that each test also tests the wire format.
+that it asks for waits in `loads`, `resolves`, `checks`, `claims`, `weighs`, `starts`, `calls` and `saves`
+until the test does it. A `Server` holds what connections share, and the lists of its MCP servers. Every event
+is validated against the API's types, and so is the order of all events, so that each test also tests the wire
+format.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
@@ -17,26 +18,41 @@ from msgspec import Raw, structs
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
+from slipring.core.chain.hosted_items import call_item
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
+from slipring.core.checks.gate import Inspection
+from slipring.core.checks.known_verdicts import KnownVerdicts
+from slipring.core.checks.policies import NO_POLICY, Policy
+from slipring.core.checks.policies import Check as SafetyCheck
+from slipring.core.checks.rulings import checks_of
+from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
+from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session.actions import (
     Action,
+    CallTool,
     Cancel,
+    CancelTools,
     Check,
     CheckAppended,
+    ClaimApprovals,
     Close,
+    Counted,
     EndPrefill,
+    Inspect,
     Load,
     Loaded,
     Record,
+    ResolveTools,
     Save,
     Send,
     Start,
+    StartAudit,
     StartPrefill,
     Weigh,
 )
@@ -44,8 +60,10 @@ from slipring.core.session.client_events import Read
 from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Joined, Turn
-from slipring.errors import ApiError, ModelNotFound, ServerError
+from slipring.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.protocol import wire
+from slipring.protocol.hosted.mcp_items import CallError, McpApprovalRequest, McpCall, McpListTools
+from slipring.protocol.hosted.mcp_tools import ListedTool, ToolHints
 from slipring.protocol.items import Item, read_item, user_message
 from slipring.protocol.requests import read_create
 from slipring.protocol.responses import ReasoningEcho, Response, TextEcho
@@ -102,6 +120,12 @@ class Server:
         self.scopes = SharedScopes(self.limits.tenant_cache_bytes, self.limits.process_cache_bytes)
         self.store: dict[tuple[str, str], ResponseState] = {}
         self.models = Models()
+        self.policy = NO_POLICY
+        """Of the safety checks of connections that are opened from now on."""
+        self.lists: dict[str, tuple[ListedTool, ...]] = {"s": (listed("f"), listed("g")), "t": (listed("f"),)}
+        """The tools of MCP servers, by label."""
+        self.used: set[tuple[str, str]] = set()
+        """Approvals that were used, with their tenants."""
         self.now = 1000.0
         self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
         self.known = KnownContexts(self.limits.recognised_s, self.limits.recognised_bytes)
@@ -111,6 +135,7 @@ class Server:
             seal=Envelopes(),
             requests=self.requests,
             known=self.known,
+            verdicts=KnownVerdicts(10**6),
         )
         self._minted: Counter[str] = Counter()
 
@@ -123,6 +148,17 @@ class Server:
         return Connection(self, tenant, **watch)
 
 
+class OnePolicy:
+    """The same policy for every model."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.checks = {check.name: check for check in policy.checks}
+
+    def policy_of(self, model: str) -> Policy:
+        return self._policy
+
+
 class Seen:
     """A position that knows which content it stands for: a job's context, with or without the answer."""
 
@@ -133,11 +169,14 @@ class Seen:
         self._before = visible(job.context())
         self._turn = turn
         self._first = first
+        self.end: int | None = None
+        """The index at which the answer ends; None: at the first output of a call."""
 
     @property
     def content(self) -> list[Json]:
-        answer = self._turn.output.items[self._first :] if self._turn is not None else []
-        return self._before + visible(takewhile(lambda item: not item.type.endswith("_output"), answer))
+        answer = self._turn.output.items[self._first : self.end] if self._turn is not None else []
+        written = takewhile(lambda item: not item.type.endswith("_output"), answer)
+        return self._before + [seen for item in written for seen in _written(item)]
 
     @property
     def size_bytes(self) -> int:
@@ -145,6 +184,17 @@ class Seen:
 
 
 _UNSEEN = ("id", "status", "summary", "encrypted_content")
+
+
+def _written(item: Item) -> list[Json]:
+    """What the model has written of an output item."""
+    body = item.body()
+    if isinstance(body, McpListTools):
+        return []
+    if not isinstance(body, McpCall | McpApprovalRequest):
+        return visible([item])
+    assert item.id is not None
+    return visible([call_item(item.id, body.server_label, body.name, body.arguments)])
 
 
 def visible(items: Iterable[Item]) -> list[Json]:
@@ -187,6 +237,7 @@ class Connection:
             cache=self.cache,
             now=server.now,
             betas=betas,
+            policies=OnePolicy(server.policy),
         )
         self.events: list[Json] = []
         self.frames: list[bytes] = []
@@ -195,7 +246,18 @@ class Connection:
         self.checks_appended: list[CheckAppended] = []
         self.weighs: dict[Turn, Weigh] = {}
         self.starts: dict[Turn, Start] = {}
+        self.resolves: dict[Turn, ResolveTools] = {}
+        self.claims: dict[Turn, ClaimApprovals] = {}
+        self.calls: dict[str, CallTool] = {}
+        """Hosted calls that run, by the id of their item."""
+        self.cancelled_calls: list[str] = []
+        self.counted: list[int] = []
         self.saves: dict[Turn, Save] = {}
+        self.inspections: list[Inspect] = []
+        """Those that run, in the order in which they began."""
+        self.inspected: list[tuple[str, str, str]] = []
+        """Everything that was inspected: when, its kind, its text."""
+        self.audits: list[StartAudit] = []
         self.prefills: dict[str, StartPrefill] = {}
         """Those that run, by response."""
         self.cancelled: list[Turn] = []
@@ -235,9 +297,10 @@ class Connection:
         )
 
     def steer(self, target: str, input: Any = "wait", **fields: Any) -> Json:
-        """Steer a response; returns the event that answers."""
+        """Steer a response; returns the event that answers. Only the end of hosted calls may follow it."""
         frame = {"type": "response.steer", "previous_response_id": target, "input": input, **fields}
-        (answer,) = self.receive(json.dumps(frame))
+        answer, *after = self.receive(json.dumps(frame))
+        assert not after or after[0]["type"] in ("response.mcp_call.failed", "response.incomplete")
         return answer
 
     def append(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> list[Json]:
@@ -280,13 +343,35 @@ class Connection:
         asked = self.checks_appended.pop(0).asked
         return self._run(self.session.appended(structs.replace(asked, error=error), self.server.now))
 
+    def inspect(self, number: int = 0, /, **flags: str | None) -> list[Json]:
+        """An inspection ends. Each check flags the texts that contain the word given under its name, and
+        passes the others; None: it fails. A check that is not named flags texts that contain "bad"."""
+        inspect = self.inspections.pop(number)
+        return self._run(
+            self.session.inspected(inspect, verdicts_of(inspect.inspection, flags), self.server.now)
+        )
+
+    def inspect_all(self, **flags: str | None) -> list[Json]:
+        """All inspections end, and those that follow from them."""
+        events = []
+        while self.inspections:
+            events += self.inspect(0, **flags)
+        return events
+
+    def audit(self, **flags: str | None) -> bool:
+        """The first audit ends; returns whether its verdicts are to be stored."""
+        audit = self.audits.pop(0).audit
+        return audit.settle(verdicts_of(audit.inspection, flags))
+
     def weigh(self, tokens: int, lane: str | None = None) -> list[Json]:
         """The engine has counted the tokens of a job."""
         weigh = self.weighs.pop(self._at(self.weighs, lane))
         return self._run(self.session.weighed(weigh, tokens))
 
     def generate(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
-        return self._run([Send(self.session.deltas(self._at(self.starts, lane), list(deltas)))])
+        turn = self._at(self.starts, lane)
+        sent = self._run([Send(self.session.deltas(turn, list(deltas)))])
+        return sent + self._run([*self.session.due_calls(turn), *self.session.due_inspections(turn)])
 
     def finish(
         self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: Any = None
@@ -308,7 +393,43 @@ class Connection:
             context=context,
         )
         sent = self._run([Send(self.session.deltas(turn, [*deltas, end]))])
-        return sent + self._run(self.session.finished(turn, self.server.now))
+        after = self.session.finished(turn, self.server.now)
+        if isinstance(position, Seen):
+            position.end = turn.output.began
+        return sent + self._run(after)
+
+    # Hosted tools.
+
+    def resolve(self, lane: str | None = None, **changes: Any) -> list[Json]:
+        """The MCP servers of a request are known, and have listed their tools. ``changes``: fields of all."""
+        asked = self.resolves.pop(self._at(self.resolves, lane))
+        servers = {}
+        for server in asked.servers:
+            label = server.server_label
+            tools = self.server.lists[label] if label in asked.fetch else None
+            servers[label] = structs.replace(ResolvedServer(f"handle of {label}", tools), **changes)
+        return self._run(self.session.resolved(asked.turn, servers, self.server.now))
+
+    def claim(self, lane: str | None = None) -> list[Json]:
+        """Mark the approvals of a turn as used, or refuse it."""
+        claim = self.claims.pop(self._at(self.claims, lane))
+        ids = {(self.tenant, each) for each in claim.ids}
+        if ids & self.server.used:
+            error = InvalidRequest("Used.", param="input")
+            return self._run(self.session.failed(claim.turn, error, self.server.now))
+        self.server.used |= ids
+        return self._run(self.session.claimed(claim.turn))
+
+    def end_call(self, call_id: str, output: str | None = "42", error: CallError | None = None) -> list[Json]:
+        """A hosted call has ended."""
+        action = self.calls.pop(call_id)
+        outcome = CallOutcome(output) if error is None else CallOutcome(error=error)
+        return self._run(self.session.call_ended(action.turn, call_id, outcome, self.server.now))
+
+    def report_progress(self, call_id: str, progress: float = 1.0, message: str | None = None) -> list[Json]:
+        """The server of a hosted call reports progress."""
+        report = CallProgress(progress, None, message)
+        return self._run(self.session.call_progressed(self.calls[call_id].turn, call_id, report))
 
     def end_prefill(self, response_id: str, tokens: int | None = 100) -> list[Json]:
         """The engine has prefilled so many tokens, or has failed."""
@@ -352,7 +473,7 @@ class Connection:
 
     def fail(self, lane: str | None = None, error: ApiError | None = None) -> list[Json]:
         """The work on this lane's turn fails, whatever it is."""
-        for work in (self.checks, self.weighs, self.starts, self.loads, self.saves):
+        for work in self._work.values():
             for turn in [turn for turn in work if turn.lane == lane]:
                 del work[turn]
                 return self._run(self.session.failed(turn, error or ServerError(), self.server.now))
@@ -385,34 +506,67 @@ class Connection:
             assert self.close is None, f"{action} after Close"
             if isinstance(action, Send):
                 self._send(action)
-            elif isinstance(action, CheckAppended):
-                self.checks_appended.append(action)
             elif isinstance(action, Start):
                 self._start(action)
-            elif isinstance(action, Load | Check | Weigh | Save):
-                work: Any = {Load: self.loads, Check: self.checks, Weigh: self.weighs, Save: self.saves}
-                work[type(action)][action.turn] = action
-            elif isinstance(action, Cancel):
-                self._cancel(action.turn)
-            elif isinstance(action, StartPrefill | EndPrefill):
-                self._prefill(action)
-            elif isinstance(action, Record):
-                self.reports.append(action)
-            elif isinstance(action, Close):
-                self.close = action
+            elif isinstance(action, Load | ResolveTools | Check | ClaimApprovals | Weigh | Save):
+                self._work[type(action)][action.turn] = action
+            else:
+                self._carry_out(action)
         return self.events[before:]
 
-    def _cancel(self, turn: Turn) -> None:
-        self.cancelled.append(turn)
-        for work in (self.loads, self.checks, self.weighs, self.starts, self.saves):
-            work.pop(turn, None)
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, CheckAppended):
+            self.checks_appended.append(action)
+        elif isinstance(action, CallTool):
+            assert action.call.id not in self.calls, "a call is made twice"
+            self.calls[action.call.id] = action
+        elif isinstance(action, Cancel | CancelTools):
+            self._cancel(action)
+        elif isinstance(action, Counted):
+            self.counted.append(action.tokens)
+        elif isinstance(action, StartPrefill | EndPrefill | Inspect | StartAudit):
+            self._begin_beside(action)
+        elif isinstance(action, Record):
+            self.reports.append(action)
+        elif isinstance(action, Close):
+            self.close = action
 
-    def _prefill(self, action: StartPrefill | EndPrefill) -> None:
+    @property
+    def _work(self) -> dict[type[Action], dict[Turn, Any]]:
+        return {
+            Check: self.checks,
+            Weigh: self.weighs,
+            Start: self.starts,
+            Load: self.loads,
+            ResolveTools: self.resolves,
+            ClaimApprovals: self.claims,
+            Save: self.saves,
+        }
+
+    def _cancel(self, action: Cancel | CancelTools) -> None:
+        turn = action.turn
+        for call_id in [each for each, call in self.calls.items() if call.turn is turn]:
+            del self.calls[call_id]
+            self.cancelled_calls.append(call_id)
+        if isinstance(action, Cancel):
+            self.cancelled.append(turn)
+            for work in self._work.values():
+                work.pop(turn, None)
+            self.inspections = [each for each in self.inspections if each.turn is not turn]
+
+    def _begin_beside(self, action: StartPrefill | EndPrefill | Inspect | StartAudit) -> None:
+        """Begin, or end, work that runs beside the turns."""
         if isinstance(action, EndPrefill):
             del self.prefills[action.response_id]
-            return
-        assert action.response_id not in self.prefills, "two prefills of one response"
-        self.prefills[action.response_id] = action
+        elif isinstance(action, StartPrefill):
+            assert action.response_id not in self.prefills, "two prefills of one response"
+            self.prefills[action.response_id] = action
+        elif isinstance(action, StartAudit):
+            self.audits.append(action)
+        else:
+            self.inspections.append(action)
+            asked = action.inspection
+            self.inspected += [(asked.when, each.kind, each.text) for each in asked.subjects]
 
     def _start(self, start: Start) -> None:
         if start.job.parent is not None and not start.job.fork:
@@ -436,6 +590,17 @@ class Connection:
             self.order.see(decoded)
             if self._on_event is not None:
                 self._on_event(decoded)
+
+
+def listed(name: str, *, read_only: bool | None = None) -> ListedTool:
+    """A tool of an MCP server."""
+    hints = None if read_only is None else ToolHints(read_only=read_only)
+    return ListedTool(name=name, input_schema=Raw(b'{"type":"object"}'), annotations=hints)
+
+
+def mcp(label: str = "s", **fields: Any) -> Json:
+    """An MCP server whose tools need no approval."""
+    return {"type": "mcp", "server_label": label, "require_approval": "never", **fields}
 
 
 def types(events: Iterable[Json]) -> list[str]:
@@ -467,6 +632,21 @@ def context_of(job: Job) -> list[Json]:
 
 
 _HEAD = Head()
+
+
+def verdicts_of(inspection: Inspection, flags: Mapping[str, str | None]) -> list[list[Verdict]]:
+    """The verdicts of all checks, as `Connection.inspect` describes them."""
+
+    def verdict(check: SafetyCheck, subject: Subject) -> Verdict:
+        word = flags.get(check.name, "bad")
+        if word is None:
+            return Verdict(check.name, check.version, flagged=False, failed="it died")
+        return Verdict(check.name, check.version, flagged=word in subject.text, ms=5.0)
+
+    return [
+        [verdict(check, subject) for check in checks_of(inspection.policy, subject, inspection.when)]
+        for subject in inspection.subjects
+    ]
 
 
 def node(

@@ -9,6 +9,7 @@ from msgspec import Raw, structs
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, Position, ResponseState
+from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.protocol import wire
 from slipring.protocol.items import Item, user_message
 from slipring.protocol.responses import Response
@@ -34,6 +35,7 @@ def state(
     carry: Carry | None = None,
     position: Position | None = None,
     given: Sequence[Item] = (),
+    verdicts: NodeVerdicts | None = None,
     **fields: Any,
 ) -> ResponseState:
     """Return a response with one message as output. Head and carry default to the parent's."""
@@ -48,7 +50,7 @@ def state(
         store=True,
         **fields,
     )
-    return ResponseState(
+    stored = ResponseState(
         response=response,
         parent=parent,
         head=head,
@@ -57,6 +59,8 @@ def state(
         carry=carry or bare.carry,
         position=position,
     )
+    stored.verdicts = verdicts
+    return stored
 
 
 def chain(length: int, prefix: str = "resp_", parent: ResponseState | None = None) -> list[ResponseState]:
@@ -85,7 +89,10 @@ def same(left: ResponseState | None, right: ResponseState) -> bool:
 
 
 def _observable(each: ResponseState) -> tuple[Any, ...]:
-    return encoded(each.response), each.input, each.output, each.head, each.carry, each.position
+    return (
+        *(encoded(each.response), each.input, each.output, each.head, each.carry, each.position),
+        each.verdicts,
+    )
 
 
 def response(name: str, **fields: Any) -> Response:

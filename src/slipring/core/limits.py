@@ -80,6 +80,11 @@ class Limits:
     max_compiles_waiting: int = _limit(
         16, "grammars and schemas of one tenant that may wait to be compiled; further ones get a 429"
     )
+    verdict_cache_bytes: int = _limit(
+        32 * _MIB,
+        "remembered verdicts of safety checks about texts, of which one tenant may use an eighth; and as much"
+        " again for those about items",
+    )
     compile_cache_bytes: int = _limit(
         64 * _MIB, "cache of compiled and refused grammars and schemas; one tenant may use an eighth of it"
     )

@@ -11,6 +11,7 @@ from msgspec import Struct
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import Seal
+from slipring.core.checks.known_verdicts import KnownVerdicts
 
 Mint = Callable[[str], str]
 """Returns a new id with a prefix: ``mint("call")`` → ``call_…``."""
@@ -29,6 +30,10 @@ class Ports(Struct, frozen=True):
     """Counts the bytes of requests that wait or run."""
     known: KnownContexts
     """Recognises histories that clients send again."""
+    verdicts: KnownVerdicts
+    """What safety checks have said about items."""
+    ignored_tools: frozenset[str] = frozenset()
+    """Types of tools that requests may list although nothing answers them."""
 
 
 class Betas(Struct, frozen=True):

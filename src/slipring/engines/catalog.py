@@ -4,13 +4,13 @@ An engine is named as ``KIND`` or ``KIND:OPTIONS``. Its modules are imported onl
 its dependencies need not be installed otherwise.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from slipring.core.generation import Defaults, Model
+from slipring.core.generation import Defaults, Delta, Hosting, Job, Model
 from slipring.engines.base import Engine
 from slipring.engines.sharing import Borrowed, Owner
 from slipring.errors import ModelNotFound, StartupError
@@ -143,6 +143,8 @@ class Entry(Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     defaults: Defaults = Defaults()
     """They override those of the engine."""
+    hosted_tools: Hosting | None = None
+    """Who runs hosted tools; None: as the engine says."""
 
 
 class Catalog:
@@ -189,11 +191,16 @@ class Catalog:
 
     def _configured(self, entry: Entry) -> Model:
         model = _own_model(self._engines[entry.engine], entry)
+        if entry.hosted_tools == "upstream" and not model.is_upstream:
+            raise StartupError(
+                f"models.{entry.name}: 'hosted_tools' can be 'upstream' with the engine 'responses' only"
+            )
         return structs.replace(
             model,
             name=entry.name,
             own_name=model.own_name or model.name,
             defaults=entry.defaults.over(model.defaults),
+            hosted_tools=entry.hosted_tools or model.hosted_tools,
         )
 
     def __iter__(self) -> Iterator[Model]:
@@ -213,6 +220,10 @@ class Catalog:
 
     def engine_of(self, model: Model) -> Engine:
         return self._served[model.name][1]
+
+    def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        """Run a job on the engine of its model."""
+        return self.engine_of(job.model).generate(job)
 
 
 def _own_model(engine: Engine, entry: Entry) -> Model:

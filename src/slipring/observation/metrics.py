@@ -265,7 +265,7 @@ CACHE_EVICTIONS = Metric(
     "States that were evicted, by the limit that was exceeded.",
     (Label("scope", SCOPES),),
 )
-MEMORY_USES = ("states", "parked", "recognised", "requests", "unread", "compiled")
+MEMORY_USES = ("states", "parked", "recognised", "requests", "unread", "compiled", "verdicts")
 MEMORY_BYTES = Metric(
     "slipring_memory_bytes",
     "gauge",
@@ -298,6 +298,36 @@ ENGINE_SLOTS = Metric(
 ENGINE_SAVED_BYTES = Metric(
     "slipring_engine_saved_bytes", "gauge", "KV that the engine has saved beside its slots.", (ENGINE,)
 )
+# Safety checks.
+
+CHECK = Label("check", help="the configured checks")
+CHECK_OUTCOMES = ("passed", "flagged", "remembered")
+CHECK_FAILURES = ("timeout", "source", "breaker", "overload", "invalid", "error", "closed")
+CHECK_UP = Metric(
+    "slipring_check_up", "gauge", "Whether a safety check gives answers.", (CHECK,), merge="min"
+)
+CHECK_TEXTS = Metric(
+    "slipring_check_texts_total",
+    "counter",
+    "Texts with a verdict of a check. `remembered`: it was known, so that the check was not asked.",
+    (CHECK, Label("outcome", CHECK_OUTCOMES)),
+)
+CHECK_FAILED = Metric(
+    "slipring_check_failures_total",
+    "counter",
+    "Texts without an answer of a check.",
+    (CHECK, Label("reason", CHECK_FAILURES)),
+)
+CHECK_CALLS = Metric(
+    "slipring_check_calls_total",
+    "counter",
+    "Calls of a check's source, each with one text or more.",
+    (CHECK,),
+)
+CHECK_SECONDS = Metric(
+    "slipring_check_seconds_total", "counter", "Time that these calls took.", (CHECK,), parts=NANOSECONDS
+)
+
 STORE_COMMIT_SECONDS = Metric(
     "slipring_store_commit_seconds",
     "histogram",
@@ -306,6 +336,16 @@ STORE_COMMIT_SECONDS = Metric(
 )
 STORE_ERRORS = Metric(
     "slipring_store_errors_total", "counter", "Writes that failed because the store could not be used."
+)
+
+# What observes turns.
+
+RECORDING_RESULTS = ("written", "dropped")
+RECORDED_TURNS = Metric(
+    "slipring_recorded_turns_total",
+    "counter",
+    "Turns that were to be recorded (`--record`). `dropped`: too many at once, or no room for them.",
+    (Label("result", RECORDING_RESULTS),),
 )
 
 # Processes.

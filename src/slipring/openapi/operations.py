@@ -15,6 +15,7 @@ from slipring.protocol.endpoints.conversations import (
     CreateConversation,
     UpdateConversation,
 )
+from slipring.protocol.endpoints.moderations import ModerationAnswer, ModerationRequest
 from slipring.protocol.endpoints.reply_bodies import (
     DeletedConversation,
     DeletedResponse,
@@ -196,6 +197,15 @@ OPERATIONS = (
         "Remove an item from a conversation.",
         ConversationObject,
         errors=(404,),
+    ),
+    Operation(
+        "POST",
+        "/v1/moderations",
+        "createModeration",
+        "Classify texts with the safety checks of the server.",
+        ModerationAnswer,
+        body=ModerationRequest,
+        errors=(400, 404, 413, 429),
     ),
     Operation(
         "GET",

@@ -17,6 +17,14 @@ from slipring.protocol.endpoints.conversations import (
     CreateConversation,
     UpdateConversation,
 )
+from slipring.protocol.endpoints.moderations import (
+    ImagePart,
+    Inputs,
+    ModerationAnswer,
+    ModerationRequest,
+    Parts,
+    TextPart,
+)
 from slipring.protocol.endpoints.reply_bodies import (
     DeletedConversation,
     DeletedResponse,
@@ -67,14 +75,15 @@ _MAY_LEAVE_OUT_TYPE = ("message", "item_reference")
 _Choice = Literal["none", "auto", "required"] | ChoiceObject
 _ITEM_BODIES = tuple(dict.fromkeys(FORMS.values()))
 _REQUEST_TYPES: tuple[Any, ...] = (
-    *(CreateRequest, CompactRequest, CreateConversation, UpdateConversation, AddItems),
+    *(CreateRequest, CompactRequest, CreateConversation, UpdateConversation, AddItems, ModerationRequest),
+    *(TextPart, ImagePart),
     *(FunctionTool, CustomTool, NamespaceTool, McpTool, NamedTool, ChoiceObject),
     *(ConversationRef, Management, JsonSchemaFormat),
     *_ITEM_BODIES,
 )
 _ANSWER_TYPES: tuple[Any, ...] = (
     *(Response, Window, ItemPage, DeletedResponse, DeletedConversation, ConversationObject, InputTokens),
-    *(ModelObject, ModelList, TurnList, Health, ErrorAnswer),
+    *(ModelObject, ModelList, TurnList, Health, ModerationAnswer, ErrorAnswer),
 )
 
 
@@ -121,6 +130,8 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
         CompactRequest: {"input": input_, "tools": tools},
         CreateConversation: {"items": _or_null(new_items)},
         AddItems: {"items": new_items},
+        ModerationRequest: {"input": {"anyOf": [_inline(Inputs), _inline(Parts)]}},
+        ImagePart: {"image_url": _OBJECT},
         TextConfig: {"format": format_},
         TextUpdate: {"format": format_},
         AdditionalTools: {"tools": tools},

@@ -63,6 +63,22 @@ class MultiAgent(Struct):
     enabled: bool | None = None
 
 
+class ModerationMode(Struct):
+    mode: Literal["score", "block"]
+
+
+class ModerationPolicy(Struct):
+    input: ModerationMode | None = None
+    output: ModerationMode | None = None
+
+
+class ModerationConfig(Struct):
+    """The safety checks that a request asks for."""
+
+    model: str
+    policy: ModerationPolicy | None = None
+
+
 class CreateRequest(Struct, dict=True):
     """``response.create``, and the body of ``POST /v1/responses``."""
 
@@ -99,7 +115,7 @@ class CreateRequest(Struct, dict=True):
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     user: str | None = None
     service_tier: ServiceTier | None = None
-    moderation: Any = None
+    moderation: ModerationConfig | None = None
     image: ImageOptions | None = None
     access_programs: AccessPrograms | None = None
     stream_options: StreamOptions | None = None
@@ -149,7 +165,7 @@ class _Received(CreateRequest):
     metadata: Raw | UnsetType = UNSET  # type: ignore[assignment]
     client_metadata: Raw | UnsetType = UNSET  # type: ignore[assignment]
     prompt: Raw | UnsetType = UNSET
-    moderation: Raw | UnsetType = UNSET
+    moderation: Raw | UnsetType = UNSET  # type: ignore[assignment]
 
 
 class _Routing(Struct):

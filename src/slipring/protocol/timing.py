@@ -16,9 +16,11 @@ StageName = Literal[
     "validate",
     "weigh",
     "compact",
+    "check",
     "render",
     "engine_queue",
     "prefill",
+    "held",
     "generate",
     "list",
     "tools",
@@ -94,13 +96,20 @@ class TurnReport(Struct, frozen=True):
     """Of each step, if the response continued after calls."""
     hosted_calls: int | UnsetType = UNSET
     """Calls of hosted tools that the server ran."""
+    input_check_ms: float | UnsetType = UNSET
+    """How long the safety check of the input took that took longest. It runs beside the stages, unless there
+    is a stage ``check``."""
+    flagged_by: tuple[str, ...] | UnsetType = UNSET
+    """The safety checks that have flagged something."""
+    safety_id: str | UnsetType = UNSET
+    """A digest of the ``safety_identifier`` of the request."""
 
     @property
     def first_token_ms(self) -> float | None:
-        """Time from the arrival of the request to the first token; None if there was none."""
+        """Time from the arrival of the request until the first token is sent; None if there was none."""
         for stage, following in pairwise(self.stages):
             # If the turn ended within its prefill, no ``generate`` follows.
-            if stage.name == "prefill" and following.name == "generate":
+            if stage.name in ("prefill", "held") and following.name == "generate":
                 return stage.start_ms + stage.duration_ms
         return None
 

@@ -30,7 +30,6 @@ from slipring.sandbox.pipe_messages import (
     Setup,
 )
 
-_NICENESS = 10
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _MAX_TRACEBACK_CHARS = 4000
 
@@ -62,7 +61,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _apply_limits(setup: Setup) -> None:
-    os.nice(_NICENESS)
+    os.nice(setup.niceness)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -19,6 +19,7 @@ class Setup(Struct, frozen=True):
     timeout_s: float
     memory_bytes: int
     result_bytes: int
+    niceness: int
 
 
 class Call(Struct, frozen=True):

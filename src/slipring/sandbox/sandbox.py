@@ -8,11 +8,11 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import Any, Protocol
 
+from slipring.core.tenant_cache import Key, TenantCache
 from slipring.errors import InvalidRequest, ServerError, Unavailable
 from slipring.sandbox import pipe_messages
 from slipring.sandbox.call_queue import FairQueue
 from slipring.sandbox.child_process import ChildProcess
-from slipring.sandbox.outcome_cache import Key, OutcomeCache
 from slipring.sandbox.pipe_messages import Call, Crashed, Done, Exceeded, Outcome, Setup
 
 log = logging.getLogger("slipring")
@@ -45,6 +45,8 @@ class SandboxLimits:
     call_bytes: int = MIB
     """Size of a call, and of its result."""
     cache_bytes: int = 64 * MIB
+    niceness: int = 10
+    """How much the child leaves the processor to others."""
 
 
 class TooExpensive(InvalidRequest):
@@ -96,10 +98,10 @@ class Sandbox:
     def __init__(self, limits: SandboxLimits, tasks: Mapping[str, str] = TASKS) -> None:
         self.limits = limits
         self._tasks = tasks
-        self._cache = OutcomeCache(limits.cache_bytes)
+        self._cache: TenantCache[Outcome] = TenantCache(limits.cache_bytes)
         self._queue: FairQueue[_PendingCall] = FairQueue(limits.waiting)
         self._pending: dict[Key, _PendingCall] = {}
-        setup = Setup(dict(tasks), limits.timeout_s, limits.memory_bytes, limits.call_bytes)
+        setup = Setup(dict(tasks), limits.timeout_s, limits.memory_bytes, limits.call_bytes, limits.niceness)
         self._idle = [ChildProcess(setup) for _ in range(limits.processes)]
         self._processes = tuple(self._idle)
         self._running: set[asyncio.Task[None]] = set()

@@ -29,6 +29,7 @@ from slipring.core.session.actions import (
     Close,
     Counted,
     EndPrefill,
+    Inspect,
     Load,
     Loaded,
     Record,
@@ -37,20 +38,21 @@ from slipring.core.session.actions import (
     Save,
     Send,
     Start,
+    StartAudit,
     StartPrefill,
     Weigh,
 )
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined, Turn
-from slipring.engines.constraints import call_limits
+from slipring.engines.constraints import custom_inputs
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
-from slipring.server import padding
+from slipring.server import inspections, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
-from slipring.server.hosted_tools import approvals
+from slipring.server.hosted_tools import approvals, upstream_permission
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.base import Appended, LeaseLost, Tenure
@@ -61,6 +63,8 @@ _GOING_AWAY = 1001
 Work = Start | Load | ResolveTools | Check | ClaimApprovals | Weigh | Save
 """Actions that take time, and belong to a turn."""
 _WORK = frozenset(get_args(Work))
+Subject = Turn | CheckAppended | CallTool | Inspect
+"""What a task of a driver belongs to."""
 
 
 class Sink:
@@ -122,7 +126,7 @@ class Driver:
         self.origin = origin
         self.states = states
         self._tenure = tenure
-        self._tasks: dict[Turn | CheckAppended | CallTool, asyncio.Task[None]] = {}
+        self._tasks: dict[Subject, asyncio.Task[None]] = {}
         self._flushes: set[asyncio.Future[None]] = set()
 
     @property
@@ -142,7 +146,7 @@ class Driver:
         """Cancel the running turns, except those being saved, and wait until all tasks have ended."""
         self.run(self.session.closed())
         for subject, task in self._tasks.items():
-            if isinstance(subject, CheckAppended | CallTool):
+            if not isinstance(subject, Turn):
                 task.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
@@ -159,16 +163,25 @@ class Driver:
             self._spawn(action, self._check_appended(action))
         elif isinstance(action, CallTool):
             self._spawn(action, self._call_tool(action))
+        elif isinstance(action, Inspect):
+            self._spawn(action, self._inspect(action))
         elif isinstance(action, Cancel | CancelTools):
             self._cancel(action)
-        elif isinstance(action, StartPrefill | EndPrefill):
-            self._prefill(action)
+        elif isinstance(action, StartPrefill | EndPrefill | StartAudit):
+            self._run_beside(action)
         elif isinstance(action, Record | Refused):
             self._report(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
             self.sink.close(action.code, action.reason)
+
+    def _inspecting(self, turn: Turn) -> list[asyncio.Task[None]]:
+        """The tasks that wait for verdicts about a turn."""
+        if turn.checks is None:
+            return []
+        subjects = self._tasks.items()
+        return [task for subject, task in subjects if isinstance(subject, Inspect) and subject.turn is turn]
 
     def _report(self, ended: Record | Refused) -> None:
         if isinstance(ended, Refused):
@@ -185,11 +198,16 @@ class Driver:
         self.service.turn_ended(turn, content)
         self.sink.record(turn)
 
-    def _prefill(self, action: StartPrefill | EndPrefill) -> None:
-        if isinstance(action, EndPrefill):
+    def _run_beside(self, action: StartPrefill | EndPrefill | StartAudit) -> None:
+        """Begin or end work that belongs to a response, and not to this connection."""
+        if isinstance(action, StartPrefill):
+            self._prefill(action)
+        elif isinstance(action, EndPrefill):
             self.service.prefills.cancel(self.session.tenant, action.response_id)
-            return
+        else:
+            self.service.audits.start(action.audit)
 
+    def _prefill(self, action: StartPrefill) -> None:
         def ended(tokens: int | None) -> None:
             self.run(self.session.prefilled(action, tokens))
 
@@ -198,19 +216,21 @@ class Driver:
             self.service.prefills.start(action.response_id, action.prefill, engine, ended)
 
     def _cancel(self, action: Cancel | CancelTools) -> None:
-        """Cancel the hosted calls of a turn, and its own task too unless only the calls are meant."""
-        turn = action.turn
+        """Cancel the hosted calls of a turn; and its own task and its inspections too, unless only the calls
+        are meant. The task that has found out that the turn must end goes on."""
+        turn, current = action.turn, asyncio.current_task()
+        kinds = CallTool if isinstance(action, CancelTools) else CallTool | Inspect
         for subject, task in self._tasks.items():
-            is_call = isinstance(subject, CallTool) and subject.turn is turn
-            if is_call or (subject is turn and isinstance(action, Cancel)):
+            is_beside = isinstance(subject, kinds) and subject.turn is turn
+            if (is_beside or (subject is turn and isinstance(action, Cancel))) and task is not current:
                 task.cancel()
 
-    def _spawn(self, subject: Turn | CheckAppended | CallTool, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, subject: Subject, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks[subject] = task
         task.add_done_callback(partial(self._forget, subject))
 
-    def _forget(self, subject: Turn | CheckAppended | CallTool, task: asyncio.Task[None]) -> None:
+    def _forget(self, subject: Subject, task: asyncio.Task[None]) -> None:
         if self._tasks.get(subject) is task:
             del self._tasks[subject]
 
@@ -263,9 +283,7 @@ class Driver:
                 await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
                 return self.session.claimed(work.turn)
             if isinstance(work, Weigh):
-                engine = self.service.catalog.engine_of(work.job.model)
-                tokens = await engine.count(work.job, work.enough)
-                return self.session.weighed(work, tokens)
+                return await self._weigh(work)
             return await self._save(work.turn, work.state)
         except ApiError as error:
             return self.session.failed(work.turn, error, now())
@@ -289,12 +307,31 @@ class Driver:
         if (waiting := self.sink.flush()) is not None:
             await waiting
 
+    async def _inspect(self, inspect: Inspect) -> None:
+        """Have safety checks inspect texts, and tell the session what they say."""
+        verdicts = await inspections.inspect(self.service.inspector, inspect.inspection, self.session.tenant)
+        send = padding.padded_send(inspect.turn.request, self.sink.send)
+        for action in self.session.inspected(inspect, verdicts, now()):
+            if isinstance(action, Send):
+                send(action.events)
+            else:
+                self.run([action])
+        if (waiting := self.sink.flush()) is not None:
+            await waiting
+
+    async def _keep_pace(self, turn: Turn) -> None:
+        """Begin the inspections that are due, and wait while too much waits for them."""
+        self.run(self.session.due_inspections(turn))
+        while turn.checks is not None and turn.checks.is_full and (tasks := self._inspecting(turn)):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
     async def _resolve_tools(self, asked: ResolveTools) -> list[Action]:
         turn = asked.turn
         found = await self.service.tool_runner.resolve(
             self.caller, asked.servers, asked.fetch, turn.request.tools
         )
-        return self.session.resolved(turn, found, now())
+        answers = self.service.tool_runner.answers(self.caller, asked.builtins)
+        return self.session.resolved(turn, found, now(), answers)
 
     async def _call_tool(self, action: CallTool) -> None:
         """Run a hosted call, and tell the session of its progress and its end."""
@@ -340,15 +377,23 @@ class Driver:
         everything = await conversations.all_items(tenant, conversation_id)
         return Joined(conversation_id, thread.version, _since_compaction(everything)), None
 
+    async def _weigh(self, weigh: Weigh) -> list[Action]:
+        upstream_permission.require_unbound(self.caller, weigh.job)
+        engine = self.service.catalog.engine_of(weigh.job.model)
+        return self.session.weighed(weigh, await engine.count(weigh.job, weigh.enough))
+
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
+        upstream_permission.require_unbound(self.caller, job)
         session, flush = self.session, self.sink.flush
         send = padding.padded_send(turn.request, self.sink.send)
         engine = self.service.catalog.engine_of(job.model)
         if job.parent is not None and (job.recognised or not job.fork):
             await self.service.prefills.end(job.tenant, job.parent.id)
-        async with aclosing(call_limits.generate(engine, job)) as batches:
+        async with aclosing(custom_inputs.generate(engine, job)) as batches:
             async for deltas in batches:
                 send(session.deltas(turn, deltas))
+                if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):
+                    await self._keep_pace(turn)
                 if turn.has_due_calls:
                     self.run(session.due_calls(turn))
                 if (waiting := flush()) is not None:

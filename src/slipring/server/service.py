@@ -21,12 +21,14 @@ from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
 from slipring.core.chain.state_cache import ConnectionCache, NoCache, SharedScopes
+from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.ports import NO_BETAS, Betas, Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
+from slipring.safety.inspector import Inspector
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits
 from slipring.server.access.auth import Caller, Keyring
 from slipring.server.access.model_permissions import Permitted, Selection
@@ -42,8 +44,15 @@ from slipring.server.connections.registry import Connections
 from slipring.server.hosted_tools.registry import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
 from slipring.server.id_minting import minter, new_node_id
+from slipring.server.inspections import Audits, CallerPolicies
 from slipring.server.observation import turn_log
-from slipring.server.observation.ended_turns import ContentObserver, EndedTurn, Observer, TurnContent
+from slipring.server.observation.ended_turns import (
+    ContentObserver,
+    EndedTurn,
+    Observer,
+    RecordingCounts,
+    TurnContent,
+)
 from slipring.server.prefills import Prefills
 from slipring.server.request_decoding import RequestDecoder
 from slipring.server.tenant_slots import TenantSlots
@@ -103,10 +112,13 @@ class Service:
     tool_runner: ToolRunner
     seal: Seal
     """Uses a temporary key until the server has started."""
+    inspector: Inspector
+    """Runs the safety checks."""
+    audits: Audits
+    verdicts: KnownVerdicts
     clients: set[Client] = field(default_factory=set)
     timers: ClientTimers[Client] = field(default_factory=ClientTimers)
     prefills: Prefills = field(default_factory=Prefills)
-    """Set if turns are recorded with their content."""
     sockets: int = 0
     """Number of open WebSockets."""
     sockets_opened: int = 0
@@ -115,6 +127,8 @@ class Service:
     content_observers: list[ContentObserver] = field(default_factory=list)
     traces: TraceCounts | None = None
     """Set while turns are traced."""
+    recorded: RecordingCounts | None = None
+    """Set while turns are recorded with their content."""
     render_fallbacks: Counter[str] = field(default_factory=Counter)
     """How often a context was rendered in full although its parent was in memory, by reason."""
     lookups: Counter[Source] = field(default_factory=Counter)
@@ -147,6 +161,9 @@ class Service:
                 cache_bytes=limits.compile_cache_bytes,
             )
         )
+        inspector = Inspector(
+            config.checks, config.policies, catalog, clock, cache_bytes=limits.verdict_cache_bytes
+        )
         return cls(
             config=config,
             catalog=catalog,
@@ -167,6 +184,9 @@ class Service:
             compiler=Compiler(sandbox, limits.max_grammar_states),
             tool_runner=ToolRunner(Registry(config, os.environ), limits),
             seal=KeyedSeal([new_key()]),
+            inspector=inspector,
+            audits=Audits(inspector, store.responses),
+            verdicts=KnownVerdicts(limits.verdict_cache_bytes),
         )
 
     def open_session(self, caller: Caller, betas: Betas) -> Session:
@@ -184,16 +204,28 @@ class Service:
             models=self.models_of(caller),
             limits=self.config.limits,
             ports=Ports(
-                mint=self.mint, clock=clock, seal=self.seal, requests=self.requests, known=self.known
+                mint=self.mint,
+                clock=clock,
+                seal=self.seal,
+                requests=self.requests,
+                known=self.known,
+                ignored_tools=self.ignored_tools,
+                verdicts=self.verdicts,
             ),
             cache=cache,
             now=now(),
             betas=betas,
+            policies=CallerPolicies(self.inspector, caller),
         )
         # Stored keys may change or be revoked between turns, and the first one may be created while guests
         # are connected. Configured keys do not change.
         session.asks_each_turn = caller.key is not None or (caller.is_guest and self.store.is_shared)
         return session
+
+    @property
+    def ignored_tools(self) -> frozenset[str]:
+        """Types of tools that requests may list although nothing answers them."""
+        return frozenset(self.config.ignored_tool)
 
     def models_of(self, caller: Caller) -> Selection:
         """The models that a caller may use."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 
 from slipring.core.chain.state import ResponseState
+from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response, Status
 
@@ -165,6 +166,10 @@ class Responses(ABC):
     @abstractmethod
     async def load_items(self, tenant: str, item_ids: Iterable[str]) -> dict[str, Item]:
         """Return the items of stored responses that have these ids, by id. Unknown ids are left out."""
+
+    @abstractmethod
+    async def judge(self, tenant: str, response_id: str, verdicts: NodeVerdicts) -> None:
+        """Replace the verdicts of a stored response, if there is one with this id."""
 
     @abstractmethod
     async def delete(self, tenant: str, response_id: str) -> bool:

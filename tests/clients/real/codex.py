@@ -247,6 +247,55 @@ async def _(stage: Stage) -> None:
     _require_resent(second)
 
 
+@codex.check("WebSocket", "a turn that a safety check blocks, for its input or its answer, is sent once")
+async def _(stage: Stage) -> None:
+    for asked, said in (("Say xyzzy", "Hi."), ("Say something", "Here it is: xyzzy. That was it.")):
+        flags = stage.blocking("xyzzy")
+        async with stage.serve([say(said)], [say(said)], flags=flags, foreign_tool_types=_FOREIGN) as relay:
+            ended = await _exec(stage, relay, "--ephemeral", asked)
+        assert ended.lines[-1]["type"] == "turn.failed", ended
+        assert "safety check 'words'" in ended.lines[-1]["error"]["message"], ended
+        warmup, *turns = relay.socket.sent
+        assert (warmup["generate"], len(turns)) == (False, 1)
+        assert relay.exchanges == []
+
+
+@codex.check("WebSocket", "a turn that a safety check blocks before the engine sees it is sent once")
+async def _(stage: Stage) -> None:
+    flags = stage.blocking("xyzzy", before=True)
+    async with stage.serve([say("Hi.")], flags=flags, foreign_tool_types=_FOREIGN) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", "Say xyzzy")
+    assert "safety check 'words'" in ended.lines[-1]["error"]["message"], ended
+    (error,) = relay.socket.order.errors
+    assert (error["status"], error["error"]["code"]) == (400, "invalid_prompt")
+    assert [frame.get("generate") for frame in relay.socket.sent] == [False, None]
+    assert relay.exchanges == []
+
+
+@codex.check("WebSocket", "an answer that a safety check cuts, and ends as a refusal, is asked for once")
+async def _(stage: Stage) -> None:
+    flags = stage.blocking("xyzzy", action="cut", ending="refusal")
+    said = [say("Here it is: xyzzy. That was it.")]
+    async with stage.serve(said, said, flags=flags, foreign_tool_types=_FOREIGN) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", "Say something")
+    assert ended.lines[-1]["type"] == "turn.completed", ended
+    assert [frame.get("generate") for frame in relay.socket.sent] == [False, None]
+    assert relay.exchanges == []
+
+
+@codex.check("SSE", "a turn that a safety check blocks is sent once")
+async def _(stage: Stage) -> None:
+    for asked, before in (("Say xyzzy", False), ("Say xyzzy", True), ("Say something", False)):
+        flags = stage.blocking("xyzzy", before=before)
+        said = [say("Here it is: xyzzy. That was it.")]
+        async with stage.serve(
+            said, said, flags=flags, disturbance=Refusing(426), foreign_tool_types=_FOREIGN
+        ) as relay:
+            ended = await _exec(stage, relay, "--ephemeral", asked)
+        assert "safety check 'words'" in ended.lines[-1]["error"]["message"], ended
+        assert len(relay.exchanges) == 1
+
+
 @codex.check("WebSocket", "a connection that reaches its age limit while a command runs")
 async def _(stage: Stage) -> None:
     # The command runs longer than the connection may live; the server checks ages once a second.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.real.installing import Workshop
+from tests.mcp.fakes import FakeServer, serving
 from tests.relay import Relay, RelayedSocket, relay_to
 from tests.test_cli import launched
 
@@ -79,6 +80,24 @@ class Stage:
             log = await server.errors()
         assert not any(sign in log for sign in _SIGNS), log
 
+    def blocking(self, word: str, **check: Any) -> Sequence[str]:
+        """The flags of a server with a safety check that blocks texts with this word."""
+        path = self.directory / "checks.toml"
+        keys = {"name": "words", "source": "patterns", "action": "block", **check}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+        path.write_text("\n".join(["[[check]]", *lines, f'settings.patterns = {{ word = "{word}" }}']))
+        return ("--config", str(path))
+
+    @asynccontextmanager
+    async def serve_with_tools(self, *answers: Answer) -> AsyncIterator[tuple[Relay, FakeServer]]:
+        """Run `slipring serve` with these scripted answers, and an MCP server that clients name by its
+        URL."""
+        async with (
+            serving(FakeServer(modern=True)) as fake,
+            self.serve(*answers, flags=("--mcp-urls", "any")) as relay,
+        ):
+            yield relay, fake
+
     async def run(self, *command: str | Path, within_s: float = 60, **variables: str) -> Ended:
         """Run a client until it ends, without the user's settings, proxies and keys."""
         environment = {
@@ -136,6 +155,11 @@ class Stage:
 def call(name: str, **arguments: Any) -> Json:
     """Return a script step that calls a function."""
     return {"function_call": {"name": name, "arguments": arguments}}
+
+
+def hosted_call(name: str, **arguments: Any) -> Json:
+    """Return a script step that calls a tool of the MCP server ``fake``."""
+    return {"function_call": {"name": name, "namespace": "fake", "arguments": arguments}}
 
 
 def say(text: str) -> Json:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
+from slipring.checks import CheckEntry
 from slipring.openapi.operations import OPERATIONS, Operation
 from tests.described import check_answer
 from tests.harness import WEATHER, Running, serve
@@ -63,6 +64,11 @@ SERVED: dict[str, list[Any]] = {
     "CreateConversation": [{"items": [item], "metadata": {"a": "b"}} for item in GOOD],
     "UpdateConversation": [{"metadata": {"a": "b"}}, {"metadata": None}],
     "AddItems": [{"items": [item]} for item in GOOD],
+    "ModerationRequest": [
+        {"input": "hello", "model": "words"},
+        {"input": ["hello", "AKIA"]},
+        {"input": [{"type": "text", "text": "hello"}, {"type": "image_url", "image_url": {"url": "x"}}]},
+    ],
 }
 
 REAL = {"response_id": "RESPONSE", "conversation_id": "CONVERSATION", "item_id": "ITEM", "model": "simulated"}
@@ -185,7 +191,8 @@ async def opened(server: Running) -> Client:
 
 def test_any_request_is_answered_as_described(caplog: pytest.LogCaptureFixture) -> None:
     with asyncio.Runner() as runner:
-        serving = serve("simulated:tokens_per_s=0,output_tokens=3")
+        words = CheckEntry("words", "patterns", '{"secrets":true}')
+        serving = serve("simulated:tokens_per_s=0,output_tokens=3", checks=(words,))
         server = runner.run(serving.__aenter__())
         client = runner.run(opened(server))
 

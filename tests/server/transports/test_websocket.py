@@ -713,11 +713,14 @@ async def test_a_failed_load_refuses_the_create_without_the_error_text(
 # What clients send.
 
 
-async def test_tools_of_other_types_are_accepted_and_echoed() -> None:
+async def test_tools_of_ignored_types_are_accepted_and_echoed() -> None:
     foreign = {"type": "acme_gizmo", "power": 11}
     tools = [{"type": "web_search"}, foreign, WEATHER]
     types = frozenset({"acme_gizmo"})
-    async with serve(TOOLS) as server, server.connect(foreign_tool_types=types) as socket:
+    async with (
+        serve(TOOLS, ignored_tool=("web_search", "acme_gizmo")) as server,
+        server.connect(foreign_tool_types=types) as socket,
+    ):
         response = await socket.response(input="hello", tools=tools)
         assert response["tools"] == tools
         assert response["output"][0]["name"] == "get_weather"

@@ -7,6 +7,7 @@ from msgspec import Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, OpenCall
+from slipring.core.checks.node_verdicts import Finding, NodeVerdicts
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import ConversationEcho, InputTokensDetails, OutputTokensDetails, Usage
@@ -38,6 +39,23 @@ async def test_an_unknown_response_is_not_found(store: SqlStore) -> None:
     assert await store.responses.load("t", "resp_0") is None
     assert await store.responses.retrieve("t", "resp_0") is None
     assert await store.responses.delete("t", "resp_0") is False
+
+
+async def test_verdicts_are_saved_and_can_be_replaced(durable: StoreLocation) -> None:
+    store, other = await durable.open(), await durable.open()
+    finding = Finding("input", "message", "guard", "1", ("violence",))
+    kept = state("resp_0", verdicts=NodeVerdicts(b"policy", (finding,), is_audited=True))
+    await store.responses.save("t", kept)
+    found = await other.responses.load("t", "resp_0")
+    assert found is not None
+    assert found.verdicts == kept.verdicts
+    assert found.size_bytes == kept.size_bytes
+    assert kept.verdicts is not None
+    await store.responses.judge("t", "resp_0", kept.verdicts.audited((), "late"))
+    assert await other.responses.load("t", "resp_0") is found
+    assert found.refused_by == "late"
+    await store.responses.judge("t", "resp_1", kept.verdicts)  # has no effect
+    assert await store.responses.load("t", "resp_1") is None
 
 
 async def test_ids_may_contain_any_characters(store: SqlStore) -> None:

@@ -5,6 +5,7 @@ import pytest
 from slipring.errors import StartupError
 from slipring.stores.databases import schema
 from slipring.stores.databases.database import Statement
+from slipring.stores.sql import response_rows
 from tests.stores.conftest import StoreLocation
 from tests.stores.samples import HEAD, TokenPositions, Tokens, key, same, state
 
@@ -14,7 +15,7 @@ async def test_a_database_with_a_newer_schema_is_refused(durable: StoreLocation)
     await store._database.write(Statement(schema.WRITE_VERSION, (99,)))
     await store.close()
     with pytest.raises(
-        StartupError, match=r"newer slipring \(schema version 99, this one supports up to 2\)"
+        StartupError, match=r"newer slipring \(schema version 99, this one supports up to 3\)"
     ):
         await durable.open()
 
@@ -47,3 +48,27 @@ async def test_chains_and_secrets_survive_a_restart(durable: StoreLocation) -> N
     again = await durable.open(positions=TokenPositions())
     assert same(await again.responses.load("t", "resp_2"), second)
     assert await again.cluster.secret("seal", b"y") == b"x"
+
+
+async def test_a_database_of_the_first_release_gets_what_it_lacks(
+    durable: StoreLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        store = await durable.open()
+        old = state("resp_1", head=HEAD)
+        head, row = response_rows.head_columns(HEAD), response_rows.columns(old, None)[:-1]
+        await store._database.write(
+            Statement(_INSERT_HEAD, ("t", row[4], *head)), Statement(_INSERT_OLD, ("t", "resp_1", *row))
+        )
+        await store.close()
+    again = await durable.open()
+    assert same(await again.responses.load("t", "resp_1"), old)
+
+
+_INSERT_HEAD = "INSERT INTO slipring_heads (tenant, digest, instructions, tools) VALUES ($1, $2, $3, $4)"
+_INSERT_OLD = """
+INSERT INTO slipring_responses (tenant, id, hidden, expires_at, parent_id, status, model, created_at,
+    head, response, input, output, carry, position)
+VALUES ($1, $2, 0, 99999, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+"""

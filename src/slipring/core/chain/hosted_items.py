@@ -4,19 +4,25 @@ A model calls a hosted tool as it calls any function, and reads the result as th
 the wire, both are one ``mcp_call``. ``opened`` gives the items of hosted tools their ``Item.opened``:
 
 - ``mcp_call``: the call; its output follows after the last item of the same step of the model, because the
-  model made all calls of a step before it read any result.
+  model made all calls of a step before it read any result. A call that was broken off has no output.
 - ``mcp_approval_request``: the call. Its output stands where the client answers: a denial, or what the call
   returned once it was approved.
 - ``mcp_list_tools``: nothing. The tools are part of the head.
+- ``web_search_call``, ``file_search_call``, ``code_interpreter_call``: as ``mcp_call``. Their items do not
+  have the result, so ``Item.opened`` has had it since the call ended. A call that comes back in a history has
+  what the item shows of it.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from msgspec import structs
 
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
+from slipring.protocol.hosted.builtin_items import BuiltinCall
+from slipring.protocol.hosted.builtin_tools import FUNCTIONS, BuiltinKind
 from slipring.protocol.hosted.mcp_items import (
     McpApprovalRequest,
     McpApprovalResponse,
@@ -27,12 +33,18 @@ from slipring.protocol.hosted.mcp_items import (
 from slipring.protocol.hosted.mcp_tools import model_name
 from slipring.protocol.items import Item
 
-HOSTED = frozenset({"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"})
+Status = Literal["completed", "incomplete"]
+_BUILTINS: dict[str, BuiltinKind] = {f"{kind}_call": kind for kind in FUNCTIONS}
+"""The items of built-in tools."""
+HOSTED = frozenset(
+    {"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", *_BUILTINS}
+)
+_COMPACTIONS = ("compaction", "compaction_summary")
 UNKNOWN_OUTCOME = "The call did not finish. Whether it had any effect is not known."
 
 
-def call_item(call_id: str, label: str, name: str, arguments: str) -> Item:
-    """A hosted call as a model wrote it."""
+def call_item(call_id: str, label: str, name: str, arguments: str, status: Status = "completed") -> Item:
+    """A hosted call as a model wrote it. An ``incomplete`` one was broken off, and has no output."""
     raw = wire.encode(
         {
             "type": "function_call",
@@ -40,6 +52,20 @@ def call_item(call_id: str, label: str, name: str, arguments: str) -> Item:
             "namespace": label,
             "name": model_name(label, name),
             "arguments": arguments,
+            "status": status,
+        }
+    )
+    return Item(type="function_call", raw=raw, call_id=call_id)
+
+
+def builtin_call_item(call_id: str, kind: BuiltinKind, text: str) -> Item:
+    """A call of a built-in tool as a model wrote it; ``text`` is the query, or the code."""
+    raw = wire.encode(
+        {
+            "type": "function_call",
+            "call_id": call_id,
+            "name": kind,
+            "arguments": wire.encode({FUNCTIONS[kind].argument: text}).decode(),
             "status": "completed",
         }
     )
@@ -74,16 +100,43 @@ def opened(items: Sequence[Item], results: Mapping[str, str] | None = None) -> t
     ``results``: by the id of the approval request, what approved calls returned whose ``mcp_call`` items are
     not among the items.
     """
-    if not any(item.type in HOSTED for item in items):
-        return tuple(items)
-    return _Opening(items, results or {}).opened()
+    bare = tuple(map(_without_outputs, items))
+    if not any(item.type in HOSTED for item in bare):
+        return bare
+    return _Opening(bare, results or {}, _outputs_in(items)).opened()
+
+
+def _outputs_in(items: Sequence[Item]) -> dict[str, Item]:
+    """The results of hosted calls that items have been opened with before, by the id of the call."""
+    return {
+        each.call_id: each
+        for item in items
+        for each in item.opened or ()
+        if each.type == "function_call_output" and each.call_id is not None
+    }
+
+
+def _without_outputs(item: Item) -> Item:
+    """An item without the outputs that stand with it in the context that it comes from: those of its own
+    context are added anew."""
+    if item.opened is None or item.type in HOSTED or item.type in _COMPACTIONS:
+        return item
+    content = tuple(
+        each for each in item.opened if each.type != "function_call_output" or each.raw == item.raw
+    )
+    is_itself = len(content) == 1 and content[0].raw == item.raw
+    return structs.replace(item, opened=None if is_itself else content)
 
 
 class _Opening:
     """Opens one list of items."""
 
-    def __init__(self, items: Sequence[Item], results: Mapping[str, str]) -> None:
+    def __init__(
+        self, items: Sequence[Item], results: Mapping[str, str], outputs: Mapping[str, Item]
+    ) -> None:
+        """``outputs``: what built-in tools have returned, by the id of the call."""
         self._items = items
+        self._builtin_outputs = outputs
         self._results = dict(results)
         self._requested: set[str] = set()
         self._answered = set(results)
@@ -140,6 +193,8 @@ class _Opening:
             content = self._open_answer(body)
         elif isinstance(body, McpCall):
             content = self._open_call(body, call_id)
+        elif isinstance(body, BuiltinCall):
+            content = self._open_builtin(_BUILTINS[item.type], body, call_id)
         return structs.replace(item, opened=content)
 
     def _open_answer(self, answer: McpApprovalResponse) -> tuple[Item, ...]:
@@ -154,8 +209,20 @@ class _Opening:
             return ()  # the answer stands for it
         if asked is not None and asked in self._requested:
             return (output_item(asked, result_text(call)),)
+        if call.status == "incomplete":
+            return (call_item(call_id, call.server_label, call.name, call.arguments, "incomplete"),)
         self._outputs.append(output_item(call_id, result_text(call)))
         return (call_item(call_id, call.server_label, call.name, call.arguments),)
+
+    def _open_builtin(self, kind: BuiltinKind, call: BuiltinCall, call_id: str) -> tuple[Item, ...]:
+        output = self._builtin_outputs.get(call_id)
+        if output is None:
+            shown = call.shown_result
+            if shown is None:
+                return ()  # a call that did not run, or of which nothing is known
+            output = output_item(call_id, shown)
+        self._outputs.append(output)
+        return (builtin_call_item(call_id, kind, call.argument),)
 
 
 def _is_of_same_step(item: Item) -> bool:

@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
+from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.protocol.items import CALL_OF_OUTPUT, Item, in_context, last_compaction
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
@@ -78,7 +79,8 @@ class Branch(Struct, frozen=True):
 
 
 class ResponseState:
-    """One finished response. Immutable, except that the engine owns ``position``."""
+    """One finished response. Immutable, except that the engine owns ``position``, and that an audit may add
+    to ``verdicts``."""
 
     __slots__ = (
         "_size_bytes",
@@ -94,6 +96,7 @@ class ResponseState:
         "position",
         "response",
         "root_id",
+        "verdicts",
     )
 
     def __init__(
@@ -116,6 +119,8 @@ class ResponseState:
         self.output = output
         self.carry = carry
         self.position = position
+        self.verdicts: NodeVerdicts | None = None
+        """Of safety checks, set by whoever makes the node; None if no policy applied."""
         self.digest: bytes | None = None
         """Of all items of the context, set by the turn that made the response; None if a history that is sent
         again must not be taken for this context."""
@@ -138,6 +143,17 @@ class ResponseState:
     @property
     def id(self) -> str:
         return self.response.id
+
+    @property
+    def refused_by(self) -> str | None:
+        """The safety check that has refused this response, or one that it continues, after its end."""
+        for node in self.chain():
+            verdicts = node.verdicts
+            if verdicts is None or not verdicts.is_audited:
+                return None
+            if verdicts.refused_by is not None:
+                return verdicts.refused_by
+        return None
 
     def chain(self) -> Iterator["ResponseState"]:
         """This node and its ancestors, newest first."""
@@ -232,6 +248,7 @@ class ResponseState:
     def _measure(self) -> int:
         own = _NODE_BYTES + sum([item.size_bytes for item in self.input + self.output])
         own += echoed_bytes(self.response)
+        own += self.verdicts.size_bytes if self.verdicts is not None else 0
         head, carry, parent = self.head, self.carry, self.parent
         if parent is None or parent.head is not head:
             own += head.size_bytes

@@ -12,10 +12,12 @@ from msgspec import Struct, structs
 from slipring.core.chain import hosted_items, item_ids
 from slipring.core.chain.state import Approval
 from slipring.errors import InvalidRequest, quoted
+from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_items import McpApprovalRequest, McpApprovalResponse, McpCall
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.protocol.items import Item
 
+_APPROVALS = ("mcp_approval_request", "mcp_approval_response")
 Verify = Callable[[bytes, str], bool]
 """Whether a tag was made over these bytes, for the tenant of the turn."""
 
@@ -32,16 +34,16 @@ class Approved(Struct, frozen=True):
 def signed_bytes(server: McpTool, approval: Approval) -> bytes:
     """What the tag of an approval request covers."""
     identity = server.server_url or server.connector_id or ""
-    parts = (server.server_label, identity, approval.name, approval.arguments)
-    return b"\0".join(part.encode("utf-8", "surrogatepass") for part in parts)
+    return wire.encode((server.server_label, identity, approval.name, approval.arguments))
 
 
 def read(before: Mapping[str, Approval], items: Sequence[Item]) -> list[Approved]:
     """The calls that these items approve; ``before``: requests in the context before them.
 
-    Raises ``InvalidRequest`` for an answer to a request that is unknown, or answered already.
+    Raises ``InvalidRequest`` for a request that the context has already, and for an answer to a request that
+    is unknown, or answered already.
     """
-    if not any(item.type == "mcp_approval_response" for item in items):
+    if not any(item.type in _APPROVALS for item in items):
         return []
     waiting = dict(before)
     have_run = {
@@ -53,6 +55,12 @@ def read(before: Mapping[str, Approval], items: Sequence[Item]) -> list[Approved
     for index, item in enumerate(items):
         body = item.body() if item.type in hosted_items.HOSTED else None
         if isinstance(body, McpApprovalRequest) and item.id is not None:
+            if item.id in waiting:
+                raise InvalidRequest(
+                    f"Duplicate item found with id {quoted(item.id)}. Remove duplicate items from your input"
+                    " and try again.",
+                    param="input",
+                )
             waiting[item.id] = Approval(body.server_label, body.name, body.arguments)
         elif isinstance(body, McpApprovalResponse):
             where = f"input[{index}].approval_request_id"
@@ -88,13 +96,20 @@ def with_denials(before: Mapping[str, Approval], items: tuple[Item, ...]) -> tup
         if item.type == "mcp_approval_response" and isinstance(body := item.body(), McpApprovalResponse)
     }
     left = [request_id for request_id in before if request_id not in answered]
+    last = items[-1] if items else None
+    if last is not None and last.type == "mcp_approval_request":
+        raise _unanswered(last.id or "")
     if not left:
         return items
     if not items:
-        raise InvalidRequest(
-            f"Invalid 'input': the approval request {quoted(left[0])} has no answer.", param="input"
-        )
+        raise _unanswered(left[0])
     outputs = tuple(hosted_items.output_item(each, hosted_items.UNANSWERED) for each in left)
     first = items[0]
     content = (first,) if first.opened is None else first.opened
     return (structs.replace(first, opened=(*outputs, *content)), *items[1:])
+
+
+def _unanswered(request_id: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Invalid 'input': the approval request {quoted(request_id)} has no answer.", param="input"
+    )

@@ -3,11 +3,14 @@
 from msgspec import Struct
 
 from slipring.core.chain.state import ResponseState
+from slipring.core.checks.gate import Inspection
 from slipring.core.generation import Job, Prefill
 from slipring.core.hosted.tools import HostedCall
 from slipring.core.turn.turn import Joined, Turn
+from slipring.core.turn.turn_checks import Audit
 from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
+from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.protocol.items import Item
 from slipring.protocol.live_input import Append
@@ -64,13 +67,14 @@ class CheckAppended(Struct, frozen=True, eq=False):
 
 
 class ResolveTools(Struct, frozen=True):
-    """Look up the MCP servers of a request, and fetch the lists of some. The driver calls
-    ``session.resolved`` or ``session.failed``."""
+    """Look up the MCP servers of a request and what answers its built-in tools, and fetch the lists of some
+    servers. The driver calls ``session.resolved`` or ``session.failed``."""
 
     turn: Turn
     servers: tuple[McpTool, ...]
     fetch: frozenset[str]
     """Labels of the servers whose list is needed."""
+    builtins: frozenset[BuiltinKind] = frozenset()
 
 
 class ClaimApprovals(Struct, frozen=True):
@@ -121,6 +125,21 @@ class Start(Struct, frozen=True):
 
     turn: Turn
     job: Job
+
+
+class Inspect(Struct, frozen=True, eq=False):
+    """Have safety checks inspect texts, beside the turn's other work. The driver calls
+    ``session.inspected``, also if a check fails."""
+
+    turn: Turn
+    inspection: Inspection
+
+
+class StartAudit(Struct, frozen=True, eq=False):
+    """Have safety checks inspect a finished response, beside all turns. The driver calls ``Audit.settle``,
+    also after the connection has closed."""
+
+    audit: Audit
 
 
 class Save(Struct, frozen=True):
@@ -193,6 +212,8 @@ Action = (
     | Weigh
     | Counted
     | Start
+    | Inspect
+    | StartAudit
     | Save
     | Cancel
     | StartPrefill

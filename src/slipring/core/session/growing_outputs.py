@@ -106,9 +106,11 @@ class _Growth:
 class GrowingOutputs:
     """The growing outputs of one connection, by response."""
 
-    __slots__ = ("_charges", "_growths", "_lanes", "_limits", "_models", "_tenant")
+    __slots__ = ("_charges", "_growths", "_lanes", "_limits", "_models", "_tenant", "is_on")
 
     def __init__(self, tenant: str, lanes: Lanes, limits: Limits, charges: Charges, models: Models) -> None:
+        self.is_on = True
+        """Whether prefills may begin."""
         self._tenant = tenant
         self._lanes = lanes
         self._limits = limits
@@ -150,6 +152,8 @@ class GrowingOutputs:
         paused."""
         growth = self._growths.get(response_id)
         if growth is None or growth.running is not None or growth.has_failed or not growth.is_due:
+            return []
+        if not self.is_on:
             return []
         try:
             foreseen = self._foreseen(response_id, growth, cache)

@@ -7,15 +7,18 @@ are injected as ``ports``.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct, structs
 
 from slipring.core.chain import input_items
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
+from slipring.core.checks.turn_policy import NoPolicies, Policies
+from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import Delta, Job, Models, Prefill
-from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
+from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session import client_events, turn_setup
@@ -29,6 +32,7 @@ from slipring.core.session.actions import (
     ClaimApprovals,
     Close,
     Counted,
+    Inspect,
     Load,
     Loaded,
     Record,
@@ -37,6 +41,7 @@ from slipring.core.session.actions import (
     Save,
     Send,
     Start,
+    StartAudit,
     StartPrefill,
     Weigh,
 )
@@ -49,9 +54,10 @@ from slipring.core.turn import rollout
 from slipring.core.turn.foreseen_job import foreseen_job
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Phase, Turn
-from slipring.errors import ApiError, ConnectionLimitReached, ServerError
+from slipring.errors import ApiError, ConnectionLimitReached, InvalidPrompt, ServerError
 from slipring.protocol import requests
 from slipring.protocol.events import Error, Event
+from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.live_input import Append, Steer
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.timing import TurnReport
@@ -59,6 +65,14 @@ from slipring.protocol.tool_output import ToolOutputPiece
 
 _NORMAL = 1000
 _POLICY_VIOLATION = 1008
+_NO_POLICIES = NoPolicies()
+_BEFORE_CREATION = (Phase.INSPECTING, Phase.PREPARING)
+_STARTED = (*_BEFORE_CREATION, Phase.CLAIMING, Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
+"""Phases in which a turn that fails may have a response."""
+_INSPECTED = (*_BEFORE_CREATION, Phase.CLAIMING, Phase.RUNNING, Phase.PAUSED)
+"""Phases in which a turn can be told verdicts."""
+_Held = Weigh | Start | ClaimApprovals
+"""Work that may have to wait for them."""
 _RUNNING = Phase.RUNNING  # an enum lookup would dominate the cost of Session.deltas
 
 
@@ -113,10 +127,12 @@ class Session:
         "_ending",
         "_finished",
         "_growing_outputs",
+        "_held_back",
         "_lanes",
         "_limits",
         "_live_input",
         "_models",
+        "_policies",
         "_ports",
         "_successors",
         "asks_each_turn",
@@ -134,6 +150,7 @@ class Session:
         cache: ConnectionCache,
         now: float,
         betas: Betas = NO_BETAS,
+        policies: Policies = _NO_POLICIES,
     ) -> None:
         self.tenant = tenant
         self.asks_each_turn = False
@@ -142,16 +159,23 @@ class Session:
         """Whether turns count the tokens of their context (``Counted``) and generate nothing."""
         self._betas = betas
         self._models = models
+        self._policies = policies
         self._limits = limits
         self._ports = ports
         self._cache = cache
         self._lanes = Lanes(limits.max_in_flight, limits.max_lanes)
         self._charges = Charges(ports.requests, tenant)
         self._successors = Successors(limits, ports, models, self._charges)
-        self._live_input = LiveInput(self._lanes, limits, self._successors, self._charges)
+        self._live_input = LiveInput(
+            self._lanes, limits, self._successors, self._charges, ports.ignored_tools
+        )
         self._growing_outputs = GrowingOutputs(tenant, self._lanes, limits, self._charges, models)
+        # An engine that must see nothing before it was inspected is not given outputs ahead of their turn.
+        self._growing_outputs.is_on = not any(check.before for check in policies.checks.values())
         self._finished: dict[Turn, ResponseState] = {}
         """States of turns that are being saved."""
+        self._held_back: dict[Turn, tuple[_Held, Phase]] = {}
+        """What is done once the input of a turn has passed, and the phase that then begins."""
         self._age = _Age(limits, now)
         self._ending: _Ending | None = None
         self._closed = False
@@ -262,9 +286,14 @@ class Session:
         """Accept or refuse a steer. A response that waits for hosted calls is ended for it at once."""
         answer = Send([self._live_input.steer(steer, self._cache, self._refusing)])
         turn = self._lanes.find(steer.target)
-        if turn is None or turn.steers is None or turn.phase is not Phase.PAUSED or not turn.is_calling:
-            return [answer]
-        return [answer, CancelTools(turn), Send(turn.end_for_steers()), *self._go_on(turn, now)]
+        return [answer] if turn is None else [answer, *self._yield_to_steers(turn, now)]
+
+    def _yield_to_steers(self, turn: Turn, now: float) -> list[Action]:
+        """End a response that waits for hosted calls if it has steers that can follow it."""
+        if not turn.yields_to_steers:
+            return []
+        cancelled = [CancelTools(turn)] if turn.is_calling else []
+        return [*cancelled, Send(turn.end_waiting("steered")), *self._go_on(turn, now)]
 
     def _append(self, append: Append, now: float) -> list[Action]:
         if append.injects and append.is_malformed and append.error is not None:
@@ -281,7 +310,7 @@ class Session:
     def loaded(self, turn: Turn, loaded: Loaded, now: float) -> list[Action]:
         """The store has answered a ``Load``."""
         if turn.may_resume:
-            return [Start(turn, turn.resume())]
+            return self._start_step(turn, now)
         if turn.phase is not Phase.LOADING:
             return []
         try:
@@ -290,11 +319,19 @@ class Session:
             return self._reject(turn, error, now)
         return self._start(turn, now) + self._advance(now)
 
-    def resolved(self, turn: Turn, servers: Mapping[str, ResolvedServer], now: float) -> list[Action]:
-        """The MCP servers of a request are known, by their labels, and have listed their tools."""
+    def resolved(
+        self,
+        turn: Turn,
+        servers: Mapping[str, ResolvedServer],
+        now: float,
+        answers: Mapping[BuiltinKind, ResolvedBuiltin] = MappingProxyType({}),
+    ) -> list[Action]:
+        """The MCP servers of a request are known, by their labels, and have listed their tools. ``answers``:
+        what answers its built-in tools."""
         if turn.phase is not Phase.LISTING:
             return []
         turn.hosted.resolved = servers
+        turn.hosted.answers = answers
         turn.stages.lap("list")
         return self._validate(turn, now) + self._advance(now)
 
@@ -337,7 +374,7 @@ class Session:
             return []
         emitted, resumable = self._live_input.append(append, self._cache, now)
         if resumable is not None:
-            return [Send(emitted), *self._resume(resumable)]
+            return [Send(emitted), *self._resume(resumable, now)]
         return [Send(emitted), *self._growing_outputs.advance(append.target, self._cache)]
 
     def weighed(self, weigh: Weigh, tokens: int) -> list[Action]:
@@ -363,6 +400,28 @@ class Session:
         self._successors.commit(turn)
         return turn.accept(deltas)
 
+    def due_inspections(self, turn: Turn) -> list[Action]:
+        """The inspections that can begin now. The driver asks after each batch of deltas of a turn with
+        checks."""
+        return [Inspect(turn, each) for each in turn.checks.due()] if turn.checks is not None else []
+
+    def inspected(self, inspect: Inspect, verdicts: Sequence[Sequence[Verdict]], now: float) -> list[Action]:
+        """Safety checks have inspected texts: ``verdicts`` has those about each subject, failed ones
+        included."""
+        turn = inspect.turn
+        if turn.checks is None or turn.phase not in _INSPECTED:
+            return []
+        released = turn.judge(inspect.inspection, verdicts)
+        if (error := turn.checks.error) is not None:
+            ending = self._fail if turn.is_created else self._reject
+            return [Cancel(turn), *ending(turn, error, now)]
+        actions: list[Action] = [Send(released), *self.due_inspections(turn), *self.due_calls(turn)]
+        if turn.phase is Phase.INSPECTING and not turn.checks.holds_input:
+            work, turn.phase = self._held_back.pop(turn)
+            turn.stages.lap("check")
+            return [*actions, work]
+        return [*actions, *(self.finished(turn, now) if turn.checks.is_awaited else [])]
+
     def finished(self, turn: Turn, now: float) -> list[Action]:
         """The engine has finished a job of the turn."""
         if turn.phase not in (Phase.PREPARING, Phase.RUNNING):
@@ -374,7 +433,10 @@ class Session:
             except ApiError as error:
                 return self.failed(turn, error, now)
             if job is not None:
-                return [Send(emitted), Start(turn, job)]
+                return [Send(emitted), *self._hand_over(Start(turn, job), Phase.RUNNING)]
+        if turn.checks is not None and not turn.checks.is_settled:
+            turn.checks.is_awaited = True
+            return [Send(emitted), *self.due_inspections(turn)]
         if turn.steps is not None:
             limits = self._limits
             paused, more = turn.end_step(
@@ -382,11 +444,16 @@ class Session:
             )
             emitted += more
             if paused:
-                # The calls that the model's last words have completed.
-                due = self.due_calls(turn)
-                after = [] if turn.is_calling else self._go_on(turn, now)
-                return [Send(emitted), *due, *after]
+                return [Send(emitted), *self._after_step(turn, now)]
         return [Send(emitted), *self._conclude(turn, now)]
+
+    def _after_step(self, turn: Turn, now: float) -> list[Action]:
+        """A step has ended and another one may follow."""
+        if turn.yields_to_steers:
+            return self._yield_to_steers(turn, now)
+        # The calls that the model's last words have completed.
+        due = self.due_calls(turn)
+        return due if turn.is_calling else [*due, *self._go_on(turn, now)]
 
     def prefilled(self, ended: StartPrefill, tokens: int | None) -> list[Action]:
         """The engine has prefilled so many tokens of a context; None: it failed."""
@@ -410,15 +477,19 @@ class Session:
             return self._reject(turn, turn_setup.in_clients_terms(turn, error), now)
         if turn.phase in (Phase.LISTING, Phase.CLAIMING) and not turn.is_created:
             return self._reject(turn, turn_setup.in_clients_terms(turn, error), now)
-        if turn.phase is Phase.LOADING or (turn.phase is Phase.PREPARING and not turn.detached):
+        if turn.phase is Phase.LOADING or (turn.phase in _BEFORE_CREATION and not turn.is_created):
             return self._reject(turn, turn_setup.of_job(turn, error), now)
-        if turn.phase is Phase.PAUSED:
+        if turn.phase is Phase.PAUSED and not turn.is_calling:
             return self._conclude(turn, now)  # the driver refuses to let it resume
-        if turn.phase not in (Phase.PREPARING, Phase.CLAIMING, Phase.RUNNING, Phase.SAVING):
+        if turn.phase not in _STARTED:
             return []
+        return self._fail(turn, error, now)
+
+    def _fail(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
+        """End a response that was created with ``response.failed``."""
         turn.cut_off_stage()
         cancelled = [CancelTools(turn)] if turn.is_calling else []
-        self._evict_parent(turn)
+        self._evict_parent(turn, error)
         self._finished.pop(turn, None)  # a response that cannot be saved leaves no state
         returned = self._successors.return_steers(turn, error)
         ended = self._growing_outputs.end(turn.output.response_id)
@@ -494,6 +565,7 @@ class Session:
                 actions.append(self._record(turn, turn.report(cancelled=True)))
             turn.phase = Phase.ENDED
         self._finished.clear()
+        self._held_back.clear()
         actions += self._growing_outputs.end_all()
         self._cache.clear()
         self._charges.close()
@@ -539,21 +611,23 @@ class Session:
     def _start(self, turn: Turn, now: float) -> list[Action]:
         """Validate a bound turn, once its MCP servers are known and its grammars compiled, if it has any."""
         turn.stages.lap("resolve")
-        if turn.hosted.resolved is None:
+        if not turn.hosted.is_read:
             try:
-                fetch = turn.hosted.read_servers(turn.request, input_items.carried(turn.parent), turn.input)
+                hosting = self._models.find(turn.request.model).hosted_tools
+                carry = input_items.carried(turn.parent)
+                fetch = turn.hosted.read_servers(turn.request, carry, turn.input, hosting)
             except ApiError as error:
                 return self._drop(turn, error)
-            if turn.hosted.servers:
+            if turn.hosted.must_resolve:
                 turn.phase = Phase.LISTING
-                return [ResolveTools(turn, turn.hosted.servers, fetch)]
+                kinds = frozenset(tool.kind for tool in turn.hosted.builtins)
+                return [ResolveTools(turn, turn.hosted.servers, fetch, kinds)]
         return self._validate(turn, now)
 
     def _validate(self, turn: Turn, now: float) -> list[Action]:
         try:
-            # Counting is exact: tokens of an answer are those that its text has now.
             job, grammars = turn_setup.begin(
-                turn, self._models, self._ports, self._limits, now, recognise=not self.counts_only
+                turn, self._models, self._policies, self._ports, self._limits, now, counts=self.counts_only
             )
         except ApiError as error:
             return self._drop(turn, error)
@@ -563,17 +637,27 @@ class Session:
         return self._accept(turn, job)
 
     def _accept(self, turn: Turn, job: Job) -> list[Action]:
-        """Hand a valid turn to the engine."""
-        turn.phase = Phase.PREPARING
+        """Begin the work on a valid turn."""
         turn.stages.lap("validate")
         if self.counts_only:
+            turn.phase = Phase.PREPARING
             return [Weigh(turn, turn.first_job(job))]
+        created: list[Action] = [Send(turn.enqueue())] if turn.detached else []
         if turn.claims:
-            turn.phase = Phase.CLAIMING
-            claim = ClaimApprovals(turn, turn.claims)
-            return [Send(turn.enqueue()), claim] if turn.detached else [claim]
+            return [*created, *self._hand_over(ClaimApprovals(turn, turn.claims), Phase.CLAIMING)]
         first = Weigh(turn, job) if turn.must_weigh else Start(turn, turn.first_job(job))
-        return [Send(turn.enqueue()), first] if turn.detached else [first]
+        return [*created, *self._hand_over(first, Phase.PREPARING)]
+
+    def _hand_over(self, work: _Held, phase: Phase) -> list[Action]:
+        """Give work to the engine, beside the inspections of its input; or after them, if the policy wants
+        the engine not to see what it refuses. Approved calls always wait for them."""
+        turn = work.turn
+        due = self.due_inspections(turn)
+        if turn.checks is not None and turn.checks.holds_work(is_call=isinstance(work, ClaimApprovals)):
+            turn.phase, self._held_back[turn] = Phase.INSPECTING, (work, phase)
+            return due
+        turn.phase = phase
+        return [*due, work]
 
     def _conclude(self, turn: Turn, now: float) -> list[Action]:
         """Close the output of a turn, and save its state if needed."""
@@ -590,7 +674,7 @@ class Session:
         turn.cut_off_stage()
         emitted = self._successors.return_steers(turn, error)
         if not turn.follows:
-            self._evict_parent(turn)
+            self._evict_parent(turn, error)
             emitted.append(Error.of(error, turn.lane))
         self._discard(turn)
         turn.stages.lap("terminal")
@@ -599,12 +683,14 @@ class Session:
     def _discard(self, turn: Turn) -> None:
         """End a turn that has no response, and let the next one of its lane run."""
         turn.phase = Phase.ENDED
+        self._held_back.pop(turn, None)
         self._charges.release(turn)
         self._lanes.release(turn)
 
     def _end(self, turn: Turn, last: list[Event], now: float) -> list[Action]:
         """End a turn with its last events, then begin its successor and whatever may run now."""
         turn.phase = Phase.ENDED
+        self._held_back.pop(turn, None)
         self._charges.release(turn)
         state = self._finished.pop(turn, None)
         turn.stages.lap("terminal")
@@ -619,7 +705,10 @@ class Session:
             self._lanes.succeed(turn, successor)
             actions += self._begin(successor, now)
         actions += self._advance(now)
-        return actions + (self._foresee(turn, state) if state is not None else [])
+        if state is None:
+            return actions
+        audit = turn.audit(state)
+        return [*actions, *([StartAudit(audit)] if audit is not None else []), *self._foresee(turn, state)]
 
     def _record(self, turn: Turn, report: TurnReport) -> Record:
         content = None if self._betas.keeps_nothing else turn
@@ -632,6 +721,8 @@ class Session:
             return []
         if state.carry.open_calls:
             return self._growing_outputs.advance(state.id, self._cache)
+        if state.carry.approvals:
+            return []  # its client answers with something else than a message
         try:
             rewrites_answers = self._models.find(state.response.model).rewrites_answers
         except ApiError:
@@ -640,8 +731,11 @@ class Session:
             return []
         return [StartPrefill(state.id, Prefill(foreseen_job(state, self.tenant, self._models), "user"))]
 
-    def _evict_parent(self, turn: Turn) -> None:
-        """A continuation that fails on its parent's own lane evicts the parent; a failed fork does not."""
+    def _evict_parent(self, turn: Turn, error: ApiError) -> None:
+        """A continuation that fails on its parent's own lane evicts the parent; a failed fork does not, and
+        neither does one that a safety check has blocked: the client goes on with another message."""
+        if isinstance(error, InvalidPrompt):
+            return
         previous = turn.request.previous_response_id
         if previous is not None and previous in self._cache and self._cache.lane_of(previous) == turn.lane:
             self._cache.evict(previous)
@@ -651,21 +745,32 @@ class Session:
     def _go_on(self, turn: Turn, now: float) -> list[Action]:
         """No hosted call of a paused response runs any more: resume it, end it, or wait for its client."""
         if turn.output.calls_hosted:
-            emitted = Send(turn.calls_ended(now + self._limits.rollout_wait_s))
+            may_wait = self._ending is None and not self._closed
+            emitted = Send(turn.calls_ended(now + self._limits.rollout_wait_s, may_wait=may_wait))
             return [emitted, *self._go_on(turn, now)]
         if turn.must_end:
-            return self._conclude(turn, now)
+            # Pieces of outputs that a rollout still waits for can arrive after its end.
+            ended = [] if turn.rollout is not None else self._growing_outputs.end(turn.output.response_id)
+            return [*ended, *self._conclude(turn, now)]
         growing = self._growing_outputs.advance(turn.output.response_id, self._cache)
-        return self._resume(turn) or growing
+        return self._resume(turn, now) or growing
 
-    def _resume(self, turn: Turn) -> list[Action]:
+    def _resume(self, turn: Turn, now: float) -> list[Action]:
         """Resume a paused response that has all required outputs, after asking the driver if needed."""
         if not turn.may_resume:
             return []
         ended = self._growing_outputs.end(turn.output.response_id)
         if self.asks_each_turn:
             return [*ended, Load(turn, None, frozenset())]
-        return [*ended, Start(turn, turn.resume())]
+        return [*ended, *self._start_step(turn, now)]
+
+    def _start_step(self, turn: Turn, now: float) -> list[Action]:
+        """Begin the next step of a rollout."""
+        try:
+            job = turn.resume()
+        except ApiError as error:
+            return self._fail(turn, error, now)
+        return self._hand_over(Start(turn, job), Phase.RUNNING)
 
     def _conclude_paused(self, now: float, *, only_late: bool = False) -> list[Action]:
         """End paused rollouts, or only those past their deadline. Their calls stay open."""
@@ -674,11 +779,16 @@ class Session:
         return [action for turn in due for action in self._conclude(turn, now)]
 
     def _break_off(self, now: float) -> list[Action]:
-        """Cancel the running step of rollouts that have finished steps, and keep what they have."""
+        """Cancel the running step of rollouts that have finished steps, or the hosted calls that they await,
+        and keep what they have."""
         actions: list[Action] = []
         for turn in [turn for turn in self._lanes.running() if turn.can_be_broken_off]:
-            turn.break_off()
-            actions += [Cancel(turn), *self._conclude(turn, now)]
+            actions.append(Cancel(turn))
+            if turn.phase is Phase.PAUSED:
+                actions += [Send(turn.end_waiting("broken_off")), *self._go_on(turn, now)]
+            else:
+                turn.break_off()
+                actions += self._conclude(turn, now)
         return actions
 
     def _abandon(self, now: float) -> list[Action]:

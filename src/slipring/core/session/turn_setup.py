@@ -11,6 +11,7 @@ from msgspec import UNSET
 from slipring.core.chain import input_items, sealed_items
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.checks.turn_policy import Policies, policy_of_turn
 from slipring.core.generation import Job, Models
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
@@ -70,19 +71,22 @@ def bind_loaded(turn: Turn, loaded: Loaded) -> None:
 
 
 def begin(
-    turn: Turn, models: Models, ports: Ports, limits: Limits, now: float, *, recognise: bool
+    turn: Turn, models: Models, policies: Policies, ports: Ports, limits: Limits, now: float, *, counts: bool
 ) -> tuple[Job, list[Compilable]]:
     """Validate a bound turn: its job, and the grammars to compile before the job starts.
 
-    ``recognise``: whether the job may continue a context that the input repeats.
+    ``counts``: the job is only counted. It does not continue a context that the input repeats, because
+    tokens of an answer are to be those that its text has now; and no check inspects it.
     """
-    definitions = new_definitions(limits)
+    definitions = new_definitions(limits, ports.ignored_tools)
     try:
         items = input_items.resolve(turn.input, turn.found)
         items = sealed_items.opened(items, ports.seal, turn.tenant)
         model = models.find(turn.request.model)
-        recognise = recognise and turn.joined is None
+        recognise = not counts and turn.joined is None
         job = turn.begin(ports.mint("resp"), model, items, now, definitions, recognise=recognise)
+        if not counts:
+            turn.inspect(policy_of_turn(policies, model.name, turn.request.moderation))
     except ApiError as error:
         raise in_clients_terms(turn, error) from None
     return job, definitions.grammars
@@ -114,10 +118,11 @@ def _shifted(error: ApiError, preceding: int, source: str) -> ApiError:
     return error
 
 
-def new_definitions(limits: Limits) -> Definitions:
+def new_definitions(limits: Limits, ignored_tools: frozenset[str]) -> Definitions:
     """An empty collection for the definitions of one request, with the server's limits."""
     return Definitions(
         max_grammars=limits.max_grammars,
         max_grammar_bytes=limits.max_grammar_bytes,
         max_schema_bytes=limits.max_schema_bytes,
+        ignored_tools=ignored_tools,
     )

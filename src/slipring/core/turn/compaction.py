@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from msgspec import Struct, structs
 
 from slipring.core.chain import input_items
+from slipring.core.chain.hosted_items import output_item
 from slipring.core.chain.state import Carry, OpenCall
 from slipring.core.generation import Delta, Finished, Job, Model, Text
 from slipring.errors import InvalidRequest, ServerError
@@ -32,6 +33,7 @@ _LEAD = (
 )
 _SUMMARY_START = user_message(_LEAD).raw[:-2]
 """The JSON prefix of a summary's message."""
+_NO_OUTPUT = "(there is no output yet)"
 _SLACK_TOKENS = 1024
 """More than any template adds around items."""
 _SHORTEST_SUMMARY, _LONGEST_SUMMARY = 128, 8192
@@ -139,7 +141,8 @@ class Compaction:
         )
         # Upstream servers refuse a context with a call that has no output.
         waiting = (_placeholder_output(call_id, call) for call_id, call in self._carry.open_calls.items())
-        items = (*job.input, *filter(None, waiting), user_message(_ASK))
+        asked = (output_item(request_id, _NO_OUTPUT) for request_id in self._carry.approvals)
+        items = (*job.input, *filter(None, waiting), *asked, user_message(_ASK))
         return structs.replace(job, input=items, offer=Offer(forbidden=True), settings=settings)
 
     def take(self, deltas: list[Delta]) -> None:
@@ -211,14 +214,15 @@ def condensed(
 
 
 def _placeholder_output(call_id: str, call: OpenCall) -> Item | None:
-    """An output for an open call, so that the summary's context is valid; None for other call types."""
+    """An output for an open call, so that the summary's context is valid; None if models see no such call."""
     if call.type == "tool_search_call":
         raw = wire.encode({"type": "tool_search_output", "call_id": call_id, "tools": []})
         return Item(type="tool_search_output", raw=raw, call_id=call_id)
-    if call.type not in ("function_call", "custom_tool_call"):
+    if call.type == "computer_call":
         return None
-    kind = f"{call.type}_output"
-    raw = wire.encode({"type": kind, "call_id": call_id, "output": "(there is no output yet)"})
+    # A model reads the outputs of all calls as texts, whatever forms clients have for them.
+    kind = "custom_tool_call_output" if call.type == "custom_tool_call" else "function_call_output"
+    raw = wire.encode({"type": kind, "call_id": call_id, "output": _NO_OUTPUT})
     return Item(type=kind, raw=raw, call_id=call_id)
 
 
@@ -226,10 +230,15 @@ def _is_model_output(item: Item) -> bool:
     """Whether the model produced the item or caused it (tool outputs), or it is one of our summaries."""
     if item.type in ("additional_tools", "configuration_update"):
         return False
-    if item.type != "message" or item.raw.startswith(_SUMMARY_START):
+    if item.type != "message" or is_summary(item):
         return True
     body = item.body()
     return isinstance(body, Message) and body.role == "assistant"
+
+
+def is_summary(item: Item) -> bool:
+    """Whether the item begins as our summaries do. Clients can write such a message, too."""
+    return item.raw.startswith(_SUMMARY_START)
 
 
 def is_users(item: Item) -> bool:
@@ -238,7 +247,7 @@ def is_users(item: Item) -> bool:
 
 
 def _role_of(item: Item) -> str | None:
-    if item.type != "message" or item.raw.startswith(_SUMMARY_START):
+    if item.type != "message" or is_summary(item):
         return None
     body = item.body()
     return body.role if isinstance(body, Message) else None

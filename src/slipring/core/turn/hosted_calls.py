@@ -8,9 +8,12 @@ from slipring.core.turn.hosted_events import (
     DroppedCall,
     HostedOutput,
     OpenApproval,
+    OpenHostedCall,
     OpenMcpCall,
+    RefusedCall,
     RunningCall,
 )
+from slipring.core.turn.hosted_forms import builtin_form
 from slipring.protocol.hosted.mcp_items import ProtocolError
 from slipring.protocol.items import Item
 
@@ -26,26 +29,31 @@ class HostedCalls:
 
     __slots__ = (
         "_calls",
+        "_has_dropped",
+        "_include",
         "_results",
+        "_shows_refused",
         "approved_results",
         "budget",
         "due",
-        "has_dropped",
         "made",
         "running",
         "tools",
     )
 
-    def __init__(self, tools: HostedTools, budget: int | None) -> None:
-        """``budget``: the most calls that the response may make; None: any number."""
+    def __init__(self, tools: HostedTools, budget: int | None, include: frozenset[str] = frozenset()) -> None:
+        """``budget``: the most calls that the response may make; None: any number. ``include``: what the
+        client wants to see of results."""
+        self._include = include
+        self._shows_refused = False
+        """Whether an item shows that a call was past the budget. One is enough."""
         self.tools = tools
         self.budget = budget
         self.due: list[RunningCall] = []
         """Calls that the driver has not been asked to run yet."""
         self.running: dict[str, RunningCall] = {}
         """By the id of the item, those in ``due`` included."""
-        self.has_dropped = False
-        """Whether the model has made calls past the budget, which no item shows."""
+        self._has_dropped = False
         self.approved_results: dict[str, str] = {}
         """What approved calls returned, by the id of the approval request."""
         self.made = 0
@@ -56,19 +64,27 @@ class HostedCalls:
 
     def open(
         self, output: HostedOutput, started: CallStarted
-    ) -> OpenMcpCall | OpenApproval | DroppedCall | None:
+    ) -> OpenHostedCall | OpenApproval | RefusedCall | DroppedCall | None:
         """Begin a call that a model makes; None if the client runs the tool."""
         tool = self.tools.find(started.namespace, started.name)
         if tool is None:
             return None
         if self.budget is not None and self.budget <= 0:
-            self.has_dropped = True
-            return DroppedCall()
+            self.drop()
+            return self._refuse(output, tool)
         if tool.needs_approval:
             return OpenApproval(tool)
         if self.budget is not None:
             self.budget -= 1
+        if tool.builtin is not None:
+            return OpenHostedCall(output, tool, builtin_form(tool.builtin, self._include))
         return OpenMcpCall(output, tool)
+
+    def _refuse(self, output: HostedOutput, tool: HostedTool) -> RefusedCall | DroppedCall:
+        if tool.builtin is None or self._shows_refused:
+            return DroppedCall()
+        self._shows_refused = True
+        return RefusedCall(output, builtin_form(tool.builtin, self._include))
 
     def start(self, call: RunningCall) -> None:
         """A call can run: its arguments are complete."""
@@ -83,6 +99,16 @@ class HostedCalls:
         if self.budget is not None:
             self.budget -= 1
         self.start(hosted_events.run_approved(output, tool, arguments, request_id))
+
+    def drop(self) -> None:
+        """The model has made a call that no item shows."""
+        self._has_dropped = True
+
+    def take_dropped(self) -> bool:
+        """Whether the model has made calls since the last time that no item shows. The engine's position
+        covers them, and is then not that of the items."""
+        dropped, self._has_dropped = self._has_dropped, False
+        return dropped
 
     def take_due(self) -> list[RunningCall]:
         due, self.due = self.due, []

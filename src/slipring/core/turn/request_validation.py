@@ -86,7 +86,6 @@ def refuse_unsupported(request: CreateRequest, *, detached: bool = False) -> Non
     image, programs, agents = request.image, request.access_programs, request.multi_agent
     unsupported = {
         "prompt": request.prompt is not None,
-        "moderation": request.moderation is not None,
         "background": request.background is True and not detached,
         "multi_agent": agents is not None and agents.enabled is True,
         "image.context_compression": image is not None and image.context_compression == "enabled",

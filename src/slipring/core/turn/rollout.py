@@ -80,14 +80,15 @@ class Rollout:
         """The calls that wait for their outputs."""
         return self._carry.current.open_calls
 
-    def pause(self, output: Output, response_id: str) -> list[Event]:
+    def pause(self, output: Output, response_id: str, *, may_wait: bool) -> list[Event]:
         """A step has ended, and so have its hosted calls: commit the held appends.
 
-        Returns the events, with a final ``response.done`` if the client still has to send outputs.
+        Returns the events, with a final ``response.done`` if the client still has to send outputs and
+        ``may_wait`` says that it can.
         """
         step = output.latest
         sent = self.commit(output)
-        if not self.is_answered:
+        if may_wait and not self.is_answered:
             sent.append(
                 Done(
                     sequence_number=output.number(),

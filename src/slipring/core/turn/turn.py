@@ -5,9 +5,10 @@ into events through ``Output``. Lanes, queues and caches belong to the session; 
 the engine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import reduce
+from typing import Literal
 
 from msgspec import UNSET, Struct, structs
 
@@ -15,6 +16,10 @@ from slipring.core.chain import hosted_items, input_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
+from slipring.core.checks.gate import Inspection
+from slipring.core.checks.node_verdicts import NodeVerdicts
+from slipring.core.checks.policies import Policy
+from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import (
     Accepted,
     Begun,
@@ -45,7 +50,8 @@ from slipring.core.turn.rollout import Rollout, require_possible
 from slipring.core.turn.stages import Stages, as_ms
 from slipring.core.turn.steer_queue import Steers
 from slipring.core.turn.steps import Steps
-from slipring.errors import ApiError
+from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited, safety_id
+from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol import events
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.events import Event
@@ -80,6 +86,8 @@ _STAGE_AFTER: dict[StageName, StageName] = {
     "render": "engine_queue",
     "engine_queue": "prefill",
     "prefill": "generate",
+    "check": "render",
+    "held": "generate",
     "generate": "store",
 }
 """The stage that begins when one has ended, where nothing else says so."""
@@ -96,6 +104,7 @@ class Phase(Enum):
     LOADING = "the store loads its parent"
     LISTING = "its MCP servers are looked up and list their tools"
     CHECKING = "the compiler checks its grammars"
+    INSPECTING = "its input is inspected before anything is done with it"
     CLAIMING = "the approvals that it uses are marked as used"
     PREPARING = "the engine may still refuse the job"
     RUNNING = "the engine generates"
@@ -127,6 +136,7 @@ class Turn:
         "_ports",
         "_prefilled",
         "_rendered",
+        "checks",
         "compaction",
         "detached",
         "error",
@@ -153,6 +163,8 @@ class Turn:
         "tenant",
     )
 
+    checks: TurnChecks | None
+    """Set if a policy applies."""
     compaction: Compaction | None
     """Set if the context may have to be compacted."""
     steps: Steps | None
@@ -214,7 +226,7 @@ class Turn:
         self.stages = stages
         self.response: Response | None = None
         self.output = Output(ports.mint, UNSET if lane is None else lane)
-        self.compaction = self.steps = self.rollout = None
+        self.checks = self.compaction = self.steps = self.rollout = None
         self._accepted: Accepted | None = None
         self._rendered = self._begun = self._prefilled = False
         self._finished: Finished | None = None
@@ -276,13 +288,17 @@ class Turn:
         if complete and carry.approvals:
             carry = structs.replace(carry, approvals={})
         if (offered := self.hosted.offer(request, carry)) is not None:
-            self.output.hosted = HostedCalls(offered.tools, request.max_tool_calls)
+            self.output.hosted = HostedCalls(
+                offered.tools, request.max_tool_calls, frozenset(request.include or ())
+            )
             self.output.sign = self.hosted.sign
         settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
         continued = self._continued(response_id, items, model, now, recognise=recognise)
+        self.hosted.excuse(definitions, model)
         head = Head.read(request, self._known_head(continued, carry), definitions)
-        choice = ToolChoice.read(request.tool_choice)
+        passes_on = self.hosted.upstream_tools is not None
+        choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, OpenCarry(carry)
         self._history_bytes = parent.context_bytes if parent is not None else 0
@@ -300,6 +316,7 @@ class Turn:
             fork=self.forks or self.recognition.match is not None,
             recognised=self.recognition.match is not None,
             cache_key=request.prompt_cache_key,
+            upstream_tools=self.hosted.upstream_tools,
             stop=self.stop,
         )
         self._job = job
@@ -310,6 +327,18 @@ class Turn:
         if request.rollout and self.steps is not None:
             self.rollout = Rollout(self.steps, self._carry, model.capabilities)
         return job
+
+    def inspect(self, policy: Policy) -> None:
+        """Have the input of a validated turn inspected. Raises if it is known to be refused."""
+        if self.parent is not None and (check := self.parent.refused_by) is not None:
+            raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
+        if policy.checks:
+            self.checks = TurnChecks(policy, self._ports.verdicts, self.tenant)
+            request = self.request
+            digests = dict(zip(map(id, request.items), request.content_digests, strict=True))
+            offered = self.hosted.offered
+            lists = [tools for _, _, tools in offered.fetched] if offered is not None else []
+            self.checks.begin(self.parent, self._head, self.input, digests, lists)
 
     def _new_input(self) -> tuple[Item, ...]:
         """The input of the first job: what its parent left unread, and the request's items."""
@@ -419,6 +448,8 @@ class Turn:
         if self.compaction is not None and self.compaction.is_running:
             self.compaction.take(deltas)
             return []
+        if self.checks is not None:
+            return self._feed_gate(self.checks, deltas)
         if deltas and type(last := deltas[-1]) is Finished:
             self._finished = last
             deltas = deltas[:-1]
@@ -426,6 +457,33 @@ class Turn:
             deltas = self._prelude(deltas)
         emitted = self.output.feed(deltas)
         if self.steers is not None:
+            self.stop.asked = self.steers.may_end(deltas)
+        return emitted
+
+    def _feed_gate(self, checks: TurnChecks, deltas: list[Delta]) -> list[Event]:
+        """Process deltas of the engine that checks may hold back."""
+        if not self._prefilled:
+            deltas = self._prelude(deltas)
+            checks.is_held = self._prefilled and checks.holds_input
+        return self._release(checks, checks.feed(deltas))
+
+    def judge(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Event]:
+        """The verdicts of an inspection: the events that they release."""
+        assert self.checks is not None
+        return self._release(self.checks, self.checks.judge(inspection, verdicts))
+
+    def _release(self, checks: TurnChecks, deltas: list[Delta]) -> list[Event]:
+        """Process deltas that the checks have released."""
+        if checks.is_held and not checks.holds_input:
+            checks.is_held = False
+            self.stages.lap("held")
+        if deltas and isinstance(last := deltas[-1], Finished):
+            more, self._finished = checks.ended(last, may_refuse=not self.output.calls)
+            deltas = [*deltas[:-1], *more]
+        emitted = self.output.feed(deltas)
+        if checks.is_cut:
+            self.stop.asked = True
+        elif self.steers is not None:
             self.stop.asked = self.steers.may_end(deltas)
         return emitted
 
@@ -461,6 +519,8 @@ class Turn:
             None,
             OpenCarry(input_items.join(input_items.NOTHING, items, complete=False)),
         )
+        if self.checks is not None:
+            self.checks.add(items, is_sealed=True)
         emitted = self.output.close_compaction(items, self._conceal(items))
         self.stages.lap("compact")
         job = self._job = compaction.job_after(items)
@@ -528,7 +588,8 @@ class Turn:
             return False, []
         emitted = output.finish("completed" if is_whole else "incomplete")
         calls_hosted = output.calls_hosted
-        waits = self.rollout is not None and output.calls and is_whole and may_wait
+        waits = self.rollout is not None and output.calls and not output.asks_approval
+        waits = waits and is_whole and may_wait
         self._observe()
         fits = steps.may_continue(output, finished, most_bytes)
         if not calls_hosted and not (waits and fits):
@@ -536,15 +597,33 @@ class Turn:
         self.stages.lap("generate")
         self._rendered = self._begun = self._prefilled = False
         self.phase = Phase.PAUSED
-        asks = output.calls or output.asks_approval
-        steps.is_last = not is_whole or not fits or (asks and not waits) or output.asks_approval
+        asks = output.asks_approval or (output.calls and not waits)
+        steps.is_last = not is_whole or not fits or asks
+        if is_whole and not fits and not asks:
+            # The model will not read the results of its calls.
+            self._finished = structs.replace(finished, reason="max_output_tokens")
         carry = input_items.after_output(self._carry.settled, output.latest)
-        steps.end(output.end_step(), finished, self.response, carry)
-        if finished.reason == "steered" and calls_hosted and not output.calls:
-            emitted += self.end_calls()
+        steps.end(output.end_step(), self._without_dropped(finished), self.response, carry)
         if not calls_hosted:
-            emitted += self._wait_for_client(waits_until)
+            emitted += self._wait_for_client(waits_until, may_wait=True)
         return True, emitted
+
+    def _without_dropped(self, finished: Finished) -> Finished:
+        """The end of a job; without its position if that covers calls that no item shows."""
+        hosted = self.output.hosted
+        if hosted is None or not hosted.take_dropped():
+            return finished
+        return structs.replace(finished, position=None)
+
+    @property
+    def yields_to_steers(self) -> bool:
+        """Whether this is a paused response that waits for hosted calls, or has just waited for them, and
+        has steers that can follow it at once."""
+        has_called = self.phase is Phase.PAUSED and self.output.calls_hosted
+        is_steered = self.steers is not None or (
+            self._finished is not None and self._finished.reason == "steered"
+        )
+        return has_called and is_steered and not self.output.calls
 
     @property
     def is_calling(self) -> bool:
@@ -587,14 +666,14 @@ class Turn:
             self.steps.is_last = True
         return self.output.take_events()
 
-    def end_for_steers(self) -> list[Event]:
-        """End a response that waits for hosted calls, so that its steers can follow. The caller cancels the
-        calls."""
-        self._finished = structs.replace(self._finished or _NOTHING, reason="steered")
+    def end_waiting(self, reason: Literal["steered", "broken_off"]) -> list[Event]:
+        """End a response that waits for hosted calls. The caller cancels the calls."""
+        self._finished = structs.replace(self._finished or _NOTHING, reason=reason)
         return self.end_calls()
 
-    def calls_ended(self, waits_until: float) -> list[Event]:
-        """All hosted calls of the last step have ended: add their results to the next step's input."""
+    def calls_ended(self, waits_until: float, *, may_wait: bool) -> list[Event]:
+        """All hosted calls of the last step have ended: add their results to the next step's input.
+        ``may_wait``: whether the client of a rollout can still send outputs."""
         calls, steps = self.output.hosted, self.steps
         assert calls is not None
         assert steps is not None
@@ -606,14 +685,18 @@ class Turn:
             steps.replace_input(self._new_input())
         else:
             steps.add(results)
-        return self._wait_for_client(waits_until) if self.rollout is not None and not steps.is_last else []
+        if self.rollout is None or steps.is_last:
+            return []
+        emitted = self._wait_for_client(waits_until, may_wait=may_wait)
+        steps.is_last = not may_wait and not self.rollout.is_answered
+        return emitted
 
-    def _wait_for_client(self, waits_until: float) -> list[Event]:
+    def _wait_for_client(self, waits_until: float, *, may_wait: bool) -> list[Event]:
         """Commit what the client has appended, and tell it what is missing."""
         assert self.rollout is not None
         assert self.response is not None
         self.rollout.waits_until = waits_until
-        return self.rollout.pause(self.output, self.response.id)
+        return self.rollout.pause(self.output, self.response.id, may_wait=may_wait)
 
     def _observe(self) -> None:
         """Count the output items that have been finished since the last call."""
@@ -663,9 +746,12 @@ class Turn:
         self.stop.asked = self.steers is not None and self.steers.may_end([])
         hosted = self.output.hosted
         is_spent = hosted is not None and hosted.budget is not None and hosted.budget <= 0
-        return self.steps.next_job(
+        job = self.steps.next_job(
             self._carry.current, hosted.tools if hosted is not None and is_spent else None
         )
+        if self.checks is not None:
+            self.checks.resume(job)
+        return job
 
     def foreseen_job(self) -> Job | None:
         """While paused: a warmup of the next step with the outputs that are there; None if hosted calls run
@@ -678,9 +764,13 @@ class Turn:
 
     @property
     def can_be_broken_off(self) -> bool:
-        """Whether this is a running rollout with at least one finished step, which is worth keeping."""
-        has_steps = self.steps is not None and self.steps.spent is not None
-        return self.phase is Phase.RUNNING and self.rollout is not None and has_steps
+        """Whether this is a rollout with at least one finished step or hosted call, which is worth keeping,
+        and does not wait for its client."""
+        if self.rollout is None or self.steps is None:
+            return False
+        if self.phase is Phase.PAUSED:
+            return self.is_calling
+        return self.phase is Phase.RUNNING and self.steps.spent is not None
 
     def break_off(self) -> None:
         """End the running step of a rollout where it is. The caller cancels the job."""
@@ -696,18 +786,16 @@ class Turn:
 
         ``terminal`` returns the last event, once the state is saved.
         """
-        finished, response = self._finished, self.response
-        if finished is None and self.phase is Phase.PAUSED:
-            finished = _NOTHING  # it was to begin with approved calls, and may not go on
+        finished, response, steps = self._finished, self.response, self.steps
+        if steps is not None and self.phase is Phase.PAUSED and self.rollout is None and not steps.is_last:
+            # It may not go on, though the model has not read the results of its calls.
+            finished, steps.is_last = structs.replace(finished or _NOTHING, reason="broken_off"), True
         if finished is None or response is None:
             raise RuntimeError("the engine ended its stream without a Finished delta")
+        if steps is not None:
+            finished = steps.total(finished)
         if self.compaction is not None:
-            finished = self._finished = self.compaction.together(finished)
-        if self.steps is not None:
-            finished = self._finished = self.steps.total(finished)
-        if self.output.hosted is not None and self.output.hosted.has_dropped:
-            # The engine's context has calls that no item shows: the next turn must not continue it.
-            finished = self._finished = structs.replace(finished, position=None, context=None)
+            finished = self.compaction.together(finished)
         if self._rendered:
             self.stages.lap("generate")
         elif self.waits_for_client:
@@ -718,7 +806,9 @@ class Turn:
         stopped = reason == "stop"
         # A steered answer ends after whole reasoning items, but possibly within a message.
         is_whole = stopped or (reason == "steered" and self.output.last_words is None)
-        closing = self.output.finish("completed" if is_whole else "incomplete") + self._return_held()
+        closing = self.output.finish("completed" if is_whole else "incomplete")
+        closing += [*(self.end_calls() if self.is_calling else ()), *self._return_held()]
+        finished = self._finished = self._without_dropped(finished)
         self.response = response = structs.replace(
             response,
             status="completed" if stopped else "incomplete",
@@ -726,29 +816,45 @@ class Turn:
             incomplete_details=None if reason == "stop" else IncompleteDetails.of(reason),
             output=self.output.raw_items(),
             usage=response_object.usage(finished),
+            moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
-        hosted = self.output.hosted
         # Without the appends that were held and have just been returned.
-        carry = input_items.after_output(self._carry.settled, self.output.latest, cut_off=not stopped)
-        self._carry.current = carry
+        latest = tuple(self.output.items[self.output.since :])
+        carry = input_items.after_output(self._carry.settled, latest, cut_off=not stopped)
+        self._carry.current = carry = self.hosted.carry_on(carry)
         self._carry.settle(self.output.finished)
         state = ResponseState(
             response=response,
             parent=self.parent,
             head=self._head,
             input=self.input,
-            output=hosted_items.opened(
-                self.output.items, hosted.approved_results if hosted is not None else None
-            ),
+            output=self._state_output(),
             carry=carry,
             position=finished.position,
             fork=self.forks,
         )
+        state.verdicts = self._verdicts()
         if state.unread and self._rendered:
             # Its last step answered nothing, so that the items do not show that it has read the outputs.
             state.position = None
         self.recognition.complete(state, dropped_items=self._accepted.dropped_items if self._accepted else 0)
         return closing, state
+
+    def _state_output(self) -> tuple[Item, ...]:
+        """The output, in which the items of hosted tools stand for what the model has seen of them."""
+        if self.hosted.is_upstream:
+            return tuple(self.output.items)
+        hosted = self.output.hosted
+        return hosted_items.opened(self.output.items, hosted.approved_results if hosted is not None else None)
+
+    def _verdicts(self) -> NodeVerdicts | None:
+        if self.checks is not None:
+            return self.checks.verdicts(self.parent)
+        return NodeVerdicts(b"", is_audited=True) if is_audited(self.parent) else None
+
+    def audit(self, state: ResponseState) -> Audit | None:
+        """What remains to be inspected of the finished response."""
+        return self.checks.audit(state, is_stored=self.stores) if self.checks is not None else None
 
     def remember(self, state: ResponseState, now: float) -> None:
         """Let later requests that send the context of the finished response again continue it."""
@@ -773,6 +879,10 @@ class Turn:
             return "tools" if self.is_calling else "client"
         if self.phase is Phase.LISTING:
             return "list"
+        if self.phase is Phase.INSPECTING:
+            return "check"
+        if self.checks is not None and self.checks.is_held:
+            return "held"
         if ended in ("validate", "weigh") and (compaction := self.compaction) is not None:
             if compaction.is_running or compaction.finished is not None:
                 return "compact"
@@ -791,6 +901,7 @@ class Turn:
             incomplete_details=None,
             output=self.output.raw_items(),
             error=response_object.failure(error),
+            moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
         closing.append(self.output.announce(events.Failed, self.response))
         return closing
@@ -811,6 +922,9 @@ class Turn:
             total_ms=stages.total_ms,
             previous_response_id=previous[:_ID_LENGTH] if previous is not None else UNSET,
             error_code=error.code if error is not None else UNSET,
+            input_check_ms=self.checks.input_ms if self.checks is not None else UNSET,
+            flagged_by=(self.checks.flagged_by or UNSET) if self.checks is not None else UNSET,
+            safety_id=safety_id(self.request.safety_identifier),
         )
         if accepted is None or self.response is None:
             return report

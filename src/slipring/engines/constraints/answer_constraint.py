@@ -61,13 +61,13 @@ async def tag_of(
     if form.document is not None and not form.required:
         if not form.thinks and not form.output.text_open and not form.output.is_harmony:
             return Constraint("schema", form.document.decode())
-    elif not form.required and not form.limits_calls:
+    elif form.is_free_text and not form.required and not form.limits_calls:
         return None
     try:
         tag = await compiler.run(job.tenant, "write_structural_tag", msgspec.msgpack.encode(form))
     except TooExpensive as error:
         raise TooExpensive(error.reason, param_of(form)) from None
-    return Constraint("tag", tag, makes_calls_certain=form.required or form.document is None)
+    return Constraint("tag", tag, makes_calls_certain=form.required or form.is_free_text)
 
 
 def write_structural_tag(form: bytes) -> str:
@@ -79,7 +79,8 @@ def write_structural_tag(form: bytes) -> str:
 async def constraint_of(
     job: Job, renderer: Renderer, compiler: Compiler, *, grammars: bool = True
 ) -> Constraint | None:
-    """The constraint of the answer to a job for a server without structural tags, or None for free text.
+    """The constraint of the answer to a job for a server without structural tags, or None for free text and
+    for text that has to match a pattern, which such a server does not enforce.
 
     ``grammars``: whether the server accepts grammars besides schemas. Raises ``UnsupportedParameter`` if a
     call is required and the model does not write calls as JSON, ``TooExpensive`` if the tools exceed a limit

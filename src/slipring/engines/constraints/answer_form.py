@@ -55,12 +55,18 @@ class Form(Struct, frozen=True):
     """Whether a thought may precede the answer."""
     after_thought: bool = False
     """Whether the constraint begins after the thought, which it then does not describe."""
+    pattern: str | None = None
+    """A regular expression for an answer that is neither a call nor a document."""
+
+    @property
+    def is_free_text(self) -> bool:
+        """Whether nothing is required of the text of an answer that is not a call."""
+        return self.document is None and self.pattern is None
 
     @property
     def limits_calls(self) -> bool:
         """Whether calls are constrained although none is required."""
-        is_text = not self.required and self.document is None
-        return is_text and any(map(_is_limited, self.tools))
+        return not self.required and self.is_free_text and any(map(_is_limited, self.tools))
 
 
 decode_form = msgspec.msgpack.Decoder(Form).decode
@@ -68,7 +74,8 @@ decode_form = msgspec.msgpack.Decoder(Form).decode
 
 def may_be_constrained(job: Job) -> bool:
     """Whether anything in a job asks for a constraint of its answer."""
-    is_text = job.settings.format.kind == "text"
+    settings = job.settings
+    is_text = settings.format.kind == "text" and settings.pattern is None
     return job.offer.required or not is_text or any(map(_is_limited, map(CalledTool.of, job.offer.tools)))
 
 
@@ -93,11 +100,10 @@ def form_of(job: Job, renderer: Renderer, *, opens_thought: bool = False) -> For
         required=job.offer.required,
         document=(format.schema or ANY_OBJECT) if format.kind != "text" else None,
         strict=format.is_strict,
-        max_calls=min(_MAX_CALLS, settings.max_tool_calls or _MAX_CALLS)
-        if settings.parallel_tool_calls
-        else 1,
+        max_calls=_MAX_CALLS if settings.parallel_tool_calls else 1,
         opens_thought=opens_thought,
         thinks=opens_thought or _may_think(renderer),
+        pattern=settings.pattern if format.kind == "text" else None,
     )
 
 
@@ -109,13 +115,13 @@ def _may_think(renderer: Renderer) -> bool:
 
 def param_of(form: Form) -> str:
     """The field of the client's request that a constraint enforces."""
-    return "tools" if form.required or form.document is None else "text.format.schema"
+    return "tools" if form.required or form.is_free_text else "text.format.schema"
 
 
 def arguments_schema(tool: CalledTool) -> bytes:
     """The JSON schema of a call's arguments, with the tool's regular expression as a ``pattern``.
 
-    A schema cannot contain a Lark grammar. ``call_limits`` checks inputs against it afterwards.
+    A schema cannot contain a Lark grammar. ``custom_inputs`` checks inputs against it afterwards.
     """
     grammar = tool.grammar
     if grammar is None or grammar.syntax != "regex":

@@ -13,8 +13,13 @@ from slipring.core.generation import (
     Text,
     Thought,
     ThoughtSummary,
+    UpstreamItemEnded,
+    UpstreamItemEvent,
+    UpstreamItemStarted,
 )
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
+
+_OF_TOOLS = frozenset({CallStarted, CallArguments, UpstreamItemStarted, UpstreamItemEvent, UpstreamItemEnded})
 
 
 class SteeredCut:
@@ -42,7 +47,7 @@ class SteeredCut:
             elif type(delta) is Thought or type(delta) is ThoughtSummary:
                 self._thought_length += len(delta.text)
                 self._is_in_text = False  # whether a thought is complete shows only in what follows it
-            elif type(delta) is CallArguments or type(delta) is CallStarted:
+            elif type(delta) in _OF_TOOLS:
                 self._is_in_text = False
         if self._job.stop.asked:
             is_over = bool(deltas) and isinstance(deltas[-1], Finished)

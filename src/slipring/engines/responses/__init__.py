@@ -2,17 +2,18 @@
 
 Items are sent as the client wrote them. Over a WebSocket a chain stays on one socket, and a turn sends only
 its new items. If the upstream no longer has the earlier ones, the whole context is sent again, once, before
-anything has been emitted.
+anything has been emitted, and before the upstream can have called a tool that it runs itself.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import get_args
 
 import msgspec
 
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Hosting, Job, Model
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
@@ -52,7 +53,7 @@ class ResponsesEngine(Engine):
     def __init__(self, options: ResponsesOptions) -> None:
         self.options = options
         headers = _key_headers(options)
-        self._models = [_model(options.model)] if options.model else []
+        self._models = [_model(options.model, options)] if options.model else []
         self._keeps_reasoning = options.reasoning == "text"
         query = f"?{options.query}" if options.query else ""
         self._path, self._models_path = f"/responses{query}", f"/models{query}"
@@ -82,7 +83,8 @@ class ResponsesEngine(Engine):
     async def start(self) -> None:
         await self._upstream.start()
         if not self._models:
-            self._models = [_model(name) for name in await self._upstream.list_models(self._models_path)]
+            names = await self._upstream.list_models(self._models_path)
+            self._models = [_model(name, self.options) for name in names]
         await self._pool.start()
 
     async def close(self) -> None:
@@ -106,7 +108,7 @@ class ResponsesEngine(Engine):
                         if cut.after(deltas):
                             break
             except ApiError as error:
-                raise faults.without_ids(error) from error.__cause__
+                raise faults.without_ids(error, job.upstream_tools) from error.__cause__
         if cut.is_made:
             yield [cut.finished()]  # without a position: the next turn sends the whole context
 
@@ -201,7 +203,7 @@ class ResponsesEngine(Engine):
                 deltas, fault = _read(answer, await self._next(lane, is_first=not has_yielded))
                 if answer.ended:
                     position = self._position(job, answer, parent, route)
-                elif deltas:
+                elif deltas or (answer.may_have_called and not has_yielded):
                     has_yielded = True
                     yield deltas
                 if fault is not None:
@@ -238,7 +240,7 @@ class ResponsesEngine(Engine):
                 deltas, fault = _read(answer, map(decode_event, payloads))
                 if answer.ended:
                     _leave_position(deltas, self._position(job, answer, parent, None))
-                if deltas:
+                if deltas or (answer.may_have_called and not has_yielded):
                     has_yielded = True
                     yield deltas
                 if fault is not None:
@@ -297,8 +299,14 @@ async def _nothing() -> Answers:
     yield [Finished("stop", input_tokens=0, cached_tokens=0, output_tokens=0)]
 
 
-def _model(name: str) -> Model:
-    return Model(name=name, owner="upstream", capabilities=_CAPABILITIES, is_upstream=True)
+def _model(name: str, options: ResponsesOptions) -> Model:
+    return Model(
+        name=name,
+        owner="upstream",
+        capabilities=_CAPABILITIES,
+        is_upstream=True,
+        hosted_tools=next(each for each in get_args(Hosting) if each == options.hosted_tools),
+    )
 
 
 def _key_headers(options: ResponsesOptions) -> dict[str, str]:

@@ -59,6 +59,12 @@ class EngineHealth(Struct):
     trouble: str | None
 
 
+class CheckHealth(Struct):
+    name: str
+    trouble: str | None
+    """Why it gives no answers at present; None if it does."""
+
+
 class TraceCounts(Struct):
     """Sampled turns by what became of their spans."""
 
@@ -79,3 +85,4 @@ class Health(Struct):
     """Why new clients are refused; None if they are not."""
     traces: TraceCounts | None
     """None if turns are not traced."""
+    checks: list[CheckHealth]

@@ -17,10 +17,28 @@ class ProtocolError(Struct, tag_field="type", tag="mcp_protocol_error"):
     message: str
 
 
+class _Block(Struct):
+    text: str | None = None
+
+
+_blocks = msgspec.json.Decoder(list[_Block])
+
+
 class ToolError(Struct, tag_field="type", tag="mcp_tool_execution_error"):
     """The tool ran and reported that it failed, in ``content`` blocks of MCP."""
 
     content: Raw
+
+    def __post_init__(self) -> None:
+        try:
+            _blocks.decode(self.content)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"Invalid content blocks: {error}") from None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the blocks that have one."""
+        return [block.text for block in _blocks.decode(self.content) if block.text is not None]
 
 
 class HttpError(Struct, tag_field="type", tag="http_error"):
@@ -69,15 +87,10 @@ class McpApprovalResponse(Struct):
     reason: str | None = None
 
 
-_blocks = msgspec.json.Decoder(list[dict[str, Raw]])
-_text = msgspec.json.Decoder(str)
-
-
 def error_text(error: CallError | str) -> str:
     """What a model reads of an error."""
     if isinstance(error, str):
         return error
     if not isinstance(error, ToolError):
         return error.message
-    texts = [_text.decode(block["text"]) for block in _blocks.decode(error.content) if "text" in block]
-    return "\n".join(texts) or "The tool failed."
+    return "\n".join(error.texts) or "The tool failed."

@@ -22,6 +22,7 @@ from slipring.server.endpoints import conversations
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.input_tokens import count_tokens
+from slipring.server.endpoints.moderations import moderate
 from slipring.server.endpoints.responses import Responses
 from slipring.server.observation.health import health_of
 from slipring.server.replies import add_standard_headers, error_response, json_response
@@ -69,6 +70,7 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("POST", "/conversations/{conversation_id}/items", conversations.add_items),
         ("GET", "/conversations/{conversation_id}/items/{item_id}", conversations.retrieve_item),
         ("DELETE", "/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
+        ("POST", "/moderations", moderate),
         ("GET", "/slipring/turns", _list_turns),
         ("GET", "/models", _list_models),
         ("GET", "/models/{model:.+}", _show_model),

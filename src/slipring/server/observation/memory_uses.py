@@ -8,6 +8,7 @@ def memory_uses(service: Service) -> dict[str, Memory]:
     """Bytes in use and their bound, by use."""
     process, unread, requests = service.scopes.process, service.connections.unread, service.requests
     parking, known, sandbox = service.parking, service.known, service.sandbox
+    verdicts = service.inspector.cache
     return {
         "states": Memory(process.used_bytes, process.limit_bytes),
         "parked": Memory(parking.used_bytes, parking.limit_bytes),
@@ -15,4 +16,5 @@ def memory_uses(service: Service) -> dict[str, Memory]:
         "requests": Memory(requests.used_bytes, requests.limit_bytes),
         "unread": Memory(unread.used_bytes, unread.limit_bytes),
         "compiled": Memory(sandbox.cached_bytes, sandbox.limits.cache_bytes),
+        "verdicts": Memory(verdicts.used_bytes, verdicts.max_bytes),
     }

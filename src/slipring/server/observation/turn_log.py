@@ -53,6 +53,8 @@ class TurnLine:
             "items": report.input_items,
             "recognised": report.recognised_items,
             "dropped": report.dropped_items,
+            "safety_id": report.safety_id,
+            "flagged": UNSET if report.flagged_by is UNSET else ",".join(report.flagged_by),
             "fallback": UNSET if report.fallback is UNSET else f'"{report.fallback}"',
         }
         if report.tokens is not UNSET:
@@ -64,7 +66,11 @@ class TurnLine:
                 "output": tokens.output,
             }
         fields |= _stage_times(report)
-        fields |= {"send_ms": report.send_ms, "total_ms": report.total_ms}
+        fields |= {
+            "input_check_ms": report.input_check_ms,
+            "send_ms": report.send_ms,
+            "total_ms": report.total_ms,
+        }
         return " ".join(f"{name}={value}" for name, value in fields.items() if value is not UNSET)
 
     def short(self) -> str:

@@ -147,7 +147,10 @@ _SECOND = (
     "ALTER TABLE slipring_keys ADD COLUMN mcp_tools BYTEA",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND)
+# The verdicts of safety checks; NULL: no policy applied.
+_THIRD = ("ALTER TABLE slipring_responses ADD COLUMN verdicts BYTEA",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD)
 
 
 def pending(version: int, where: str) -> list[tuple[int, tuple[str, ...]]]:

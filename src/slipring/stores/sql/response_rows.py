@@ -13,6 +13,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Approval, Carry, OpenCall, Position, Positions, ResponseState
+from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.protocol import wire
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat
@@ -24,6 +25,7 @@ _NO_CARRY = Carry()
 _items = msgspec.msgpack.Decoder(tuple[Item, ...])
 _pack = msgspec.msgpack.Encoder().encode
 _response = msgspec.json.Decoder(Response)
+_verdicts = msgspec.msgpack.Decoder(NodeVerdicts)
 
 
 class _CarryDelta(Struct, omit_defaults=True):
@@ -50,6 +52,7 @@ class Record(Struct, frozen=True):
     output: bytes
     carry: bytes | None
     position: bytes | None
+    verdicts: bytes | None = None
 
 
 def digest(head: Head) -> bytes:
@@ -134,6 +137,14 @@ def unpack_carry(data: bytes | None, parent: Carry | None) -> Carry:
     )
 
 
+def pack_verdicts(verdicts: NodeVerdicts | None) -> bytes | None:
+    return None if verdicts is None else _pack(verdicts)
+
+
+def unpack_verdicts(data: bytes | None) -> NodeVerdicts | None:
+    return None if data is None else _verdicts.decode(data)
+
+
 def columns(state: ResponseState, positions: Positions | None) -> tuple[Any, ...]:
     """Return the values of a row that follow ``expires_at``, from ``parent_id`` on."""
     response, parent = state.response, state.parent
@@ -148,6 +159,7 @@ def columns(state: ResponseState, positions: Positions | None) -> tuple[Any, ...
         pack_items(state.output),
         pack_carry(state.carry, parent.carry if parent is not None else None),
         _pack_position(state, positions),
+        pack_verdicts(state.verdicts),
     )
 
 
@@ -162,6 +174,7 @@ def record(state: ResponseState, positions: Positions | None) -> Record:
         output=pack_items(state.output),
         carry=pack_carry(state.carry, parent.carry if parent is not None else None),
         position=_pack_position(state, positions),
+        verdicts=pack_verdicts(state.verdicts),
     )
 
 
@@ -180,7 +193,7 @@ def rebuild(
     if record.position is not None and positions is not None:
         before = parent.position if parent is not None else None
         position = positions.unpack(record.position, before, head)
-    return ResponseState(
+    state = ResponseState(
         response=unpack_response(record.response, head, output),
         parent=parent,
         head=head,
@@ -189,3 +202,5 @@ def rebuild(
         carry=unpack_carry(record.carry, parent.carry if parent is not None else None),
         position=position,
     )
+    state.verdicts = unpack_verdicts(record.verdicts)
+    return state

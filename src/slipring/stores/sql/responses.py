@@ -15,6 +15,7 @@ from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.item_ids import Place
 from slipring.core.chain.state import Positions, ResponseState
+from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.errors import Unavailable
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
@@ -44,17 +45,20 @@ ON CONFLICT DO NOTHING
 # was saved before.
 _INSERT = """
 INSERT INTO slipring_responses (tenant, id, hidden, expires_at, parent_id, status, model, created_at,
-    head, response, input, output, carry, position)
-VALUES ($1, $2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+    head, response, input, output, carry, position, verdicts)
+VALUES ($1, $2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 ON CONFLICT (tenant, id) DO UPDATE SET hidden = 0, expires_at = excluded.expires_at
     WHERE slipring_responses.hidden = 2
 RETURNING 1
 """
 _INSERT_HIDDEN = """
 INSERT INTO slipring_responses (tenant, id, hidden, expires_at, parent_id, status, model, created_at,
-    head, response, input, output, carry, position)
-VALUES ($1, $2, 2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+    head, response, input, output, carry, position, verdicts)
+VALUES ($1, $2, 2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
 ON CONFLICT DO NOTHING
+"""
+_VERDICTS = """
+SELECT verdicts FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
 """
 _EXISTS = "SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3"
 # The text of a head is returned with the newest response that has it, not with each. Each step compares the
@@ -62,17 +66,17 @@ _EXISTS = "SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hi
 # expect one row for $1 and read all of the tenant's rows at each step.
 _CHAIN = """
 WITH RECURSIVE
-chain (depth, is_news, tenant, parent_id, id, head, response, input, output, carry, position) AS (
-    SELECT 0, 1, tenant, parent_id, id, head, response, input, output, carry, position
+chain (depth, is_news, tenant, parent_id, id, head, response, input, output, carry, position, verdicts) AS (
+    SELECT 0, 1, tenant, parent_id, id, head, response, input, output, carry, position, verdicts
     FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
     UNION ALL
     SELECT chain.depth + 1, CASE WHEN older.head = chain.head THEN 0 ELSE 1 END, older.tenant,
         older.parent_id, older.id, older.head, older.response, older.input, older.output, older.carry,
-        older.position
+        older.position, older.verdicts
     FROM chain JOIN slipring_responses AS older ON older.tenant = chain.tenant AND older.id = chain.parent_id
 )
 SELECT chain.id, chain.head, chain.response, chain.input, chain.output, chain.carry, chain.position,
-    heads.instructions, heads.tools
+    chain.verdicts, heads.instructions, heads.tools
 FROM chain LEFT JOIN slipring_heads AS heads
     ON chain.is_news = 1 AND heads.tenant = chain.tenant AND heads.digest = chain.head
 ORDER BY chain.depth DESC
@@ -87,6 +91,7 @@ _ITEMS = """
 SELECT input, output FROM slipring_responses
 WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
 """
+_JUDGE = "UPDATE slipring_responses SET verdicts = $3 WHERE tenant = $1 AND id = $2"
 _HIDE = """
 UPDATE slipring_responses SET hidden = 1, expires_at = 0
 WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
@@ -136,10 +141,15 @@ class SqlResponses(base.Responses):
         state = self._recent.find(tenant, response_id)
         now = self._expiry.now()
         if state is not None:
-            if await self._database.read(_EXISTS, tenant, response_id, now):
-                return state
-            self._recent.forget(tenant, response_id)
-            return None
+            found = await self._database.read(_VERDICTS, tenant, response_id, now)
+            if not found:
+                self._recent.forget(tenant, response_id)
+                return None
+            # Another process may have audited it since it was loaded here.
+            verdicts = response_rows.unpack_verdicts(found[0][0])
+            if verdicts is not None and verdicts.refused_by is not None:
+                state.verdicts = verdicts
+            return state
         rows = await self._database.read(_CHAIN, tenant, response_id, now)
         if not rows:
             return None
@@ -167,6 +177,10 @@ class SqlResponses(base.Responses):
             for packed_input, packed_output in rows:
                 found |= _pick(response_id, places, packed_input, packed_output)
         return found
+
+    async def judge(self, tenant: str, response_id: str, verdicts: NodeVerdicts) -> None:
+        packed = response_rows.pack_verdicts(verdicts)
+        await self._database.write(Statement(_JUDGE, (tenant, response_id, packed)))
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         hide = Statement(_HIDE, (tenant, response_id, self._expiry.now()))
@@ -258,13 +272,13 @@ class SqlResponses(base.Responses):
 
     async def _assemble(self, tenant: str, rows: list[Row]) -> ResponseState:
         """Decode a chain from its rows, oldest first. Decoding starts after the newest cached state."""
-        texts = {row[1]: (row[7], row[8]) for row in rows if row[8] is not None}
+        texts = {row[1]: (row[8], row[9]) for row in rows if row[9] is not None}
         heads: dict[bytes, Head] = {}
         state, start = self._newest_cached(tenant, rows)
         if state is not None:
             heads[rows[start - 1][1]] = state.head
         for number, row in enumerate(rows[start:], 1):
-            record = Record(*row[:7])
+            record = Record(*row[:8])
             head = heads.get(record.head)
             if head is None:
                 previous = state.head if state is not None else None

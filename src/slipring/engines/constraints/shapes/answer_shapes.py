@@ -10,6 +10,7 @@ from slipring.engines.constraints.shapes.shape import (
     Json,
     Mark,
     Optional,
+    Pattern,
     Shape,
     TextOrCalls,
     TextUntil,
@@ -31,7 +32,7 @@ def answer_shape(form: Form, *, loops: bool) -> Shape:
     if form.output.is_harmony:
         return _harmony_answer(form)
     output = form.output
-    if form.required or form.document is None:
+    if form.required or form.is_free_text:
         assert output.calls is not None
         calls = CallShapes(output.calls, form.tools, form.max_calls)
         if form.required:
@@ -48,6 +49,9 @@ def answer_shape(form: Form, *, loops: bool) -> Shape:
 
 
 def _document(form: Form) -> Shape:
+    """The text of an answer that is not free: a JSON document, or text that matches a pattern."""
+    if form.pattern is not None:
+        return Pattern(form.pattern)
     assert form.document is not None
     return Json(form.document, form.strict, "text.format.schema")
 
@@ -79,6 +83,8 @@ def _harmony_answer(form: Form) -> Shape:
         parts.append(thought)
     elif form.thinks and not form.after_thought:
         parts.append(Optional(sequence(Mark(f"{_CHANNEL}analysis{_MESSAGE}"), thought)))
+    if not form.required and form.pattern is not None:
+        return sequence(*parts, Mark(f"{_CHANNEL}final{_MESSAGE}"), _document(form))
     if not form.required and form.document is not None:
         header = choice([Mark(_MESSAGE), Mark(f" {_CONSTRAIN}json{_MESSAGE}")])
         return sequence(*parts, Mark(f"{_CHANNEL}final"), header, _document(form))

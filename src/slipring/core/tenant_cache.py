@@ -1,32 +1,32 @@
-"""Cache of compile outcomes, rejections included.
+"""A cache of results of work on what tenants have sent.
 
 Tenants do not share entries: otherwise the response time would reveal what another tenant has sent.
 """
 
 from collections import OrderedDict
+from typing import Generic, TypeVar
 
-from slipring.sandbox.pipe_messages import Outcome
-
+T = TypeVar("T")
 _TENANT_FRACTION = 8
 """A tenant may fill one part in this many."""
 _ENTRY_BYTES = 500
 """Overhead of an entry."""
 
 Key = tuple[str, bytes]
-"""A tenant and the digest of a call."""
+"""A tenant and the digest of what it has sent."""
 
 
-class OutcomeCache:
+class TenantCache(Generic[T]):
     """LRU cache, bounded in bytes in total and per tenant."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[Key, tuple[Outcome, int]] = OrderedDict()
+        self.max_bytes = max_bytes
+        self._entries: OrderedDict[Key, tuple[T, int]] = OrderedDict()
         self._tenants: dict[str, OrderedDict[Key, int]] = {}
         self._tenant_bytes: dict[str, int] = {}
         self.used_bytes = 0
 
-    def find(self, key: Key) -> Outcome | None:
+    def find(self, key: Key) -> T | None:
         found = self._entries.get(key)
         if found is None:
             return None
@@ -34,20 +34,20 @@ class OutcomeCache:
         self._tenants[key[0]].move_to_end(key)
         return found[0]
 
-    def put(self, key: Key, outcome: Outcome, size_bytes: int) -> None:
-        """Store an outcome of this encoded size, unless it exceeds the share of its tenant."""
+    def put(self, key: Key, result: T, size_bytes: int) -> None:
+        """Store a result of this size, unless it exceeds the share of its tenant."""
         size_bytes += _ENTRY_BYTES
-        share = self._max_bytes // _TENANT_FRACTION
+        share = self.max_bytes // _TENANT_FRACTION
         if size_bytes > share:
             return
         self._drop(key)
         tenant = key[0]
-        self._entries[key] = outcome, size_bytes
+        self._entries[key] = result, size_bytes
         self._tenants.setdefault(tenant, OrderedDict())[key] = size_bytes
         self._charge(tenant, size_bytes)
         while self._tenant_bytes[tenant] > share:
             self._drop(next(iter(self._tenants[tenant])))
-        while self.used_bytes > self._max_bytes:
+        while self.used_bytes > self.max_bytes:
             self._drop(next(iter(self._entries)))
 
     def _drop(self, key: Key) -> None:

@@ -1,0 +1,86 @@
+"""The report of a turn's checks: for the response object, and for the node that the response leaves."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from slipring.core.checks.node_verdicts import Finding
+from slipring.core.checks.policies import Check, Policy
+from slipring.core.checks.rulings import answer_of
+from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.protocol.responses import ResponseModeration, ResponseModerationError, ResponseModerationResult
+
+_TEXT: list[Literal["text", "image"]] = ["text"]
+
+
+class _Side:
+    """The verdicts about the input, or about the output."""
+
+    __slots__ = ("answered", "failed", "flagged", "hits", "scores")
+
+    def __init__(self) -> None:
+        self.answered: set[str] = set()
+        self.failed: dict[str, str] = {}
+        """By check: why it gave no answer."""
+        self.flagged = False
+        self.scores: dict[str, float] = {}
+        """The highest score of each category."""
+        self.hits: set[str] = set()
+
+    def add(self, verdict: Verdict) -> None:
+        if verdict.failed is not None:
+            self.failed[verdict.check] = verdict.failed
+            return
+        self.answered.add(verdict.check)
+        self.flagged |= verdict.flagged
+        self.hits.update(verdict.categories)
+        for category, score in verdict.scores.items():
+            self.scores[category] = max(score, self.scores.get(category, 0.0))
+
+    def result(self, policy: Policy) -> ResponseModerationResult | ResponseModerationError:
+        if self.failed and not self.flagged:
+            check, why = next(iter(self.failed.items()))
+            return ResponseModerationError("check_failed", f"The safety check '{check}' failed: {why}.")
+        # A category without a score is flagged by a check that gives none.
+        scores = {**dict.fromkeys(sorted(self.hits), 1.0), **self.scores}
+        return ResponseModerationResult(
+            model=", ".join(sorted(self.answered or {check.name for check in policy.checks})),
+            flagged=self.flagged,
+            categories={category: category in self.hits for category in scores},
+            category_scores=scores,
+            category_applied_input_types=dict.fromkeys(scores, _TEXT),
+        )
+
+
+class Report:
+    """The verdicts of a turn, as they arrive."""
+
+    __slots__ = ("_findings", "_input", "_output", "input_ms")
+
+    def __init__(self) -> None:
+        self._input = _Side()
+        self._output = _Side()
+        self._findings: dict[Finding, None] = {}
+        self.input_ms = 0.0
+        """The time of the check of the input that took longest."""
+
+    def add(self, subject: Subject, checks: Iterable[Check], verdicts: Sequence[Verdict]) -> None:
+        """Note the verdicts of these checks about a subject."""
+        for check in checks:
+            verdict = answer_of(check, verdicts)
+            (self._input if subject.side == "input" else self._output).add(verdict)
+            if subject.side == "input":
+                self.input_ms = max(self.input_ms, verdict.ms)
+            if verdict.flagged:
+                finding = Finding(
+                    subject.side, subject.kind, verdict.check, verdict.version, verdict.categories
+                )
+                self._findings[finding] = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was flagged, each finding once."""
+        return tuple(self._findings)
+
+    def moderation(self, policy: Policy) -> ResponseModeration:
+        """The report as the API has it."""
+        return ResponseModeration(self._input.result(policy), self._output.result(policy))

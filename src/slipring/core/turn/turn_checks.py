@@ -1,0 +1,200 @@
+"""The checks of one turn: its gate, the items that it inspects, and what their verdicts lead to."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+
+from msgspec import UNSET, Struct, UnsetType, structs
+
+from slipring.core.chain.head import Head
+from slipring.core.chain.state import ResponseState
+from slipring.core.checks.gate import Gate, Inspection
+from slipring.core.checks.known_verdicts import KnownVerdicts
+from slipring.core.checks.node_verdicts import NodeVerdicts
+from slipring.core.checks.policies import Policy
+from slipring.core.checks.report import Report
+from slipring.core.checks.rulings import checks_of, rule
+from slipring.core.checks.verdicts import Verdict
+from slipring.core.generation import Delta, Finished, Job, Refused
+from slipring.core.turn.inspected_items import InspectedItems
+from slipring.errors import ApiError
+from slipring.protocol.hosted.mcp_tools import ListedTool
+from slipring.protocol.items import Item
+from slipring.protocol.responses import ResponseModeration
+
+REFUSAL = "The rest of this answer was withheld."
+"""The text of the refusal with which an answer ends that is cut, if its policy asks for one."""
+
+
+class Audit(Struct, frozen=True, eq=False):
+    """What is inspected after a turn has ended, beside whatever follows it."""
+
+    tenant: str
+    state: ResponseState
+    inspection: Inspection
+    items: InspectedItems
+    is_stored: bool
+
+    def settle(self, verdicts: Sequence[Sequence[Verdict]]) -> bool:
+        """Note the verdicts with the response; returns whether they are to be stored with it."""
+        report, refused_by = Report(), None
+        for index, subject in enumerate(self.inspection.subjects):
+            given = verdicts[index] if index < len(verdicts) else ()
+            checks = checks_of(self.inspection.policy, subject, "audit")
+            report.add(subject, checks, given)
+            ruling = rule(subject, checks, given)
+            if ruling is not None and ruling.consequence in ("cut", "block"):
+                refused_by = refused_by or ruling.check
+        self.items.judged(self.inspection.subjects, verdicts)
+        before = self.state.verdicts
+        assert before is not None
+        self.state.verdicts = before.audited(report.findings, refused_by)
+        return self.is_stored and self.state.verdicts != before
+
+
+class TurnChecks:
+    """The gate of a turn, with what goes through it besides the engine's deltas."""
+
+    __slots__ = ("_gate", "_items", "_tenant", "is_awaited", "is_held")
+
+    def __init__(self, policy: Policy, known: KnownVerdicts, tenant: str) -> None:
+        self._tenant = tenant
+        self._gate = Gate(policy)
+        self._items = InspectedItems(self._gate, known, tenant)
+        self.is_awaited = False
+        """Whether the engine has ended, and only verdicts are missing."""
+        self.is_held = False
+        """Whether the engine has begun its answer, and waits for the verdicts about the input."""
+
+    # The input.
+
+    def begin(
+        self,
+        parent: ResponseState | None,
+        head: Head,
+        items: tuple[Item, ...],
+        digests: Mapping[int, bytes],
+        lists: Iterable[list[ListedTool]],
+    ) -> None:
+        """Inspect what is new in the context, with the lists of hosted tools that were fetched for it. Raises
+        an ``ApiError`` if that is known to be refused."""
+        self._items.begin(parent, head, items, digests, lists)
+
+    def add(self, items: Iterable[Item], called: Iterable[Item] = (), *, is_sealed: bool = False) -> None:
+        """Inspect what is added to the context. Raises as ``begin`` does."""
+        self._items.add(items, called, is_sealed=is_sealed)
+
+    def resume(self, job: Job) -> None:
+        """Inspect what the next step of a response adds to its context. Raises as ``begin`` does."""
+        self.is_awaited = False
+        self.add(job.input, job.parent.output if job.parent is not None else ())
+
+    @property
+    def holds_input(self) -> bool:
+        """Whether nothing of the answer is released yet, because the input has not passed."""
+        return self._gate.holds_input
+
+    def holds_work(self, *, is_call: bool) -> bool:
+        """Whether the engine must not get its job yet; or, with ``is_call``, no approved call may run."""
+        return self._gate.holds_input and (is_call or self.is_before)
+
+    @property
+    def is_before(self) -> bool:
+        """Whether the engine must see nothing that has not passed."""
+        return any(check.before for check in self._gate.policy.checks)
+
+    # The output.
+
+    @property
+    def has_due(self) -> bool:
+        """Whether inspections are to begin."""
+        return self._gate.has_due
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the engine should wait until a verdict arrives."""
+        return self._gate.is_full
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no verdict is missing."""
+        return self._gate.is_settled
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer ends where it is."""
+        return self._gate.ruling is not None and self._gate.ruling.consequence == "cut"
+
+    @property
+    def error(self) -> ApiError | None:
+        """Why the turn fails; None if no check makes it fail."""
+        ruling = self._gate.ruling
+        return ruling.error() if ruling is not None and ruling.consequence != "cut" else None
+
+    def due(self) -> list[Inspection]:
+        """The inspections to begin now."""
+        return self._gate.take_due()
+
+    def feed(self, deltas: list[Delta]) -> list[Delta]:
+        """Deltas of the engine: returns those that are released now."""
+        return self._gate.feed(deltas)
+
+    def judge(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Delta]:
+        """The verdicts of an inspection: returns the deltas that are released now."""
+        self._items.judged(inspection.subjects, verdicts)
+        return self._gate.judge(inspection.ticket, verdicts)
+
+    def ended(self, finished: Finished, *, may_refuse: bool) -> tuple[list[Delta], Finished]:
+        """How an answer ends: further deltas, and its end. ``may_refuse``: it can end with a refusal.
+
+        The engine's position does not fit an answer that was cut: it covers what was not released.
+        """
+        ruling = self._gate.ruling
+        if ruling is None:
+            return [], finished
+        finished = structs.replace(finished, reason="content_filter", position=None, context=None)
+        if ruling.ending == "refusal" and may_refuse:
+            return [Refused(REFUSAL)], structs.replace(finished, reason="stop")
+        return [], finished
+
+    # The end.
+
+    @property
+    def moderation(self) -> ResponseModeration:
+        """What the checks have found, for the response object."""
+        return self._gate.report.moderation(self._gate.policy)
+
+    @property
+    def input_ms(self) -> float:
+        """How long the input was inspected."""
+        return self._gate.report.input_ms
+
+    @property
+    def flagged_by(self) -> tuple[str, ...]:
+        """The checks that have flagged something."""
+        return tuple(dict.fromkeys(finding.check for finding in self._gate.report.findings))
+
+    def verdicts(self, parent: ResponseState | None) -> NodeVerdicts:
+        """What the response keeps of the verdicts about its items."""
+        policy = self._gate.policy
+        audits = any(check.mode == "audit" for check in policy.checks)
+        return NodeVerdicts(policy.digest, self._gate.report.findings, audits or is_audited(parent))
+
+    def audit(self, state: ResponseState, *, is_stored: bool) -> Audit | None:
+        """The response has ended: what remains to be inspected of it. What was cut is inspected again if a
+        client sends it."""
+        output = () if self.is_cut else state.output
+        subjects = tuple(self._items.completed(output))
+        if not subjects:
+            return None
+        inspection = Inspection(0, subjects, self._gate.policy, "audit")
+        return Audit(self._tenant, state, inspection, self._items, is_stored)
+
+
+def is_audited(state: ResponseState | None) -> bool:
+    """Whether a response may be refused after its end."""
+    return state is not None and state.verdicts is not None and state.verdicts.is_audited
+
+
+def safety_id(identifier: str | None) -> str | UnsetType:
+    """A digest by which operators recognise a user of their client, without knowing who it is."""
+    return UNSET if identifier is None else blake2b(identifier.encode(), digest_size=8).hexdigest()

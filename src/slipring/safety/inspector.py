@@ -1,0 +1,85 @@
+"""The inspector: all checks of a server, and the policy of each turn."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+
+from slipring.checks import CheckEntry, PolicyEntries
+from slipring.core.checks.policies import NO_POLICY, Check, Policy
+from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.tenant_cache import TenantCache
+from slipring.errors import ModelNotFound, StartupError
+from slipring.safety.running_check import CheckStatus, RunningCheck
+from slipring.safety.source import Source
+from slipring.safety.sources.catalog import naming, open_source
+from slipring.safety.sources.guard import Engines
+
+
+class Inspector:
+    """Runs the configured checks. Without checks it does nothing, and every policy is empty."""
+
+    def __init__(
+        self,
+        entries: Sequence[CheckEntry],
+        policies: PolicyEntries,
+        engines: Engines,
+        clock: Callable[[], float],
+        *,
+        cache_bytes: int,
+        open_by_entry: Callable[[CheckEntry, Engines], Source] = open_source,
+    ) -> None:
+        """Opens the sources without starting them. Raises ``StartupError``."""
+        self._policies = policies
+        self._engines = engines
+        self._models, self._tenants, self._keys = map(
+            dict, (policies.models, policies.tenants, policies.keys)
+        )
+        self.cache: TenantCache[Verdict] = TenantCache(cache_bytes)
+        self._running = {
+            entry.name: RunningCheck(entry, open_by_entry(entry, engines), self.cache, clock)
+            for entry in entries
+        }
+        self.checks: dict[str, Check] = {}
+        """The checks by name, in the configured order. Complete once the inspector has started."""
+        self._of_names: dict[tuple[str, ...], Policy] = {}
+
+    async def start(self) -> None:
+        """Start the sources. The engines have started before. Raises ``StartupError``; ``close`` is called
+        then, too."""
+        for name, running in self._running.items():
+            with naming(running.entry):
+                await running.start()
+            self.checks[name] = running.check()
+        try:
+            self._models = {self._engines.find(name).name: checks for name, checks in self._models.items()}
+        except ModelNotFound as error:
+            raise StartupError(f"policies.models: {error.message}") from None
+
+    async def close(self) -> None:
+        async with AsyncExitStack() as stack:
+            for running in self._running.values():
+                stack.push_async_callback(running.close)
+
+    def policy_of(self, *, model: str, tenant: str, key_id: str | None = None) -> Policy:
+        """The policy of a turn: that of its key, else of its tenant, else of its model, else the default."""
+        if not self._running:
+            return NO_POLICY
+        names = self._keys.get(key_id) if key_id is not None else None
+        if names is None:
+            names = self._tenants.get(tenant, self._models.get(model, self._policies.default))
+        if names is None:
+            names = tuple(self._running)
+        if names not in self._of_names:
+            self._of_names[names] = self._policy(names)
+        return self._of_names[names]
+
+    def _policy(self, names: Iterable[str]) -> Policy:
+        return Policy(tuple(self.checks[name] for name in names), self._policies.scope)
+
+    async def inspect(self, check: str, subjects: Sequence[Subject], tenant: str) -> list[Verdict]:
+        """The verdicts of one check, one for each subject, within its timeout. A verdict that is ``failed``
+        tells why there is no answer: nothing else is raised."""
+        return await self._running[check].inspect(subjects, tenant)
+
+    def status(self) -> list[CheckStatus]:
+        """What operators see of each check."""
+        return [running.status() for running in self._running.values()]

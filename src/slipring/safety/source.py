@@ -1,0 +1,50 @@
+"""The interface of the sources of verdicts: texts in, scores out."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from slipring.core.checks.verdicts import Subject
+
+
+class SourceFailed(Exception):
+    """A source gave no answer. The message says why, for operators and clients: it contains nothing of the
+    inspected texts and no secrets."""
+
+
+class Findings(Struct, frozen=True):
+    """What a source says about one subject."""
+
+    scores: dict[str, float] = {}
+    """From 0 to 1 by category."""
+    flagged: tuple[str, ...] | None = None
+    """The categories that the source itself flags. None: those with a score of 0.5 or more."""
+    failed: str | None = None
+    """Why the source has no answer about this subject, while it may have one about others. Like the message
+    of ``SourceFailed``."""
+
+
+class Source(Protocol):
+    """Answers about texts. One source serves all tenants; every method is called on the event loop."""
+
+    @property
+    def version(self) -> str:
+        """Identifies what the answers depend on, apart from the settings: a model's name, for example."""
+
+    @property
+    def longest_match(self) -> int:
+        """Characters that a match can have at most; 0 if that is unknown or not applicable."""
+
+    async def start(self) -> None:
+        """Acquire what ``inspect`` needs. Raises ``StartupError``."""
+
+    async def inspect(self, subjects: Sequence[Subject], tenant: str) -> list[Findings]:
+        """One answer for each subject, in their order, or ``SourceFailed`` for all of them.
+
+        Nothing that is kept between calls may reveal one tenant's texts to another. The caller cancels calls
+        that take too long.
+        """
+
+    async def close(self) -> None:
+        """Release everything that ``start`` acquired."""

@@ -1,0 +1,1 @@
+"""What checks ask: moderations endpoints, guard models, patterns, Python functions."""

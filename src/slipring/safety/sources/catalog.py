@@ -1,0 +1,78 @@
+"""The sources that exist, by kind. Opens the source of a configured check."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import msgspec
+
+from slipring.checks import CheckEntry
+from slipring.errors import StartupError
+from slipring.safety.source import Source
+from slipring.safety.sources.functions import GROUP, Functions, find_factory
+from slipring.safety.sources.guard import Engines, Guard, GuardSettings
+from slipring.safety.sources.moderations import Moderations, ModerationsSettings
+from slipring.safety.sources.patterns import Patterns, PatternsSettings, PersonalData, PersonalDataSettings
+
+T = TypeVar("T")
+
+
+def _moderations(entry: CheckEntry, engines: Engines) -> Source:
+    return Moderations(_settings(entry, ModerationsSettings))
+
+
+def _guard(entry: CheckEntry, engines: Engines) -> Source:
+    return Guard(_settings(entry, GuardSettings), engines, entry.context, at_once=entry.at_once)
+
+
+def _patterns(entry: CheckEntry, engines: Engines) -> Source:
+    return Patterns(_settings(entry, PatternsSettings), entry.timeout_s)
+
+
+def _personal_data(entry: CheckEntry, engines: Engines) -> Source:
+    return PersonalData(_settings(entry, PersonalDataSettings), entry.timeout_s)
+
+
+KINDS: dict[str, Callable[[CheckEntry, Engines], Source]] = {
+    "guard": _guard,
+    "moderations": _moderations,
+    "patterns": _patterns,
+    "pii": _personal_data,
+}
+
+
+def open_source(entry: CheckEntry, engines: Engines) -> Source:
+    """Make the source of a check, without starting it. Raises ``StartupError``, which names the check."""
+    with naming(entry):
+        make = KINDS.get(entry.source)
+        if make is not None:
+            return make(entry, engines)
+        factory = find_factory(entry.source)
+        if factory is None:
+            raise StartupError(
+                f"source is unknown: it must be one of {', '.join(KINDS)}, python:MODULE:FACTORY, or the name"
+                f" of an entry point of the group {GROUP}"
+            )
+        return Functions(entry.name, factory, msgspec.json.decode(entry.settings), entry.at_once)
+
+
+@contextmanager
+def naming(entry: CheckEntry) -> Iterator[None]:
+    """Add the name of a check to the message of a ``StartupError``."""
+    try:
+        yield
+    except StartupError as error:
+        raise StartupError(f"check {entry.name!r}: {error}") from None
+
+
+def _settings(entry: CheckEntry, form: type[T]) -> T:
+    try:
+        return msgspec.json.decode(entry.settings, type=form)
+    except msgspec.ValidationError as error:
+        raise StartupError(f"settings: {_described(str(error))}") from None
+
+
+def _described(message: str) -> str:
+    """A message of msgspec, with the key in the place of its path."""
+    what, _, path = message.partition(" - at `$")
+    return f"{path.rstrip('`').lstrip('.')}: {what}" if path.strip("`.") else what

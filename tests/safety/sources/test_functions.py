@@ -1,0 +1,127 @@
+"""Checks that are Python functions: answers, exceptions, threads, entry points."""
+
+import asyncio
+import threading
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
+
+import pytest
+
+from slipring.core.checks.verdicts import Subject
+from slipring.errors import StartupError
+from slipring.safety.source import SourceFailed
+from slipring.safety.sources import functions
+from slipring.safety.sources.check_threads import CheckThreads
+from slipring.safety.sources.functions import Functions, find_factory
+from tests.safety.checking import answering, said, synchronous_check
+
+
+async def started(factory: Any, **settings: Any) -> Functions:
+    source = Functions("c", factory, settings, threads=2)
+    await source.start()
+    return source
+
+
+@pytest.mark.parametrize(
+    ("answer", "scores"),
+    [(True, {"c": 1.0}), (0.25, {"c": 0.25}), ({}, {}), ({"a": 1, "b": 0.5}, {"a": 1.0, "b": 0.5})],
+)
+async def test_scores_have_several_forms(answer: object, scores: dict[str, float]) -> None:
+    source = await started(lambda: answering(answer))
+    assert [each.scores for each in await source.inspect([said("x")], "t")] == [scores]
+
+
+@pytest.mark.parametrize("thread", [True, False])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        "0.5",
+        1.5,
+        -1,
+        float("nan"),
+        {"a": "high"},
+        {"a": 2},
+        [0.5],
+        ValueError("the text"),
+        StopIteration(),
+    ],
+)
+async def test_nonsense_and_exceptions_are_failures_without_the_text(answer: object, thread: bool) -> None:
+    source = await started(lambda: answering(answer), thread=thread)
+    with pytest.raises(SourceFailed) as raised:
+        await source.inspect([said("the text")], "t")
+    assert "text" not in str(raised.value)
+
+
+async def test_a_plain_function_runs_in_a_thread_and_may_be_kept_on_the_loop() -> None:
+    names: list[str] = []
+
+    def check(subject: Subject) -> float:
+        names.append(threading.current_thread().name)
+        return 0.0
+
+    for thread in (True, False):
+        source = await started(lambda: check, thread=thread)
+        await source.inspect([said("x")], "t")
+    assert names[0] == "check-c"
+    assert names[1] == threading.current_thread().name
+
+
+async def test_threads_that_hang_make_further_calls_fail_at_once() -> None:
+    threads, go = CheckThreads("c", 2), threading.Event()
+    hanging = [asyncio.create_task(threads.run(go.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    for task in hanging:
+        task.cancel()
+    with pytest.raises(SourceFailed, match="busy"):
+        await threads.run(lambda: 1)
+    go.set()
+    while True:  # the threads are free again as soon as they have returned
+        try:
+            assert await threads.run(lambda: 1) == 1
+            break
+        except SourceFailed:
+            await asyncio.sleep(0)
+    threads.close()
+
+
+async def test_a_factory_gets_the_settings() -> None:
+    source = await started(synchronous_check, word="tea")
+    found = await source.inspect([said("tea"), said("bomb")], "t")
+    assert [each.scores["danger"] for each in found] == [0.9, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("python:nowhere", "MODULE:FACTORY"),
+        ("python:no.such.module:check", "cannot be imported: ModuleNotFoundError"),
+        ("python:tests.safety.checking:nothing", "cannot be imported: AttributeError"),
+        ("python:tests.safety.checking:BAD", "names no function"),
+    ],
+)
+def test_a_source_that_cannot_be_imported_is_reported(source: str, reason: str) -> None:
+    with pytest.raises(StartupError, match=reason):
+        find_factory(source)
+
+
+@pytest.mark.parametrize(
+    ("factory", "settings", "reason"),
+    [
+        (lambda: 1 / 0, {}, "its factory raised ZeroDivisionError"),
+        (lambda: 7, {}, "returned no function"),
+        (synchronous_check, {"words": "x"}, "raised TypeError.*words"),
+        (synchronous_check, {"thread": "yes"}, "thread must be true or false"),
+    ],
+)
+async def test_a_factory_that_fails_is_reported(factory: Any, settings: Any, reason: str) -> None:
+    with pytest.raises(StartupError, match=reason):
+        await started(factory, **settings)
+
+
+def test_an_entry_point_names_a_factory(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("danger", "tests.safety.checking:synchronous_check", functions.GROUP)
+    monkeypatch.setattr(functions, "entry_points", lambda **wanted: EntryPoints([point]).select(**wanted))
+    assert find_factory("danger") is synchronous_check
+    assert find_factory("another") is None

@@ -1,0 +1,224 @@
+"""Safety checks on a real server: over every transport, with slow and dying checks, and after a restart."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipring.checks import CheckEntry
+from slipring.core.checks.gate import MOST_BYTES
+from slipring.core.checks.verdicts import Subject
+from slipring.core.generation import Text
+from tests.harness import TERMINAL, PuppetEngine, Running, serve
+
+_GUARDS: dict[str, "Guard"] = {}
+
+
+class Guard:
+    """A check that flags texts that contain "bad". It answers when the test lets it."""
+
+    def __init__(self, name: str) -> None:
+        self.inspected: list[str] = []
+        self.asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.fails = False
+        _GUARDS[name] = self
+
+    async def __call__(self, subject: Subject) -> bool:
+        self.inspected.append(subject.text)
+        self.asked.set()
+        await self.may_answer.wait()
+        if self.fails:
+            raise RuntimeError("out of order")
+        return "bad" in subject.text
+
+
+def guard(name: str) -> Guard:
+    """The factory of the checks of this module."""
+    return _GUARDS[name]
+
+
+def entry(name: str = "guard", **fields: Any) -> CheckEntry:
+    fields = {"action": "block", "mode": "hold", "on_error": "closed", "timeout_s": 60.0, **fields}
+    settings = json.dumps({"name": name})
+    return CheckEntry(name, f"python:{__name__}:guard", settings=settings, **fields)
+
+
+def types(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+async def test_deltas_wait_for_the_input_check_which_runs_beside_the_engine() -> None:
+    engine, check = PuppetEngine(), Guard("guard")
+    check.may_answer.clear()
+    async with serve(engine, checks=(entry(subjects=("message",)),)) as server, server.connect() as socket:
+        await socket.create(input="hello", stream_options={"include_obfuscation": True})
+        performance = await engine.next()
+        await asyncio.wait_for(check.asked.wait(), 60)
+        performance.say("one", "two")
+        await asyncio.wait_for(performance.pulled.acquire(), 60)
+        await asyncio.wait_for(performance.pulled.acquire(), 60)
+        assert types(await socket.until("response.in_progress")) == ["created", "in_progress"]
+        check.may_answer.set()
+        events = await socket.until("response.output_text.delta")
+        assert events[-1]["delta"] == "one"
+        assert "obfuscation" in events[-1]
+        performance.finish()
+        (*_, last) = await socket.until(*TERMINAL)
+        assert last["response"]["moderation"]["input"]["flagged"] is False
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+async def test_blocked_input_stops_the_engine_and_the_next_message_goes_on(accepts: bool) -> None:
+    engine, check = PuppetEngine(), Guard("guard")
+    engine.accepts = accepts
+    async with serve(engine, checks=(entry(subjects=("message",)),)) as server, server.connect() as socket:
+        await socket.create(input="hello", store=False)
+        performance = await engine.next()
+        performance.say("hi")
+        performance.finish()
+        (*_, first) = await socket.until(*TERMINAL)
+        check.may_answer.clear()
+        await socket.create(input="bad", store=False, previous_response_id=first["response"]["id"])
+        performance = await engine.next()
+        if accepts:
+            await socket.until("response.in_progress")
+        check.may_answer.set()
+        (*_, last) = await socket.until(*TERMINAL, "error")
+        error = last["response"]["error"] if accepts else last["error"]
+        assert error["code"] == "invalid_prompt"
+        await asyncio.wait_for(performance.stopped.wait(), 60)
+        await socket.create(input="sorry", store=False, previous_response_id=first["response"]["id"])
+        performance = await engine.next()
+        performance.say("ok")
+        performance.finish()
+        (*_, last) = await socket.until(*TERMINAL, "error")
+        assert last["type"] == "response.completed"
+        assert check.inspected == ["hello", "bad", "sorry"]
+
+
+async def test_every_transport_has_the_same_checks() -> None:
+    check = Guard("guard")
+    async with serve(checks=(entry(subjects=("message",)),)) as server:
+        status, body = await server.post(input="bad", store=False)
+        assert body["error"]["code"] == "invalid_prompt"
+        assert status == 400
+        events = await server.stream(input="also bad", store=False)
+        assert events[-1]["type"] in ("response.failed", "error")
+        status, body = await server.post(input="so bad", background=True)
+        assert status == 200
+        run = await _ended(server, body["id"])
+        assert run["error"]["code"] == "invalid_prompt"
+        assert "so bad" not in json.dumps(run["error"])
+        status, body = await server.post(input="fine", store=False)
+        assert body["status"] == "completed"
+        assert check.inspected == ["bad", "also bad", "so bad", "fine"]
+
+
+async def _ended(server: Running, response_id: str) -> dict[str, Any]:
+    """The background response, once it has ended."""
+    headers = {"Authorization": "Bearer test-key"}
+    url = f"{server.url}/responses/{response_id}?stream=true"
+    async with server.http.get(url, headers=headers) as answer:
+        await answer.read()  # until the last event
+    async with server.http.get(f"{server.url}/responses/{response_id}", headers=headers) as answer:
+        body: dict[str, Any] = await answer.json()
+        return body
+
+
+async def test_a_resent_history_is_inspected_once() -> None:
+    check = Guard("guard")
+    async with serve(checks=(entry(),)) as server:
+        history: list[dict[str, Any]] = []
+        for number in range(4):
+            history.append({"role": "user", "content": f"question {number}"})
+            _, body = await server.post(input=history, store=False)
+            assert body["status"] == "completed"
+            history += body["output"]
+        questions = [text for text in check.inspected if text.startswith("question")]
+        assert questions == [f"question {number}" for number in range(4)]
+
+
+async def test_a_full_gate_stops_pulling_the_engine() -> None:
+    engine, check = PuppetEngine(), Guard("guard")
+    check.may_answer.clear()
+    long = "word " * (MOST_BYTES // 5)
+    async with serve(engine, checks=(entry(subjects=("answer",)),)) as server, server.connect() as socket:
+        await socket.create(input="hello")
+        performance = await engine.next()
+        performance.emit(Text(long))
+        performance.emit(Text("more. "))
+        performance.finish()
+        await asyncio.wait_for(check.asked.wait(), 60)
+        for _ in range(3):  # until the second text was asked for, and not further
+            if performance.cues.qsize() == 1:
+                break
+            await asyncio.wait_for(performance.pulled.acquire(), 60)
+        assert performance.cues.qsize() >= 1
+        check.may_answer.set()
+        (*_, last) = await socket.until(*TERMINAL)
+        assert last["response"]["output"][0]["content"][0]["text"] == f"{long}more. "
+
+
+_UNAVAILABLE = {(500, "server_error"), (503, "service_unavailable")}
+"""Whether the response had been created when the verdict came is a matter of chance."""
+
+
+async def test_a_check_that_dies_or_hangs_fails_the_turn_and_the_server_says_so() -> None:
+    check = Guard("guard")
+    async with serve(checks=(entry(timeout_s=0.01),)) as server:
+        check.fails = True
+        status, body = await server.post(input="one", store=False)
+        assert (status, body["error"]["code"]) in _UNAVAILABLE
+        assert "guard" in body["error"]["message"]
+        check.fails = False
+        check.may_answer.clear()
+        status, body = await server.post(input="two", store=False)
+        assert (status, body["error"]["code"]) in _UNAVAILABLE
+
+
+async def test_a_client_that_leaves_ends_the_inspection() -> None:
+    engine, check = PuppetEngine(), Guard("guard")
+    check.may_answer.clear()
+    async with serve(engine, checks=(entry(),)) as server:
+        async with server.connect(abandoned=True) as socket:
+            await socket.create(input="hello", store=False)
+            performance = await engine.next()
+            await asyncio.wait_for(check.asked.wait(), 60)
+        await asyncio.wait_for(performance.stopped.wait(), 60)
+
+
+async def test_an_audit_outlives_its_request_and_a_restart(tmp_path: Path) -> None:
+    check = Guard("guard")
+    check.may_answer.clear()
+    store = f"sqlite:{tmp_path}/store.db"
+    checks = (entry(mode="audit", subjects=("message",)),)
+    async with serve(checks=checks, store=store) as server:
+        _, first = await server.post(input="bad")
+        assert first["status"] == "completed"
+        _, second = await server.post(input="fine", previous_response_id=first["id"])
+        assert second["status"] == "completed"
+        check.may_answer.set()
+        while server.service.audits._tasks:
+            await asyncio.wait(server.service.audits._tasks)
+        status, body = await server.post(input="go on", previous_response_id=second["id"])
+        assert (status, body["error"]["code"]) == (400, "invalid_prompt")
+    async with serve(checks=checks, store=store) as server:
+        for response in (first, second):
+            status, body = await server.post(input="go on", previous_response_id=response["id"])
+            assert (status, body["error"]["code"]) == (400, "invalid_prompt")
+
+
+async def test_a_request_can_ask_for_checks() -> None:
+    Guard("guard")
+    async with serve(checks=(entry(action="flag", mode="follow", subjects=("reasoning",)),)) as server:
+        asked = {"model": "guard", "policy": {"input": {"mode": "block"}}}
+        _, body = await server.post(input="bad", store=False, moderation=asked)
+        assert body["error"]["code"] == "invalid_prompt"
+        _, body = await server.post(input="fine", store=False, moderation={"model": "guard"})
+        assert body["moderation"]["output"]["type"] == "moderation_result"
+        status, body = await server.post(input="fine", moderation={"model": "nobody"})
+        assert (status, body["error"]["param"]) == (400, "moderation.model")
