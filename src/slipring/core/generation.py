@@ -1,6 +1,6 @@
 """The interface between the core and engines: an engine runs a ``Job`` and yields ``Delta`` values.
 
-Engines import this module, ``chain.head``, ``limits`` and ``token_estimates`` from the core, and nothing else.
+Engines import this module, ``chain.head``, ``limits`` and ``token_estimates`` from the core, nothing else.
 A job contains its context as a linked chain of responses: an engine that kept its own state of the parent in
 ``parent.position`` (a KV cache slot, an upstream id) processes the new items only.
 """
