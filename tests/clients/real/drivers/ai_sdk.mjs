@@ -49,6 +49,7 @@ const scenarios = {
     return { object };
   },
   short: () => read(streamText({ model, prompt: "Hello!", maxOutputTokens: 12 })),
+  retrying: () => read(streamText({ model, prompt: "Hello!", onError: () => {} })),
   failing: () => read(streamText({ model, prompt: "Hello!", maxRetries: 0, onError: () => {} })),
 };
 
