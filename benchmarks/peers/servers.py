@@ -96,7 +96,9 @@ def slipring(upstream_url: str, moderations: str = "") -> Iterator[Server]:
             f'settings = {{ url = "{moderations}" }}\n'
         )
         command += ["--config", str(config)]
-    with _running(f"slipring{'-checked' * bool(moderations)}", command, f"http://127.0.0.1:{port}/v1/models") as pid:
+    with _running(
+        f"slipring{'-checked' * bool(moderations)}", command, f"http://127.0.0.1:{port}/v1/models"
+    ) as pid:
         yield Server("slipring", f"http://127.0.0.1:{port}/v1", pid, "instant")
 
 
@@ -114,7 +116,12 @@ def litellm(upstream_url: str, moderations: str = "") -> Iterator[Server]:
         *("--host", "127.0.0.1", "--port", str(port), "--num_workers", "1", "--telemetry", "False"),
     ]
     env = {"LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
-    with _running(f"litellm{'-checked' * bool(moderations)}", command, f"http://127.0.0.1:{port}/health/liveliness", **env) as pid:
+    with _running(
+        f"litellm{'-checked' * bool(moderations)}",
+        command,
+        f"http://127.0.0.1:{port}/health/liveliness",
+        **env,
+    ) as pid:
         versions = {"litellm": installed("litellm") or ""}
         yield Server("litellm", f"http://127.0.0.1:{port}/v1", pid, "instant", key, versions)
 
@@ -135,7 +142,9 @@ def ogx(upstream_url: str, moderations: str = "") -> Iterator[Server]:
     # OGX downloads a vocabulary at startup. LiteLLM's wheel contains the same file.
     for place in DIRECTORY.glob("litellm/lib/python*/site-packages/litellm/litellm_core_utils/tokenizers"):
         env["TIKTOKEN_CACHE_DIR"] = str(place)
-    with _running(f"ogx{'-checked' * bool(moderations)}", command, f"http://127.0.0.1:{port}/v1/health", **env) as pid:
+    with _running(
+        f"ogx{'-checked' * bool(moderations)}", command, f"http://127.0.0.1:{port}/v1/health", **env
+    ) as pid:
         versions = {"ogx": installed("ogx") or ""}
         yield Server("ogx", f"http://127.0.0.1:{port}/v1", pid, "upstream/instant", versions=versions)
 
@@ -146,7 +155,11 @@ def ogx_config(upstream_url: str, port: int, moderations: str = "") -> Path:
     config = _fresh("ogx.yaml")
     written = Path(__file__).with_name("ogx.yaml").read_text()
     endpoint = json.dumps(f"{moderations}/moderations" if moderations else None)
-    for name, value in (("UPSTREAM_URL", upstream_url), ("SERVER_PORT", str(port)), ("MODERATIONS", endpoint)):
+    for name, value in (
+        ("UPSTREAM_URL", upstream_url),
+        ("SERVER_PORT", str(port)),
+        ("MODERATIONS", endpoint),
+    ):
         written = written.replace(name, value)
     config.write_text(written)
     return config
