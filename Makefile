@@ -97,7 +97,7 @@ clients: .venv/.dev ## install real clients into .clients and drive them against
 conformance-mcp: .venv/.dev ## install the official MCP conformance suite into .mcp and run its client scenarios, about four minutes
 	$(BIN)/python -m tests.mcp.conformance $(ARGS)
 
-test-mcp: .venv/.dev ## install real MCP servers of npm and PyPI into .mcp and call them
+test-mcp: .venv/.dev ## install real MCP servers of npm and PyPI into .mcp and call them: with the MCP client, and from the embedded model
 	SLIPRING_TEST_MCP=$(CURDIR)/.mcp $(BIN)/python -m pytest -m mcp $(ARGS)
 
 check: .venv/.dev ## format, lint, types, import arrows, tests: what a change must pass

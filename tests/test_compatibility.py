@@ -41,7 +41,7 @@ from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
-from slipring.core.hosted.tools import ResolvedServer
+from slipring.core.hosted.tools import ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import Betas, Ports
 from slipring.core.session.actions import (
@@ -59,7 +59,7 @@ from slipring.core.turn.turn import Joined
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.errors import ApiError, UnsupportedParameter
-from slipring.protocol import events, items, requests, tools, wire
+from slipring.protocol import events, items, requests, wire
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
@@ -420,7 +420,6 @@ def test_the_page_lists_the_keys_of_objects_that_are_not_refused() -> None:
 def test_the_page_lists_everything_in_the_server() -> None:
     assert set(requests.CreateRequest.__struct_fields__) <= FIELDS.keys()
     assert ITEMS.keys() == items.SUPPORTED_TYPES | items.CARRIED_TYPES
-    assert {name for name, row in TOOLS.items() if row.status == "carried"} == tools.HOSTED_TYPES
 
 
 # What the server does ----------------------------------------------------------------------------
@@ -505,7 +504,10 @@ def send(frame: Json) -> Outcome:
         elif isinstance(action, ResolveTools):
             listed = (ListedTool("search", Raw(b'{"type":"object"}')),)
             found = {each.server_label: ResolvedServer(None, listed) for each in action.servers}
-            pending += session.resolved(action.turn, found, 0.0)
+            answers = {
+                kind: ResolvedBuiltin(ResolvedServer(None), "answer", "text") for kind in action.builtins
+            }
+            pending += session.resolved(action.turn, found, 0.0, answers)
         elif isinstance(action, Weigh):
             pending += session.weighed(action, 0)
         elif isinstance(action, Start):
@@ -744,13 +746,16 @@ PATCH_CALL = [
     },
     {"type": "apply_patch_call_output", "call_id": "call_1", "status": "completed"},
 ]
-LOCAL_SHELL_CALL = {
-    "type": "local_shell_call",
-    "id": "lsh_1",
-    "call_id": "call_1",
-    "action": {"type": "exec", "command": ["true"], "env": {}},
-    "status": "completed",
-}
+LOCAL_SHELL_CALL = [
+    {
+        "type": "local_shell_call",
+        "id": "lsh_1",
+        "call_id": "call_1",
+        "action": {"type": "exec", "command": ["true"], "env": {}},
+        "status": "completed",
+    },
+    {"type": "local_shell_call_output", "call_id": "call_1", "output": "{}"},
+]
 AGENT_MESSAGE = {
     "type": "agent_message",
     "author": "/root",
@@ -796,13 +801,16 @@ ITEM_SAMPLES: dict[str, list[Json]] = {
     "shell_call_output": SHELL_CALL,
     "apply_patch_call": PATCH_CALL,
     "apply_patch_call_output": PATCH_CALL,
-    "local_shell_call": [LOCAL_SHELL_CALL],
-    "local_shell_call_output": [{"type": "local_shell_call_output", "id": "call_1", "output": "{}"}],
+    "local_shell_call": LOCAL_SHELL_CALL,
+    "local_shell_call_output": LOCAL_SHELL_CALL,
     "tool_search_call": TOOL_SEARCH,
     "tool_search_output": TOOL_SEARCH,
     "mcp_list_tools": [{"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "docs", "tools": []}],
     "mcp_call": [{"type": "mcp_call", "id": "mcp_1", **APPROVAL}],
-    "mcp_approval_request": [{"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL}],
+    "mcp_approval_request": [
+        {"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL},
+        {"type": "message", "role": "user", "content": "No."},
+    ],
     "mcp_approval_response": [
         {"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL},
         {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False},
@@ -862,7 +870,7 @@ def test_an_item_is_treated_as_the_page_says(name: str) -> None:
         kept = [json.loads(item.raw) for item in outcome.job.input]
         if name in HOSTED:
             # Models see a call and its output, or nothing.
-            assert {item["type"] for item in kept} <= {"function_call", "function_call_output"}
+            assert {item["type"] for item in kept} <= {"function_call", "function_call_output", "message"}
         elif name == "compaction_trigger":
             assert kept[:-1] == sample[:-1]  # and then the question for a summary
         else:
@@ -881,6 +889,11 @@ DENIAL = [
     ITEM_SAMPLES["mcp_approval_response"][0],
     {**ITEM_SAMPLES["mcp_approval_response"][1], "reason": "Not now."},
 ]
+SHELL_WITH_ALL: list[Json] = [
+    {**SHELL_CALL[0], "environment": {"type": "local"}},
+    {**SHELL_CALL[1], "max_output_length": 100},
+]
+FOUND_FILES = [{**ITEM_SAMPLES["file_search_call"][0], "results": [{"text": "x"}]}]
 ITEM_FIELD_SAMPLES: dict[str, list[Json]] = {
     **{name: [SPOKEN] for name in ("type", "role", "content", "status", "phase")},
     **dict.fromkeys(("call_id", "name", "arguments", "output"), FUNCTION_CALL),
@@ -893,6 +906,10 @@ ITEM_FIELD_SAMPLES: dict[str, list[Json]] = {
     "caller": [{**FUNCTION_CALL[0], "caller": {"type": "direct"}}, *FUNCTION_CALL[1:]],
     "async": [{**FUNCTION_CALL[0], "async": True}],
     "input": CUSTOM_CALL,
+    **dict.fromkeys(("action", "environment", "max_output_length"), SHELL_WITH_ALL),
+    "operation": PATCH_CALL,
+    **dict.fromkeys(("queries", "results"), FOUND_FILES),
+    **dict.fromkeys(("code", "outputs", "container_id"), ITEM_SAMPLES["code_interpreter_call"]),
     "encrypted_content": ITEM_SAMPLES["compaction"],
     "agent": [{**SPOKEN, "agent": {"agent_name": "root"}}],
 }
@@ -1037,11 +1054,12 @@ TOOL_FIELD_SAMPLES: dict[str, Json] = {
 def check_tool(row: Row, sample: Json) -> None:
     outcome = send({**GOOD, "tools": [sample]})
     check(row, outcome)
+    if row.refusal is not None:
+        return
     assert outcome.response is not None
     assert outcome.response["tools"] == [sample]
     assert outcome.job is not None
-    hidden = sample["type"] in tools.HOSTED_TYPES or sample.get("defer_loading") is True
-    assert bool(outcome.job.offer.tools) == (not hidden)
+    assert bool(outcome.job.offer.tools) == (sample.get("defer_loading") is not True)
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -1059,11 +1077,10 @@ def test_a_tool_field_is_treated_as_the_page_says(name: str) -> None:
     check_tool(TOOL_FIELDS[name], TOOL_FIELD_SAMPLES[name])
 
 
-def test_tools_of_any_other_type_are_carried() -> None:
-    sample = {"type": "teleport", "range_km": 17}
-    outcome = send({**GOOD, "tools": [sample]})
-    assert outcome.response is not None
-    assert outcome.response["tools"] == [sample]
+def test_tools_of_any_other_type_are_refused() -> None:
+    outcome = send({**GOOD, "tools": [{"type": "teleport", "range_km": 17}]})
+    assert outcome.error is not None
+    assert Refusal.of(outcome.error) == TOOLS["image_generation"].refusal
 
 
 TOOL_CHOICE_SAMPLES: Json = {
@@ -1096,7 +1113,9 @@ TOOL_CHOICE_SAMPLES: Json = {
 def test_a_tool_choice_is_treated_as_the_page_says(name: str) -> None:
     sample = TOOL_CHOICE_SAMPLES[name]
     assert name in (sample, sample["type"] if isinstance(sample, dict) else sample)
-    outcome = send({**GOOD, "tool_choice": sample})
+    is_builtin = name in TOOL_SAMPLES and TOOLS[name].status == "supported"
+    own = [TOOL_SAMPLES[name]] if is_builtin and name not in ("function", "custom", "mcp") else []
+    outcome = send({**GOOD, "tools": [*GOOD["tools"], *own], "tool_choice": sample})
     check(TOOL_CHOICES[name], outcome)
     if outcome.response is not None:
         assert outcome.response["tool_choice"] == sample

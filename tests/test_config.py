@@ -30,7 +30,7 @@ MAY_BE_ZERO = {
     "parked_s",
     "recognised_s",
 }
-TABLES = {"limits", "models", "mcp", "checks", "policies"}
+TABLES = {"limits", "models", "mcp", "builtin_tools", "checks", "policies"}
 """The fields of the configuration that are tables of the file."""
 LIMIT_NAMES = [limit.name for limit in dataclasses.fields(Limits)]
 
@@ -263,6 +263,13 @@ WAYS = [
         {"SLIPRING_TRACE_CONTENT": "on"},
         "trace_content = true",
         True,
+    ),
+    (
+        "ignored_tool",
+        ["--ignored-tool", "web_search", "--ignored-tool", "image_generation"],
+        {"SLIPRING_IGNORED_TOOLS": "web_search,image_generation"},
+        'ignored_tools = ["web_search", "image_generation"]',
+        ("web_search", "image_generation"),
     ),
     ("mcp_urls", ["--mcp-urls", "public"], {"SLIPRING_MCP_URLS": "public"}, 'mcp_urls = "public"', "public"),
     (

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from slipring.bench.report import palette, plots
-from slipring.bench.report.markup import Markup, join, number, tag
+from slipring.bench.report import palette, scripts
 from slipring.bench.results import Machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "engines"
@@ -24,7 +23,7 @@ WAYS = {
     "websocket": "WebSocket",
 }
 _LAST = 5
-_WIDTH, _ROW, _TOP, _LEFT, _BAR = 880.0, 30.0, 104.0, 300.0, 380.0
+_SCRIPT = Path(__file__).with_name("ways.js")
 _STYLE = """
 text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--soft)}
 .title{font-size:17px;font-weight:700;fill:var(--ink)}.head{font-weight:700;fill:var(--ink)}
@@ -205,64 +204,36 @@ def sentence(record: Record) -> str:
     return " ".join(parts)
 
 
-def figure(record: Record) -> Markup:
-    """Bars for all ways: one loop on top, several below."""
-    title = (
-        f"A coding loop of {record.plan.turns} calls over one {NAMES[record.engine]}, by the way it is sent"
-    )
-    parts, y = [], _TOP
-    for at_once in amounts(record):
-        rows = [way for way in ways(record, at_once) if not way.wrong]
-        longest = max(max(way.walls_s) for way in rows)
-        heading = "One loop" if at_once == 1 else f"{at_once} loops at once"
-        parts.append(plots.label(24, y - 12, heading, css="head"))
-        parts += [_bar(way, y + _ROW * row, longest) for row, way in enumerate(rows)]
-        y += _ROW * len(rows) + 44
-    height = y
-    paper = tag(
-        "rect", x=0.5, y=0.5, width=_WIDTH - 1, height=height - 1, rx=10, class_="paper", stroke_width=1
-    )
-    conditions = (
-        f"{record.when[:10]} · {record.machine.cpu}, {record.machine.cores} cores · a tiny model with random"
-        f" weights · medians and ranges of {record.repeats}"
-    )
-    return tag(
-        "svg",
-        tag("title", title, id="title"),
-        tag("desc", sentence(record).replace("`", ""), id="about"),
-        tag("style", Markup(palette.css() + _STYLE)),
-        paper,
-        plots.label(24, 38, plots.shortened(title, _WIDTH - 48, 18.5), css="title"),
-        plots.label(24, 62, plots.shortened(sentence(record).replace("`", ""), _WIDTH - 48, 13)),
-        *parts,
-        plots.label(24, height - 14, plots.shortened(conditions, _WIDTH - 48, 12), css="small"),
-        xmlns="http://www.w3.org/2000/svg",
-        width=_WIDTH,
-        height=height,
-        viewBox=f"0 0 {number(_WIDTH)} {number(height)}",
-        role="img",
-        aria_labelledby="title about",
-    )
+def figure(record: Record) -> str:
+    """Bars for all ways, as SVG: one loop on top, several below."""
+    groups = [
+        {
+            "heading": "One loop" if at_once == 1 else f"{at_once} loops at once",
+            "bars": [_bar(way) for way in ways(record, at_once) if not way.wrong],
+        }
+        for at_once in amounts(record)
+    ]
+    words = sentence(record).replace("`", "")
+    texts = {
+        "title": f"A coding loop of {record.plan.turns} calls over one {NAMES[record.engine]}, by the way it"
+        " is sent",
+        "about": words,
+        "subtitle": words,
+        "conditions": f"{record.when[:10]} · {record.machine.cpu}, {record.machine.cores} cores · a tiny"
+        f" model with random weights · medians and ranges of {record.repeats}",
+    }
+    return scripts.still(_SCRIPT, {"css": palette.css() + _STYLE, "groups": groups, **texts})
 
 
-def _bar(way: Way, y: float, longest: float) -> Markup:
-    scale = _BAR / longest
-    low, high = min(way.walls_s) * scale, max(way.walls_s) * scale
-    middle = y + 9
-    return join(
-        plots.label(24, y + 14, way.title.replace("`", ""), css="name"),
-        tag(
-            "rect",
-            x=_LEFT,
-            y=y,
-            width=way.wall_s * scale,
-            height=18,
-            rx=2,
-            class_=f"{'m3' if way.server == OWN else 'm0'} mark",
-        ),
-        tag("line", x1=_LEFT + low, y1=middle, x2=_LEFT + high, y2=middle, class_="span"),
-        plots.label(_LEFT + high + 10, y + 14, f"{way.wall_s:.2f} s", css="name"),
-    )
+def _bar(way: Way) -> dict[str, object]:
+    return {
+        "name": way.title.replace("`", ""),
+        "css": "m3" if way.server == OWN else "m0",
+        "label": f"{way.wall_s:.2f} s",
+        "value": way.wall_s,
+        "low": min(way.walls_s),
+        "high": max(way.walls_s),
+    }
 
 
 def _best_other(column: Sequence[Way]) -> Way:

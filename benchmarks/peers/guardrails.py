@@ -255,7 +255,7 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
         servers: dict[str, tuple[Server, Server]] = {}
         for name in given.only:
             pair = [
-                await asyncio.to_thread(stack.enter_context, SERVERS[name](url, moderations))
+                await asyncio.to_thread(stack.enter_context, SERVERS[name](url, moderations=moderations))
                 for moderations in ("", moderator.url)
             ]
             servers[name] = (pair[0], pair[1])

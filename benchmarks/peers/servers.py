@@ -81,13 +81,13 @@ def upstream(tokens_per_s: float, first_ms: float = 0.0) -> Iterator[str]:
 
 
 @contextmanager
-def slipring(upstream_url: str, moderations: str = "") -> Iterator[Server]:
+def slipring(upstream_url: str, *flags: str, moderations: str = "") -> Iterator[Server]:
     """``moderations``, here and below: the base URL of the moderations API that inspects all that goes in and
     out, and may block it."""
     port, store = _free_port(), _fresh("slipring.db")
     command = [
         *(sys.executable, "-m", "slipring", "serve", "--port", str(port), "--log-level", "error"),
-        *("--store", f"sqlite:{store}", "--engine", f"chat:{upstream_url}"),
+        *("--store", f"sqlite:{store}", "--engine", f"chat:{upstream_url}", *flags),
     ]
     if moderations:
         config = _fresh("slipring.toml")

@@ -311,6 +311,12 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             _quantiles(table.STORE_COMMIT_SECONDS, 0.5, 0.99),
         ),
         Shown("Store errors", table.STORE_ERRORS.help, "ops", ((rate(table.STORE_ERRORS), "errors"),)),
+        Shown(
+            "Recorded turns",
+            table.RECORDED_TURNS.help,
+            "reqps",
+            ((rate(table.RECORDED_TURNS, "result"), "{{result}}"),),
+        ),
     ),
     "Safety checks": (
         Shown(

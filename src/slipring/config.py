@@ -17,7 +17,13 @@ from typing import Any, get_origin, get_type_hints
 
 from slipring.checks import CheckEntry, ChecksError, PolicyEntries, read_checks, read_policies
 from slipring.core.limits import Limits
-from slipring.mcp_registrations import McpRegistration, McpRegistrationError, read_mcp_registrations
+from slipring.mcp_registrations import (
+    BuiltinMapping,
+    McpRegistration,
+    McpRegistrationError,
+    read_builtin_tools,
+    read_mcp_registrations,
+)
 from slipring.models import ModelEntry, ModelsError, read_models
 from slipring.spelling import suggestion
 
@@ -44,8 +50,9 @@ _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
 _MODELS = "models"
 _MCP = "mcp"
+_BUILTIN_TOOLS = "builtin_tools"
 _CHECK, _CHECKS, _POLICIES = "check", "checks", "policies"
-_TABLES = (_LIMITS, _MODELS, _MCP, _CHECKS, _POLICIES)
+_TABLES = (_LIMITS, _MODELS, _MCP, _BUILTIN_TOOLS, _CHECKS, _POLICIES)
 """Fields that are tables of the file only, or that have settings of their own."""
 _LIMITS_THAT_MAY_BE_ZERO = (
     "idle_timeout_s",
@@ -294,6 +301,15 @@ class Config:
             "metavar": "POLICY",
         },
     )
+    ignored_tool: tuple[str, ...] = field(
+        default=("web_search",),
+        metadata={
+            "help": "type of tools that requests may list although nothing answers them; tools of other types"
+            " are then refused",
+            "metavar": "TYPE",
+            "plural": "ignored_tools",
+        },
+    )
     log_level: str = field(
         default="info",
         metadata={
@@ -304,6 +320,7 @@ class Config:
     )
     models: tuple[ModelEntry, ...] = ()
     mcp: tuple[McpRegistration, ...] = ()
+    builtin_tools: tuple[BuiltinMapping, ...] = ()
     checks: tuple[CheckEntry, ...] = ()
     policies: PolicyEntries = field(default_factory=PolicyEntries)
     limits: Limits = field(default_factory=Limits)
@@ -379,6 +396,8 @@ class Setting:
     def default_text(self) -> str:
         if self.kind is bool:
             return str(self.default).lower()
+        if self.kind is tuple:
+            return ",".join(self.default)
         return f"{self.default:g}" if self.kind is float else str(self.default)
 
     @property
@@ -533,6 +552,8 @@ def _tables(document: dict[str, Any]) -> dict[str, Any]:
         values[_MODELS] = read_models(document.pop(_MODELS))
     if _MCP in document:
         values[_MCP] = read_mcp_registrations(document.pop(_MCP))
+    if _BUILTIN_TOOLS in document:
+        values[_BUILTIN_TOOLS] = read_builtin_tools(document.pop(_BUILTIN_TOOLS), values.get(_MCP, ()))
     if _CHECK in document:
         values[_CHECKS] = read_checks(document.pop(_CHECK))
     if _POLICIES in document:

@@ -1,4 +1,5 @@
-"""The `[[mcp]]` tables of the TOML file: which MCP servers are registered.
+"""The `[[mcp]]` and `[builtin_tools]` tables of the TOML file: which MCP servers are registered, and which of
+their tools answer built-in types of the API.
 
 Checks the form of the tables only. Secrets are not in them: headers and processes get theirs from variables
 of the environment, which the tables name. Whether these are set, and whether a URL is one, is checked at
@@ -7,9 +8,9 @@ startup.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Approval = Literal["client", "always"]
 OnListError = Literal["fail", "continue"]
@@ -56,6 +57,22 @@ class McpRegistration:
     """For a call without news of it."""
     on_list_error: OnListError = "fail"
     """``continue``: a request goes on without the tools of this server if they cannot be listed."""
+
+
+BuiltinType = Literal["web_search", "file_search", "code_interpreter"]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinMapping:
+    """The tool of a registered server that answers a built-in type."""
+
+    type: BuiltinType
+    server: str
+    tool: str
+    argument: str
+    """Of the tool: gets the query, or the code."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the type, as clients send them, and the arguments of the tool that get their values."""
 
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -129,6 +146,52 @@ def read_mcp_registrations(tables: object) -> tuple[McpRegistration, ...]:
         if names.count(name) > 1:
             raise McpRegistrationError(f"mcp: the name {name!r} is given twice")
     return found
+
+
+def read_builtin_tools(tables: object, servers: Collection[McpRegistration]) -> tuple[BuiltinMapping, ...]:
+    """Return the tools that answer built-in types. Raises ``McpRegistrationError``."""
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise McpRegistrationError("builtin_tools: must have tables, such as [builtin_tools.web_search]")
+    registered = {server.name: server for server in servers}
+    return tuple(_read_builtin(kind, table, registered) for kind, table in tables.items())
+
+
+def _read_builtin(
+    kind: str, table: Mapping[str, Any], servers: Mapping[str, McpRegistration]
+) -> BuiltinMapping:
+    where = f"builtin_tools.{kind}"
+    known = next((each for each in get_args(BuiltinType) if each == kind), None)
+    if known is None:
+        raise McpRegistrationError(f"{where}: unknown type (known: {', '.join(get_args(BuiltinType))})")
+    for key, value in table.items():
+        if key not in _BUILTIN_CHECKS:
+            raise McpRegistrationError(f"{where}: unknown key {key!r} (known: {', '.join(_BUILTIN_CHECKS)})")
+        holds, demand = _BUILTIN_CHECKS[key]
+        if not holds(value):
+            raise McpRegistrationError(f"{where}: {key!r} {demand}")
+    for key in ("server", "tool"):
+        if key not in table:
+            raise McpRegistrationError(f"{where}: {key!r} is missing")
+    server = servers.get(table["server"])
+    if server is None:
+        raise McpRegistrationError(f"{where}: 'server' must be the name of a [[mcp]] table")
+    if server.allowed_tools and table["tool"] not in server.allowed_tools:
+        raise McpRegistrationError(f"{where}: 'tool' is not among the allowed_tools of the server")
+    if server.approval == "always":
+        raise McpRegistrationError(f"{where}: built-in tools have no approvals, which the server needs")
+    argument = table.get("argument", "code" if known == "code_interpreter" else "query")
+    return BuiltinMapping(known, table["server"], table["tool"], argument, table.get("fields", {}))
+
+
+_BUILTIN_CHECKS: dict[str, _Check] = {
+    "server": (_is_text, "must be the name of a registered server"),
+    "tool": (_is_text, "must be a string and not empty"),
+    "argument": (_is_text, "must be a string and not empty"),
+    "fields": (
+        lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+        "must be a table whose values are names of arguments",
+    ),
+}
 
 
 def _read(table: Mapping[str, Any], where: str) -> McpRegistration:

@@ -23,8 +23,11 @@ class ModelEntry:
     aliases: tuple[str, ...] = ()
     defaults: tuple[tuple[str, Any], ...] = ()
     """Names and values that apply to requests which leave them out."""
+    hosted_tools: str = ""
+    """Who runs hosted tools: ``here``, ``upstream`` or ``refuse``; empty: as the engine's option says."""
 
 
+HOSTING = ("here", "upstream", "refuse")
 _Check = tuple[Callable[[object], bool], str]
 _DEFAULTS: dict[str, _Check] = {
     "temperature": (lambda value: _is_number(value, 0, 2), "must be a number from 0 to 2"),
@@ -50,7 +53,7 @@ def _read_entry(name: str, given: object) -> ModelEntry:
     where = f"models.{name}"
     if not isinstance(given, dict):
         raise ModelsError(f"{where}: must be a table")
-    unknown = given.keys() - {"engine", "model", "aliases", "defaults"}
+    unknown = given.keys() - {"engine", "model", "aliases", "defaults", "hosted_tools"}
     if unknown:
         raise ModelsError(f"{where}: unknown key {min(unknown)!r}")
     engine, model, aliases = given.get("engine", ""), given.get("model", ""), given.get("aliases", [])
@@ -61,7 +64,10 @@ def _read_entry(name: str, given: object) -> ModelEntry:
     if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias for alias in aliases):
         raise ModelsError(f"{where}: 'aliases' must be a list of strings, none of them empty")
     defaults = _read_defaults(given.get("defaults", {}), f"{where}.defaults")
-    return ModelEntry(name, engine.strip(), model.strip(), tuple(aliases), defaults)
+    hosting = given.get("hosted_tools", "")
+    if "hosted_tools" in given and hosting not in HOSTING:
+        raise ModelsError(f"{where}: 'hosted_tools' must be one of {', '.join(HOSTING)}")
+    return ModelEntry(name, engine.strip(), model.strip(), tuple(aliases), defaults, hosting)
 
 
 def _read_defaults(given: object, where: str) -> tuple[tuple[str, Any], ...]:

@@ -1,5 +1,6 @@
 """``slipring bench``: its output, its files and its exit codes."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -54,6 +55,17 @@ def test_bench_with_a_started_server_writes_all_outputs(
     assert again.read_bytes() == path.read_bytes()
     assert "A coding agent" in page.read_text()
     assert "<svg" in figure.read_text()
+
+
+def test_a_figure_needs_an_engine_for_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "quickjs" else find_spec(name)
+    )
+    assert main(["bench", "--svg", str(tmp_path / "figure.svg")]) == 2
+    assert "(pip install 'slipring[svg]')" in capsys.readouterr().err
 
 
 def test_faulty_answers_give_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

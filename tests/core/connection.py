@@ -18,6 +18,7 @@ from msgspec import Raw, structs
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
+from slipring.core.chain.hosted_items import call_item
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
@@ -61,7 +62,7 @@ from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Joined, Turn
 from slipring.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.protocol import wire
-from slipring.protocol.hosted.mcp_items import CallError
+from slipring.protocol.hosted.mcp_items import CallError, McpApprovalRequest, McpCall, McpListTools
 from slipring.protocol.hosted.mcp_tools import ListedTool, ToolHints
 from slipring.protocol.items import Item, read_item, user_message
 from slipring.protocol.requests import read_create
@@ -168,11 +169,14 @@ class Seen:
         self._before = visible(job.context())
         self._turn = turn
         self._first = first
+        self.end: int | None = None
+        """The index at which the answer ends; None: at the first output of a call."""
 
     @property
     def content(self) -> list[Json]:
-        answer = self._turn.output.items[self._first :] if self._turn is not None else []
-        return self._before + visible(takewhile(lambda item: not item.type.endswith("_output"), answer))
+        answer = self._turn.output.items[self._first : self.end] if self._turn is not None else []
+        written = takewhile(lambda item: not item.type.endswith("_output"), answer)
+        return self._before + [seen for item in written for seen in _written(item)]
 
     @property
     def size_bytes(self) -> int:
@@ -180,6 +184,17 @@ class Seen:
 
 
 _UNSEEN = ("id", "status", "summary", "encrypted_content")
+
+
+def _written(item: Item) -> list[Json]:
+    """What the model has written of an output item."""
+    body = item.body()
+    if isinstance(body, McpListTools):
+        return []
+    if not isinstance(body, McpCall | McpApprovalRequest):
+        return visible([item])
+    assert item.id is not None
+    return visible([call_item(item.id, body.server_label, body.name, body.arguments)])
 
 
 def visible(items: Iterable[Item]) -> list[Json]:
@@ -282,9 +297,10 @@ class Connection:
         )
 
     def steer(self, target: str, input: Any = "wait", **fields: Any) -> Json:
-        """Steer a response; returns the event that answers."""
+        """Steer a response; returns the event that answers. Only the end of hosted calls may follow it."""
         frame = {"type": "response.steer", "previous_response_id": target, "input": input, **fields}
-        (answer,) = self.receive(json.dumps(frame))
+        answer, *after = self.receive(json.dumps(frame))
+        assert not after or after[0]["type"] in ("response.mcp_call.failed", "response.incomplete")
         return answer
 
     def append(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> list[Json]:
@@ -377,7 +393,10 @@ class Connection:
             context=context,
         )
         sent = self._run([Send(self.session.deltas(turn, [*deltas, end]))])
-        return sent + self._run(self.session.finished(turn, self.server.now))
+        after = self.session.finished(turn, self.server.now)
+        if isinstance(position, Seen):
+            position.end = turn.output.began
+        return sent + self._run(after)
 
     # Hosted tools.
 

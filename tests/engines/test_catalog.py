@@ -63,12 +63,31 @@ async def test_a_model_that_its_engine_does_not_have_is_refused_at_start() -> No
         await Catalog.of_entries([Entry("a", FAST, "nope")]).start()
 
 
+async def test_a_model_says_who_runs_its_hosted_tools() -> None:
+    behind = "responses:http://127.0.0.1:9,model=up"
+    catalog = Catalog.of_entries(
+        [
+            Entry("a", FAST),
+            Entry("b", FAST, hosted_tools="refuse"),
+            Entry("c", f"{behind},hosted_tools=upstream"),
+            Entry("d", behind, hosted_tools="upstream"),
+            Entry("e", f"{behind},hosted_tools=upstream", hosted_tools="here"),
+        ]
+    )
+    catalog.look_up_models()
+    hosting = ["here", "refuse", "upstream", "upstream", "here"]
+    assert [model.hosted_tools for model in catalog] == hosting
+    with pytest.raises(StartupError, match=r"models.a: 'hosted_tools' can be 'upstream' with"):
+        Catalog.of_entries([Entry("a", FAST, hosted_tools="upstream")]).look_up_models()
+
+
 TABLE = f"""
 [models.quick]
 engine = "{FAST}"
 aliases = ["q"]
 [models.long]
 engine = "{OTHER}"
+hosted_tools = "refuse"
 [models.long.defaults]
 max_output_tokens = 4
 temperature = 0.25
@@ -102,6 +121,8 @@ async def check_table(server: Server) -> None:
             assert second["reasoning"]["effort"] == "low"
             asked = await socket.response(input="more", model="long", max_output_tokens=2, store=False)
             assert asked["usage"]["output_tokens"] == 2
+            refused = await socket.error(input="hello", model="long", tools=[{"type": "web_search"}])
+            assert (refused["status"], refused["error"]["param"]) == (400, "tools[0].type")
             unknown = await socket.error(input="hello", model="unknown")
             assert (unknown["status"], unknown["error"]["code"]) == (404, "model_not_found")
             assert "'quick', 'long', 'q'" in unknown["error"]["message"]
@@ -118,6 +139,8 @@ async def check_table(server: Server) -> None:
         ("[models.a]\nengine = 'llama'\nmodel = 1", "'model' must be a string"),
         ("[models.a]\nengine = 'llama'\naliases = 'x'", "'aliases' must be a list"),
         ("[models.a]\nengine = 'llama'\naliases = ['a']", "the name 'a' is given twice"),
+        ("[models.a]\nengine = 'llama'\nhosted_tools = 'there'", "must be one of here, upstream, refuse"),
+        ("[models.a]\nengine = 'llama'\nhosted_tools = ''", "must be one of here, upstream, refuse"),
         ("[models.a]\nengine = 'llama'\ndefaults = 1", "models.a.defaults: must be a table in "),
         ("[models.a]\nengine = 'llama'\ndefaults = {top_k = 1}", "unknown key 'top_k'"),
         ("[models.a]\nengine = 'llama'\ndefaults = {top_p = 'x'}", "'top_p' must be a number from 0 to 1"),

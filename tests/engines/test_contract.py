@@ -421,15 +421,18 @@ async def test_a_deferred_tool_is_not_called_before_it_was_found(kind: str) -> N
 
 
 @EVERY
-async def test_calls_past_max_tool_calls_are_ignored_and_the_chain_continues(kind: str) -> None:
+async def test_max_tool_calls_does_not_limit_the_calls_that_a_client_answers(kind: str) -> None:
     async with running(kind) as (fake, server), server.connect() as socket:
         fake.script(Call("get_weather", ARGUMENTS), Call("get_weather", "{}"), Stop())
         first = await socket.response(**ASK, tools=[WEATHER], max_tool_calls=1)
-        assert [item["arguments"] for item in first["output"]] == [ARGUMENTS]
-        output = {"call_id": first["output"][0]["call_id"], "output": "sunny"}
+        assert [item["arguments"] for item in first["output"]] == [ARGUMENTS, "{}"]
+        outputs = [
+            {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+            for call in first["output"]
+        ]
         fake.script(Say(("It is sunny.",)), Stop())
         second = await socket.response(
-            input=[{"type": "function_call_output", **output}],
+            input=outputs,
             previous_response_id=first["id"],
             tools=[WEATHER],
             store=False,

@@ -11,8 +11,8 @@ from msgspec import structs
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Settings
+from slipring.core.token_estimates import _weight, estimated_tokens
 from slipring.engines.base import Engine, Level
-from slipring.engines.remote.estimates import _weight, estimated_tokens
 from slipring.engines.simulated import open_simulated
 from slipring.protocol import wire
 from slipring.protocol.items import read_item, user_message

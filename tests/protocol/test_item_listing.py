@@ -21,6 +21,9 @@ LISTS: dict[ListKind, type[ResponseItemList] | type[ConversationItemList]] = {
 WITHOUT_A_FORM = {"agent_message", "multi_agent_call", "multi_agent_call_output"}
 """Items of a beta, which the lists of the stable API do not have."""
 NEVER_LISTED = {"item_reference", "compaction_trigger"}
+LISTED_WITH_MORE = {"local_shell_call", "local_shell_call_output"}
+"""The SDK's type of the output does not name the call, which clients need."""
+NOT_HERE = NEVER_LISTED | LISTED_WITH_MORE
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 FILE = {"type": "input_file", "file_data": "data:text/plain;base64,AAAA", "filename": "a.txt"}
 SCHEMA = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}
@@ -41,7 +44,7 @@ def message(*content: Json | str, role: str = "user", **fields: Any) -> Json:
 
 
 @pytest.mark.parametrize("within", LISTS)
-@pytest.mark.parametrize("kind", sorted(ITEM_SAMPLES.keys() - WITHOUT_A_FORM - NEVER_LISTED))
+@pytest.mark.parametrize("kind", sorted(ITEM_SAMPLES.keys() - WITHOUT_A_FORM - NOT_HERE))
 def test_every_item_that_may_be_sent_can_be_listed(kind: str, within: ListKind) -> None:
     for item in ITEM_SAMPLES[kind]:
         if item.get("text") != {"format": {"type": "json_object"}}:  # which the SDK does not have there

@@ -157,6 +157,7 @@ def test_every_type_is_either_supported_or_carried():
     assert not SUPPORTED_TYPES & CARRIED_TYPES
 
 
+TIMED_OUT = {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}}
 GOOD: list[Json] = [
     {
         "type": "mcp_list_tools",
@@ -216,6 +217,16 @@ GOOD: list[Json] = [
     {"type": "compaction", "encrypted_content": "blob"},
     {"type": "compaction_summary", "encrypted_content": "blob"},
     {"type": "compaction_trigger"},
+    {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"], "timeout_ms": None}},
+    {"type": "shell_call_output", "call_id": "c", "output": [TIMED_OUT]},
+    {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+    {"type": "local_shell_call_output", "call_id": "c", "output": "x"},
+    {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
+    {"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": None},
+    {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+    {"type": "web_search_call", "id": "ws_1", "action": {"type": "open_page", "url": "https://a.example"}},
+    {"type": "file_search_call", "id": "fs_1", "queries": ["x"], "results": None},
+    {"type": "code_interpreter_call", "id": "ci_1", "code": None, "container_id": "c", "outputs": []},
 ]
 
 

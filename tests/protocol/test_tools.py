@@ -11,7 +11,6 @@ from slipring.protocol import wire
 from slipring.protocol.definitions import MOST_TOOLS, Definitions, Grammar
 from slipring.protocol.tools import (
     AUTO,
-    HOSTED_TYPES,
     NO_TOOLS,
     FunctionTool,
     Offer,
@@ -31,13 +30,18 @@ LARGE = {"description": "x" * 256 * 1024}
 SEARCH = {"type": "web_search", "filters": {"allowed_domains": ["a.example"]}}
 
 
-def definitions() -> Definitions:
+def definitions(*ignored: str) -> Definitions:
     """Empty definitions with the default limits."""
-    return Definitions(max_grammars=64, max_grammar_bytes=65_536, max_schema_bytes=256 * 1024)
+    return Definitions(
+        max_grammars=64,
+        max_grammar_bytes=65_536,
+        max_schema_bytes=256 * 1024,
+        ignored_tools=frozenset(ignored),
+    )
 
 
 def read(*tools: object) -> Toolset:
-    return Toolset.read(Raw(json.dumps(tools).encode()), definitions=definitions())
+    return Toolset.read(Raw(json.dumps(tools).encode()), definitions=definitions("web_search"))
 
 
 def echo(toolset: Toolset) -> list[Any]:
@@ -106,7 +110,7 @@ def test_a_function_is_echoed_with_the_keys_that_clients_require():
         {"type": "custom", "name": "c", "description": "d", "format": {**REGEX, "definition": "a+"}},
         {"type": "tool_search", "execution": "client", "description": "d", "parameters": {"a": 1}},
         SEARCH,
-        {"type": "from_the_future", "x": 1},
+        {"type": "shell", "environment": {"type": "local"}, "x": 1},
     ],
     ids=lambda tool: tool["type"],
 )
@@ -121,10 +125,29 @@ def test_optional_fields_may_be_null(kind):
     assert read({"type": kind, "name": "x", **optional}).callables[0].name == "x"
 
 
-@pytest.mark.parametrize("kind", sorted(HOSTED_TYPES))
-def test_hosted_tools_are_echoed_and_never_called(kind):
-    tools = read({"type": kind})
+def test_a_type_that_nothing_answers_is_refused_unless_it_is_ignored():
+    sent = Raw(json.dumps([F, {"type": "image_generation"}]).encode())
+    tools = Toolset.read(sent, definitions=definitions("image_generation"))
+    assert [tool.name for tool in tools.callables] == ["f"]
+    assert echo(tools)[1] == {"type": "image_generation"}
+    with pytest.raises(UnsupportedParameter) as caught:
+        Toolset.read(sent, definitions=definitions())
+    assert caught.value.param == "tools[1].type"
+
+
+@pytest.mark.parametrize("kind", ["web_search", "image_generation", "from_the_future"])
+def test_tools_that_were_accepted_before_are_echoed(kind):
+    tools = Toolset.read(Raw(json.dumps([{"type": kind}]).encode()))
     assert tools.callables == ()
+    assert echo(tools) == [{"type": kind}]
+
+
+@pytest.mark.parametrize("kind", ["shell", "local_shell", "apply_patch"])
+def test_tools_that_the_client_runs_are_functions_to_a_model(kind):
+    tools = read({"type": kind})
+    (tool,) = tools.callables
+    assert (tool.kind, tool.name, tool.namespace) == (kind, kind, None)
+    assert json.loads(tool.parameters or b"")["additionalProperties"] is False
     assert echo(tools) == [{"type": kind}]
 
 
@@ -312,11 +335,19 @@ def test_requiring_a_call_of_hosted_tools_only_is_refused():
         choose({"type": "allowed_tools", "mode": "required", "tools": [SEARCH]}, F, SEARCH)
 
 
-@pytest.mark.parametrize("kind", ["web_search", "shell", "apply_patch", "from_the_future"])
-def test_a_hosted_tool_cannot_be_chosen(kind):
+def test_a_type_that_nothing_here_runs_cannot_be_chosen():
     with pytest.raises(UnsupportedParameter) as caught:
-        choose({"type": kind}, F)
+        choose({"type": "from_the_future"}, F)
     assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("kind", ["web_search", "shell", "apply_patch"])
+def test_a_type_is_chosen_if_it_is_among_the_tools(kind):
+    with pytest.raises(InvalidRequest, match=f"Tool choice '{kind}' not found"):
+        choose({"type": kind}, F, SEARCH)
+    if kind != "web_search":
+        offer = choose({"type": kind}, F, {"type": kind})
+        assert ([tool.kind for tool in offer.tools], offer.required) == ([kind], True)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from slipring.stores.catalog import open_database
 from slipring.stores.sql.store import SqlStore
+from tests.stores.postgres_relay import Relay
 
 KINDS = ("memory", "sqlite", "postgresql")
 DURABLE = ("sqlite", "postgresql")
@@ -68,3 +69,12 @@ async def durable(durable_spec: str) -> AsyncIterator[StoreLocation]:
 @pytest.fixture
 async def store(location: StoreLocation) -> SqlStore:
     return await location.open()
+
+
+@pytest.fixture
+async def relay(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Relay]:
+    """A relay to an empty schema of a PostgreSQL server."""
+    relay = Relay(postgres_url, tmp_path_factory.mktemp("pg"))
+    await relay.open()
+    yield relay
+    await relay.cut()

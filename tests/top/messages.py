@@ -106,6 +106,9 @@ _engines = _made(
     ),
     saved_memory=st.none() | _memory,
 )
+_totals = _made(
+    Totals, turns=_counts, tokens=_counts, request_bytes=_sizes, history_bytes=_sizes, fallbacks=_counts
+)
 _updates = _made(
     Update,
     process=_numbers,
@@ -124,9 +127,7 @@ _updates = _made(
     engines=_few(_engines),
     parked=_few(_made(Parked, tenant=_texts, responses=_sizes, size_bytes=_sizes, seconds_left=_times)),
     parked_sessions=_sizes,
-    totals=_made(
-        Totals, turns=_counts, tokens=_counts, request_bytes=_sizes, history_bytes=_sizes, fallbacks=_counts
-    ),
+    totals=_totals,
     connections=_few(_connections),
     closed=_few(_numbers),
     http=_few(_turns),
@@ -141,9 +142,11 @@ _greetings = _made(
     interval_s=_times,
     api_url=_texts,
     workers=st.integers(-1, 3),
+    departed=_totals,
 )
 
 any_messages: st.SearchStrategy[list[Message]] = st.lists(
-    st.one_of(_updates, _updates, _greetings, _made(ProcessGone, process=_numbers)), max_size=3
+    st.one_of(_updates, _updates, _greetings, _made(ProcessGone, process=_numbers, departed=_totals)),
+    max_size=3,
 )
 """Short sequences of messages, in any order."""

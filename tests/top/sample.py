@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 def greeting(workers: int = 1, **changed: Any) -> Greeting:
-    plain = Greeting("0.1.0", NOW - 11_520, NOW, 0.5, "http://127.0.0.1:8000/v1", workers)
+    plain = Greeting("0.1.0", NOW - 11_520, NOW, 0.5, "http://127.0.0.1:8000/v1", workers, Totals())
     return msgspec.structs.replace(plain, **changed)
 
 

@@ -13,7 +13,17 @@ from slipring.top.figures import count, duration, rate, share, size, visible
 from slipring.top.screen import Screen, lines
 from slipring.top.state import State, View
 from tests.top.messages import any_messages
-from tests.top.sample import NOW, busy_update, connection, engine, greeting, totals, update
+from tests.top.sample import (
+    NOW,
+    busy_update,
+    connection,
+    ended,
+    engine,
+    greeting,
+    running,
+    totals,
+    update,
+)
 
 SIZES = [(80, 24), (200, 60), (40, 10), (10, 3), (1, 1)]
 ADDRESS = "127.0.0.1:9464"
@@ -153,3 +163,16 @@ def test_figures_are_short() -> None:
     assert [share(1, 3), share(1, 0), share(5, 3)] == ["33 %", "–", "100 %"]
     assert duration(float("nan")) == "0 ms"
     assert visible("a\x1b\n\u200eé") == "a\\x1b\\n\\u200eé"
+
+
+def test_hosted_tools_are_shown_while_they_run_and_afterwards() -> None:
+    turns = [running(3.0, phase, ("render", 5.0)) for phase in ("listing", "calling")]
+    connections = [connection(number, running=[turn]) for number, turn in enumerate(turns, start=1)]
+    shown = drawn(
+        folded(greeting(), update(connections=connections, turns=[ended(1, 1, hosted_calls=17)])), width=250
+    )
+    assert any("lists tools" in line for line in shown)
+    assert any("hosted tools" in line for line in shown)
+    (heading,) = [line for line in shown if "slowest stage" in line]
+    (ended_turn,) = [line for line in shown if " ago " in line]
+    assert ended_turn[: heading.index("calls") + len("calls")].endswith(" 17")

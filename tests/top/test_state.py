@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from slipring.observation.live import Greeting, Memory, Message, Parked, ProcessGone, TenantMemory
+from slipring.observation.live import Greeting, Memory, Message, Parked, ProcessGone, TenantMemory, sum_of
 from slipring.top import state
 from slipring.top.run import as_json
 from slipring.top.state import MOST_TURNS, State, View
@@ -48,7 +48,7 @@ def test_a_view_is_complete_when_every_worker_has_reported() -> None:
     assert not folded(greeting(2), update(0)).is_complete
     assert not folded(greeting(2), update(0), update(1, is_complete=False)).is_complete
     assert folded(greeting(2), update(0), update(1)).is_complete
-    assert not folded(greeting(2), update(0), update(1), ProcessGone(1)).is_complete
+    assert not folded(greeting(2), update(0), update(1), ProcessGone(1, totals())).is_complete
 
 
 def test_an_update_replaces_removes_and_appends() -> None:
@@ -76,10 +76,17 @@ def test_a_complete_update_replaces_everything() -> None:
 
 
 def test_a_process_that_is_gone_is_removed() -> None:
-    view = folded(greeting(2), busy_update(0), busy_update(1), ProcessGone(0), ProcessGone(5))
+    gone = [ProcessGone(process, totals(1250)) for process in (0, 5)]
+    view = folded(greeting(2), busy_update(0), busy_update(1), *gone)
     assert [process.process for process in view.processes] == [1]
     assert {each.process for each in view.connections} == {1}
-    assert view.totals == totals()
+    assert view.totals == sum_of((totals(), totals(1250)))
+
+
+def test_totals_contain_what_ended_processes_had_counted() -> None:
+    view = folded(greeting(departed=totals(10)), busy_update())
+    assert view.totals == sum_of((totals(), totals(10)))
+    assert view.totals.turns == {"completed": 1250, "failed": 4}
 
 
 def test_a_process_that_takes_the_number_of_another_starts_anew() -> None:

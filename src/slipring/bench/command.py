@@ -1,6 +1,7 @@
 """Runs ``slipring bench``: measures, shows and writes the results, and returns the exit code."""
 
 import asyncio
+import importlib.util
 import os
 import signal
 import sys
@@ -114,6 +115,8 @@ def _plans(options: BenchOptions) -> list[Plan]:
 def _check_outputs(outputs: Outputs) -> None:
     """Raise ``UsageError`` before a long measurement if a file cannot be written. Leaves existing files
     unchanged."""
+    if outputs.svg is not None and importlib.util.find_spec("quickjs") is None:
+        raise UsageError("--svg: quickjs-ng is not installed (pip install 'slipring[svg]')")
     for path in (outputs.json, outputs.html, outputs.svg):
         if path is None:
             continue

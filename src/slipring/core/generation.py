@@ -12,6 +12,7 @@ from msgspec import Raw, Struct, field, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Branch, Position, ResponseState, branch_of
+from slipring.protocol.events import CallEvent
 from slipring.protocol.items import Effort, Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.responses import Logprob
@@ -102,6 +103,32 @@ class CallEnded(Struct):
     answer it. The arguments are then no complete JSON object, so that no client can run the call."""
 
 
+class UpstreamItemStarted(Struct):
+    """An item begins that the engine's server makes itself, and that the client gets as it is: of a tool that
+    the server runs, or a call that the client has to answer. Other items may begin and end before it ends."""
+
+    key: int | str
+    """Names the item in the deltas about it."""
+    item: Item
+    """As it begins. Its id is kept: the server knows the item by it."""
+
+
+class UpstreamItemEvent(Struct):
+    """An event about an item that an ``UpstreamItemStarted`` has begun."""
+
+    key: int | str
+    kind: type[CallEvent]
+    fields: dict[str, object]
+    """Those that this kind has beside ``item_id`` and the numbers."""
+
+
+class UpstreamItemEnded(Struct):
+    """The whole item. It is valid: its body can be decoded."""
+
+    key: int | str
+    item: Item
+
+
 class Finished(Struct):
     """The last delta of every job, including warmups."""
 
@@ -140,8 +167,13 @@ Delta = (
     | CallStarted
     | CallArguments
     | CallEnded
+    | UpstreamItemStarted
+    | UpstreamItemEvent
+    | UpstreamItemEnded
     | Finished
 )
+Hosting = Literal["here", "upstream", "refuse"]
+"""Who runs the hosted tools of a request: this server, the engine's server, or nobody."""
 
 
 class Capabilities(Struct, frozen=True):
@@ -191,6 +223,8 @@ class Model(Struct, frozen=True):
     does not know."""
     is_upstream: bool = False
     """Whether another Responses server offers the model, so that only its name is known here."""
+    hosted_tools: Hosting = "here"
+    """``upstream`` only if ``is_upstream``."""
 
 
 class Models(Protocol):
@@ -219,6 +253,27 @@ class Settings(Struct, frozen=True):
     pattern: str | None = None
     """A regular expression that the text of the answer has to match as a whole. Jobs of clients have none. An
     engine enforces it if it can, so the caller checks the answer."""
+
+
+class UpstreamTools(Struct, frozen=True):
+    """The tools of a request some of which the engine's server runs, as the client sent them.
+
+    They contain the secrets for those tools, so they belong to the jobs of one response and are never kept.
+    """
+
+    tools: bytes
+    """The whole ``tools``, as JSON."""
+    labels: tuple[str, ...] = ()
+    """Of the MCP servers in it."""
+    secrets: tuple[str, ...] = ()
+    """The secrets in it."""
+    choice: bytes | None = None
+    """``tool_choice`` as JSON; None: the default."""
+    include: tuple[str, ...] = ()
+    """What ``include`` asks of these tools."""
+
+    def __repr__(self) -> str:
+        return "<UpstreamTools>"
 
 
 class Stop:
@@ -254,6 +309,8 @@ class Job(Struct, frozen=True):
     the same parent, so ``fork`` is set too, but usually none does: each history replaces the one before."""
     cache_key: str | None = None
     """The client's ``prompt_cache_key``: jobs with the same key are likely to share a prefix."""
+    upstream_tools: UpstreamTools | None = None
+    """Set if the engine's server runs tools of this request."""
     stop: Stop = field(default_factory=Stop)
 
     @property

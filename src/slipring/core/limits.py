@@ -110,6 +110,7 @@ class Limits:
     tenant_cache_bytes: int = _limit(1024 * _MIB, "the same for all connections of one tenant")
     process_cache_bytes: int = _limit(2048 * _MIB, "the same for all connections of one process")
     store_bytes: int = _limit(1024 * _MIB, "size of the memory store")
+    tenant_store_bytes: int = _limit(512 * _MIB, "the same for one tenant")
     recent_bytes: int = _limit(
         256 * _MIB, "memory for the state of recently stored responses, with every kind of store"
     )

@@ -32,6 +32,8 @@ class Ports(Struct, frozen=True):
     """Recognises histories that clients send again."""
     verdicts: KnownVerdicts
     """What safety checks have said about items."""
+    ignored_tools: frozenset[str] = frozenset()
+    """Types of tools that requests may list although nothing answers them."""
 
 
 class Betas(Struct, frozen=True):

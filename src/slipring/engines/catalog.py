@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from slipring.core.generation import Defaults, Delta, Job, Model
+from slipring.core.generation import Defaults, Delta, Hosting, Job, Model
 from slipring.engines.base import Engine
 from slipring.engines.sharing import Borrowed, Owner
 from slipring.errors import ModelNotFound, StartupError
@@ -143,6 +143,8 @@ class Entry(Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     defaults: Defaults = Defaults()
     """They override those of the engine."""
+    hosted_tools: Hosting | None = None
+    """Who runs hosted tools; None: as the engine says."""
 
 
 class Catalog:
@@ -189,11 +191,16 @@ class Catalog:
 
     def _configured(self, entry: Entry) -> Model:
         model = _own_model(self._engines[entry.engine], entry)
+        if entry.hosted_tools == "upstream" and not model.is_upstream:
+            raise StartupError(
+                f"models.{entry.name}: 'hosted_tools' can be 'upstream' with the engine 'responses' only"
+            )
         return structs.replace(
             model,
             name=entry.name,
             own_name=model.own_name or model.name,
             defaults=entry.defaults.over(model.defaults),
+            hosted_tools=entry.hosted_tools or model.hosted_tools,
         )
 
     def __iter__(self) -> Iterator[Model]:

@@ -6,13 +6,44 @@ announced by ``ProcessGone``. ``top`` and the live page read the same messages.
 
 A reader keeps, for each process, the connections by ``number`` and the turns by ``connection`` and ``lane``:
 an update replaces the connections that it contains, removes those that it lists as closed, and appends its
-turns. A complete update replaces everything that the process has sent before.
+turns. A complete update replaces everything that the process has sent before. The totals of the server are
+the sum of those of its processes and of ``departed``, and never fall.
 """
+
+from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from slipring.protocol.timing import TurnReport
+
+
+class Totals(Struct, frozen=True):
+    """Counts since a process started."""
+
+    turns: dict[str, int] = {}
+    """By status."""
+    tokens: dict[str, int] = {}
+    """By kind: ``rendered``, ``input``, ``cached``, ``output``, ``reasoning``."""
+    request_bytes: int = 0
+    history_bytes: int = 0
+    """Bytes of earlier items that clients did not have to send."""
+    fallbacks: dict[str, int] = {}
+    """Contexts that were rendered in full although their parent was in memory, by reason."""
+
+
+def sum_of(each: Iterable[Totals]) -> Totals:
+    """The counts of several processes."""
+    turns, tokens, fallbacks = Counter[str](), Counter[str](), Counter[str]()
+    request_bytes = history_bytes = 0
+    for totals in each:
+        turns.update(totals.turns)
+        tokens.update(totals.tokens)
+        fallbacks.update(totals.fallbacks)
+        request_bytes += totals.request_bytes
+        history_bytes += totals.history_bytes
+    return Totals(dict(turns), dict(tokens), request_bytes, history_bytes, dict(fallbacks))
 
 
 class Greeting(Struct, frozen=True, tag="greeting"):
@@ -29,6 +60,8 @@ class Greeting(Struct, frozen=True, tag="greeting"):
     """Base URL of the API, for the first request to an empty server."""
     workers: int
     """Number of processes that serve clients."""
+    departed: Totals
+    """What the processes that have ended had counted. It belongs to the totals of the server."""
 
 
 class Turn(Struct, frozen=True):
@@ -38,7 +71,8 @@ class Turn(Struct, frozen=True):
     """Unix time at which its request had arrived."""
     report: TurnReport
     """Of a turn that has not ended: the stages that have, and as status the phase that it is in: ``waiting``,
-    ``loading``, ``checking``, ``preparing``, ``running``, ``paused`` or ``saving``."""
+    ``loading``, ``listing``, ``checking``, ``claiming``, ``preparing``, ``running``, ``calling`` (hosted
+    tools), ``paused`` (until its client continues it) or ``saving``."""
     transport: str
     """``websocket``, ``sse``, ``http`` or ``background``."""
     tenant: str
@@ -168,20 +202,6 @@ class Engine(Struct, frozen=True):
     """None: it saves no contexts."""
 
 
-class Totals(Struct, frozen=True):
-    """Counts since the process started."""
-
-    turns: dict[str, int]
-    """By status."""
-    tokens: dict[str, int]
-    """By kind: ``rendered``, ``input``, ``cached``, ``output``, ``reasoning``."""
-    request_bytes: int
-    history_bytes: int
-    """Bytes of earlier items that clients did not have to send."""
-    fallbacks: dict[str, int]
-    """Contexts that were rendered in full although their parent was in memory, by reason."""
-
-
 class Update(Struct, frozen=True, tag="update"):
     """The state of one process, and what has changed since its last update."""
 
@@ -225,6 +245,8 @@ class ProcessGone(Struct, frozen=True, tag="process_gone"):
     """A worker has ended. Another one may take its number, with a complete update."""
 
     process: int
+    departed: Totals
+    """As in the greeting: what all that have ended had counted, this one included."""
 
 
 Message = Greeting | Update | ProcessGone

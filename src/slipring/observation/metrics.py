@@ -338,6 +338,16 @@ STORE_ERRORS = Metric(
     "slipring_store_errors_total", "counter", "Writes that failed because the store could not be used."
 )
 
+# What observes turns.
+
+RECORDING_RESULTS = ("written", "dropped")
+RECORDED_TURNS = Metric(
+    "slipring_recorded_turns_total",
+    "counter",
+    "Turns that were to be recorded (`--record`). `dropped`: too many at once, or no room for them.",
+    (Label("result", RECORDING_RESULTS),),
+)
+
 # Processes.
 
 LOOP_LAG_SECONDS = Metric(

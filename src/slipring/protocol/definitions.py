@@ -51,15 +51,35 @@ class Compilable(Struct, frozen=True):
 class Definitions:
     """Collects the grammars of one request, and raises ``InvalidRequest`` where a bound is exceeded."""
 
-    __slots__ = ("_bytes", "_max_grammar_bytes", "_max_grammars", "_max_schema_bytes", "grammars")
+    __slots__ = (
+        "_bytes",
+        "_max_grammar_bytes",
+        "_max_grammars",
+        "_max_schema_bytes",
+        "grammars",
+        "ignored_tools",
+    )
 
-    def __init__(self, *, max_grammars: int, max_grammar_bytes: int, max_schema_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_grammars: int,
+        max_grammar_bytes: int,
+        max_schema_bytes: int,
+        ignored_tools: frozenset[str] = frozenset(),
+    ) -> None:
+        self.ignored_tools: frozenset[str] | None = ignored_tools
+        """Types of tools that a request may list although nothing here answers them; None: all."""
         self._max_grammars = max_grammars
         self._max_grammar_bytes = max_grammar_bytes
         self._max_schema_bytes = max_schema_bytes
         self._bytes = 0
         self.grammars: list[Compilable] = []
         """The grammars added so far, in the order of the request."""
+
+    def ignores(self, kind: str) -> bool:
+        """Whether a request may list tools of this type although nothing here answers them."""
+        return self.ignored_tools is None or kind in self.ignored_tools
 
     def add_grammar(self, grammar: Grammar, where: str) -> None:
         """Check a grammar's size and keep it for the compiler; ``where`` names the ``format`` around it."""

@@ -214,6 +214,79 @@ class McpCallProgress(CallEvent, tag="slipring.mcp_call.progress", kw_only=True)
     message: str | None
 
 
+class WebSearchCallInProgress(CallEvent, tag="response.web_search_call.in_progress", kw_only=True):
+    pass
+
+
+class WebSearchCallSearching(CallEvent, tag="response.web_search_call.searching", kw_only=True):
+    """Sent when a search begins, and again whenever its server reports progress."""
+
+
+class WebSearchCallCompleted(CallEvent, tag="response.web_search_call.completed", kw_only=True):
+    pass
+
+
+class FileSearchCallInProgress(CallEvent, tag="response.file_search_call.in_progress", kw_only=True):
+    pass
+
+
+class FileSearchCallSearching(CallEvent, tag="response.file_search_call.searching", kw_only=True):
+    """Sent when a search begins, and again whenever its server reports progress."""
+
+
+class FileSearchCallCompleted(CallEvent, tag="response.file_search_call.completed", kw_only=True):
+    pass
+
+
+class CodeInterpreterCallInProgress(
+    CallEvent, tag="response.code_interpreter_call.in_progress", kw_only=True
+):
+    pass
+
+
+class CodeInterpreterCallCodeDelta(CallEvent, tag="response.code_interpreter_call_code.delta", kw_only=True):
+    delta: str
+
+
+class CodeInterpreterCallCodeDone(CallEvent, tag="response.code_interpreter_call_code.done", kw_only=True):
+    code: str
+
+
+class CodeInterpreterCallInterpreting(
+    CallEvent, tag="response.code_interpreter_call.interpreting", kw_only=True
+):
+    """Sent when the code begins to run, and again whenever its server reports progress."""
+
+
+class CodeInterpreterCallCompleted(CallEvent, tag="response.code_interpreter_call.completed", kw_only=True):
+    pass
+
+
+class ImageGenerationCallInProgress(
+    CallEvent, tag="response.image_generation_call.in_progress", kw_only=True
+):
+    pass
+
+
+class ImageGenerationCallGenerating(CallEvent, tag="response.image_generation_call.generating", kw_only=True):
+    pass
+
+
+class ImageGenerationCallPartialImage(
+    CallEvent, tag="response.image_generation_call.partial_image", kw_only=True
+):
+    partial_image_index: int
+    partial_image_b64: str
+    size: str | UnsetType = UNSET
+    quality: str | UnsetType = UNSET
+    background: str | UnsetType = UNSET
+    output_format: str | UnsetType = UNSET
+
+
+class ImageGenerationCallCompleted(CallEvent, tag="response.image_generation_call.completed", kw_only=True):
+    pass
+
+
 class CompactionCompacting(ItemEvent, tag="response.compaction.compacting", kw_only=True):
     item_id: str
 

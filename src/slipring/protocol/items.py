@@ -13,6 +13,16 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from slipring.errors import InvalidRequest, quoted
 from slipring.protocol import wire
+from slipring.protocol.client_items import (
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    CallId,
+    LocalShellCall,
+    LocalShellCallOutput,
+    ShellCall,
+    ShellCallOutput,
+)
+from slipring.protocol.hosted.builtin_items import CodeInterpreterCall, FileSearchCall, WebSearchCall
 from slipring.protocol.hosted.mcp_items import (
     McpApprovalRequest,
     McpApprovalResponse,
@@ -25,7 +35,6 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TOOL_SEARCH = "tool_search"
 """The name under which a model calls tool search: models see it as an ordinary function."""
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 ItemId = Annotated[str, Meta(max_length=512)]
 """An id chosen by a client. Bounded because stores index it."""
 
@@ -39,6 +48,7 @@ CALL_OF_OUTPUT = {
     "custom_tool_call_output": "custom_tool_call",
     "computer_call_output": "computer_call",
     "shell_call_output": "shell_call",
+    "local_shell_call_output": "local_shell_call",
     "apply_patch_call_output": "apply_patch_call",
     "tool_search_output": "tool_search_call",
 }
@@ -227,6 +237,9 @@ Body = (
     | McpCall
     | McpApprovalRequest
     | McpApprovalResponse
+    | WebSearchCall
+    | FileSearchCall
+    | CodeInterpreterCall
     | Carried
 )
 
@@ -247,32 +260,38 @@ BODIES: dict[str, type[Body]] = {
     "mcp_call": McpCall,
     "mcp_approval_request": McpApprovalRequest,
     "mcp_approval_response": McpApprovalResponse,
+    "web_search_call": WebSearchCall,
+    "file_search_call": FileSearchCall,
+    "code_interpreter_call": CodeInterpreterCall,
 }
 CARRIED_TYPES = frozenset(
     {
         "agent_message",
-        "apply_patch_call",
-        "apply_patch_call_output",
-        "code_interpreter_call",
         "computer_call",
         "computer_call_output",
-        "file_search_call",
         "image_generation_call",
-        "local_shell_call",
-        "local_shell_call_output",
         "multi_agent_call",
         "multi_agent_call_output",
         "program",
         "program_output",
-        "shell_call",
-        "shell_call_output",
-        "web_search_call",
     }
 )
 
 
+_CLIENT_CALLS: dict[str, type[ShellCall | LocalShellCall | ApplyPatchCall]] = {
+    "shell_call": ShellCall,
+    "local_shell_call": LocalShellCall,
+    "apply_patch_call": ApplyPatchCall,
+}
+_CLIENT_OUTPUTS: dict[str, type[ShellCallOutput | LocalShellCallOutput | ApplyPatchCallOutput]] = {
+    "shell_call_output": ShellCallOutput,
+    "local_shell_call_output": LocalShellCallOutput,
+    "apply_patch_call_output": ApplyPatchCallOutput,
+}
 FORMS: dict[str, type[Struct]] = {
     **BODIES,
+    **_CLIENT_CALLS,
+    **_CLIENT_OUTPUTS,
     "tool_search_call": ToolSearchCall,
     "tool_search_output": ToolSearchOutput,
 }
@@ -289,7 +308,32 @@ class _SearchDecoder:
         return self._decoder.decode(data).read()
 
 
+class _ClientCallDecoder:
+    """Decodes calls of built-in client tools into the function call that a model sees."""
+
+    def __init__(self, kind: str) -> None:
+        self._name = kind.removesuffix("_call")
+        self._decoder = msgspec.json.Decoder(_CLIENT_CALLS[kind])
+
+    def decode(self, data: bytes | str, /) -> Body:
+        call = self._decoder.decode(data)
+        return FunctionCall(call.call_id, self._name, call.arguments, status=call.status)
+
+
+class _ClientOutputDecoder:
+    """Decodes outputs of built-in client tools into the output that a model reads."""
+
+    def __init__(self, kind: str) -> None:
+        self._decoder = msgspec.json.Decoder(_CLIENT_OUTPUTS[kind])
+
+    def decode(self, data: bytes | str, /) -> Body:
+        output = self._decoder.decode(data)
+        return CallOutput(output.call_id, output.text)
+
+
 _DECODERS: dict[str, wire.Decoder[Body]] = {
+    **{name: _ClientCallDecoder(name) for name in _CLIENT_CALLS},
+    **{name: _ClientOutputDecoder(name) for name in _CLIENT_OUTPUTS},
     **{name: msgspec.json.Decoder(body) for name, body in BODIES.items()},
     **{name: msgspec.json.Decoder(Carried) for name in CARRIED_TYPES},
     "tool_search_call": _SearchDecoder(ToolSearchCall),
@@ -389,8 +433,12 @@ def read_item(raw: bytes, where: str) -> Item:
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise _refusal(kind, where)
+    call_id = outline.call_id
+    if kind == "local_shell_call_output" and call_id is None and outline.id is not None:
+        # The API's type has no ``call_id``: there, ``id`` is that of the call.
+        call_id, raw = outline.id, _with_field(raw, "call_id", outline.id, is_new=False)
     wire.decode(decoder, raw, where=where)
-    return Item(type=kind, raw=raw, id=outline.id, call_id=outline.call_id)
+    return Item(type=kind, raw=raw, id=outline.id, call_id=call_id)
 
 
 def _read_long(raw: bytes, where: str) -> _Outline:

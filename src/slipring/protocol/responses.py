@@ -8,6 +8,8 @@ from typing import Literal, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from slipring.protocol.client_items import FileOperation, LocalShellAction, ShellAction
+from slipring.protocol.hosted.builtin_items import CodeStatus, SearchStatus
 from slipring.protocol.hosted.mcp_items import CallError, CallStatus
 from slipring.protocol.hosted.mcp_tools import ListedTool
 
@@ -89,6 +91,34 @@ class ToolSearchCallItem(Struct, tag_field="type", tag="tool_search_call"):
     execution: Literal["client"] = "client"
 
 
+class ShellCallItem(Struct, tag_field="type", tag="shell_call"):
+    """Commands that the client runs in a shell."""
+
+    id: str
+    call_id: str
+    action: ShellAction
+    status: ItemStatus
+    environment: None = None
+
+
+class LocalShellCallItem(Struct, tag_field="type", tag="local_shell_call"):
+    """A program that the client runs."""
+
+    id: str
+    call_id: str
+    action: LocalShellAction
+    status: ItemStatus
+
+
+class ApplyPatchCallItem(Struct, tag_field="type", tag="apply_patch_call"):
+    """A change of a file that the client makes."""
+
+    id: str
+    call_id: str
+    operation: FileOperation
+    status: Literal["in_progress", "completed"]
+
+
 class CompactionItem(Struct, tag_field="type", tag="compaction"):
     """Replaces the items before it; only this server can decrypt it."""
 
@@ -127,16 +157,73 @@ class McpApprovalRequestItem(Struct, tag_field="type", tag="mcp_approval_request
     arguments: str
 
 
+class SearchSource(Struct, tag_field="type", tag="url"):
+    url: str
+
+
+class SearchAction(Struct, tag_field="type", tag="search"):
+    query: str
+    queries: list[str]
+    sources: list[SearchSource] | UnsetType = UNSET
+
+
+class WebSearchCallItem(Struct, tag_field="type", tag="web_search_call"):
+    """A search that the server ran."""
+
+    id: str
+    status: SearchStatus
+    action: SearchAction
+
+
+class FoundPassage(Struct):
+    """A part of a file that a search has found."""
+
+    file_id: str | None = None
+    filename: str | None = None
+    score: float | None = None
+    text: str | None = None
+    attributes: dict[str, str | float | bool] | None = None
+
+
+class FileSearchCallItem(Struct, tag_field="type", tag="file_search_call"):
+    """A search in files that the server ran."""
+
+    id: str
+    status: SearchStatus
+    queries: list[str]
+    results: list[FoundPassage] | None = None
+
+
+class CodeLogs(Struct, tag_field="type", tag="logs"):
+    logs: str
+
+
+class CodeInterpreterCallItem(Struct, tag_field="type", tag="code_interpreter_call"):
+    """Code that the server ran."""
+
+    id: str
+    status: CodeStatus
+    code: str
+    container_id: str
+    outputs: list[CodeLogs] | None = None
+
+
 OutputItem = (
     OutputMessage
     | ReasoningItem
     | FunctionCallItem
     | CustomToolCallItem
     | ToolSearchCallItem
+    | ShellCallItem
+    | LocalShellCallItem
+    | ApplyPatchCallItem
     | CompactionItem
     | McpListToolsItem
     | McpCallItem
     | McpApprovalRequestItem
+    | WebSearchCallItem
+    | FileSearchCallItem
+    | CodeInterpreterCallItem
 )
 
 

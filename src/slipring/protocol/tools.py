@@ -12,31 +12,31 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
-from slipring.protocol import wire
+from slipring.protocol import client_tools, wire
+from slipring.protocol.client_tools import (
+    PARAMETERS,
+    ApplyPatchTool,
+    ClientKind,
+    ClientTool,
+    LocalShellTool,
+    ShellTool,
+)
 from slipring.protocol.definitions import MOST_TOOLS, Definitions, Grammar, read_grammar
+from slipring.protocol.hosted.builtin_tools import (
+    FUNCTIONS,
+    KIND_OF_TYPE,
+    TAG,
+    BuiltinKind,
+    KeptBuiltin,
+    unanswered,
+)
 from slipring.protocol.hosted.mcp_tools import KeptServer, model_name
 from slipring.protocol.items import TOOL_SEARCH, Name
 from slipring.protocol.wire import NULL, given
 
-HOSTED_TYPES = frozenset(
-    {
-        "apply_patch",
-        "code_interpreter",
-        "computer",
-        "computer_use_preview",
-        "file_search",
-        "image_generation",
-        "local_shell",
-        "programmatic_tool_calling",
-        "shell",
-        "web_search",
-        "web_search_2025_08_26",
-        "web_search_preview",
-        "web_search_preview_2025_03_11",
-    }
-)
-"""Tools that OpenAI runs on its servers. Requests may list them; slipring never calls them."""
-Kind = Literal["function", "custom", "tool_search"]
+Kind = Literal["function", "custom", "tool_search"] | ClientKind | BuiltinKind
+_NAMED_BY_TYPE: frozenset[str] = frozenset({*KIND_OF_TYPE, *PARAMETERS})
+"""Tools that ``tool_choice`` names by their type alone."""
 
 
 class FunctionTool(Struct, tag_field="type", tag="function"):
@@ -78,7 +78,7 @@ Definition = FunctionTool | CustomTool | ToolSearchTool
 
 
 class CallableTool(Struct, frozen=True):
-    """A tool that the model can call and the client runs."""
+    """A tool that the model can call. Tools of other kinds than ``custom`` are functions to a model."""
 
     kind: Kind
     name: str
@@ -126,6 +126,12 @@ _tools = msgspec.json.Decoder(list[Raw])
 _inner = msgspec.json.Decoder(_Inner)
 _outline = msgspec.json.Decoder(_Outline)
 _server = msgspec.json.Decoder(KeptServer)
+_builtin = msgspec.json.Decoder(KeptBuiltin)
+_CLIENT_TOOLS: dict[str, msgspec.json.Decoder[ClientTool]] = {
+    "shell": msgspec.json.Decoder(ShellTool),
+    "local_shell": msgspec.json.Decoder(LocalShellTool),
+    "apply_patch": msgspec.json.Decoder(ApplyPatchTool),
+}
 _DECODERS: dict[str, msgspec.json.Decoder[Definition | NamespaceTool]] = {
     "function": msgspec.json.Decoder(FunctionTool),
     "custom": msgspec.json.Decoder(CustomTool),
@@ -211,8 +217,7 @@ def _read_tool(
         return
     decoder = _DECODERS.get(kind)
     if decoder is None:
-        # Hosted tools and unknown types are echoed and never called.
-        echo.append(Raw(raw))
+        _read_builtin(kind, raw, where, echo, callables, definitions)
         return
     if (
         len(raw) > wire.LONG_BYTES
@@ -227,6 +232,38 @@ def _read_tool(
         callables.append(_callable(tool, None))
     if definitions is not None:
         _take_definitions(tool, where, definitions)
+
+
+def _read_builtin(
+    kind: str,
+    raw: bytes,
+    where: str,
+    echo: list[object],
+    callables: list[CallableTool],
+    definitions: Definitions | None,
+) -> None:
+    """Read a tool that only its type describes."""
+    if kind == TAG:
+        kept = wire.decode(_builtin, raw, where=where)
+        function = FUNCTIONS[kept.kind]
+        echo.append(kept.sent)
+        callables.append(_described(kept.kind, function.description, function.parameters))
+        return
+    echo.append(Raw(raw))
+    if (decoder := _CLIENT_TOOLS.get(kind)) is not None:
+        tool = wire.decode(decoder, raw, where=where)
+        if definitions is not None and definitions.ignored_tools is not None:
+            client_tools.require_local(tool, where)
+        client_kind = client_tools.kind_of(tool)
+        parameters = Raw(PARAMETERS[client_kind])
+        callables.append(_described(client_kind, client_tools.description_of(tool), parameters))
+    elif definitions is not None and not definitions.ignores(kind):
+        raise unanswered(kind, where)
+
+
+def _described(kind: ClientKind | BuiltinKind, description: str, parameters: Raw) -> CallableTool:
+    definition = FunctionTool(name=kind, description=description, parameters=parameters, strict=True)
+    return CallableTool(kind=kind, name=kind, namespace=None, definition=definition)
 
 
 def _listed(server: KeptServer) -> list[CallableTool]:
@@ -354,6 +391,8 @@ class ToolChoice(Struct, frozen=True):
     only: tuple[NamedTool, ...] | None = None
     names_one: bool = False
     """Whether it names the one tool to call."""
+    is_passed_on: bool = False
+    """Whether the engine's server applies it."""
 
     @classmethod
     def read(cls, data: Raw | UnsetType) -> "ToolChoice":
@@ -376,10 +415,22 @@ class ToolChoice(Struct, frozen=True):
                 raise wire.explain("Object missing required field `server_label`", "tool_choice")
             named = NamedTool(type="mcp", name=choice.name, server_label=choice.server_label)
             return cls(echo=wire.raw(named), mode="required", only=(named,), names_one=True)
+        if choice.type in _NAMED_BY_TYPE:
+            named = NamedTool(type=choice.type)
+            return cls(echo=wire.raw(named), mode="required", only=(named,), names_one=True)
         raise UnsupportedParameter(
             f"Invalid 'tool_choice': {quoted(choice.type)} is a tool that this server does not run.",
             param="tool_choice",
         )
+
+    @classmethod
+    def passed_on(cls, data: Raw | UnsetType) -> "ToolChoice":
+        """A choice among tools that the engine's server knows and this one does not."""
+        sent = given(data)
+        if sent is not None:
+            wire.require_short(sent, "tool_choice", wire.LONG_BYTES)
+            wire.decode(_choice, sent, where="tool_choice")
+        return cls(echo=AUTO.echo if sent is None else sent.copy(), is_passed_on=True)
 
     @property
     def once_called(self) -> "ToolChoice":
@@ -390,11 +441,15 @@ class ToolChoice(Struct, frozen=True):
 
     def offer(self, tools: tuple[CallableTool, ...]) -> Offer:
         """Apply the choice to the tools of a context. Raises if it names a tool that is not among them."""
+        if self.is_passed_on:
+            return Offer(tools=tools)
         if self.mode == "none":
             return Offer(forbidden=True)
         if self.only is not None:
             index = _ToolIndex(tools)
             tools = tuple(tool for named in self.only for tool in index.find(named))
+            if self.names_one and not tools:
+                raise _not_found(self.only[0])
         if self.mode == "required" and not tools:
             raise InvalidRequest(
                 "Invalid 'tool_choice': a tool call is required, but the request offers no callable tool.",
@@ -424,10 +479,11 @@ class _ToolIndex:
         elif named.type == "tool_search":
             return self._by_name.get((named.type, TOOL_SEARCH), [])
         else:
-            return []  # a hosted tool: allowed, never called
+            # A list of allowed tools may have types that nothing here answers.
+            kind = KIND_OF_TYPE.get(named.type, named.type)
+            return self._by_name.get((kind, kind), [])
         if not found:
-            chosen = quoted(named.name or named.server_label or "")
-            raise InvalidRequest(f"Tool choice {chosen} not found in 'tools' parameter.", param="tool_choice")
+            raise _not_found(named)
         return found
 
     def _of_server(self, named: NamedTool) -> list[CallableTool]:
@@ -437,6 +493,11 @@ class _ToolIndex:
         if label is None or named.name is None:
             return tools
         return [tool for tool in tools if tool.name == model_name(label, named.name)]
+
+
+def _not_found(named: NamedTool) -> InvalidRequest:
+    chosen = quoted(named.name or named.server_label or named.type)
+    return InvalidRequest(f"Tool choice {chosen} not found in 'tools' parameter.", param="tool_choice")
 
 
 AUTO = ToolChoice()

@@ -20,6 +20,9 @@ LONG_BYTES = 256 * 1024
 """Arrays shorter than this are decoded in a few milliseconds, however many entries they have."""
 _AT = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `([^`]+)`")
+_RANGE = re.compile(r"^Expected `(int|float)` ([<>])")
+_NUMBERS = {"int": "integer", "float": "decimal"}
+_BOUNDS = {">": "below_min_value", "<": "above_max_value"}
 _UNKNOWN_INDEX = re.compile(r"\[\.\.\.\]")
 
 
@@ -101,6 +104,8 @@ def explain(text: str, where: str = "") -> InvalidRequest:
         )
     param = join(where, path)
     code = "invalid_type" if ", got " in what else "invalid_value"
+    if (out := _RANGE.match(what)) is not None:
+        code = f"{_NUMBERS[out.group(1)]}_{_BOUNDS[out.group(2)]}"
     what = what[:1].lower() + what[1:_LONGEST]
     if not param:
         return InvalidJson(f"The request must be a JSON object: {what}.")

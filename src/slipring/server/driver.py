@@ -44,7 +44,7 @@ from slipring.core.session.actions import (
 )
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined, Turn
-from slipring.engines.constraints import call_limits
+from slipring.engines.constraints import custom_inputs
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
@@ -52,7 +52,7 @@ from slipring.server import inspections, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
-from slipring.server.hosted_tools import approvals
+from slipring.server.hosted_tools import approvals, upstream_permission
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.base import Appended, LeaseLost, Tenure
@@ -283,9 +283,7 @@ class Driver:
                 await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
                 return self.session.claimed(work.turn)
             if isinstance(work, Weigh):
-                engine = self.service.catalog.engine_of(work.job.model)
-                tokens = await engine.count(work.job, work.enough)
-                return self.session.weighed(work, tokens)
+                return await self._weigh(work)
             return await self._save(work.turn, work.state)
         except ApiError as error:
             return self.session.failed(work.turn, error, now())
@@ -332,7 +330,8 @@ class Driver:
         found = await self.service.tool_runner.resolve(
             self.caller, asked.servers, asked.fetch, turn.request.tools
         )
-        return self.session.resolved(turn, found, now())
+        answers = self.service.tool_runner.answers(self.caller, asked.builtins)
+        return self.session.resolved(turn, found, now(), answers)
 
     async def _call_tool(self, action: CallTool) -> None:
         """Run a hosted call, and tell the session of its progress and its end."""
@@ -378,13 +377,19 @@ class Driver:
         everything = await conversations.all_items(tenant, conversation_id)
         return Joined(conversation_id, thread.version, _since_compaction(everything)), None
 
+    async def _weigh(self, weigh: Weigh) -> list[Action]:
+        upstream_permission.require_unbound(self.caller, weigh.job)
+        engine = self.service.catalog.engine_of(weigh.job.model)
+        return self.session.weighed(weigh, await engine.count(weigh.job, weigh.enough))
+
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
+        upstream_permission.require_unbound(self.caller, job)
         session, flush = self.session, self.sink.flush
         send = padding.padded_send(turn.request, self.sink.send)
         engine = self.service.catalog.engine_of(job.model)
         if job.parent is not None and (job.recognised or not job.fork):
             await self.service.prefills.end(job.tenant, job.parent.id)
-        async with aclosing(call_limits.generate(engine, job)) as batches:
+        async with aclosing(custom_inputs.generate(engine, job)) as batches:
             async for deltas in batches:
                 send(session.deltas(turn, deltas))
                 if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):

@@ -46,7 +46,13 @@ from slipring.server.hosted_tools.runner import ToolRunner
 from slipring.server.id_minting import minter, new_node_id
 from slipring.server.inspections import Audits, CallerPolicies
 from slipring.server.observation import turn_log
-from slipring.server.observation.ended_turns import ContentObserver, EndedTurn, Observer, TurnContent
+from slipring.server.observation.ended_turns import (
+    ContentObserver,
+    EndedTurn,
+    Observer,
+    RecordingCounts,
+    TurnContent,
+)
 from slipring.server.prefills import Prefills
 from slipring.server.request_decoding import RequestDecoder
 from slipring.server.tenant_slots import TenantSlots
@@ -113,7 +119,6 @@ class Service:
     clients: set[Client] = field(default_factory=set)
     timers: ClientTimers[Client] = field(default_factory=ClientTimers)
     prefills: Prefills = field(default_factory=Prefills)
-    """Set if turns are recorded with their content."""
     sockets: int = 0
     """Number of open WebSockets."""
     sockets_opened: int = 0
@@ -122,6 +127,8 @@ class Service:
     content_observers: list[ContentObserver] = field(default_factory=list)
     traces: TraceCounts | None = None
     """Set while turns are traced."""
+    recorded: RecordingCounts | None = None
+    """Set while turns are recorded with their content."""
     render_fallbacks: Counter[str] = field(default_factory=Counter)
     """How often a context was rendered in full although its parent was in memory, by reason."""
     lookups: Counter[Source] = field(default_factory=Counter)
@@ -202,6 +209,7 @@ class Service:
                 seal=self.seal,
                 requests=self.requests,
                 known=self.known,
+                ignored_tools=self.ignored_tools,
                 verdicts=self.verdicts,
             ),
             cache=cache,
@@ -213,6 +221,11 @@ class Service:
         # are connected. Configured keys do not change.
         session.asks_each_turn = caller.key is not None or (caller.is_guest and self.store.is_shared)
         return session
+
+    @property
+    def ignored_tools(self) -> frozenset[str]:
+        """Types of tools that requests may list although nothing answers them."""
+        return frozenset(self.config.ignored_tool)
 
     def models_of(self, caller: Caller) -> Selection:
         """The models that a caller may use."""

@@ -373,5 +373,5 @@ class Store(ABC):
 
     @abstractmethod
     async def prune(self, now: float, limit: int = 1000) -> int:
-        """Remove expired and deleted rows that no other row needs, at most ``limit`` of each kind; return how
-        many were removed. 0: nothing is left to remove for now."""
+        """Remove expired and deleted rows that no other row needs, at most ``limit`` of each kind, or a few
+        times as many small ones; return how many were removed. 0: nothing was found to remove for now."""

@@ -27,7 +27,8 @@ def open_store(
         positions=positions,
         retention_s=retention_s,
         recent_bytes=limits.recent_bytes,
-        max_bytes=limits.store_bytes if spec == "memory" else None,
+        max_bytes=limits.store_bytes,
+        tenant_max_bytes=limits.tenant_store_bytes,
     )
 
 

@@ -28,7 +28,12 @@ _STAGE_AFTER = {
     "held": "generate",
 }
 """The stage that a running turn is in, by the latest one that has ended."""
-_PHASES = {"waiting": "queued", "paused": "waits for tool"}
+_PHASES = {
+    "waiting": "queued",
+    "listing": "lists tools",
+    "calling": "hosted tools",
+    "paused": "waits for tool",
+}
 """Words for the phases that are not named for what the server does."""
 _PHASE_STYLES = {"queued": "yellow", "engine queue": "yellow", "waits for tool": "cyan"}
 _STATUS_STYLES = {"failed": "red", "refused": "red", "incomplete": "yellow", "cancelled": "yellow"}
@@ -291,17 +296,18 @@ _TURNS = (
     Column("ended", 0, is_right=True),
     Column("client", 2),
     Column("tenant", 6, least=6),
-    Column("lane", 12, least=6),
+    Column("lane", 13, least=6),
     Column("model", 8, least=8),
     Column("took", 1, least=8),
     Column("slowest stage", 7),
     Column("new", 3, is_right=True),
     Column("cached", 4, is_right=True),
     Column("out", 5, is_right=True),
-    Column("received", 10, is_right=True),
+    Column("received", 11, is_right=True),
     Column("saved", 9, is_right=True),
-    Column("marks", 11, least=8),
-    Column("rendered in full because", 13, least=10),
+    Column("calls", 10, is_right=True),
+    Column("marks", 12, least=8),
+    Column("rendered in full because", 14, least=10),
 )
 
 
@@ -320,6 +326,7 @@ def _turn_row(view: TurnView, now: float, name: _Name) -> Row:
         *_token_cells(turn),
         Text(size(report.request_bytes)),
         Text("" if saved is UNSET or not saved else size(saved), style="green"),
+        Text("" if report.hosted_calls is UNSET else count(report.hosted_calls)),
         Text("" if report.marks is UNSET else ", ".join(report.marks), style="cyan"),
         Text("" if report.fallback is UNSET else visible(report.fallback), style="yellow"),
     )

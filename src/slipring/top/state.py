@@ -21,6 +21,7 @@ from slipring.observation.live import (
     Totals,
     Turn,
     Update,
+    sum_of,
 )
 
 WINDOW_S = 10.0
@@ -161,14 +162,17 @@ class State:
     def __init__(self) -> None:
         self._greeting: Greeting | None = None
         self._processes: dict[int, _Process] = {}
+        self._departed = Totals()
 
     def fold(self, message: Message) -> None:
         """Take the next message of the stream."""
         if isinstance(message, Greeting):
             self._greeting = message
             self._processes = {}
+            self._departed = message.departed
         elif isinstance(message, ProcessGone):
             self._processes.pop(message.process, None)
+            self._departed = message.departed
         else:
             self._fold_update(message)
 
@@ -208,7 +212,7 @@ class State:
             resident_bytes=sum(each.resident_bytes for each in shown),
             loop_lag_ms=max((each.loop_lag_ms for each in shown), default=0.0),
             rates=_sum_of_rates(process.samples for process in processes),
-            totals=_sum_of_totals(update.totals for update in updates),
+            totals=sum_of((self._departed, *(update.totals for update in updates))),
             memory=_sum_of_memory(update.memory for update in updates),
             tenants=_sum_of_tenants(update.tenants for update in updates),
             engines=_engines(updates),
@@ -337,20 +341,6 @@ def _sum_of_rates(histories: Iterable[deque[_Sample]]) -> Rates | None:
     if not known:
         return None
     return Rates(*(sum(getattr(rates, name) for rates in known) for name in Rates.__struct_fields__))
-
-
-def _sum_of_totals(each: Iterable[Totals]) -> Totals:
-    turns: dict[str, int] = {}
-    tokens: dict[str, int] = {}
-    fallbacks: dict[str, int] = {}
-    request_bytes = history_bytes = 0
-    for totals in each:
-        _add(turns, totals.turns)
-        _add(tokens, totals.tokens)
-        _add(fallbacks, totals.fallbacks)
-        request_bytes += totals.request_bytes
-        history_bytes += totals.history_bytes
-    return Totals(turns, tokens, request_bytes, history_bytes, fallbacks)
 
 
 def _add(sums: dict[str, int], counts: dict[str, int]) -> None:

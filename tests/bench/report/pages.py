@@ -3,16 +3,18 @@
 import json
 import xml.etree.ElementTree as ET
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from slipring.bench.report import html, terminal
+from slipring.bench.report import html, scripts, terminal
 from slipring.bench.results import BenchRecord
 from tests.bench.records import RECORDS
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = tuple(RECORDS)
+_LINE_CHART = Path(__file__).with_name("line_chart.js")
 
 
 def page(made: BenchRecord) -> ET.Element:
@@ -31,8 +33,12 @@ def printed(made: BenchRecord, width: int = 100) -> str:
 
 
 def plots(section: ET.Element) -> dict[str, ET.Element]:
-    found = {figure.get("class", ""): figure.find("svg") for figure in section.iter("figure")}
-    return {kind: drawing for kind, drawing in found.items() if drawing is not None}
+    """The line charts as the script of the page draws them, by kind."""
+    return {
+        kind.removeprefix("lines "): ET.fromstring(scripts.still(_LINE_CHART, data))
+        for kind, data in scripted(section).items()
+        if kind.startswith("lines ")
+    }
 
 
 def scripted(section: ET.Element) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from tests.clients.real.client import Client
 from tests.clients.real.disturbances import Cutting
-from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Answer, Stage, call, say
+from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Answer, Stage, call, hosted_call, say
 
 agents_js = Client("agents-js", "@openai/agents (JS)")
 
@@ -99,3 +99,38 @@ async def _(stage: Stage) -> None:
         ended = await stage.node("agents-js", _DRIVER, relay.url, "streamed", "http")
     assert ended.result == {"text": "Sunny.", "final": "Sunny.", "calls": 2}
     assert len(relay.exchanges) == 3
+
+
+_HOSTED: list[Answer] = [[hosted_call("add", a=1, b=2)], [say("It is 3.")]]
+
+
+@agents_js.check("WebSocket", "tools of an MCP server, which slipring calls")
+async def _(stage: Stage) -> None:
+    async with stage.serve_with_tools(*_HOSTED) as (relay, fake):
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "hosted", "websocket", fake.url)
+    assert ended.result == {"text": "It is 3.", "asked": [], "outputs": ["3"], "responses": 1}
+    assert fake.count("tools/call") == 1
+
+
+@agents_js.check("SSE", "tools of an MCP server, which slipring calls")
+async def _(stage: Stage) -> None:
+    async with stage.serve_with_tools(*_HOSTED) as (relay, fake):
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "hostedStreamed", "http", fake.url)
+    assert ended.result == {"text": "It is 3.", "asked": [], "outputs": ["3"], "responses": 1}
+
+
+@agents_js.check("WebSocket", "a call of an MCP server's tool is approved")
+async def _(stage: Stage) -> None:
+    async with stage.serve_with_tools(*_HOSTED) as (relay, fake):
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "approved", "websocket", fake.url)
+    asked = [["add", '{"a":1,"b":2}']]
+    assert ended.result == {"text": "It is 3.", "asked": asked, "outputs": ["3"], "responses": 2}
+    assert (fake.count("tools/list"), fake.count("tools/call")) == (1, 1)
+
+
+@agents_js.check("HTTP", "a call of an MCP server's tool is denied")
+async def _(stage: Stage) -> None:
+    async with stage.serve_with_tools(_HOSTED[0], [say("Then not.")]) as (relay, fake):
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "denied", "http", fake.url)
+    assert (ended.result["text"], ended.result["outputs"]) == ("Then not.", [])
+    assert fake.count("tools/call") == 0

@@ -1,7 +1,7 @@
 """Vercel's AI SDK over HTTP: the only client here that validates every event against a strict schema."""
 
 from tests.clients.real.client import Client
-from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Answer, Stage, call, say
+from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Answer, Stage, call, hosted_call, say
 
 ai_sdk = Client("ai-sdk", "Vercel AI SDK")
 
@@ -17,7 +17,8 @@ _LOOP: list[Answer] = [
 async def _(stage: Stage) -> None:
     async with stage.serve(*_LOOP) as relay:
         ended = await stage.node("ai-sdk", _DRIVER, relay.url, "tools")
-    assert ended.result == {"text": "Sunny.", "reasoning": "", "errors": [], "calls": 2, "finish": "stop"}
+    assert (ended.result["text"], ended.result["errors"]) == ("Sunny.", [])
+    assert (ended.result["calls"], ended.result["finish"]) == (2, "stop")
     assert len(relay.exchanges) == 3
 
 
@@ -96,3 +97,35 @@ async def _(stage: Stage) -> None:
         ended = await stage.node("ai-sdk", _DRIVER, relay.url, "object")
     assert set(ended.result["object"]) == {"city", "degrees"}
     assert relay.exchanges[0].body["text"]["format"]["type"] == "json_schema"
+
+
+_HOSTED: list[Answer] = [[hosted_call("add", a=1, b=2)], [say("It is 3.")]]
+
+
+@ai_sdk.check("SSE", "tools of an MCP server, which slipring calls")
+async def _(stage: Stage) -> None:
+    async with stage.serve_with_tools(*_HOSTED) as (relay, fake):
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "hosted", fake.url)
+    assert (ended.result["text"], ended.result["errors"]) == ("It is 3.", [])
+    assert ended.result["results"] == ["3"]
+    assert len(relay.exchanges) == 1
+
+
+@ai_sdk.check("HTTP, SSE", "a call of an MCP server's tool is approved")
+async def _(stage: Stage) -> None:
+    async with stage.serve_with_tools(*_HOSTED) as (relay, fake):
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "approved", fake.url)
+    assert (ended.result["text"], ended.result["errors"]) == ("It is 3.", [])
+    assert (ended.result["asked"], ended.result["results"]) == (1, ["3"])
+    assert fake.count("tools/call") == 1
+
+
+@ai_sdk.check("HTTP, SSE", "a call of an MCP server's tool is denied")
+async def _(stage: Stage) -> None:
+    async with stage.serve_with_tools(_HOSTED[0], [say("Then not.")]) as (relay, fake):
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "denied", fake.url)
+    assert (ended.result["text"], ended.result["errors"]) == ("Then not.", [])
+    assert (ended.result["asked"], ended.result["results"]) == (1, [])
+    assert fake.count("tools/call") == 0
+    (*_, decision) = relay.exchanges[1].body["input"]
+    assert (decision["type"], decision["approve"]) == ("mcp_approval_response", False)

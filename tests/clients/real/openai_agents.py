@@ -26,7 +26,7 @@ async def _drive(stage: Stage, relay: Relay) -> Ended:
 
 @openai_agents.check("WebSocket, HTTP, SSE", "all tests of the SDK")
 async def _(stage: Stage) -> None:
-    await run_suite(stage, "test_openai_agents.py")
+    await run_suite(stage, "test_openai_agents.py", "test_hosted_mcp_tool.py")
 
 
 @openai_agents.check("WebSocket", "a tool loop by delta")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.real.installing import Workshop
+from tests.mcp.fakes import FakeServer, serving
 from tests.relay import Relay, RelayedSocket, relay_to
 from tests.test_cli import launched
 
@@ -87,6 +88,16 @@ class Stage:
         path.write_text("\n".join(["[[check]]", *lines, f'settings.patterns = {{ word = "{word}" }}']))
         return ("--config", str(path))
 
+    @asynccontextmanager
+    async def serve_with_tools(self, *answers: Answer) -> AsyncIterator[tuple[Relay, FakeServer]]:
+        """Run `slipring serve` with these scripted answers, and an MCP server that clients name by its
+        URL."""
+        async with (
+            serving(FakeServer(modern=True)) as fake,
+            self.serve(*answers, flags=("--mcp-urls", "any")) as relay,
+        ):
+            yield relay, fake
+
     async def run(self, *command: str | Path, within_s: float = 60, **variables: str) -> Ended:
         """Run a client until it ends, without the user's settings, proxies and keys."""
         environment = {
@@ -144,6 +155,11 @@ class Stage:
 def call(name: str, **arguments: Any) -> Json:
     """Return a script step that calls a function."""
     return {"function_call": {"name": name, "arguments": arguments}}
+
+
+def hosted_call(name: str, **arguments: Any) -> Json:
+    """Return a script step that calls a tool of the MCP server ``fake``."""
+    return {"function_call": {"name": name, "namespace": "fake", "arguments": arguments}}
 
 
 def say(text: str) -> Json:

@@ -1,6 +1,7 @@
 """New items of a chain: calls and outputs, references, tools and settings in items."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -33,19 +34,36 @@ KINDS = {
     "custom_tool_call": "custom tool call",
     "computer_call": "computer call",
     "shell_call": "shell call",
+    "local_shell_call": "local shell call",
     "apply_patch_call": "apply patch call",
 }
+FORMS: dict[str, Any] = {
+    "shell_call": {"action": {"commands": ["ls"]}},
+    "local_shell_call": {"action": {"type": "exec", "command": ["ls"], "env": {}}},
+    "apply_patch_call": {"operation": {"type": "delete_file", "path": "a"}},
+    "shell_call_output": {"output": []},
+    "apply_patch_call_output": {"status": "completed"},
+}
+"""What calls and outputs of these types have beside what all have."""
+
+
+def called(kind: str) -> Any:
+    return call("c1", kind, **FORMS.get(kind, {}))
+
+
+def answered(kind: str) -> Any:
+    return {**call_output("c1", kind=f"{kind}_output"), **FORMS.get(f"{kind}_output", {})}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_output_closes_its_call(kind):
-    assert join(call("c1", kind), call_output("c1", kind=f"{kind}_output")).open_calls == {}
+    assert join(called(kind), answered(kind)).open_calls == {}
 
 
 @pytest.mark.parametrize(("kind", "noun"), KINDS.items())
 def test_an_error_names_the_call_without_output(kind, noun):
     with pytest.raises(InvalidRequest) as caught:
-        join(call("c1", kind))
+        join(called(kind))
     assert caught.value.message == f"No tool output found for {noun} c1."
     assert caught.value.param == "input"
 
@@ -53,13 +71,13 @@ def test_an_error_names_the_call_without_output(kind, noun):
 @pytest.mark.parametrize(("kind", "noun"), KINDS.items())
 def test_an_error_names_the_output_without_call(kind, noun):
     with pytest.raises(InvalidRequest) as caught:
-        join(message("hi"), call_output("c1", kind=f"{kind}_output"))
+        join(message("hi"), answered(kind))
     assert caught.value.message == f"No tool call found for {noun} output with call_id c1."
     assert caught.value.param == "input[1].call_id"
 
 
-@pytest.mark.parametrize("kind", ["shell_call", "shell_call_output"])
-def test_calls_and_outputs_of_hosted_tools_need_a_call_id(kind):
+@pytest.mark.parametrize("kind", ["computer_call", "computer_call_output"])
+def test_calls_and_outputs_of_carried_types_need_a_call_id(kind):
     with pytest.raises(InvalidRequest) as caught:
         join(message("hi"), {"type": kind})
     assert (caught.value.param, caught.value.code) == ("input[1].call_id", "missing_required_parameter")

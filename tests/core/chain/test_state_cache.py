@@ -267,6 +267,16 @@ def test_a_state_held_twice_must_be_released_twice():
     assert retention.release(state) == SIZE
 
 
+def test_weighing_a_state_tells_what_holding_it_would_add():
+    retention = Retention()
+    root = node("root")
+    child = node("child", root)
+    assert retention.weigh(child) == child.size_bytes + root.size_bytes
+    retention.hold(root)
+    assert retention.weigh(child) == child.size_bytes
+    assert retention.weigh(root) == 0
+
+
 def test_a_state_that_is_not_held_cannot_be_released():
     with pytest.raises(KeyError):
         Retention[ResponseState]().release(node("a"))

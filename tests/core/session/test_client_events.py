@@ -102,10 +102,13 @@ def test_unknown_fields_pass():
 
 INVALID_BODIES = {
     "temperature": ({"temperature": "hot"}, "temperature", "invalid_type"),
-    "temperature's range": ({"temperature": 3}, "temperature", "invalid_value"),
-    "top_p": ({"top_p": 2}, "top_p", "invalid_value"),
-    "max_output_tokens": ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
-    "top_logprobs": ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),
+    "temperature's range": ({"temperature": 3}, "temperature", "decimal_above_max_value"),
+    "top_p": ({"top_p": 2}, "top_p", "decimal_above_max_value"),
+    "max_output_tokens": ({"max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
+    "max_tool_calls": ({"max_tool_calls": 0}, "max_tool_calls", "integer_below_min_value"),
+    "negative calls": ({"max_tool_calls": -1}, "max_tool_calls", "integer_below_min_value"),
+    "max_tool_calls' type": ({"max_tool_calls": "3"}, "max_tool_calls", "invalid_type"),
+    "top_logprobs": ({"top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
     "previous_response_id": ({"previous_response_id": 5}, "previous_response_id", "invalid_type"),
     "model": ({"model": 5}, "model", "invalid_type"),
     "instructions": ({"instructions": []}, "instructions", "invalid_type"),

@@ -101,6 +101,50 @@ def test_a_connection_that_winds_down_releases_its_bytes() -> None:
     assert connection.server.requests.used_bytes == 0
 
 
+# States that waiting forks pin.
+
+
+def test_a_state_that_waiting_forks_pin_is_charged_once_until_the_last_of_them_ends() -> None:
+    connection = Connection()
+    requests = connection.server.requests
+    first = connection.respond("a", input="x" * 500)
+    state = connection.cache.find(first["id"])
+    assert state is not None
+    connection.create("b")
+    running_bytes = requests.used_bytes
+    connection.create("b", previous=first["id"])
+    fork_bytes = requests.used_bytes - running_bytes - state.size_bytes
+    assert 0 < fork_bytes < state.size_bytes
+    connection.create("b", previous=first["id"])
+    assert requests.used_bytes == running_bytes + 2 * fork_bytes + state.size_bytes
+    connection.complete("b")
+    assert requests.used_bytes == 2 * fork_bytes + state.size_bytes
+    connection.complete("b")
+    assert requests.used_bytes == fork_bytes + state.size_bytes
+    connection.complete("b")
+    assert requests.used_bytes == 0
+
+
+def test_a_fork_whose_parent_does_not_fit_is_a_429_if_it_has_to_wait() -> None:
+    connection = Connection(Server(tenant_request_bytes=2000))
+    first = connection.respond("a", input="x" * 1000)
+    connection.create("b")
+    before = connection.server.requests.used_bytes
+    error = only_error(connection.create("b", previous=first["id"]))
+    assert (error["status"], error["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert connection.server.requests.used_bytes == before
+    assert "created" in types(connection.create("c", previous=first["id"]))
+
+
+def test_a_client_that_disconnects_releases_what_its_forks_pin() -> None:
+    connection = Connection()
+    first = connection.respond("a")
+    connection.create("b")
+    connection.create("b", previous=first["id"])
+    connection.hang_up()
+    assert connection.server.requests.used_bytes == 0
+
+
 # Steers.
 
 

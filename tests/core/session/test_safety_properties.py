@@ -74,7 +74,7 @@ class Safety(RuleBasedStateMachine):
         who=st.integers(0, 1),
         lane=st.sampled_from(LANES),
         pick=st.integers(0, 9),
-        how=st.sampled_from(["new", "continue", "resend", "warm up", "roll out", "store"]),
+        how=st.sampled_from(["new", "continue", "resend", "resend", "warm up", "roll out", "store"]),
         bad=st.integers(0, 9),
     )
     def create(self, who, lane, pick, how, bad):
@@ -248,6 +248,8 @@ class Safety(RuleBasedStateMachine):
             connection.finish(lane=next(iter(connection.starts)).lane)
         elif connection.saves:
             connection.save(next(iter(connection.saves)).lane)
+        elif connection.loads:  # of a parent that another turn has evicted
+            connection.load(next(iter(connection.loads)).lane)
         else:
             return False
         return True

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from slipring.core.chain.hosted_items import UNANSWERED, denial_text
 from slipring.core.chain.known_contexts import KnownContext
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
@@ -29,6 +30,7 @@ from slipring.core.session.actions import Start
 from slipring.core.turn.steer_queue import Steers
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
+from slipring.protocol.hosted.mcp_items import ProtocolError
 from tests.core.connection import (
     Connection,
     Json,
@@ -36,6 +38,7 @@ from tests.core.connection import (
     Server,
     call_output,
     context_of,
+    mcp,
     message,
     visible,
 )
@@ -73,6 +76,12 @@ MANAGED: list[Json] = [{"type": "compaction", "compact_threshold": 1000}]
 ANSWERS: list[list[Delta]] = [[Text("words")], [Thought("hm")], CALL, CALL[:-1], BROKEN_CALL]
 
 
+HOSTED_CALL: list[Delta] = [CallStarted("function", "f", "s"), CallArguments("{}"), CallEnded()]
+BROKEN_HOSTED_CALL: list[Delta] = [*HOSTED_CALL[:1], CallArguments("{"), CallEnded(False)]
+HOSTED_ANSWERS = [HOSTED_CALL, [*HOSTED_CALL, *HOSTED_CALL, Text("so")], [Text("so"), *HOSTED_CALL, *CALL]]
+HOSTED_ANSWERS += [[*CALL, *HOSTED_CALL], [*BROKEN_HOSTED_CALL, *HOSTED_CALL]]
+
+
 class Request(NamedTuple):
     """A create without its lane, parent and input."""
 
@@ -86,8 +95,15 @@ class Request(NamedTuple):
     grammar: str = ""
     """Of the tool that it defines; empty if it defines none."""
     instructions: str | None = None
+    approval: str = ""
+    """Whether calls of its MCP server need approval: ``always`` or ``never``; empty if it has no server."""
 
 
+HOSTED = [
+    *2 * [Request(store=False, approval="never"), Request(store=True, approval="never")],
+    *(Request(store=False, approval="always"), Request(store=True, approval="always")),
+    Request(store=True, approval="never", rollout=True),
+]
 ROLLOUTS = [Request(store=False, rollout=True), Request(store=True, rollout=True)]
 WITH_GRAMMAR = [
     Request(store=True, grammar="good"),
@@ -98,6 +114,7 @@ GOOD_REQUESTS = [
     *(Request(store=False), Request(store=True), Request(store=True, managed=True)),
     *ROLLOUTS,
     *WITH_GRAMMAR,
+    *HOSTED[2:],
 ]
 REQUESTS = [
     *(2 * GOOD_REQUESTS),
@@ -131,7 +148,20 @@ def open_calls(items: Iterable[Json], before: Iterable[str] = ()) -> list[str]:
 
 def tools_of(request: Request) -> list[Json]:
     format = {"type": "grammar", "syntax": "regex", "definition": request.grammar}
-    return [{"type": "custom", "name": "tool", "format": format}] if request.grammar else []
+    tools: list[Json] = [{"type": "custom", "name": "tool", "format": format}] if request.grammar else []
+    return [*tools, mcp(require_approval=request.approval)] if request.approval else tools
+
+
+def call_form(item: Json) -> Json:
+    """A hosted call, or the request to approve one, as the model wrote it."""
+    call = {"namespace": item["server_label"], "name": item["name"], "arguments": item["arguments"]}
+    status = "incomplete" if item.get("status") == "incomplete" else "completed"
+    return {"type": "function_call", "call_id": item["id"], **call, "status": status}
+
+
+def result_of(call: Json) -> str:
+    result: str = call["output"] if call["error"] is None else call["error"]["message"]
+    return result
 
 
 def is_complete_call(item: Json) -> bool:
@@ -152,7 +182,23 @@ class Pending:
     response_id: str | None = None
     loading: bool = False
     spoken: bool = False
-    output: list[Json] = field(default_factory=list)
+    starts: int = 0
+    """Jobs that have been started for it."""
+    done: dict[int, Json] = field(default_factory=dict)
+    """Finished output items, by index."""
+    told: list[Json] = field(default_factory=list)
+    """What its finished steps have added to the context."""
+    step: dict[int, Json] = field(default_factory=dict)
+    """What the model has written in the running step, by output index."""
+    results: dict[int, Json] = field(default_factory=dict)
+    """Outputs of the hosted calls of the running step."""
+    approved: dict[str, str] = field(default_factory=dict)
+    """What approved calls returned, by request."""
+    claimed: bool = False
+    history: int = 0
+    """How many items of its input are a history as it was on the wire."""
+    told_history: list[Json] = field(default_factory=list)
+    """What a model reads of them."""
     left: list[Json] | None = None
     """The compacted context, if there was a compaction."""
     steers: dict[str, str] = field(default_factory=dict)
@@ -164,9 +210,37 @@ class Pending:
     paused: bool = False
 
     @property
-    def has_steps(self) -> bool:
-        """Whether it is a rollout that has resumed."""
-        return any(item["type"] == "function_call_output" for item in self.output)
+    def output(self) -> list[Json]:
+        """Its finished output items."""
+        return [self.done[index] for index in sorted(self.done)]
+
+    @property
+    def approvals(self) -> list[str]:
+        """The requests that its input approves."""
+        return [item["approval_request_id"] for item in self.input[self.history :] if item.get("approve")]
+
+    def add(self, index: int, item: Json) -> None:
+        """An output item is finished."""
+        self.done[index] = item
+        if item["type"] == "function_call_output":
+            self.end_step()
+            self.told.append(item)
+        elif item["type"] == "mcp_approval_request":
+            self.step[index] = call_form(item)
+        elif item["type"] == "mcp_call" and item["approval_request_id"] is not None:
+            self.approved[item["approval_request_id"]] = result_of(item)
+        elif item["type"] == "mcp_call":
+            self.step[index] = call_form(item)
+            if item["status"] != "incomplete":
+                self.results[index] = call_output(item["id"], result_of(item))
+        elif item["type"] not in ("compaction", "mcp_list_tools"):
+            self.step[index] = item
+
+    def end_step(self) -> None:
+        """The model has made all calls of a step before it reads any result."""
+        for items in (self.step, self.results):
+            self.told += [items[index] for index in sorted(items)]
+            items.clear()
 
     @property
     def open_calls(self) -> list[str]:
@@ -187,6 +261,10 @@ class Made:
     open_calls: list[str]
     stored: bool
     status: str
+    asked: list[str]
+    """Approval requests that nobody has answered."""
+    sent: list[Json]
+    """The context as it was on the wire."""
 
     def is_reachable_by(self, peer: "Peer") -> bool:
         """Whether this connection may continue it."""
@@ -227,6 +305,14 @@ def respelled(item: Json) -> Json:
     return other
 
 
+def _is_whole(sent: list[Json]) -> bool:
+    """Whether items on the wire are a context that can be sent again: not if a summary replaces some, or if
+    an approval was never answered."""
+    answered = {item.get("approval_request_id") for item in sent if "approve" in item}
+    requests = {item["id"] for item in sent if item["type"] == "mcp_approval_request"}
+    return requests <= answered and not any(item["type"] == "compaction" for item in sent)
+
+
 class Model:
     """What all clients together know."""
 
@@ -236,11 +322,30 @@ class Model:
         """Every response id that was sent, newest last."""
 
     def context(self, asked: Pending) -> list[Json]:
-        """The expected context of a create's job."""
+        """The expected context of a create's job. No step runs."""
         if asked.left is not None:
-            return asked.left
+            return asked.left + asked.told
         past = self.made[asked.previous].context if asked.previous is not None else []
-        return past + asked.input + (asked.output if asked.request.rollout else [])
+        return past + self.told_input(asked) + asked.told
+
+    def told_input(self, asked: Pending) -> list[Json]:
+        """The input of a create as its model reads it."""
+        answers = {item["approval_request_id"]: item for item in asked.input if "approve" in item}
+        told = []
+        if asked.previous is not None and asked.request.generate:
+            open_requests = self.made[asked.previous].asked
+            told = [call_output(each, UNANSWERED) for each in open_requests if each not in answers]
+        told += asked.told_history
+        for item in asked.input[asked.history :]:
+            if "approve" not in item:
+                told.append(item)
+            elif item["approve"]:
+                told.append(
+                    call_output(item["approval_request_id"], asked.approved[item["approval_request_id"]])
+                )
+            else:
+                told.append(call_output(item["approval_request_id"], denial_text(None)))
+        return told
 
     def outcomes(self, peer: "Peer", asked: Pending) -> set[str | None]:
         """The possible outcomes of a create that begins: the param or message of a refusal, or None."""
@@ -255,7 +360,9 @@ class Model:
             if not reachable:
                 return may
         open_calls = parent.open_calls if parent is not None else []
-        may.add(self._objection(asked, open_calls))
+        objection = self._objection(asked, open_calls)
+        used = {(peer.tenant, each) for each in asked.approvals} & peer.connection.server.used
+        may.add("input" if objection is None and used and not asked.claimed else objection)
         return may
 
     def _objection(self, asked: Pending, open_calls: list[str]) -> str | None:
@@ -288,10 +395,13 @@ class Model:
                 calls.append(item["call_id"])
             elif item["type"] == "function_call_output":
                 calls.remove(item["call_id"])
-        context = self.context(asked)
-        if not asked.request.rollout:
-            context += [item for item in asked.output if item["type"] != "compaction"]
-        self.made[asked.response_id] = Made(peer, asked.lane, context, calls, stored, status)
+        asked.end_step()
+        requests = [item["id"] for item in asked.output if item["type"] == "mcp_approval_request"]
+        if parent is not None and not asked.request.generate:
+            requests = [*parent.asked, *requests]
+        sent = [*(parent.sent if parent is not None else []), *asked.input, *asked.output]
+        made = Made(peer, asked.lane, self.context(asked), calls, stored, status, requests, sent)
+        self.made[asked.response_id] = made
 
 
 def refuse_too_long(job: Job) -> ApiError | None:
@@ -337,6 +447,8 @@ class Peer:
         """Steers that were committed or returned."""
         self.appended: set[str] = set()
         """Outputs of accepted appends that are neither committed nor returned."""
+        self.steering = ""
+        """The text of the steer that is being sent."""
         self.refused_appends: list[Json] = []
         """Events that refuse other appends."""
 
@@ -353,9 +465,14 @@ class Peer:
     def busy(self) -> list[str | None]:
         """Lanes with a turn in progress."""
         connection = self.connection
-        beginning = (*connection.loads, *connection.checks, *connection.weighs)
-        working = [turn.lane for turn in (*beginning, *connection.starts, *connection.saves)]
-        return working + self.paused
+        working = [turn.lane for turn in (*self._beginning(), *connection.starts, *connection.saves)]
+        return working + self.calling + self.paused
+
+    @property
+    def calling(self) -> list[str | None]:
+        """Lanes with a response that only waits for hosted calls."""
+        calling = {action.turn.lane for action in self.connection.calls.values()}
+        return [lane for lane in LANES if lane in calling and not self.is_at("starts", lane)]
 
     @property
     def paused(self) -> list[str | None]:
@@ -392,14 +509,11 @@ class Peer:
     def steer(self, target: str, text: str) -> None:
         """Steer a response, of this connection or another."""
         expected = self._answer_to_steer(target)
+        self.steering = text
         event = self.connection.steer(target, text)
         assert event.get("error", {}).get("code") == expected
         assert event["steer"]["previous_response_id"] == target
-        if expected is None:
-            asked = next(asked for asked in self._heads() if asked.response_id == target)
-            asked.steers[event["steer"]["id"]] = text
-        else:
-            assert event["steer"]["input"] == text
+        assert expected is None or event["steer"]["input"] == text
 
     def _answer_to_steer(self, target: str) -> str | None:
         for asked in self._heads():
@@ -507,7 +621,16 @@ class Peer:
 
     def _beginning(self) -> list[Turn]:
         """Turns that have begun but have no response yet."""
-        return [*self.connection.loads, *self.connection.checks, *self.connection.weighs]
+        connection = self.connection
+        before = (connection.loads, connection.resolves, connection.checks, connection.claims)
+        return [turn for work in (*before, connection.weighs) for turn in work]
+
+    def claim(self, lane: str | None) -> None:
+        """Use the approvals of a create, or refuse it because they were used before."""
+        asked = self.head(lane)
+        used = {(self.tenant, each) for each in asked.approvals}
+        asked.claimed = not used & self.connection.server.used
+        self.connection.claim(lane)
 
     def check(self, lane: str | None) -> None:
         """Compile the grammar of a request, or refuse it."""
@@ -527,7 +650,7 @@ class Peer:
         elif kind == "response.in_progress":
             assert self.head(lane).request.generate, "a warmup is never in progress"
         elif kind == "response.output_item.done":
-            self._see_item(event["item"], self.head(lane))
+            self._see_item(event, self.head(lane))
         elif kind == "response.done":
             self._see_pause(event, self.head(lane))
         elif kind in ("response.append.failed", "response.inject.failed"):
@@ -552,8 +675,9 @@ class Peer:
         asked.response_id = response["id"]
         self.model.ids.append(response["id"])
 
-    def _see_item(self, item: Json, asked: Pending) -> None:
-        asked.output.append(item)
+    def _see_item(self, event: Json, asked: Pending) -> None:
+        item = event["item"]
+        asked.add(event["output_index"], item)
         if item["type"] == "compaction":
             self._see_compaction(item, asked)
         elif item["type"] == "function_call_output":
@@ -635,7 +759,9 @@ class Peer:
         self.settled.update(steers)
 
     def _see_steer(self, kind: str, event: Json, lane: str | None) -> None:
-        if kind == "response.steer.pending":
+        if kind == "response.steer.accepted":
+            self.head(lane).steers[event["steer"]["id"]] = self.steering
+        elif kind == "response.steer.pending":
             self._see_pending(event)
         elif kind == "response.steer.failed" and "id" in event["steer"]:
             self._see_steer_failed(event["steer"], lane)
@@ -710,7 +836,10 @@ class Peer:
         job, asked = start.job, self.head(start.turn.lane)
         assert (job.response_id, job.tenant) == (asked.response_id, self.tenant)
         assert job.generate is asked.request.generate
-        continues = asked.request.rollout and bool(asked.output)
+        continues = asked.starts > 0 and asked.left is None
+        asked.starts += 1
+        asked.spoken = False
+        asked.end_step()
         parent = asked.response_id if continues else asked.previous if asked.left is None else None
         if job.recognised:
             assert parent is None
@@ -823,7 +952,9 @@ class Connections(RuleBasedStateMachine):
         previous: str | None,
         request: Request,
         history: Iterable[Json] = (),
+        told: list[Json] | None = None,
     ) -> None:
+        """``told``: what a model reads of the history."""
         who, lane = place
         peer = self._peer(who)
         self.asked += 1
@@ -832,17 +963,25 @@ class Connections(RuleBasedStateMachine):
             serial=str(self.asked),
             lane=lane,
             previous=previous,
-            input=[*history, *self._outputs(previous, request.outputs), message(f"say {self.asked}")],
+            input=[*history, *self._outputs(previous, request), message(f"say {self.asked}")],
             request=request,
             certain=self._is_certain(peer, lane, previous),
+            history=len(list(history)) if told is not None else 0,
+            told_history=told or [],
         )
         peer.ask(asked)
 
-    def _outputs(self, previous: str | None, which: str) -> list[Json]:
-        if which == "orphan":
+    def _outputs(self, previous: str | None, request: Request) -> list[Json]:
+        if request.outputs == "orphan":
             return [call_output("call_unknown")]
         made = self.model.made.get(previous or "")
-        return [call_output(call) for call in made.open_calls] if made and which == "all" else []
+        if made is None or request.outputs != "all":
+            return []
+        answers = [
+            {"type": "mcp_approval_response", "approval_request_id": each, "approve": n % 3 != 2}
+            for n, each in enumerate(made.asked if request.approval else [])
+        ]
+        return [*answers, *(call_output(call) for call in made.open_calls)]
 
     def _is_certain(self, peer: Peer, lane: str | None, previous: str | None) -> bool:
         """Whether the parent is cached, and is pinned by a fork or bound at once."""
@@ -861,7 +1000,9 @@ class Connections(RuleBasedStateMachine):
     def steer_a_running_response(self, pick, times, text):
         peer, lane = self._pick(pick)
         for _ in range(times):
-            if (response_id := peer.head(lane).response_id) is not None:
+            # A response that waits for hosted calls ends at once, and its successor may be refused.
+            response_id = peer.head(lane).response_id if peer.queues[lane] else None
+            if response_id is not None:
                 self._steer(peer, response_id, text)
 
     @precondition(lambda self: any(self._at_work()))
@@ -1024,20 +1165,110 @@ class Connections(RuleBasedStateMachine):
             self._answer(peer, lane)
         elif peer.is_at("loads", lane):
             peer.load(lane)
-        elif peer.is_at("checks", lane):
-            with peer.evicting_only_evictable():
-                peer.check(lane)
-        elif peer.is_at("weighs", lane):
-            peer.connection.weigh(1000 * (pick % 3), lane)
         elif peer.is_at("saves", lane):
             peer.connection.save(lane)
+        elif lane in peer.calling:
+            self._end_call(peer, lane, pick)
+        elif not peer.is_at("starts", lane):
+            self._begin(peer, lane, 1000 * (pick % 3))
         elif peer.connection.job(lane).offer.forbidden:
             peer.connection.finish(*words, Text("in short"), lane=lane)
         elif peer.connection.job(lane).generate and not peer.head(lane).spoken:
             peer.head(lane).spoken = True
+            if peer.head(lane).request.approval:
+                words = HOSTED_ANSWERS[(pick + len(words)) % len(HOSTED_ANSWERS)]
             peer.connection.generate(*words, *words, lane=lane)
         else:
             peer.connection.finish(lane=lane)
+
+    def _begin(self, peer: Peer, lane: str | None, tokens: int) -> None:
+        """Do the work before a turn's job."""
+        with peer.evicting_only_evictable():
+            if peer.is_at("resolves", lane):
+                peer.connection.resolve(lane)
+            elif peer.is_at("checks", lane):
+                peer.check(lane)
+            elif peer.is_at("claims", lane):
+                peer.claim(lane)
+            elif peer.is_at("weighs", lane):
+                peer.connection.weigh(tokens, lane)
+
+    def _end_call(self, peer: Peer, lane: str | None, pick: int) -> None:
+        """End one of the hosted calls of a lane."""
+        calls = [call_id for call_id, action in peer.connection.calls.items() if action.turn.lane == lane]
+        self.asked += 1
+        error = ProtocolError(1, f"error {self.asked}") if pick % 5 == 0 else None
+        peer.connection.end_call(calls[pick % len(calls)], f"result {self.asked}", error)
+
+    @precondition(lambda self: any(peer.connection.calls for peer in self.peers))
+    @rule(pick=st.integers(0, 8), ends=st.booleans())
+    def go_on_with_a_call(self, pick, ends):
+        """A hosted call ends, while the model writes or after that, or reports progress."""
+        running = [(peer, call_id) for peer in self.peers for call_id in peer.connection.calls]
+        peer, call_id = running[pick % len(running)]
+        if ends:
+            self._end_call(peer, peer.connection.calls[call_id].turn.lane, pick)
+        else:
+            peer.connection.report_progress(call_id)
+
+    @rule(
+        place=st.sampled_from(ENDPOINTS),
+        pick=st.integers(0, 8),
+        request=st.sampled_from(HOSTED),
+        whole=st.booleans(),
+    )
+    def call_hosted_tools(self, place, pick, request, whole):
+        """Continue a response of the same client, or none, up to hosted calls or approval requests; if
+        ``whole``, up to its end."""
+        own = self._own(place[0])
+        self._ask(place, own[-1 - pick // 2 % len(own)] if own and pick % 2 else None, request)
+        who, lane = place
+        peer = self.peers[who]
+        if not peer.is_at("resolves", lane) or peer.head(lane).serial != str(self.asked):
+            return
+        self._begin(peer, lane, 0)
+        self._speak(peer, lane, HOSTED_ANSWERS[pick % len(HOSTED_ANSWERS)])
+        while whole and lane in peer.calling:
+            self._end_call(peer, lane, pick)
+        if whole:
+            self._speak(peer, lane, [Text("done")])
+        if peer.is_at("saves", lane):
+            peer.connection.save(lane)
+
+    def _speak(self, peer: Peer, lane: str | None, words: list[Delta]) -> None:
+        """If a job runs on the lane, end it with these words."""
+        if peer.is_at("starts", lane):
+            peer.connection.finish(*words, lane=lane)
+
+    @precondition(lambda self: any(made.asked for made in self.model.made.values()))
+    @rule(pick=st.integers(0, 8), request=st.sampled_from(HOSTED), lane=st.sampled_from(LANES[:3]))
+    def answer_requests(self, pick, request, lane):
+        """Approve or deny the calls that a response asks for, perhaps a second time."""
+        found = [
+            (who, response_id)
+            for who in range(3)
+            for response_id in self._own(who)
+            if self.model.made[response_id].asked
+        ]
+        if found:
+            who, response_id = found[-1 - pick % len(found)]
+            self._ask((who, lane), response_id, request)
+
+    @precondition(lambda self: self.model.made)
+    @rule(
+        place=st.sampled_from(ENDPOINTS),
+        pick=st.integers(0, 5),
+        request=st.sampled_from([*RESENT, *HOSTED, *HOSTED]),
+    )
+    def resend_as_sent(self, place, pick, request):
+        """Send the items of one of the latest responses as they were on the wire, hosted calls included."""
+        made = [each for each in self.model.made.values() if not each.asked and _is_whole(each.sent)][-6:]
+        if made:
+            chosen = made[-1 - pick % len(made)]
+            answers = [call_output(call) for call in chosen.open_calls]
+            self._ask(
+                place, None, request, history=[*chosen.sent, *answers], told=[*chosen.context, *answers]
+            )
 
     @precondition(lambda self: any(self._at_work()))
     @rule(pick=st.integers(0, 8))
@@ -1057,10 +1288,10 @@ class Connections(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 8))
     def fail(self, pick):
         peer, lane = self._pick(pick)
-        if lane in peer.paused:
+        if lane in peer.paused or lane in peer.calling:
             return  # no work is in progress that could fail
         self.quiet_steps = 0
-        peer.head(lane).loading = any(peer.is_at(work, lane) for work in ("loads", "checks", "weighs"))
+        peer.head(lane).loading = any(turn.lane == lane for turn in peer._beginning())
         with peer.evicting_only_evictable():
             peer.connection.fail(lane)
 
@@ -1083,8 +1314,12 @@ class Connections(RuleBasedStateMachine):
         peer.connection.save(turn.lane)
         assert len(peer.connection.events) == before
         asked = peer.queues[turn.lane].popleft()
-        asked.output = [json.loads(bytes(item)) for item in turn.response.output]
+        asked.done = dict(enumerate(json.loads(bytes(item)) for item in turn.response.output))
         self.model.finish(peer, asked, turn.response.status, stored=True)
+        # Its client has not seen the end of its hosted calls.
+        state = self.server.store[peer.tenant, turn.response.id]
+        context = (*state.context(), *state.unread)
+        self.model.made[turn.response.id].context = [json.loads(item.raw) for item in context]
 
     @precondition(lambda self: self.quiet_steps > 8)
     @rule(who=st.integers(0, 2))
@@ -1105,7 +1340,7 @@ class Connections(RuleBasedStateMachine):
             peer.connection.tick()
             assert seconds < LIMITS["rollout_wait_s"] or not peer.paused, "a rollout waits forever"
             in_time = peer.deadline is None or self.server.now < peer.deadline
-            at_work = peer.connection.starts or peer._beginning()
+            at_work = peer.connection.starts or peer.connection.calls or peer._beginning()
             assert in_time or not at_work, "a turn runs after the grace period"
 
     # Invariants.
@@ -1168,7 +1403,10 @@ class Connections(RuleBasedStateMachine):
             }
             growing = session._growing_outputs._growths.values()
             assert held.keys() <= {*turns, *steers, *growing}, "a request is counted after its end"
-            totals[peer.tenant] += sum(held.values())
+            pinned = session._charges._pinned
+            assert pinned.keys() <= held.keys(), "a state is pinned after the end of its turn"
+            nodes = {node for state in pinned.values() for node in state.chain()}
+            totals[peer.tenant] += sum(held.values()) + sum(node.size_bytes for node in nodes)
         assert {tenant: self.server.requests.used_by(tenant) for tenant in totals} == totals
         assert self.server.requests.used_bytes == sum(totals.values())
 
@@ -1225,10 +1463,12 @@ class Connections(RuleBasedStateMachine):
                 self._answer(peer, lane)
             for turn in list(connection.loads):
                 peer.load(turn.lane)
-            for turn in list(connection.checks):
-                peer.check(turn.lane)
-            for turn in list(connection.weighs):
-                connection.weigh(1000, turn.lane)
+            for turn in peer._beginning():
+                if turn not in connection.loads:
+                    self._begin(peer, turn.lane, 1000)
+            for call_id in list(connection.calls):
+                if call_id in connection.calls:
+                    connection.end_call(call_id)
             for turn in list(connection.starts):
                 connection.finish(lane=turn.lane)
             for turn in list(connection.saves):
@@ -1246,8 +1486,10 @@ class Connections(RuleBasedStateMachine):
         saving = {turn.lane for turn in peer.connection.saves}
         kept = [asked for asked in peer._heads() if asked.request.rollout and asked.request.store]
         # Rollouts without a finished step are dropped.
-        saving |= {asked.lane for asked in kept if asked.paused or asked.has_steps}
+        saving |= {asked.lane for asked in kept if asked.paused or asked.starts > 1}
+        saving |= {asked.lane for asked in kept if asked.lane in peer.calling}
         peer.connection.hang_up()
+        assert not peer.connection.calls
         assert not peer.connection.starts
         assert not peer.connection.prefills
         assert not peer._beginning()

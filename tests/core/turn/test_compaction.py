@@ -618,14 +618,16 @@ def test_the_summary_job_has_placeholder_outputs_for_open_calls() -> None:
     assert kinds[-2:] == ["function_call", "function_call_output"]
 
 
-def test_only_calls_that_the_client_defines_get_placeholder_outputs() -> None:
+def test_open_calls_that_models_see_get_placeholder_outputs() -> None:
     search = {"type": "tool_search_call", "call_id": "s", "arguments": {}, "execution": "client"}
     shell = {"type": "shell_call", "call_id": "t", "action": {"commands": ["ls"]}}
     connection = Connection()
-    connection.create(input=[message("hi"), search, shell, TRIGGER])
-    *_, last, output, asks = connection.job().input
-    assert [item.type for item in (last, output, asks)] == ["shell_call", "tool_search_output", "message"]
-    assert output.call_id == "s"
+    computer = {"type": "computer_call", "call_id": "u"}
+    connection.create(input=[message("hi"), search, shell, computer, TRIGGER])
+    *_, found, printed, asks = connection.job().input
+    kinds = [item.type for item in (found, printed, asks)]
+    assert kinds == ["tool_search_output", "function_call_output", "message"]
+    assert (found.call_id, printed.call_id) == ("s", "t")
 
 
 def test_a_summary_without_a_finished_delta_is_an_engine_error() -> None:

@@ -15,7 +15,7 @@ UNSUPPORTED = {
     "top_logprobs": {"top_logprobs": 2},
     "include": {"include": ["message.output_text.logprobs"]},
     "stream": {"stream": False},
-    "tool_choice": {"tool_choice": {"type": "web_search"}},
+    "tool_choice": {"tool_choice": {"type": "image_generation"}},
 }
 
 

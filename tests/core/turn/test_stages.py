@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from slipring.core.generation import (
     Accepted,
@@ -12,7 +13,10 @@ from slipring.core.generation import (
     Delta,
     Finished,
     Prefilled,
+    Refused,
     Text,
+    Thought,
+    ThoughtSummary,
 )
 from slipring.core.ports import Betas
 from slipring.errors import ContextLengthExceeded, ServerError
@@ -313,3 +317,75 @@ def test_an_engines_position_counts_once_along_a_chain():
         previous = connection.order.responses[-1]["id"]
         sizes.append(connection.cache.used_bytes - before)
     assert (sizes[2] - sizes[1], sizes[3] - sizes[1]) == (1000, 500)
+
+
+# Tokens of turns that are cut off.
+
+
+def tokens_of(connection: Connection) -> Any:
+    """The token counts of the last turn that has ended."""
+    return connection.reports[-1].report.tokens
+
+
+def test_the_tokens_of_a_cancelled_turn_are_estimated():
+    connection = Connection()
+    first = connection.respond(input="x" * 400)
+    counted = first["usage"]["total_tokens"]
+    connection.create(previous=first["id"], input="y" * 800)
+    connection.generate(Begun(), Thought("z" * 40), Text("a" * 20), Text("b" * 21))
+    connection.hang_up()
+    tokens = tokens_of(connection)
+    assert counted + 200 <= tokens.input < counted + 250, "what is new, beside what the engine has counted"
+    assert 10 + 11 <= tokens.output < 10 + 11 + 60, "the thought is a finished item, with an id and so on"
+    assert tokens.cached == 0
+
+
+@pytest.mark.parametrize(
+    ("deltas", "tokens"),
+    [
+        ([Text("a" * 40)], 10),
+        ([Refused("a" * 40)], 10),
+        ([Refused("a" * 20), Text("b" * 20)], 10),
+        ([ThoughtSummary("a" * 20), Thought("b" * 20)], 10),
+        ([CallStarted("function", "add"), CallArguments("a" * 40)], 10),
+        ([Prefilled()], 0),
+    ],
+)
+def test_every_kind_of_open_item_counts(deltas: list[Delta], tokens: int):
+    connection = Connection()
+    connection.create(input="x" * 400, tools=[function("add")])
+    connection.generate(*deltas)
+    connection.hang_up()
+    assert tokens_of(connection).input > 100
+    assert tokens_of(connection).output == tokens
+
+
+def test_a_job_that_its_engine_has_not_begun_has_no_tokens():
+    connection = Connection(accepts=lambda job: False)
+    connection.create(input="x" * 400)
+    connection.generate(Accepted(100))
+    connection.hang_up()
+    assert tokens_of(connection) is UNSET
+
+
+def test_a_failed_turn_has_no_tokens():
+    connection = Connection()
+    connection.create(input="x" * 400)
+    connection.generate(Text("a" * 40))
+    connection.fail()
+    assert tokens_of(connection) is UNSET
+
+
+@pytest.mark.parametrize("summed_up", [False, True])
+def test_the_summary_of_a_cancelled_compaction_counts(summed_up: bool):
+    connection = Connection()
+    connection.create(input="x" * 400, context_management=[{"type": "compaction", "compact_threshold": 1000}])
+    connection.weigh(1000)
+    connection.generate(Text("s" * 40))
+    if summed_up:
+        connection.finish()
+        connection.generate(Begun())
+    connection.hang_up()
+    tokens = tokens_of(connection)
+    assert tokens.input > 100
+    assert tokens.output == (3 if summed_up else 10)

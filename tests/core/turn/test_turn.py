@@ -26,13 +26,13 @@ def turn_on(lane: str | None = None, **fields: Any) -> Turn:
 
 def begun(**fields: Any) -> Turn:
     turn = turn_on(**fields)
-    turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits()))
+    turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits(), frozenset()))
     return turn
 
 
 def test_a_job_has_its_response_id_tenant_and_model():
     turn = turn_on("a")
-    job = turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits()))
+    job = turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits(), frozenset()))
     assert (job.response_id, job.tenant, job.model) == ("resp_1", "t", PLAIN)
     assert (job.parent, job.generate) == (None, True)
     assert turn.response is not None

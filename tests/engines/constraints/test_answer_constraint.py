@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
-from msgspec import Raw, structs
+from msgspec import Raw
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
@@ -193,6 +193,21 @@ def test_references_within_a_tools_schema_are_resolved_within_it() -> None:
     )
 
 
+def test_addresses_are_enforced_beside_other_patterns() -> None:
+    address = {"type": "string", "format": "uri", "pattern": "^https"}
+    tag = {"enum": [{"format": "uri"}, "none"]}
+    schema = {
+        "type": "object",
+        "properties": {"url": address, "tag": tag},
+        "required": ["url", "tag"],
+        "additionalProperties": False,
+    }
+    job = job_with(format=schema_format(schema))
+    assert allows(job, '{"url": "https://a.example/b?c=%20", "tag": {"format": "uri"}}')
+    assert not allows(job, '{"url": "http://a.example", "tag": "none"}')
+    assert not allows(job, '{"url": "https a", "tag": "none"}')
+
+
 LOOKAHEAD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
 UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
 
@@ -308,13 +323,6 @@ def test_a_schema_contains_the_regular_expression_as_a_pattern() -> None:
     assert schema is not None
     string = schema["anyOf"][0]["properties"]["arguments"]["properties"]["input"]
     assert string["pattern"] == f"^(?:{DATE['definition']})$"
-
-
-def test_max_tool_calls_limits_the_calls() -> None:
-    job = job_with(STRICT, required=True)
-    job = structs.replace(job, settings=structs.replace(job.settings, max_tool_calls=2))
-    assert allows(job, f"{CALL}\n{CALL}")
-    assert not allows(job, f"{CALL}\n{CALL}\n{CALL}", end=False)
 
 
 def formatted(output: OutputFormat) -> DialectRenderer:

@@ -1,9 +1,9 @@
 """A fake server of the Responses API, over SSE and over WebSockets.
 
-It keeps responses per socket, supports lanes, and refuses what real servers refuse: a previous response that
-it does not have, an output without its call, and ids that it has not made. Every event
-that it sends passes the same checks as slipring's own. Its ids hold the word ``upstream``, so that a test can
-look for them where they must not be.
+It keeps responses per socket, supports lanes, runs hosted tools as scripted, and refuses what real servers
+refuse: a previous response that it does not have, an output without its call, and ids that it has not made.
+Every event that it sends passes the same checks as slipring's own. Its ids hold the word ``upstream``, so
+that a test can look for them where they must not be.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from tests.engines.fakes.server import (
     FakeServer,
     Garbage,
     HangUp,
+    Host,
     Refuse,
     Say,
     Stall,
@@ -280,7 +281,7 @@ class FakeResponsesServer(FakeServer):
         if not isinstance(script[0], HangUp):
             await voice.begin()
         for step in script:
-            if isinstance(step, Say | Deny | Think | Call):
+            if isinstance(step, Say | Deny | Think | Call | Host):
                 await voice.speak(step)
             elif isinstance(step, Stop):
                 memory[voice.response["id"]] = set(voice.calls)
@@ -361,13 +362,15 @@ class Voice:
         await self._send("content_part.done", **place, part={**part, "text": text})
         return {"content": [{**part, "text": text}], "status": "completed"}
 
-    async def speak(self, step: Say | Deny | Think | Call) -> None:
+    async def speak(self, step: Say | Deny | Think | Call | Host) -> None:
         if isinstance(step, Say):
             await self.say(step)
         elif isinstance(step, Deny):
             await self.deny(step.words)
         elif isinstance(step, Think):
             await self.think(step)
+        elif isinstance(step, Host):
+            await self.host(step)
         else:
             await self.call(step)
 
@@ -411,6 +414,8 @@ class Voice:
         if call.kind == "custom":
             return await self.custom(call_id, call)
         item = {"id": new_id("fc"), "type": "function_call", "call_id": call_id, "name": call.name}
+        if call.namespace is not None:
+            item["namespace"] = call.namespace
 
         async def stream(place: Json) -> Json:
             for start in range(0, len(call.arguments), 5):
@@ -421,6 +426,16 @@ class Voice:
             return {**done, "status": "completed"}
 
         await self._item(item, stream, arguments="", status="in_progress")
+
+    async def host(self, step: Host) -> None:
+        place = {"output_index": len(self.response["output"])}
+        item = {"id": new_id(step.item["type"]), **step.item}
+        await self._send("output_item.added", **place, item={**item, **step.begun})
+        for kind, fields in step.events:
+            await self._send(kind, **place, item_id=item["id"], **fields)
+        if step.ends:
+            await self._send("output_item.done", **place, item=item)
+            self.response["output"].append(item)
 
     async def search(self, call_id: str, call: Call) -> None:
         item = {"id": new_id("ts"), "type": "tool_search_call", "call_id": call_id, "execution": "client"}

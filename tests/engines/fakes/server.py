@@ -50,6 +50,19 @@ class Call:
     name: str
     arguments: str
     kind: Literal["function", "custom", "tool_search"] = "function"
+    namespace: str | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """An item of a tool that the server runs: its events, each with its fields, between ``begun`` and
+    ``item``. Only for servers that run tools."""
+
+    item: dict[str, Any]
+    begun: dict[str, Any] = field(default_factory=dict)
+    """What differs when the item begins."""
+    events: tuple[tuple[str, dict[str, Any]], ...] = ()
+    ends: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,7 @@ class Ids:
     ids: tuple[int, ...]
 
 
-Step = Say | Deny | Think | Call | Stop | Refuse | Garbage | HangUp | Stall | Ids
+Step = Say | Deny | Think | Call | Host | Stop | Refuse | Garbage | HangUp | Stall | Ids
 
 
 class FakeServer(ABC):

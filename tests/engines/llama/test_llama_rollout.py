@@ -32,7 +32,7 @@ async def turn_by_turn(socket: Socket) -> tuple[list[dict[str, Any]], dict[str, 
 
 
 async def rolled_out(socket: Socket) -> dict[str, Any]:
-    await socket.create(**ASK, rollout=True, max_tool_calls=1)
+    await socket.create(**ASK, rollout=True)
     done = (await socket.until("response.done"))[-1]
     await socket.send(
         type="response.append", response_id=done["response_id"], input=outputs(done["required_input"])

@@ -1,4 +1,4 @@
-"""Grammars that would block llama.cpp are refused before they are sent to it."""
+"""Grammars that would block llama.cpp are refused before they are sent to it; it enforces all others."""
 
 from typing import Any
 
@@ -60,3 +60,19 @@ async def test_expensive_grammars_are_refused_with_the_field_that_defines_them(
         tools = [custom("[a-c]{3}", "regex")]
         await socket.response(input="x", tools=tools, tool_choice="required", **small)
         assert len(sent) == 1
+
+
+async def test_every_format_of_strings_is_enforced(tiny_model: SharedModel) -> None:
+    formats = ("date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+    async with serve(tiny_model.engine(slots=1, context=1024)) as server, server.connect() as socket:
+        for format in formats:
+            parameters = {
+                "type": "object",
+                "properties": {"a": {"type": "string", "format": format, "minLength": 1}},
+                "required": ["a"],
+                "additionalProperties": False,
+            }
+            tool = {"type": "function", "name": "f", "strict": True, "parameters": parameters}
+            small = {"temperature": 0, "max_output_tokens": 60, "store": False}
+            response = await socket.response(input="x", tools=[tool], tool_choice="required", **small)
+            assert [item["type"] for item in response["output"]] == ["function_call"], format

@@ -15,6 +15,7 @@ from slipring.core.generation import (
     Capabilities,
     Delta,
     Finished,
+    Hosting,
     Job,
     Model,
     Refused,
@@ -22,12 +23,17 @@ from slipring.core.generation import (
     Text,
     Thought,
     ThoughtSummary,
+    UpstreamItemEnded,
+    UpstreamItemEvent,
+    UpstreamItemStarted,
 )
 from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import decode_event
 from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError
+from slipring.protocol import events
+from slipring.protocol.items import Item
 from slipring.protocol.responses import Logprob, TopLogprob
 from slipring.protocol.tools import Offer
 
@@ -35,8 +41,8 @@ MESSAGE = {"type": "message", "id": "m"}
 DONE = Finished("stop", input_tokens=0, cached_tokens=0, output_tokens=0)
 
 
-def answer() -> ResponsesAnswer:
-    model = Model(name="m", owner="o", capabilities=Capabilities())
+def answer(hosting: Hosting = "here") -> ResponsesAnswer:
+    model = Model(name="m", owner="o", capabilities=Capabilities(), hosted_tools=hosting)
     return ResponsesAnswer(Job("r", "t", model, Head(), None, (), Offer(), Settings()))
 
 
@@ -207,7 +213,7 @@ def test_usage_and_finish_reasons_are_translated() -> None:
         assert deltas_of(answer(), event("incomplete", response=response)) == [Finished(expected, 9, 4, 6, 2)]  # type: ignore[arg-type]
 
 
-def test_items_without_a_delta_are_skipped_except_calls_for_the_client() -> None:
+def test_items_without_a_delta_are_skipped() -> None:
     search = {"type": "web_search_call", "id": "ws"}
     assert not deltas_of(
         answer(),
@@ -217,8 +223,95 @@ def test_items_without_a_delta_are_skipped_except_calls_for_the_client() -> None
         {"type": "codex.rate_limits", "delta": {}},
         {"type": ""},
     )
-    with pytest.raises(ServerError, match="computer_call"):
-        deltas_of(answer(), event("output_item.added", output_index=0, item={"type": "computer_call"}))
+    request = {"type": "mcp_approval_request", "id": "a"}
+    with pytest.raises(ServerError, match="approval"):
+        deltas_of(answer(), event("output_item.added", output_index=0, item=request))
+
+
+def passed(item: dict[str, Any]) -> Item:
+    return Item(item["type"], json.dumps(item).encode(), item.get("id"), item.get("call_id"))
+
+
+@pytest.mark.parametrize("hosting", ["here", "upstream", "refuse"])
+def test_calls_of_the_clients_own_tools_pass_through(hosting: Hosting) -> None:
+    shell = {"type": "shell_call", "id": "s", "call_id": "c", "action": {"commands": ["ls"]}}
+    answered = answer(hosting)
+    assert deltas_of(
+        answered,
+        event("output_item.added", output_index=0, item={**shell, "status": "in_progress"}),
+        event("output_item.done", output_index=0, item=shell),
+    ) == [
+        UpstreamItemStarted(0, passed({**shell, "status": "in_progress"})),
+        UpstreamItemEnded(0, passed(shell)),
+    ]
+    assert answered.call_ids == []
+
+
+MCP_CALL = {"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "f", "arguments": "{}"}
+
+
+def test_an_item_that_passes_through_keeps_no_other_waiting() -> None:
+    begun, whole = {**MCP_CALL, "arguments": ""}, {**MCP_CALL, "output": "3"}
+    assert deltas_of(
+        answer("upstream"),
+        event("output_item.added", output_index=0, item=MESSAGE),
+        event("output_item.added", output_index=1, item=begun),
+        event("mcp_call_arguments.delta", output_index=1, item_id="mcp_1", delta="{}"),
+        event("output_text.delta", output_index=0, delta="a"),
+        event("output_item.done", output_index=0, item=MESSAGE),
+        event("mcp_call_arguments.done", output_index=1, item_id="mcp_1", arguments="{}"),
+        event("output_item.added", output_index=2, item={**MESSAGE, "id": "n"}),
+        event("output_text.delta", output_index=2, delta="b"),
+        event("mcp_call.completed", output_index=1, item_id="mcp_1"),
+        event("output_item.done", output_index=1, item=whole),
+        event("output_text.delta", output_index=2, delta="c"),
+    ) == [
+        Text("a"),
+        UpstreamItemStarted(1, passed(begun)),
+        UpstreamItemEvent(1, events.McpCallArgumentsDelta, {"delta": "{}"}),
+        UpstreamItemEvent(1, events.McpCallArgumentsDone, {"arguments": "{}"}),
+        Text("b"),
+        UpstreamItemEvent(1, events.McpCallCompleted, {}),
+        UpstreamItemEnded(1, passed(whole)),
+        Text("c"),
+    ]
+
+
+def test_an_item_that_is_valid_only_at_its_end_begins_there() -> None:
+    assert deltas_of(
+        answer("upstream"),
+        event("output_item.added", output_index=0, item={"type": "mcp_call", "id": "mcp_1"}),
+        event("mcp_call.in_progress", output_index=0, item_id="mcp_1"),
+        event("output_item.added", output_index=1, item=MESSAGE),
+        event("output_text.delta", output_index=1, delta="b"),
+        event("output_item.done", output_index=0, item=MCP_CALL),
+    ) == [UpstreamItemStarted(0, passed(MCP_CALL)), UpstreamItemEnded(0, passed(MCP_CALL)), Text("b")]
+    with pytest.raises(ServerError, match="cannot be read"):
+        deltas_of(answer("upstream"), event("output_item.done", output_index=0, item={"type": "mcp_call"}))
+
+
+def test_malformed_events_about_items_that_pass_through_are_skipped() -> None:
+    item = {"type": "code_interpreter_call", "id": "ci", "code": None}
+    assert deltas_of(
+        answer("upstream"),
+        event("code_interpreter_call.in_progress", output_index=0, item_id="ci"),
+        event("output_item.added", output_index=0, item=item),
+        event("code_interpreter_call_code.done", output_index=0, item_id="ci", code=7),
+        event("code_interpreter_call_code.delta", output_index=0, item_id="ci", delta=7),
+        event("code_interpreter_call_code.done", output_index=0, item_id="ci", code="1+1"),
+    ) == [
+        UpstreamItemStarted(0, passed(item)),
+        UpstreamItemEvent(0, events.CodeInterpreterCallCodeDone, {"code": "1+1"}),
+    ]
+
+
+def test_items_that_pass_through_in_the_last_event_alone() -> None:
+    response = {"id": "u", "output": [MCP_CALL]}
+    assert deltas_of(answer("upstream"), event("completed", response=response)) == [
+        UpstreamItemStarted(0, passed(MCP_CALL)),
+        UpstreamItemEnded(0, passed(MCP_CALL)),
+        DONE,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ from slipring.server.process.server import Server
 from tests.engines.fakes.responses import FakeResponsesServer, settle
 from tests.engines.fakes.server import Call, HangUp, Refuse, Say, Stall, Stop, Think, in_front_of, started
 from tests.harness import WEATHER, Running, Socket, serve
+from tests.server.raw import gone
 
-ASK = {"input": "hello", "store": False}
+ASK: dict[str, Any] = {"input": "hello", "store": False}
 HELLO = b'{"type":"message","role":"user","content":"hello"}'
 MORE = b'{"type":"message","role":"user","content":"more"}'
 WORDS = (
@@ -427,6 +428,69 @@ async def test_sockets_without_a_response_to_continue_are_closed(monkeypatch: py
         async with server.connect() as socket:
             await socket.response(**ASK)
         await asyncio.wait_for(fake.peers[0].is_closed.wait(), 60)
+
+
+async def test_a_socket_that_no_response_can_be_continued_on_is_used_for_the_next_chain() -> None:
+    async with running() as (fake, server):
+        for _ in range(3):
+            await server.post(**ASK)
+            await gone(server)
+        assert [len(peer.creates) for peer in fake.peers] == [3]
+
+
+async def test_tenants_share_no_sockets() -> None:
+    fake = FakeResponsesServer("websocket")
+    await fake.start()
+    engine = fake.engine()
+    await engine.start()
+    for tenant in ("a", "b", "a"):
+        async for _ in engine.generate(job_for(engine, tenant=tenant)):
+            pass
+    assert [len(peer.creates) for peer in fake.peers] == [2, 1]
+    await engine.close()
+    await fake.close()
+
+
+async def test_a_tenant_with_many_sockets_has_further_chains_share_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("slipring.engines.responses.pool._OWN_SOCKETS", 2)
+    async with running() as (fake, server), server.connect() as socket:
+        chains = [await socket.response(**ASK, stream_id=f"c{number}") for number in range(5)]
+        assert [len(peer.creates) for peer in fake.peers] == [3, 2]
+        for number, response in enumerate(chains):
+            await go_on(socket, response, stream_id=f"c{number}")
+        assert [len(request["input"]) for request in fake.requests] == [1] * 10, "all are continued"
+        assert [len(peer.creates) for peer in fake.peers] == [6, 4]
+
+
+async def test_without_lanes_chains_share_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipring.engines.responses.pool._OWN_SOCKETS", 1)
+    async with running(lanes=False) as (fake, server), server.connect() as socket:
+        for number in range(2):
+            await socket.response(**ASK, stream_id=f"c{number}")
+        assert [len(peer.creates) for peer in fake.peers] == [1, 1]
+
+
+async def test_chains_get_their_own_sockets_from_an_upstream_that_ignores_lanes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("slipring.engines.responses.pool._OWN_SOCKETS", 1)
+    async with running() as (fake, server), server.connect() as socket:
+        fake.names_lanes = False
+        for number in range(3):
+            assert (await socket.response(**ASK, stream_id=f"c{number}"))["status"] == "completed"
+        assert [len(peer.creates) for peer in fake.peers] == [2, 1, 1], "the second was sent twice"
+
+
+async def test_a_reused_socket_that_was_lost_is_replaced() -> None:
+    async with running() as (fake, server):
+        await server.post(**ASK)
+        await gone(server)
+        fake.script(HangUp())
+        status, _ = await server.post(**ASK)
+        assert status == 200
+        assert [len(peer.creates) for peer in fake.peers] == [2, 1]
 
 
 async def test_silent_sockets_are_pinged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from slipring.errors import Unavailable
 from tests.harness import PuppetEngine, Running, Socket
 from tests.server.issuing import NOW, bearer, issue, serve_stored
+from tests.server.raw import gone
 
 MINUTE_LEFT = "45"
 DAY_LEFT = str(24 * 60 * 60 - 15)
@@ -113,6 +114,19 @@ async def test_a_turn_may_exceed_a_limit_that_was_not_reached_before(tmp_path: P
             await finish_turn(socket, engine)
             await finish_turn(socket, engine)
             assert (await socket.error(input="hello"))["status"] == 429
+
+
+async def test_what_a_client_abandons_is_counted(tmp_path: Path) -> None:
+    engine = PuppetEngine()
+    async with serve_stored(tmp_path, engine) as server:
+        key = await issue(server, tokens_per_day=100)
+        for text in ("a" * 80, "b" * 400):
+            async with server.connect(key=key, abandoned=True) as socket:
+                await socket.create(input="hello", store=False)
+                (await engine.next()).say(text)
+                await socket.until("response.output_text.delta")
+            await gone(server)
+        assert await post(server, key) == (429, DAY_LEFT)
 
 
 async def test_servers_on_one_store_share_a_quota(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from aiohttp import web
 
 import slipring.server
 from slipring.observation import live
-from slipring.protocol.timing import Mark, Stage, StageName, TokenCounts, TurnReport
+from slipring.protocol.timing import Mark, Stage, StageName, StepCounts, TokenCounts, TurnReport
 
 PAGE = Path(slipring.server.__file__).parent / "admin" / "page"
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -31,6 +31,7 @@ PHASES = {
     **{"decode": "waiting", "queue": "waiting", "resolve": "loading", "validate": "checking"},
     **{"weigh": "preparing", "compact": "preparing", "render": "preparing", "engine_queue": "waiting"},
     **{"prefill": "running", "generate": "running", "client": "paused", "store": "saving"},
+    **{"list": "listing", "tools": "calling"},
 }
 TENANTS = ("acme", "globex", "initech", "umbrella", "default")
 _RECENT = 16
@@ -134,6 +135,7 @@ class Simulation:
         is_rollout = peer is not None and dice.random() < 0.05
         if is_rollout:
             marks.append("rollout")
+        calls = dice.randint(1, 3) if peer is not None and not is_rollout and dice.random() < 0.08 else 0
         transport = "websocket" if peer else dice.choice(("sse", "sse", "http", "background"))
         if transport == "background":
             marks.append("background")
@@ -144,7 +146,8 @@ class Simulation:
         output = 0 if "warmup" in marks else int(dice.lognormvariate(4.6, 0.8)) + 3
         input_tokens = lane.context_tokens + new_tokens
         cached = 0 if dice.random() < 0.03 else max(0, lane.context_tokens - 3)
-        stages = self._stages(marks, input_tokens - cached, output, is_rollout=is_rollout)
+        steps = dice.randint(2, 4) if is_rollout else 1 + calls
+        stages = self._stages(marks, input_tokens - cached, output, steps, "tools" if calls else "client")
         response = f"resp_{dice.getrandbits(96):024x}"
         history_bytes = lane.context_bytes
         if "compaction" in marks:
@@ -170,11 +173,15 @@ class Simulation:
             error_code="server_error" if status == "failed" else msgspec.UNSET,
             history_bytes=history_bytes or msgspec.UNSET,
             marks=tuple(marks) or msgspec.UNSET,
+            steps=[StepCounts(new_tokens, output // steps)] * steps if steps > 1 else msgspec.UNSET,
+            hosted_calls=calls or msgspec.UNSET,
         )
         tenant = peer.tenant if peer else dice.choice(TENANTS)
         return live.Turn(at, report, transport, tenant, peer.number if peer else 0, lane.name)
 
-    def _stages(self, marks: list[Mark], new: int, output: int, *, is_rollout: bool) -> list[Stage]:
+    def _stages(
+        self, marks: list[Mark], new: int, output: int, steps: int, between: StageName
+    ) -> list[Stage]:
         dice = self._dice
         spent: list[tuple[StageName, float]] = [
             ("decode", dice.uniform(0.05, 0.6)),
@@ -184,7 +191,8 @@ class Simulation:
         ]
         if "compaction" in marks:
             spent += [("weigh", 4.0), ("compact", dice.uniform(800, 2500))]
-        steps = dice.randint(2, 4) if is_rollout else 1
+        if between == "tools":
+            spent.append(("list", dice.uniform(20, 200)))
         for step in range(steps):
             spent += [
                 ("render", dice.uniform(0.3, 12)),
@@ -194,7 +202,7 @@ class Simulation:
             if output:
                 spent.append(("generate", output * dice.uniform(8, 16)))
             if step < steps - 1:
-                spent.append(("client", dice.uniform(200, 2500)))
+                spent.append((between, dice.uniform(200, 2500)))
         spent += [("store", dice.uniform(0.4, 9)), ("terminal", 0.1)]
         made, start = [], 0.0
         for name, ms in spent:
@@ -495,6 +503,7 @@ class FakeAdmin:
                 interval_s=self.interval_s,
                 api_url="http://127.0.0.1:8000/v1",
                 workers=len(self.simulations),
+                departed=live.Totals(),
             )
             await stream.write(live.encode(greeting))
             is_first = True

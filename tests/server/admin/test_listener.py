@@ -177,20 +177,28 @@ async def test_a_supervisor_shows_its_workers_and_those_that_replace_them(tmp_pa
                 async with http.get(f"{url}live/connections/{1 - shown.process}/99") as answer:
                     assert answer.status == 404
                 await api.close()
+            assert greeting.departed == live.Totals()
+            async with http.post(f"{process.url}/responses", json={"input": "Hi"}) as answer:
+                assert answer.status == 200
+            killed = await stream.update(lambda update: bool(update.totals.turns))
+            (living,) = {first.pid, second.pid} - {killed.pid}
             # Another watcher gets everything, and the first one goes on with changes.
             async with watch(url, http) as (_, other):
                 await complete_updates(other, {0, 1})
-                os.kill(second.pid, signal.SIGKILL)
+                os.kill(killed.pid, signal.SIGKILL)
                 for each in (stream, other):
                     while not isinstance(gone := await each.next(), live.ProcessGone):
                         assert not (isinstance(gone, live.Update) and gone.is_complete)
-                    assert gone.process == second.process
-                    (replaced,) = await complete_updates(each, {second.process})
-                    assert replaced.pid != second.pid
+                    assert (gone.process, gone.departed) == (killed.process, killed.totals)
+                    (replaced,) = await complete_updates(each, {killed.process})
+                    assert replaced.pid != killed.pid
+                    assert not replaced.totals.turns
+            async with watch(url, http) as (later, _):
+                assert later.departed == killed.totals
             async with http.get(f"{url}health") as answer:
                 health = await answer.json()
             assert (health["status"], len(health["workers"])) == ("ok", 2)
-            assert {worker["pid"] for worker in health["workers"]} == {first.pid, replaced.pid}
+            assert {worker["pid"] for worker in health["workers"]} == {living, replaced.pid}
 
 
 async def complete_updates(stream: Stream, processes: set[int]) -> list[live.Update]:

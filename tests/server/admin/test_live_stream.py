@@ -1,15 +1,22 @@
 """The live stream: what it shows of connections, turns, chains and memory, and what it never contains."""
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import aiohttp
+import pytest
 from msgspec import UNSET
 
 from slipring.core.limits import Limits
 from slipring.observation import live
 from tests.api import Api
 from tests.harness import PuppetEngine, serve
+from tests.mcp.fakes import Exchange, FakeServer, serving
 from tests.server.admin.watching import ANY_PORT, admin_url, watch
+from tests.server.hosted_tools.running import registered
+from tests.server.hosted_tools.turns import call, scripted
+from tests.server.hosted_tools.turns import server as hosted
 
 SECRET = "the client said this"
 
@@ -50,6 +57,39 @@ async def test_a_watcher_sees_a_turn_wait_run_and_end() -> None:
         assert last.recent is not UNSET
         assert last.recent[0].report.response_id == response_id
         assert SECRET.encode() not in stream.text
+
+
+async def test_hosted_calls_are_shown_while_they_run_and_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPERATOR_KEY", "key-of-the-operator")
+    fake, may_answer = FakeServer(modern=True), asyncio.Event()
+    add = fake.calls["add"]
+
+    async def add_later(exchange: Exchange) -> Any:
+        await may_answer.wait()
+        return await add(exchange)
+
+    fake.calls["add"] = add_later
+    engine = scripted(tmp_path, [call(a=1, b=2)], [{"text": "It is 3."}])
+    async with (
+        serving(fake),
+        serve(engine, mcp=(registered(fake),), admin=ANY_PORT) as server,
+        server.connect() as socket,
+        watch(admin_url(server), server.http) as (_, stream),
+    ):
+        await socket.create(input="1 + 2?", tools=[hosted()])
+        update = await stream.update(
+            lambda update: any(
+                turn.report.status == "calling" for each in update.connections for turn in each.running
+            )
+        )
+        assert update.in_flight == 1
+        may_answer.set()
+        await socket.until("response.completed")
+        (turn,) = (await stream.update(lambda update: bool(update.turns))).turns
+        assert turn.report.hosted_calls == 1
+        assert {stage.name for stage in turn.report.stages} >= {"list", "tools"}
 
 
 async def stream_of_one(url: str, http: aiohttp.ClientSession) -> live.Update:

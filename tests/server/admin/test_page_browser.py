@@ -16,6 +16,15 @@ from tests.server.admin.watching import ANY_PORT, admin_url
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 LIVE = "document.getElementById('status').className === 'status live'"
 ROWS = "document.querySelectorAll('.row').length"
+HOSTED = """
+[...slipringPage.state.rows.values()].flatMap(row => row.lanes).flatMap(lane => lane.ended)
+  .find(turn => turn.report.hosted_calls)?.id
+"""
+KEEP_LOST = """
+globalThis.lost = [];  // the page connects again after less than a second
+new MutationObserver(() => lost.push(document.querySelector('.status.lost')?.textContent ?? ''))
+  .observe(document.body, {subtree: true, childList: true, characterData: true, attributes: true});
+"""
 HAS_ROWS = f"{LIVE} && {ROWS} > 0 && document.querySelectorAll('.total').length === 8"
 INKED = """
 (() => {
@@ -87,6 +96,27 @@ async def test_keys_alone_lead_to_turns_and_back(browser: Tab) -> None:
     assert browser.complaints == []
 
 
+async def test_hosted_calls_are_shown_with_their_stages_and_steps(browser: Tab) -> None:
+    async with serving(FakeAdmin(30)) as url:
+        await browser.open(url, width=1400)
+        await browser.until(HAS_ROWS)
+        chosen = await browser.until(HOSTED)
+        await browser.ask(f"slipringPage.follow({json.dumps(chosen)})")
+        shown = await browser.until("document.querySelector('#detail:not([hidden])')?.textContent")
+        for words in (
+            "Calls of hosted tools",
+            "tokens read → generated",
+            "hosted tools run",
+            "list their tools",
+        ):
+            assert words in shown
+        texts = (
+            "[...document.querySelectorAll('#waterfall-title ~ g text.name')].map(text => text.textContent)"
+        )
+        assert {"list", "tools"} <= set(await browser.ask(texts))
+    assert browser.complaints == []
+
+
 async def test_an_empty_server_says_how_to_begin(browser: Tab) -> None:
     async with serving(FakeAdmin(0)) as url:
         await browser.open(url, width=390)
@@ -118,13 +148,19 @@ async def test_a_lost_stream_is_shown_and_counters_never_fall(browser: Tab) -> N
         await browser.until(HAS_ROWS)
         turns = await browser.ask("slipringPage.state.totals().turns")
         assert turns > 0
+        await browser.ask(KEEP_LOST)
         fake.cut()
-        text = await browser.until("document.querySelector('.status.lost')?.textContent")
+        text = await browser.until("lost.find(text => text.includes('data is'))")
         assert "the server ended the stream" in text
-        assert "data is" in text
         await browser.until(LIVE)
-        await browser.ask("slipringPage.state.apply({type: 'process_gone', process: 1})")
         assert await browser.ask("slipringPage.state.totals().turns") >= turns
+        departed = (
+            "{turns: {completed: 7000000}, tokens: {}, request_bytes: 0, history_bytes: 0, fallbacks: {}}"
+        )
+        await browser.ask(
+            f"slipringPage.state.apply({{type: 'process_gone', process: 1, departed: {departed}}})"
+        )
+        assert await browser.ask("slipringPage.state.totals().turns") >= 7_000_000
         assert await browser.ask("[...slipringPage.state.rows.values()].every(row => row.process !== 1)")
         assert fake.started == 2
     assert browser.complaints == []

@@ -95,3 +95,9 @@ def test_every_stage_and_mark_has_its_words() -> None:
     assert tuple(stages) == get_args(StageName)
     marks = re.findall(r'^  (\w+): "\1', (PAGE / "turns.js").read_text(encoding="utf-8"), re.M)
     assert set(marks) == set(get_args(Mark))
+
+
+def test_stages_differ_in_colour_or_pattern() -> None:
+    text = (PAGE / "stages.js").read_text(encoding="utf-8")
+    looks = re.findall(r'^  \["\w+", (null|"#[0-9a-f]{6}"), ("\w+"), ', text, re.M)
+    assert len(looks) == len(set(looks)) == len(get_args(StageName))

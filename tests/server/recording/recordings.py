@@ -5,10 +5,15 @@ from pathlib import Path
 from typing import Any
 
 
+def paths(directory: Path) -> list[Path]:
+    """All recordings, oldest first."""
+    return sorted(directory.iterdir(), key=lambda path: int(path.stem.rpartition("-")[2]))
+
+
 def files(directory: Path) -> list[list[dict[str, Any]]]:
     """The turns of every recording, oldest file first; the header is checked."""
     found = []
-    for path in sorted(directory.iterdir(), key=lambda path: int(path.stem.rpartition("-")[2])):
+    for path in paths(directory):
         text = path.read_text()
         assert text.endswith("\n")
         header, *turns = map(json.loads, text.removesuffix("\n").split("\n"))

@@ -9,11 +9,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from slipring.bench.workloads.replay import read_recording
 from slipring.core.limits import Limits
 from slipring.errors import ServerError, StartupError
 from slipring.mcp_registrations import HeaderVariable, McpRegistration
+from slipring.observation.metrics import RECORDED_TURNS
+from slipring.observation.snapshots import value_of
 from tests.harness import WEATHER, PuppetEngine, serve
-from tests.server.recording.recordings import files, only, sizes, texts
+from tests.server.recording.recordings import files, only, paths, sizes, texts
 
 CALLING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"
 
@@ -140,7 +143,7 @@ async def test_a_continuation_of_something_that_was_not_recorded(directory: Path
         follower = await socket.response(input="No file.", previous_response_id=lost["id"], store=False)
         await socket.response(input="A file.", store=False)
         await socket.response(input="More.", previous_response_id=follower["id"], store=False)
-    assert recorder.dropped == 2
+    assert recorder.counts.dropped == 2
     begun, detached = only(directory)
     assert "is_detached" not in begun
     assert (texts(detached), detached["is_detached"], detached.get("continues")) == (["More."], True, None)
@@ -154,7 +157,7 @@ async def test_only_the_chosen_tenants_and_never_those_who_ask_to_keep_nothing(d
         betas = {"OpenAI-Beta": "slipring_zero_retention=v1"}
         async with running.connect(key="key-of-a", headers=betas) as socket:
             await socket.response(input="Secret.", store=False)
-        assert running.server.recorder.dropped == 0
+        assert running.server.recorder.counts.dropped == 0
     assert [texts(turn) for turn in only(directory)] == [["Of a."]]
 
 
@@ -234,8 +237,26 @@ async def test_a_full_file_ends_and_new_conversations_get_another(directory: Pat
     first, second = files(directory)
     assert 1 <= len(first) < 5
     assert [texts(turn) for turn in second] == [["Second file."]]
-    assert (recorder.written, recorder.dropped) == (len(first) + 1, 5 - len(first) + 1)
+    assert (recorder.counts.written, recorder.counts.dropped) == (len(first) + 1, 5 - len(first) + 1)
     assert max(sizes(directory)) <= 5_000
+
+
+async def test_a_run_against_another_server_is_recorded_in_front_of_it(directory: Path) -> None:
+    async with (
+        serve(CALLING) as upstream,
+        serve(f"responses:{upstream.url}", record=str(directory)) as front,
+        front.connect() as socket,
+    ):
+        first = await socket.response(input="Weather?", tools=[WEATHER], store=False)
+        await socket.response(
+            input=[output_for(first)], previous_response_id=first["id"], tools=[WEATHER], store=False
+        )
+    begun, continued = only(directory)
+    assert (texts(begun), texts(continued), continued["continues"]) == (["Weather?"], ["sunny"], 0)
+    assert begun["answer"]["output"] == first["output"]
+    (path,) = paths(directory)
+    plan = read_recording(path)
+    assert (plan.workload.turns, plan.workload.name) == (2, "replay")
 
 
 async def test_a_stopped_recorder_counts_and_disturbs_nobody(directory: Path) -> None:
@@ -245,7 +266,9 @@ async def test_a_stopped_recorder_counts_and_disturbs_nobody(directory: Path) ->
         await running.server.recorder.close()
         status, _ = await running.post(input="Two.")
         assert status == 200
-        assert (running.server.recorder.written, running.server.recorder.dropped) == (1, 1)
+        snapshot = running.server.metrics.snapshot()
+        for result in RECORDED_TURNS.labels[0].values:
+            assert value_of(snapshot, RECORDED_TURNS, {"result": result}) == 1
     assert [texts(turn) for turn in only(directory)] == [["One."]]
 
 
@@ -256,7 +279,7 @@ async def test_a_directory_that_disappears(directory: Path) -> None:
         for _ in range(2):
             status, _ = await running.post(input="One.")
             assert status == 200
-    assert (recorder.written, recorder.dropped) == (0, 2)
+    assert (recorder.counts.written, recorder.counts.dropped) == (0, 2)
 
 
 async def test_only_the_owner_can_read_recordings(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ async def test_a_refusal_before_creation_is_a_plain_http_error(stream: bool) -> 
         cases: list[tuple[dict[str, Any], int, str]] = [
             ({"input": "hello", "model": "other"}, 404, "model_not_found"),
             ({"input": "hello", "previous_response_id": "resp_none"}, 400, "previous_response_not_found"),
-            ({"input": "hello", "temperature": 3}, 400, "invalid_value"),
+            ({"input": "hello", "temperature": 3}, 400, "decimal_above_max_value"),
             ({"input": [{"type": "unheard_of"}]}, 400, "invalid_value"),
             ({}, 400, "missing_required_parameter"),
         ]

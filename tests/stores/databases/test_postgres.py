@@ -2,18 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import pytest
 
 from slipring.errors import StartupError, Unavailable
 from slipring.stores.databases import postgres, schema
-from slipring.stores.databases.database import Statement
+from slipring.stores.databases.database import OutcomeUnknown, Statement
 from slipring.stores.databases.postgres import PostgresDatabase
+from tests.stores.postgres_relay import Relay
 
 ADD = "INSERT INTO slipring_nodes (id, url, seen_at) VALUES ($1, '', 0)"
 ALL = "SELECT id FROM slipring_nodes ORDER BY id"
@@ -29,53 +27,6 @@ def add(name: str) -> Statement:
 
 async def names(database: PostgresDatabase) -> list[str]:
     return [name for (name,) in await database.read(ALL)]
-
-
-class Relay:
-    """Forwards connections to the server, and can cut them."""
-
-    def __init__(self, url: str, directory: Path) -> None:
-        (host,) = parse_qs(urlsplit(url).query)["host"]
-        self._server_path = f"{host}/.s.PGSQL.5432"
-        self._path = directory / ".s.PGSQL.5432"
-        self.url = url.replace(f"host={host}", f"host={directory}")
-        self._writers: list[asyncio.StreamWriter] = []
-        self._server: asyncio.Server | None = None
-
-    async def open(self) -> None:
-        self._server = await asyncio.start_unix_server(self._join, self._path)
-
-    async def cut(self) -> None:
-        if self._server is None:
-            return
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
-        await self._server.wait_closed()
-        self._server = None
-        self._path.unlink(missing_ok=True)
-
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_unix_connection(self._server_path)
-        self._writers += [writer, back]
-        await asyncio.gather(_pump(reader, back), _pump(there, writer))
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
-
-
-@pytest.fixture
-async def relay(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Relay]:
-    relay = Relay(postgres_url, tmp_path_factory.mktemp("pg"))
-    await relay.open()
-    yield relay
-    await relay.cut()
 
 
 @pytest.fixture
@@ -101,13 +52,11 @@ async def test_the_driver_reconnects_after_an_outage(relay: Relay) -> None:
 
 
 async def test_a_write_whose_connection_is_lost_is_not_retried(
-    relay: Relay, database: PostgresDatabase
+    relay: Relay, database: PostgresDatabase, postgres_url: str
 ) -> None:
     far = PostgresDatabase(relay.url)
     await far.start()
-    blocker = await asyncpg.connect(
-        relay.url.replace(str(relay._path.parent), str(Path(relay._server_path).parent))
-    )
+    blocker = await asyncpg.connect(postgres_url)
     transaction = blocker.transaction()
     await transaction.start()
     await blocker.execute("LOCK TABLE slipring_nodes IN EXCLUSIVE MODE")
@@ -115,7 +64,7 @@ async def test_a_write_whose_connection_is_lost_is_not_retried(
     while not await database.read("SELECT 1 FROM pg_locks WHERE NOT granted"):
         pass
     await relay.cut()
-    with pytest.raises(Unavailable):
+    with pytest.raises(OutcomeUnknown):
         await writing
     await transaction.rollback()
     await blocker.close()

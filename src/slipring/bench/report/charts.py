@@ -1,19 +1,16 @@
-"""The charts of a workload: chooses the figures of a record, and draws lines with ``plots``.
+"""The charts of a workload, as data: which figures of a record they show, and the words that belong to them.
 
-What shows stages is drawn by the page's script, with the code of the live page. Lines are drawn here, because
-the still figure has them too.
-
-Modes with faulty answers are left out.
+The script of the page draws them, with the modules of the live page and of the still figure. Modes with
+faulty answers are left out.
 """
 
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from slipring.bench.report import plots, scales, units
+from slipring.bench.report import units
 from slipring.bench.report.markup import Markup, embedded, tag
 from slipring.bench.report.palette import Style, styles
-from slipring.bench.report.plots import Column, Frame, Point, Series
 from slipring.bench.results import BenchRecord, LoopResult, TurnResult, Workload
 from slipring.bench.statistics import Spread, Summary, by_turn, cumulative, finished
 
@@ -23,8 +20,6 @@ _SMALL = 0.01
 """Stages below this share of the longest bar are drawn as one."""
 _LOG_FROM = 15.0
 """If the values differ by more than this factor, the scale may be logarithmic."""
-_HEIGHT = 240.0
-_TOP = 10.0
 
 Figures = Sequence[list[tuple[int, Spread]]]
 """For each mode, a spread for each turn number."""
@@ -40,16 +35,31 @@ class DrawnMode(Struct, frozen=True, kw_only=True):
     summary: Summary
 
 
+class Point(Struct, frozen=True):
+    at: int
+    value: float
+    low: float
+    high: float
+
+
+class Series(Struct, frozen=True, kw_only=True):
+    """One line of a plot."""
+
+    name: str
+    style: Style
+    points: Sequence[Point]
+
+
+class Column(Struct, frozen=True, kw_only=True):
+    """One position on the horizontal axis: its labels below the axis, and its tooltip."""
+
+    at: int
+    labels: Sequence[str]
+    tooltip: str
+
+
 class Chart(Struct, frozen=True, kw_only=True):
-    kind: str
-    title: str
-    note: str
-    legend: Sequence[tuple[Markup, str]]
-    svg: Markup
-
-
-class ScriptedChart(Struct, frozen=True, kw_only=True):
-    """A chart that the script of the page draws, with the code of the live page."""
+    """A figure of the page, and what its script draws in it."""
 
     kind: str
     title: str
@@ -58,15 +68,16 @@ class ScriptedChart(Struct, frozen=True, kw_only=True):
 
 
 class Quantity(Struct, frozen=True, kw_only=True):
-    """How the values of a chart are formatted."""
+    """What the values of a chart are."""
 
+    name: str
+    """By which the script knows how to format them."""
     format: Callable[[float], str]
-    unit: Callable[[float], units.Unit]
     may_be_log: bool = False
 
 
-TIME = Quantity(format=units.duration, unit=units.time_unit)
-SIZE = Quantity(format=units.size, unit=units.size_unit, may_be_log=True)
+TIME = Quantity(name="time", format=units.duration)
+SIZE = Quantity(name="size", format=units.size, may_be_log=True)
 
 
 def drawn_modes(record: BenchRecord, summaries: Sequence[Summary], workload: Workload) -> list[DrawnMode]:
@@ -86,7 +97,7 @@ def drawn_modes(record: BenchRecord, summaries: Sequence[Summary], workload: Wor
     ]
 
 
-def charts(workload: Workload, modes: Sequence[DrawnMode], key: str) -> list[Chart | ScriptedChart]:
+def charts(workload: Workload, modes: Sequence[DrawnMode], key: str) -> list[Chart]:
     """All charts of a workload. ``key`` is the prefix of their element ids."""
     if not modes:
         return []
@@ -129,23 +140,6 @@ def series_of(modes: Sequence[DrawnMode], figures: Figures) -> list[Series]:
     ]
 
 
-def value_axis(
-    series: Sequence[Series], quantity: Quantity, bottom: float, top: float, ticks: int = 5
-) -> tuple[scales.Scale, list[str]]:
-    """The vertical scale of a line plot, and the labels of its ticks; the highest one shows the unit."""
-    points = [point for one in series for point in one.points]
-    lowest, highest = min(point.low for point in points), max(point.high for point in points)
-    if quantity.may_be_log and lowest > 0 and highest / lowest > _LOG_FROM:
-        scale = scales.logarithmic(lowest, highest, bottom, top)
-        return scale, [_without_zeros(quantity.format(tick)) for tick in scale.ticks]
-    factor, unit = quantity.unit(highest)
-    scaled = scales.from_zero(highest / factor, bottom, top, ticks)
-    labels = [f"{tick:g}" for tick in scaled.ticks]
-    labels[-1] += f"{units.SPACE}{unit}"
-    values = tuple(tick * factor for tick in scaled.ticks)
-    return scales.Scale(low=0.0, high=values[-1], start=bottom, end=top, ticks=values), labels
-
-
 def _line_chart(
     of: tuple[Workload, str],
     modes: Sequence[DrawnMode],
@@ -157,35 +151,29 @@ def _line_chart(
 ) -> Chart:
     series = series_of(modes, figures)
     columns = _columns(modes, figures, quantity.format)
-    has_tokens = len(columns[0].labels) > 1
-    bottom = _HEIGHT - plots.LINE * (3 if has_tokens else 2) - 8
-    up, labels = value_axis(series, quantity, bottom, _TOP)
-    margin = max(12.0, max(map(plots.text_width, columns[-1].labels)) / 2)
-    left, right = max(map(plots.text_width, labels)) + 10, plots.WIDTH - margin
-    frame = Frame(left=left, right=right, top=_TOP, bottom=bottom)
-    caption = "turn, and tokens of context" if has_tokens else "turn"
-    across = plots.turn_axis(frame, columns)
-    has_range = any(point.low != point.high for one in series for point in one.points)
-    note = "Lines: medians. Bands: least to most over the repeats." if has_range else ""
+    points = [point for one in series for point in one.points]
+    lowest, highest = min(point.low for point in points), max(point.high for point in points)
+    is_log = quantity.may_be_log and lowest > 0 and highest / lowest > _LOG_FROM
+    has_range = any(point.low != point.high for point in points)
+    notes = [
+        *(["Lines: medians. Bands: least to most over the repeats."] if has_range else []),
+        *(["The scale is logarithmic."] if is_log else []),
+    ]
     return Chart(
-        kind=kind,
+        kind=f"lines {kind}",
         title=title,
-        note=f"{note}{' The scale is logarithmic.' if up.is_log else ''}".strip(),
-        legend=[(plots.swatch(one.style), one.name) for one in series],
-        svg=plots.drawing(
-            f"{of[1]}-{kind}",
-            f"{title}: {of[0].title}",
-            _description(series, quantity.format),
-            _HEIGHT,
-            plots.line_plot(frame, series, columns, across, up, labels, caption),
-        ),
+        note=" ".join(notes),
+        data={
+            "id": f"{of[1]}-{kind}",
+            "title": f"{title}: {of[0].title}",
+            "about": _description(series, quantity.format),
+            "caption": "turn, and tokens of context" if len(columns[0].labels) > 1 else "turn",
+            "quantity": quantity.name,
+            "is_log": is_log,
+            "series": series,
+            "columns": columns,
+        },
     )
-
-
-def _without_zeros(text: str) -> str:
-    """1.00 kB becomes 1 kB."""
-    number, _, unit = text.partition(units.SPACE)
-    return f"{float(number):g}{units.SPACE}{unit}"
 
 
 def _columns(modes: Sequence[DrawnMode], figures: Figures, format: Callable[[float], str]) -> list[Column]:
@@ -211,7 +199,7 @@ def _description(series: Sequence[Series], format: Callable[[float], str]) -> st
     )
 
 
-def _stage_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> ScriptedChart:
+def _stage_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> Chart:
     """Mean time per turn by stage, one bar for each mode."""
     timed = [mode for mode in modes if mode.summary.stages_ms]
     totals = [
@@ -233,7 +221,7 @@ def _stage_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> Script
         segments = [{"name": name, "value": ms, "label": units.duration(ms)} for name, ms in parts if ms > 0]
         bars.append({"name": mode.title, "label": units.duration(total), "segments": segments})
     title = "Where a turn's time goes"
-    return ScriptedChart(
+    return Chart(
         kind="stages",
         title=title,
         note="Means per turn, as the server reports them; the rest is time outside the server.",
@@ -241,7 +229,7 @@ def _stage_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> Script
     )
 
 
-def _timeline_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> ScriptedChart:
+def _timeline_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> Chart:
     """One loop of each mode, the one with the median time, turn by turn."""
     lanes = []
     for mode in modes:
@@ -249,7 +237,7 @@ def _timeline_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> Scr
         if loops and mode.summary.stages_ms:
             turns = [_laid_out(turn) for turn in loops[len(loops) // 2].turns]
             lanes.append({"name": mode.title, "turns": turns})
-    return ScriptedChart(
+    return Chart(
         kind="timeline",
         title="A loop, turn by turn",
         note="Of each mode the loop with the median time, without the time of tools. Choose a turn to see its"
@@ -289,13 +277,9 @@ def stage_table(modes: Sequence[DrawnMode]) -> list[tuple[str, list[float | None
     return [*rows, (OUTSIDE, [mode.summary.outside_ms for mode in modes])] if rows else []
 
 
-def figure(chart: Chart | ScriptedChart) -> Markup:
-    """A chart as an HTML figure with heading and legend."""
+def figure(chart: Chart) -> Markup:
+    """A chart as an HTML figure, in which the script draws."""
+    caption = tag("figcaption", tag("h4", chart.title), tag("ul", class_="legend"))
     note = tag("p", chart.note, class_="note") if chart.note else Markup()
-    heading = tag("h4", chart.title)
-    if isinstance(chart, ScriptedChart):
-        caption = tag("figcaption", heading, tag("ul", class_="legend"))
-        data = tag("script", embedded(chart.data), type="application/json")
-        return tag("figure", caption, tag("div", class_="drawn"), note, data, class_=chart.kind)
-    legend = tag("ul", *(tag("li", sign, name) for sign, name in chart.legend), class_="legend")
-    return tag("figure", tag("figcaption", heading, legend), chart.svg, note, class_=chart.kind)
+    data = tag("script", embedded(chart.data), type="application/json")
+    return tag("figure", caption, tag("div", class_="drawn"), note, data, class_=chart.kind)

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from slipring.bench.report import palette, scripts, units
 from slipring.bench.report.charts import (
     DrawnMode,
@@ -18,7 +20,6 @@ from slipring.bench.report.charts import (
 )
 from slipring.bench.report.conditions import busy_warning, conditions, repeats, simulation, subject
 from slipring.bench.report.markup import Markup, join, tag
-from slipring.bench.report.plots import swatch
 from slipring.bench.report.replay_comparison import NOTE, TITLE, replay_table
 from slipring.bench.report.verdict import (
     NO_DIFFERENCE,
@@ -37,6 +38,9 @@ from slipring.bench.statistics import ENOUGH, Spread, Summary, by_turn, summaris
 _STYLE = Path(__file__).with_name("page.css")
 _MOST_FAULTS = 5
 _NONE = "–"
+_NO_SCRIPT = (
+    "The charts are missing: a script draws them, and it was not run. Their figures are in the tables."
+)
 
 
 def write(record: BenchRecord, path: Path) -> None:
@@ -48,7 +52,7 @@ def render(record: BenchRecord) -> str:
     title = f"slipring bench: {record.endpoint.model}, {record.when[:10]}"
     style = palette.css() + _STYLE.read_text(encoding="utf-8")
     # Read as HTML, the first and the last line are comments of the script; as XML they let it contain "<".
-    code = f"//<![CDATA[\n{scripts.script()}\n//]]>"
+    code = f"//<![CDATA[\n{scripts.script(scripts.REPORT)}\n//]]>"
     policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(code)}"
     head = tag(
         "head",
@@ -65,6 +69,7 @@ def render(record: BenchRecord) -> str:
     body = tag(
         "body",
         _header(record),
+        tag("noscript", tag("p", _NO_SCRIPT, class_="notice")),
         tag(
             "main", _results(record, summaries), *sections, _skipped(record), _conditions(record), _reading()
         ),
@@ -162,7 +167,8 @@ def _modes(record: BenchRecord, here: Sequence[Summary], workload: Workload) -> 
     for summary in here:
         mode = titles[summary.mode]
         how = f"{mode.name}; history: {summary.history_checked}" if summary.history_checked else mode.name
-        heading = (swatch(style[summary.mode]), mode.title, *_small(how))
+        sign = tag("span", class_="sign", data_style=msgspec.json.encode(style[summary.mode]).decode())
+        heading = (sign, mode.title, *_small(how))
         name = tag("th", *heading, scope="row", role="rowheader", title=mode.about)
         has_times = summary.wall_ms is not None
         cells = _figures(record, summary, baseline) if has_times else _reasons(summary)

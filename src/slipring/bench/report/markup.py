@@ -1,10 +1,8 @@
-"""Builds HTML and SVG; every text that is not ``Markup`` is escaped.
+"""Builds HTML; every text that is not ``Markup`` is escaped.
 
-All reports are written through ``tag``, so texts of a record cannot inject markup. The result is well-formed
-XML, so an SVG can be embedded in a page or be a file by itself.
+The page is written through ``tag``, so texts of a record cannot inject markup. The result is well-formed XML.
 """
 
-import math
 import re
 from html import escape
 
@@ -12,7 +10,7 @@ import msgspec
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-Value = str | float | bool | None
+Value = str | bool | None
 
 
 class Markup(str):
@@ -22,7 +20,7 @@ class Markup(str):
 
 
 def tag(name: str, /, *children: str, **attributes: Value) -> Markup:
-    """An element. ``class_`` is the attribute ``class``, ``stroke_width`` is ``stroke-width``."""
+    """An element. ``class_`` is the attribute ``class``, ``data_label`` is ``data-label``."""
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     inner = join(*children)
     return Markup(
@@ -45,20 +43,13 @@ def text(content: str) -> Markup:
     return Markup(escape(_NOT_XML.sub("\N{REPLACEMENT CHARACTER}", content)))
 
 
-def number(value: float) -> str:
-    """Format a coordinate, rounded to a tenth of a unit. Raises ``ValueError`` if it is not finite."""
-    if not math.isfinite(value):
-        raise ValueError(f"{value} cannot be drawn")
-    return f"{round(value, 1) + 0.0:.1f}".removesuffix(".0")
-
-
 def _attribute(key: str, value: Value) -> str:
     if value is None or value is False:
         return ""
     name = key.removesuffix("_").replace("_", "-")
     if value is True:
         return f' {name}="{name}"'
-    return f' {name}="{text(value) if isinstance(value, str) else number(value)}"'
+    return f' {name}="{text(value)}"'
 
 
-_EMPTY = frozenset("br circle hr line meta path rect".split())
+_EMPTY = frozenset(("br", "hr", "meta"))

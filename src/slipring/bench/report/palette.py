@@ -27,13 +27,14 @@ _DASHES = ("7 3", "2 3", "1 4", None, "10 3 2 3", "5 2 1 2 1 2")
 _MARKS = ("circle", "square", "triangle", "diamond", "cross", "bar")
 
 
-class Style(Struct, frozen=True, kw_only=True):
+class Style(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Line style of a mode."""
 
     css: str
     """Class that sets the colour."""
-    dash: str | None
     mark: str
+    dash: str | None = None
+    """None for a solid line."""
 
 
 def styles(modes: Sequence[ModeDescription]) -> dict[str, Style]:

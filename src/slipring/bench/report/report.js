@@ -3,6 +3,7 @@
 
 import { stackedBars } from "./bars.js";
 import { h, made, patch } from "./dom.js";
+import { lineChart, swatch } from "./lines.js";
 import { patch12 } from "./patterns.js";
 import { stageOf } from "./stages.js";
 import { BAR, drawLane, drawTimes, fitCanvas, inks, timeScale, turnAt } from "./timeline.js";
@@ -13,11 +14,19 @@ const WIDTH = 420;
 const PITCH = 40;
 const AXIS = 20;
 
+for (const figure of document.querySelectorAll("figure.lines")) drawLines(figure, dataOf(figure));
 for (const figure of document.querySelectorAll("figure.stages")) drawStages(figure, dataOf(figure));
 for (const figure of document.querySelectorAll("figure.timeline")) drawTimeline(figure, dataOf(figure));
+for (const sign of document.querySelectorAll(".sign")) patch(sign, swatch(JSON.parse(sign.dataset.style)));
 
 function dataOf(figure) {
   return JSON.parse(figure.querySelector("script").textContent);
+}
+
+/** A figure of each mode by turn, as lines. */
+function drawLines(figure, chart) {
+  patch(figure.querySelector(".drawn"), lineChart(chart));
+  patch(figure.querySelector(".legend"), chart.series.map(({ name, style }) => h("li", null, swatch(style), name)));
 }
 
 /** The mean turn of each mode as a stacked bar. */

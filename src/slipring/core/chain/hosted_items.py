@@ -8,6 +8,9 @@ the wire, both are one ``mcp_call``. ``opened`` gives the items of hosted tools 
 - ``mcp_approval_request``: the call. Its output stands where the client answers: a denial, or what the call
   returned once it was approved.
 - ``mcp_list_tools``: nothing. The tools are part of the head.
+- ``web_search_call``, ``file_search_call``, ``code_interpreter_call``: as ``mcp_call``. Their items do not
+  have the result, so ``Item.opened`` has had it since the call ended. A call that comes back in a history has
+  what the item shows of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +21,8 @@ from msgspec import structs
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
+from slipring.protocol.hosted.builtin_items import BuiltinCall
+from slipring.protocol.hosted.builtin_tools import FUNCTIONS, BuiltinKind
 from slipring.protocol.hosted.mcp_items import (
     McpApprovalRequest,
     McpApprovalResponse,
@@ -29,7 +34,11 @@ from slipring.protocol.hosted.mcp_tools import model_name
 from slipring.protocol.items import Item
 
 Status = Literal["completed", "incomplete"]
-HOSTED = frozenset({"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"})
+_BUILTINS: dict[str, BuiltinKind] = {f"{kind}_call": kind for kind in FUNCTIONS}
+"""The items of built-in tools."""
+HOSTED = frozenset(
+    {"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", *_BUILTINS}
+)
 _COMPACTIONS = ("compaction", "compaction_summary")
 UNKNOWN_OUTCOME = "The call did not finish. Whether it had any effect is not known."
 
@@ -44,6 +53,20 @@ def call_item(call_id: str, label: str, name: str, arguments: str, status: Statu
             "name": model_name(label, name),
             "arguments": arguments,
             "status": status,
+        }
+    )
+    return Item(type="function_call", raw=raw, call_id=call_id)
+
+
+def builtin_call_item(call_id: str, kind: BuiltinKind, text: str) -> Item:
+    """A call of a built-in tool as a model wrote it; ``text`` is the query, or the code."""
+    raw = wire.encode(
+        {
+            "type": "function_call",
+            "call_id": call_id,
+            "name": kind,
+            "arguments": wire.encode({FUNCTIONS[kind].argument: text}).decode(),
+            "status": "completed",
         }
     )
     return Item(type="function_call", raw=raw, call_id=call_id)
@@ -80,7 +103,17 @@ def opened(items: Sequence[Item], results: Mapping[str, str] | None = None) -> t
     bare = tuple(map(_without_outputs, items))
     if not any(item.type in HOSTED for item in bare):
         return bare
-    return _Opening(bare, results or {}).opened()
+    return _Opening(bare, results or {}, _outputs_in(items)).opened()
+
+
+def _outputs_in(items: Sequence[Item]) -> dict[str, Item]:
+    """The results of hosted calls that items have been opened with before, by the id of the call."""
+    return {
+        each.call_id: each
+        for item in items
+        for each in item.opened or ()
+        if each.type == "function_call_output" and each.call_id is not None
+    }
 
 
 def _without_outputs(item: Item) -> Item:
@@ -98,8 +131,12 @@ def _without_outputs(item: Item) -> Item:
 class _Opening:
     """Opens one list of items."""
 
-    def __init__(self, items: Sequence[Item], results: Mapping[str, str]) -> None:
+    def __init__(
+        self, items: Sequence[Item], results: Mapping[str, str], outputs: Mapping[str, Item]
+    ) -> None:
+        """``outputs``: what built-in tools have returned, by the id of the call."""
         self._items = items
+        self._builtin_outputs = outputs
         self._results = dict(results)
         self._requested: set[str] = set()
         self._answered = set(results)
@@ -156,6 +193,8 @@ class _Opening:
             content = self._open_answer(body)
         elif isinstance(body, McpCall):
             content = self._open_call(body, call_id)
+        elif isinstance(body, BuiltinCall):
+            content = self._open_builtin(_BUILTINS[item.type], body, call_id)
         return structs.replace(item, opened=content)
 
     def _open_answer(self, answer: McpApprovalResponse) -> tuple[Item, ...]:
@@ -174,6 +213,16 @@ class _Opening:
             return (call_item(call_id, call.server_label, call.name, call.arguments, "incomplete"),)
         self._outputs.append(output_item(call_id, result_text(call)))
         return (call_item(call_id, call.server_label, call.name, call.arguments),)
+
+    def _open_builtin(self, kind: BuiltinKind, call: BuiltinCall, call_id: str) -> tuple[Item, ...]:
+        output = self._builtin_outputs.get(call_id)
+        if output is None:
+            shown = call.shown_result
+            if shown is None:
+                return ()  # a call that did not run, or of which nothing is known
+            output = output_item(call_id, shown)
+        self._outputs.append(output)
+        return (builtin_call_item(call_id, kind, call.argument),)
 
 
 def _is_of_same_step(item: Item) -> bool:

@@ -28,6 +28,7 @@ _CALLS = {
     "custom_tool_call": "custom tool call",
     "computer_call": "computer call",
     "shell_call": "shell call",
+    "local_shell_call": "local shell call",
     "apply_patch_call": "apply patch call",
     "tool_search_call": "tool search call",
 }

@@ -40,6 +40,15 @@ class Retention(Generic[N]):
     def __init__(self) -> None:
         self._counts: dict[N, int] = {}
 
+    def weigh(self, state: N) -> int:
+        """Return the bytes that ``hold`` would retain in addition."""
+        gained = 0
+        node: N | None = state
+        while node is not None and node not in self._counts:
+            gained += node.size_bytes
+            node = node.parent
+        return gained
+
     def hold(self, state: N) -> int:
         """Retain a state and its ancestors; returns the bytes that were not retained before."""
         gained = 0

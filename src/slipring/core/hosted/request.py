@@ -1,4 +1,5 @@
-"""What one request has to do with hosted tools: its MCP servers, and the calls that its input approves."""
+"""What one request has to do with hosted tools: its MCP servers and built-in tools, and the calls that its
+input approves."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -8,20 +9,48 @@ from msgspec import structs
 from slipring.core.chain import hosted_items
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Approval, Carry
+from slipring.core.generation import Hosting, Model, UpstreamTools
 from slipring.core.hosted import approvals
 from slipring.core.hosted.approvals import Approved
-from slipring.core.hosted.tools import HostedTool, Offered, ResolvedServer, compose
+from slipring.core.hosted.tools import (
+    HostedTool,
+    Offered,
+    ResolvedBuiltin,
+    ResolvedServer,
+    answering,
+    compose,
+)
 from slipring.errors import InvalidRequest, quoted
-from slipring.protocol.hosted.mcp_tools import McpTool, read_servers
+from slipring.protocol.definitions import Definitions
+from slipring.protocol.hosted import tool_types
+from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, read_builtins
+from slipring.protocol.hosted.mcp_tools import McpTool, read_servers, with_servers
+from slipring.protocol.hosted.tool_types import CLIENT_TYPES
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import McpApprovalRequestItem
+from slipring.protocol.wire import given
+
+_OF_TOOLS = ("code_interpreter_call.", "file_search_call.", "web_search_call.")
+"""Values of ``include`` about tools that servers run begin with these."""
 
 
 class HostedRequest:
     """The hosted tools of one turn."""
 
-    __slots__ = ("_input", "_seal", "_tenant", "approved", "offered", "resolved", "servers")
+    __slots__ = (
+        "_input",
+        "_seal",
+        "_tenant",
+        "answers",
+        "approved",
+        "builtins",
+        "is_upstream",
+        "offered",
+        "resolved",
+        "servers",
+        "upstream_tools",
+    )
 
     def __init__(self, seal: Seal, tenant: str) -> None:
         self._seal = seal
@@ -30,23 +59,69 @@ class HostedRequest:
         """The MCP servers of the request, as sent."""
         self.resolved: Mapping[str, ResolvedServer] | None = None
         """What the driver found out about them, by label; None before it was asked."""
+        self.builtins: tuple[SentBuiltin, ...] = ()
+        """The built-in tools of the request."""
+        self.answers: Mapping[BuiltinKind, ResolvedBuiltin] = {}
+        """What answers them."""
         self.offered: Offered | None = None
-        """What the request offers of them."""
+        """What the request offers of both."""
         self.approved: list[Approved] = []
         """Calls that the input approves, until they have run."""
+        self.is_upstream = False
+        """Whether the engine's server runs hosted tools. It then owns their items too: they are passed on as
+        they are, and models of other engines do not see them."""
+        self.upstream_tools: UpstreamTools | None = None
+        """What that server gets, if the request has any."""
         self._input: tuple[Item, ...] = ()
         """The input before its hosted items were opened."""
 
-    def read_servers(self, request: CreateRequest, before: Carry, items: tuple[Item, ...]) -> frozenset[str]:
-        """Read the MCP servers; returns the labels whose lists the context does not have."""
+    @property
+    def is_read(self) -> bool:
+        """Whether the tools of the request have been read."""
+        return self.resolved is not None or self.upstream_tools is not None
+
+    def read_servers(
+        self, request: CreateRequest, before: Carry, items: tuple[Item, ...], hosting: Hosting
+    ) -> frozenset[str]:
+        """Read what the driver is to resolve: MCP servers and built-in tools. Returns the labels of servers
+        whose lists the context does not have."""
+        if hosting == "refuse":
+            tool_types.refuse_hosted(request.tools)
+        self.is_upstream = hosting == "upstream"
+        if self.is_upstream:
+            self._pass_on(request)
+            return frozenset()
         self.servers = read_servers(request.tools)
+        self.builtins = read_builtins(request.tools)
         known = hosted_items.carried(before, items).lists if self.servers else {}
         return frozenset(server.server_label for server in self.servers) - known.keys()
 
+    @property
+    def must_resolve(self) -> bool:
+        """Whether the driver has to look something up."""
+        return bool(self.servers or self.builtins)
+
+    def _pass_on(self, request: CreateRequest) -> None:
+        """Keep the tools for the engine's server; the request loses their secrets."""
+        sent = given(request.tools)
+        if sent is None or not tool_types.passes_on(sent):
+            return
+        servers = read_servers(sent, elsewhere=True)
+        choice = given(request.tool_choice)
+        self.upstream_tools = UpstreamTools(
+            tools=bytes(sent),
+            labels=tuple(server.server_label for server in servers),
+            secrets=tuple(secret for server in servers for secret in server.secrets),
+            choice=bytes(choice) if choice is not None else None,
+            include=tuple(value for value in request.include or () if value.startswith(_OF_TOOLS)),
+        )
+        request.tools = with_servers(sent, {server.server_label: server.kept for server in servers})
+
     def follow(self, before: "HostedRequest") -> None:
         """Use the servers of an earlier turn with the same tools, whose lists are in the context now."""
+        self.is_upstream, self.upstream_tools = before.is_upstream, before.upstream_tools
         if before.resolved is not None:
-            self.servers = before.servers
+            self.servers, self.builtins, self.answers = before.servers, before.builtins, before.answers
             self.resolved = {
                 label: structs.replace(server, tools=None, error=None)
                 for label, server in before.resolved.items()
@@ -55,6 +130,8 @@ class HostedRequest:
     def read_input(self, before: Carry, items: tuple[Item, ...], *, complete: bool) -> tuple[Item, ...]:
         """Find the calls that the input approves; returns the input with its hosted items opened.
         ``complete``: a response will be generated."""
+        if self.is_upstream:
+            return items
         self.approved = approvals.read(before.approvals, items)
         if self.approved and not complete:
             where = self.approved[0].where
@@ -74,11 +151,12 @@ class HostedRequest:
     def offer(self, request: CreateRequest, carry: Carry) -> Offered | None:
         """Put the tools of the servers into the request, which loses its secrets, and check the approvals.
 
-        Returns what is offered; None if the request has no servers.
+        Returns what is offered; None if the request has no servers, and nothing answers its built-in tools.
         """
-        if self.servers:
+        builtins = self._answered()
+        if self.servers or builtins:
             assert self.resolved is not None
-            self.offered = compose(request.tools, self.servers, self.resolved, carry.lists)
+            self.offered = compose(request.tools, self.servers, self.resolved, carry.lists, builtins)
             request.tools = self.offered.definitions
         for each in self.approved:
             server = self._server(each.approval.label)
@@ -90,6 +168,28 @@ class HostedRequest:
                 )
             approvals.require_genuine(each, server, partial(self._seal.verify, self._tenant))
         return self.offered
+
+    def _answered(self) -> dict[int, HostedTool]:
+        """What answers the built-in tools, by their indexes in ``tools``."""
+        found = {
+            sent.index: answering(sent, self.answers[sent.kind])
+            for sent in self.builtins
+            if sent.kind in self.answers
+        }
+        return {index: tool for index, tool in found.items() if tool is not None}
+
+    def carry_on(self, carry: Carry) -> Carry:
+        """The carry of the finished response, for later turns. Lists and approvals of another server mean
+        nothing to this one, which may run the tools of a later turn."""
+        return structs.replace(carry, lists={}, approvals={}) if self.is_upstream else carry
+
+    def excuse(self, definitions: Definitions, model: Model) -> None:
+        """Accept tools that nothing here answers if the engine's server does, or makes calls of them that the
+        client answers."""
+        if self.is_upstream:
+            definitions.ignored_tools = None
+        elif model.is_upstream and definitions.ignored_tools is not None:
+            definitions.ignored_tools |= CLIENT_TYPES
 
     def sign(self, request: McpApprovalRequestItem) -> str:
         """The tag of an approval request."""

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Raw, Struct, UnsetType, structs
 
+from slipring.errors import UnsupportedParameter
+from slipring.protocol import wire
+from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, with_builtins
 from slipring.protocol.hosted.mcp_items import CallError
 from slipring.protocol.hosted.mcp_tools import (
     ListedTool,
@@ -34,6 +37,33 @@ class ResolvedServer(Struct, frozen=True, eq=False):
     """Whether the operator requires approval of every call, whatever the client says."""
 
 
+class ResolvedBuiltin(Struct, frozen=True, eq=False):
+    """The tool that answers a built-in type for the caller of a request."""
+
+    server: ResolvedServer
+    tool: str
+    """Its name at the server."""
+    argument: str
+    """Gets what the model writes."""
+    fields: Mapping[str, str] = {}
+    """Fields of the type, as clients send them, and the arguments that get their values."""
+
+
+class Builtin(Struct, frozen=True, eq=False):
+    """A built-in type, and how its calls become calls of the tool that answers it."""
+
+    kind: BuiltinKind
+    argument: str
+    given: Mapping[str, Raw] = {}
+    """The arguments that the request itself determines."""
+    container: str | None = None
+    """The container that the request names for code."""
+
+    def arguments(self, text: str) -> str:
+        """The arguments of the tool, as JSON, for what the model wrote."""
+        return wire.encode({**self.given, self.argument: text}).decode()
+
+
 class HostedTool(Struct, frozen=True, eq=False):
     """A tool of a server, as the model may call it in one request."""
 
@@ -41,6 +71,15 @@ class HostedTool(Struct, frozen=True, eq=False):
     label: str
     tool: ListedTool
     needs_approval: bool
+    builtin: Builtin | None = None
+    """Set if it answers a built-in type: it is called by the name of that."""
+
+    @property
+    def key(self) -> tuple[str | None, str]:
+        """The namespace and the name by which a model calls it."""
+        if self.builtin is not None:
+            return None, self.builtin.kind
+        return self.label, model_name(self.label, self.tool.name)
 
 
 class HostedCall(Struct, frozen=True, eq=False):
@@ -77,14 +116,11 @@ class HostedTools:
     __slots__ = ("_tools",)
 
     def __init__(self, tools: Iterable[HostedTool] = ()) -> None:
-        self._tools = {(each.label, model_name(each.label, each.tool.name)): each for each in tools}
-
-    def __bool__(self) -> bool:
-        return bool(self._tools)
+        self._tools = {each.key: each for each in tools}
 
     def find(self, namespace: str | None, name: str) -> HostedTool | None:
         """The tool that a model calls by this name; None if the client runs it."""
-        return self._tools.get((namespace, name)) if namespace is not None else None
+        return self._tools.get((namespace, name))
 
     def named(self, label: str, name: str) -> HostedTool | None:
         """The tool of this name at its server; None if it may not be called."""
@@ -92,11 +128,12 @@ class HostedTools:
 
 
 class Offered(Struct, frozen=True):
-    """What one request offers of its MCP servers."""
+    """What one request offers of its MCP servers and built-in tools."""
 
     tools: HostedTools
     definitions: Raw
-    """The request's ``tools`` without secrets, each server with the tools that it offers."""
+    """The request's ``tools`` without secrets, each server with the tools that it offers, and built-in ones
+    as a head keeps them."""
     fetched: tuple[tuple[str, ResolvedServer, list[ListedTool]], ...] = ()
     """Servers whose lists were fetched for this request, and what of each list is offered."""
 
@@ -106,8 +143,10 @@ def compose(
     servers: Sequence[McpTool],
     resolved: Mapping[str, ResolvedServer],
     lists: Mapping[str, bytes],
+    builtins: Mapping[int, HostedTool],
 ) -> Offered:
-    """Put the lists of the servers into the ``tools`` of a request. ``lists``: those in the context."""
+    """Put the lists of the servers into the ``tools`` of a request. ``lists``: those in the context.
+    ``builtins``: what answers built-in tools, by their indexes."""
     offered: dict[str, list[HostedTool]] = {}
     fetched = []
     for server in servers:
@@ -122,10 +161,33 @@ def compose(
         )
         for server in servers
     }
+    listed_tools = [each for tools in offered.values() for each in tools]
+    kinds = {index: tool.builtin.kind for index, tool in builtins.items() if tool.builtin is not None}
     return Offered(
-        HostedTools(each for tools in offered.values() for each in tools),
-        with_servers(sent, kept),
+        HostedTools([*listed_tools, *builtins.values()]),
+        with_builtins(with_servers(sent, kept), kinds),
         tuple(fetched),
+    )
+
+
+def answering(sent: SentBuiltin, found: ResolvedBuiltin) -> HostedTool | None:
+    """The tool that answers a built-in tool of a request; None if the client wants no search outside, and the
+    tool cannot be told so. Raises ``UnsupportedParameter`` for filters that the tool cannot be given."""
+    if sent.is_offline and "external_web_access" not in found.fields:
+        return None
+    if "filters" in sent.fields and "filters" not in found.fields:
+        param = f"tools[{sent.index}].filters"
+        raise UnsupportedParameter(
+            f"Unsupported parameter: '{param}': the tool that answers '{sent.kind}' here takes no filters.",
+            param=param,
+        )
+    given = {found.fields[name]: value for name, value in sent.fields.items() if name in found.fields}
+    return HostedTool(
+        found.server,
+        sent.kind,
+        ListedTool(found.tool, wire.NULL),
+        needs_approval=False,
+        builtin=Builtin(sent.kind, found.argument, given, sent.container),
     )
 
 

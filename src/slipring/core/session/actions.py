@@ -10,6 +10,7 @@ from slipring.core.turn.turn import Joined, Turn
 from slipring.core.turn.turn_checks import Audit
 from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
+from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.protocol.items import Item
 from slipring.protocol.live_input import Append
@@ -66,13 +67,14 @@ class CheckAppended(Struct, frozen=True, eq=False):
 
 
 class ResolveTools(Struct, frozen=True):
-    """Look up the MCP servers of a request, and fetch the lists of some. The driver calls
-    ``session.resolved`` or ``session.failed``."""
+    """Look up the MCP servers of a request and what answers its built-in tools, and fetch the lists of some
+    servers. The driver calls ``session.resolved`` or ``session.failed``."""
 
     turn: Turn
     servers: tuple[McpTool, ...]
     fetch: frozenset[str]
     """Labels of the servers whose list is needed."""
+    builtins: frozenset[BuiltinKind] = frozenset()
 
 
 class ClaimApprovals(Struct, frozen=True):

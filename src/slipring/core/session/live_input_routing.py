@@ -29,6 +29,7 @@ class LiveInput(Struct, frozen=True):
     limits: Limits
     successors: Successors
     charges: Charges
+    ignored_tools: frozenset[str]
 
     def steer(self, steer: Steer, cache: ConnectionCache, refusing: ApiError | None) -> Event:
         """Handle a steer; returns the event that answers it. ``refusing``: why no response may follow."""
@@ -43,7 +44,7 @@ class LiveInput(Struct, frozen=True):
         turn = self.lanes.find(append.target)
         if append.error is not None or turn is None or turn.rollout is None:
             return []
-        definitions = new_definitions(self.limits)
+        definitions = new_definitions(self.limits, self.ignored_tools)
         input_items.take_definitions(append.items, definitions)
         return definitions.grammars
 

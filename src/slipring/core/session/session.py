@@ -8,6 +8,7 @@ are injected as ``ports``.
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct, structs
 
@@ -17,7 +18,7 @@ from slipring.core.chain.state_cache import ConnectionCache, NoCache
 from slipring.core.checks.turn_policy import NoPolicies, Policies
 from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import Delta, Job, Models, Prefill
-from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
+from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session import client_events, turn_setup
@@ -56,6 +57,7 @@ from slipring.core.turn.turn import Phase, Turn
 from slipring.errors import ApiError, ConnectionLimitReached, InvalidPrompt, ServerError
 from slipring.protocol import requests
 from slipring.protocol.events import Error, Event
+from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.live_input import Append, Steer
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.timing import TurnReport
@@ -164,7 +166,9 @@ class Session:
         self._lanes = Lanes(limits.max_in_flight, limits.max_lanes)
         self._charges = Charges(ports.requests, tenant)
         self._successors = Successors(limits, ports, models, self._charges)
-        self._live_input = LiveInput(self._lanes, limits, self._successors, self._charges)
+        self._live_input = LiveInput(
+            self._lanes, limits, self._successors, self._charges, ports.ignored_tools
+        )
         self._growing_outputs = GrowingOutputs(tenant, self._lanes, limits, self._charges, models)
         # An engine that must see nothing before it was inspected is not given outputs ahead of their turn.
         self._growing_outputs.is_on = not any(check.before for check in policies.checks.values())
@@ -253,9 +257,12 @@ class Session:
         try:
             lane_id = requests.read_lane(request.stream_id)
             lane = self._lanes.open(lane_id)
-            if self._lanes.must_wait(lane):
+            forked = turn_setup.forked_state(request, lane_id, self._cache)
+            waits = self._lanes.must_wait(lane)
+            pinned = forked if waits else None
+            if waits:
                 self._lanes.require_room(size_bytes, self._limits)
-            self._charges.require_room(size_bytes)
+            self._charges.require_room(size_bytes, pinned)
         except ApiError as refusal:
             stages.lap("terminal")
             report = _refused_report(refusal, stages, size_bytes)
@@ -270,8 +277,8 @@ class Session:
             error=self._refusing or error or rollout.missing_beta(request, self._betas),
             detached=detached,
         )
-        self._charges.take(turn, size_bytes)
-        turn_setup.pin_fork(turn, self._cache)
+        self._charges.take(turn, size_bytes, pinned)
+        turn.parent, turn.forks = forked, forked is not None
         self._lanes.enqueue(turn, lane)
         return self._advance(now)
 
@@ -312,11 +319,19 @@ class Session:
             return self._reject(turn, error, now)
         return self._start(turn, now) + self._advance(now)
 
-    def resolved(self, turn: Turn, servers: Mapping[str, ResolvedServer], now: float) -> list[Action]:
-        """The MCP servers of a request are known, by their labels, and have listed their tools."""
+    def resolved(
+        self,
+        turn: Turn,
+        servers: Mapping[str, ResolvedServer],
+        now: float,
+        answers: Mapping[BuiltinKind, ResolvedBuiltin] = MappingProxyType({}),
+    ) -> list[Action]:
+        """The MCP servers of a request are known, by their labels, and have listed their tools. ``answers``:
+        what answers its built-in tools."""
         if turn.phase is not Phase.LISTING:
             return []
         turn.hosted.resolved = servers
+        turn.hosted.answers = answers
         turn.stages.lap("list")
         return self._validate(turn, now) + self._advance(now)
 
@@ -596,14 +611,17 @@ class Session:
     def _start(self, turn: Turn, now: float) -> list[Action]:
         """Validate a bound turn, once its MCP servers are known and its grammars compiled, if it has any."""
         turn.stages.lap("resolve")
-        if turn.hosted.resolved is None:
+        if not turn.hosted.is_read:
             try:
-                fetch = turn.hosted.read_servers(turn.request, input_items.carried(turn.parent), turn.input)
+                hosting = self._models.find(turn.request.model).hosted_tools
+                carry = input_items.carried(turn.parent)
+                fetch = turn.hosted.read_servers(turn.request, carry, turn.input, hosting)
             except ApiError as error:
                 return self._drop(turn, error)
-            if turn.hosted.servers:
+            if turn.hosted.must_resolve:
                 turn.phase = Phase.LISTING
-                return [ResolveTools(turn, turn.hosted.servers, fetch)]
+                kinds = frozenset(tool.kind for tool in turn.hosted.builtins)
+                return [ResolveTools(turn, turn.hosted.servers, fetch, kinds)]
         return self._validate(turn, now)
 
     def _validate(self, turn: Turn, now: float) -> list[Action]:

@@ -9,6 +9,7 @@ import re
 from msgspec import UNSET
 
 from slipring.core.chain import input_items, sealed_items
+from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.turn_policy import Policies, policy_of_turn
 from slipring.core.generation import Job, Models
@@ -20,16 +21,17 @@ from slipring.core.turn import request_validation
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, PreviousResponseNotFound
 from slipring.protocol.definitions import Compilable, Definitions
+from slipring.protocol.requests import CreateRequest
 
 _INPUT_INDEX = re.compile(r"input\[(\d+)\]")
 
 
-def pin_fork(turn: Turn, cache: ConnectionCache) -> None:
-    """If the turn continues a response of another lane, keep that state while the turn waits."""
-    previous = turn.request.previous_response_id
-    if previous is not None and previous in cache and cache.lane_of(previous) != turn.lane:
-        turn.parent = cache.find(previous)
-        turn.forks = True
+def forked_state(request: CreateRequest, lane: str | None, cache: ConnectionCache) -> ResponseState | None:
+    """Return the cached state that the request forks: it continues a response of another lane."""
+    previous = request.previous_response_id
+    if previous is not None and previous in cache and cache.lane_of(previous) != lane:
+        return cache.find(previous)
+    return None
 
 
 def bind(turn: Turn, cache: ConnectionCache, successors: Successors) -> Load:
@@ -76,7 +78,7 @@ def begin(
     ``counts``: the job is only counted. It does not continue a context that the input repeats, because
     tokens of an answer are to be those that its text has now; and no check inspects it.
     """
-    definitions = new_definitions(limits)
+    definitions = new_definitions(limits, ports.ignored_tools)
     try:
         items = input_items.resolve(turn.input, turn.found)
         items = sealed_items.opened(items, ports.seal, turn.tenant)
@@ -116,10 +118,11 @@ def _shifted(error: ApiError, preceding: int, source: str) -> ApiError:
     return error
 
 
-def new_definitions(limits: Limits) -> Definitions:
+def new_definitions(limits: Limits, ignored_tools: frozenset[str]) -> Definitions:
     """An empty collection for the definitions of one request, with the server's limits."""
     return Definitions(
         max_grammars=limits.max_grammars,
         max_grammar_bytes=limits.max_grammar_bytes,
         max_schema_bytes=limits.max_schema_bytes,
+        ignored_tools=ignored_tools,
     )

@@ -1,19 +1,27 @@
 """Calls that the client answers, while the model writes them: their events and their items."""
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
 
 from slipring.core.generation import CallStarted
 from slipring.protocol import events, wire
+from slipring.protocol.client_items import FileOperation, LocalShellAction, ShellAction, UpdateFile
 from slipring.protocol.responses import (
+    ApplyPatchCallItem,
     CustomToolCallItem,
     FunctionCallItem,
     ItemStatus,
+    LocalShellCallItem,
     OutputItem,
+    ShellCallItem,
     ToolSearchCallItem,
 )
+from slipring.protocol.tools import Kind
+
+T = TypeVar("T")
+ClientCallItem = ToolSearchCallItem | ShellCallItem | LocalShellCallItem | ApplyPatchCallItem
 
 
 class CallOutput(Protocol):
@@ -55,7 +63,7 @@ class Call:
 
     @property
     def _is_function(self) -> bool:
-        return self._started.kind == "function"
+        return self._started.kind != "custom"
 
     def _item(self, text: str, status: ItemStatus) -> FunctionCallItem | CustomToolCallItem:
         started = self._started
@@ -74,26 +82,124 @@ class Call:
         )
 
 
-class Search:
-    """An open ``tool_search_call`` item. The API has no delta events for its arguments."""
+class WholeCall:
+    """An open call of a tool whose arguments the API has no delta events for: clients see them once they are
+    complete."""
 
-    __slots__ = ("_call_id", "_id", "pieces")
+    __slots__ = ("_call_id", "_form", "_id", "pieces")
 
-    def __init__(self, output: CallOutput) -> None:
+    def __init__(self, output: CallOutput, form: "CallForm") -> None:
         self.pieces: list[str] = []
+        self._form = form
         self._call_id = output.mint_call()
-        self._id = output.name_item("tool_search_call")
-        output.start_item(self._item(Raw(b"{}"), "in_progress"))
+        self._id = output.name_item(form.item_type)
+        output.start_item(form.opened(self._id, self._call_id))
 
-    def close(self, status: ItemStatus) -> ToolSearchCallItem:
-        return self._item(_as_json("".join(self.pieces)), status)
-
-    def _item(self, arguments: Raw, status: ItemStatus) -> ToolSearchCallItem:
-        return ToolSearchCallItem(id=self._id, call_id=self._call_id, arguments=arguments, status=status)
+    def close(self, status: ItemStatus) -> ClientCallItem:
+        """The finished item. Arguments that are not in its form make it incomplete: it needs no answer."""
+        return self._form.closed(self._id, self._call_id, "".join(self.pieces), status)
 
 
-def open_call(output: CallOutput, started: CallStarted) -> Call | Search:
-    return Search(output) if started.kind == "tool_search" else Call(output, started)
+class CallForm(Protocol):
+    """The form of the items of one tool."""
+
+    item_type: str
+
+    def opened(self, item_id: str, call_id: str) -> ClientCallItem:
+        """The item of a call whose arguments the model is writing."""
+
+    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ClientCallItem:
+        """The finished item."""
+
+
+class _SearchForm:
+    item_type = "tool_search_call"
+
+    def opened(self, item_id: str, call_id: str) -> ToolSearchCallItem:
+        return ToolSearchCallItem(id=item_id, call_id=call_id, arguments=Raw(b"{}"), status="in_progress")
+
+    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ToolSearchCallItem:
+        return ToolSearchCallItem(id=item_id, call_id=call_id, arguments=_as_json(arguments), status=status)
+
+
+class _ShellForm:
+    item_type = "shell_call"
+
+    def opened(self, item_id: str, call_id: str) -> ShellCallItem:
+        return ShellCallItem(
+            id=item_id, call_id=call_id, action=ShellAction(commands=[]), status="in_progress"
+        )
+
+    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ShellCallItem:
+        action = _decoded(_shell_action, arguments)
+        if action is None:
+            action, status = ShellAction(commands=[]), "incomplete"
+        return ShellCallItem(id=item_id, call_id=call_id, action=action, status=status)
+
+
+class _LocalShellForm:
+    item_type = "local_shell_call"
+
+    def opened(self, item_id: str, call_id: str) -> LocalShellCallItem:
+        action = LocalShellAction(command=[])
+        return LocalShellCallItem(id=item_id, call_id=call_id, action=action, status="in_progress")
+
+    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> LocalShellCallItem:
+        written = _decoded(_program, arguments)
+        if written is None:
+            written, status = _Program(command=[]), "incomplete"
+        action = LocalShellAction(
+            command=written.command,
+            timeout_ms=written.timeout_ms,
+            working_directory=written.working_directory,
+        )
+        return LocalShellCallItem(id=item_id, call_id=call_id, action=action, status=status)
+
+
+class _PatchForm:
+    item_type = "apply_patch_call"
+
+    def opened(self, item_id: str, call_id: str) -> ApplyPatchCallItem:
+        nothing = UpdateFile(path="", diff="")
+        return ApplyPatchCallItem(id=item_id, call_id=call_id, operation=nothing, status="in_progress")
+
+    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ApplyPatchCallItem:
+        operation = _decoded(_operation, arguments)
+        if operation is None or status != "completed":
+            return self.opened(item_id, call_id)  # the API has no other status for a call that was cut off
+        return ApplyPatchCallItem(id=item_id, call_id=call_id, operation=operation, status="completed")
+
+
+class _Program(Struct):
+    """The arguments of ``local_shell`` as a model writes them."""
+
+    command: list[str]
+    working_directory: str | None = None
+    timeout_ms: int | None = None
+
+
+_shell_action = msgspec.json.Decoder(ShellAction)
+_program = msgspec.json.Decoder(_Program)
+_operation: msgspec.json.Decoder[FileOperation] = msgspec.json.Decoder(FileOperation)
+_FORMS: dict[Kind, CallForm] = {
+    "tool_search": _SearchForm(),
+    "shell": _ShellForm(),
+    "local_shell": _LocalShellForm(),
+    "apply_patch": _PatchForm(),
+}
+
+
+def open_call(output: CallOutput, started: CallStarted) -> Call | WholeCall:
+    form = _FORMS.get(started.kind)
+    return WholeCall(output, form) if form is not None else Call(output, started)
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], text: str) -> T | None:
+    """Arguments that a model wrote; None if they are not in the form of the tool."""
+    try:
+        return decoder.decode(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _as_json(text: str) -> Raw:

@@ -153,6 +153,11 @@ class Compaction:
             elif isinstance(delta, Finished):
                 self.finished = delta
 
+    @property
+    def written_chars(self) -> int:
+        """The length of the summary so far."""
+        return sum(map(len, self._pieces))
+
     def conclude(self) -> tuple[Item, ...]:
         """End: the items that replace the context. Raises ``ServerError`` if there is no usable summary."""
         summary = "".join(self._pieces).strip()
@@ -209,13 +214,14 @@ def condensed(
 
 
 def _placeholder_output(call_id: str, call: OpenCall) -> Item | None:
-    """An output for an open call, so that the summary's context is valid; None for other call types."""
+    """An output for an open call, so that the summary's context is valid; None if models see no such call."""
     if call.type == "tool_search_call":
         raw = wire.encode({"type": "tool_search_output", "call_id": call_id, "tools": []})
         return Item(type="tool_search_output", raw=raw, call_id=call_id)
-    if call.type not in ("function_call", "custom_tool_call"):
+    if call.type == "computer_call":
         return None
-    kind = f"{call.type}_output"
+    # A model reads the outputs of all calls as texts, whatever forms clients have for them.
+    kind = "custom_tool_call_output" if call.type == "custom_tool_call" else "function_call_output"
     raw = wire.encode({"type": kind, "call_id": call_id, "output": _NO_OUTPUT})
     return Item(type=kind, raw=raw, call_id=call_id)
 

@@ -8,9 +8,12 @@ from slipring.core.turn.hosted_events import (
     DroppedCall,
     HostedOutput,
     OpenApproval,
+    OpenHostedCall,
     OpenMcpCall,
+    RefusedCall,
     RunningCall,
 )
+from slipring.core.turn.hosted_forms import builtin_form
 from slipring.protocol.hosted.mcp_items import ProtocolError
 from slipring.protocol.items import Item
 
@@ -27,7 +30,9 @@ class HostedCalls:
     __slots__ = (
         "_calls",
         "_has_dropped",
+        "_include",
         "_results",
+        "_shows_refused",
         "approved_results",
         "budget",
         "due",
@@ -36,8 +41,12 @@ class HostedCalls:
         "tools",
     )
 
-    def __init__(self, tools: HostedTools, budget: int | None) -> None:
-        """``budget``: the most calls that the response may make; None: any number."""
+    def __init__(self, tools: HostedTools, budget: int | None, include: frozenset[str] = frozenset()) -> None:
+        """``budget``: the most calls that the response may make; None: any number. ``include``: what the
+        client wants to see of results."""
+        self._include = include
+        self._shows_refused = False
+        """Whether an item shows that a call was past the budget. One is enough."""
         self.tools = tools
         self.budget = budget
         self.due: list[RunningCall] = []
@@ -55,19 +64,27 @@ class HostedCalls:
 
     def open(
         self, output: HostedOutput, started: CallStarted
-    ) -> OpenMcpCall | OpenApproval | DroppedCall | None:
+    ) -> OpenHostedCall | OpenApproval | RefusedCall | DroppedCall | None:
         """Begin a call that a model makes; None if the client runs the tool."""
         tool = self.tools.find(started.namespace, started.name)
         if tool is None:
             return None
         if self.budget is not None and self.budget <= 0:
             self.drop()
-            return DroppedCall()
+            return self._refuse(output, tool)
         if tool.needs_approval:
             return OpenApproval(tool)
         if self.budget is not None:
             self.budget -= 1
+        if tool.builtin is not None:
+            return OpenHostedCall(output, tool, builtin_form(tool.builtin, self._include))
         return OpenMcpCall(output, tool)
+
+    def _refuse(self, output: HostedOutput, tool: HostedTool) -> RefusedCall | DroppedCall:
+        if tool.builtin is None or self._shows_refused:
+            return DroppedCall()
+        self._shows_refused = True
+        return RefusedCall(output, builtin_form(tool.builtin, self._include))
 
     def start(self, call: RunningCall) -> None:
         """A call can run: its arguments are complete."""

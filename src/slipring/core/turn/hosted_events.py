@@ -4,7 +4,6 @@ from typing import Protocol
 
 from msgspec import UNSET, Struct
 
-from slipring.core.chain import hosted_items
 from slipring.core.hosted.tools import (
     CallOutcome,
     CallProgress,
@@ -12,69 +11,86 @@ from slipring.core.hosted.tools import (
     HostedTool,
     ResolvedServer,
 )
-from slipring.core.turn.call_events import CallOutput
+from slipring.core.turn.hosted_forms import BuiltinForm, EventOutput, HostedForm, McpForm
 from slipring.protocol import events
-from slipring.protocol.hosted.mcp_items import CallStatus, McpCall, error_text
+from slipring.protocol.hosted.mcp_items import error_text
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
     McpApprovalRequestItem,
-    McpCallItem,
     McpListToolsItem,
     OutputItem,
 )
 
 
-class HostedOutput(CallOutput, Protocol):
+class HostedOutput(EventOutput, Protocol):
     """The part of ``Output`` that hosted calls write to."""
-
-    def emit_at(self, index: int, kind: type[events.ItemEvent], **fields: object) -> None: ...
 
     def reserve(self) -> int:
         """Keep the place of the item that was started last, for a later ``fill``; returns its index."""
 
-    def fill(self, index: int, item: OutputItem) -> None:
-        """Finish the item at a reserved place."""
+    def fill(self, index: int, item: OutputItem, content: tuple[Item, ...] | None = None) -> None:
+        """Finish the item at a reserved place; ``content`` is what it stands for in a context."""
 
     def keep(self, item: OutputItem, content: tuple[Item, ...] | None = None) -> Item:
         """Finish the item that was started last."""
 
 
-class OpenMcpCall:
-    """An ``mcp_call`` whose arguments the model is writing. Opening it emits its first events."""
+class OpenHostedCall:
+    """A hosted call that the model is writing. Opening it emits its first events."""
 
-    __slots__ = ("_output", "delta_kind", "id", "pieces", "tool")
+    __slots__ = ("_form", "_output", "id", "pieces", "tool")
 
-    def __init__(self, output: HostedOutput, tool: HostedTool) -> None:
+    def __init__(self, output: HostedOutput, tool: HostedTool, form: HostedForm) -> None:
         self._output = output
+        self._form = form
         self.tool = tool
         self.pieces: list[str] = []
-        self.delta_kind = events.McpCallArgumentsDelta
-        self.id = output.name_item("mcp_call")
-        output.start_item(self._item("", "in_progress"))
-        output.emit(events.McpCallInProgress, item_id=self.id)
+        self.id = _begin(output, form)
 
     def run(self) -> "RunningCall":
         """The arguments are complete: keep the item's place in the output until the call has ended."""
-        return _run(self._output, self.id, self.tool, self._finish_arguments())
+        return _run(self._output, self.id, self.tool, self._form, self._finish_arguments())
 
-    def break_off(self) -> Item:
+    def break_off(self) -> Item | None:
         """End a call that will not run: the model broke it off, or the answer was cut. Returns it as the
-        model wrote it."""
-        item = self._item(self._finish_arguments(), "incomplete")
-        self._output.keep(item)
-        return hosted_items.call_item(self.id, item.server_label, item.name, item.arguments, "incomplete")
+        model wrote it; None if its item does not stand for it in a context."""
+        text = self._finish_arguments()
+        self._output.keep(self._form.item(self.id, text, "incomplete"))
+        return self._form.broken_off(self.id, text)
 
     def _finish_arguments(self) -> str:
         arguments = "".join(self.pieces)
-        self._output.emit(events.McpCallArgumentsDone, item_id=self.id, arguments=arguments)
+        self._form.write(self._output, self.id, arguments)
         return arguments
 
-    def _item(self, arguments: str, status: CallStatus) -> McpCallItem:
-        tool = self.tool
-        return McpCallItem(
-            id=self.id, server_label=tool.label, name=tool.tool.name, arguments=arguments, status=status
-        )
+
+class OpenMcpCall(OpenHostedCall):
+    """An ``mcp_call``: clients see its arguments while the model writes them."""
+
+    __slots__ = ("delta_kind",)
+
+    def __init__(self, output: HostedOutput, tool: HostedTool) -> None:
+        self.delta_kind = events.McpCallArgumentsDelta
+        super().__init__(output, tool, McpForm(tool))
+
+
+class RefusedCall:
+    """A call of a built-in tool past ``max_tool_calls``. Clients see it begin, and never end."""
+
+    __slots__ = ("_form", "_output", "id", "pieces")
+
+    def __init__(self, output: HostedOutput, form: BuiltinForm) -> None:
+        self._output = output
+        self._form = form
+        self.pieces: list[str] = []
+        self.id = _begin(output, form)
+
+    def close(self) -> OutputItem:
+        arguments = "".join(self.pieces)
+        self._form.write(self._output, self.id, arguments)
+        self._form.run(self._output, self.id)
+        return self._form.refused(self.id, arguments)
 
 
 class OpenApproval:
@@ -107,74 +123,59 @@ class RunningCall(Struct, frozen=True, eq=False):
 
     call: HostedCall
     index: int
+    form: HostedForm
+    written: str
+    """What the model wrote."""
     approval_request_id: str | None = None
 
     def as_generated(self) -> Item:
         """The call as the model wrote it."""
-        call = self.call
-        return hosted_items.call_item(call.id, call.label, call.tool, call.arguments)
+        return self.form.as_generated(self.call.id, self.written)
 
     def result_text(self, outcome: CallOutcome) -> str:
         """What the model reads of the result."""
-        call = self.call
-        ended = McpCall(call.label, call.tool, call.arguments, outcome.output, outcome.error)
-        return hosted_items.result_text(ended)
+        return self.form.result_text(outcome)
 
     def report(self, output: HostedOutput, progress: CallProgress, *, detailed: bool) -> None:
         """Emit that the call still runs. ``detailed``: with what its server says."""
-        item_id = self.call.id
-        output.emit_at(self.index, events.McpCallInProgress, item_id=item_id)
-        if detailed:
-            output.emit_at(
-                self.index,
-                events.McpCallProgress,
-                item_id=item_id,
-                progress=progress.progress,
-                total=progress.total,
-                message=progress.message,
-            )
+        self.form.report(output, self.index, self.call.id, progress, detailed=detailed)
 
     def end(self, output: HostedOutput, outcome: CallOutcome) -> None:
         """Emit the end of the call, and fill its place."""
-        call, has_failed = self.call, outcome.error is not None
-        kind = events.McpCallFailed if has_failed else events.McpCallCompleted
-        output.emit_at(self.index, kind, item_id=call.id)
-        item = McpCallItem(
-            id=call.id,
-            server_label=call.label,
-            name=call.tool,
-            arguments=call.arguments,
-            status="failed" if has_failed else "completed",
-            output=outcome.output,
-            error=outcome.error,
-            approval_request_id=self.approval_request_id,
-        )
-        output.fill(self.index, item)
+        item_id, form = self.call.id, self.form
+        form.end(output, self.index, item_id, outcome)
+        item = form.item(item_id, self.written, "completed", outcome)
+        output.fill(self.index, item, form.content(item_id, self.written, outcome))
 
 
 def run_approved(output: HostedOutput, tool: HostedTool, arguments: str, request_id: str) -> RunningCall:
     """Emit the beginning of a call that the client has approved."""
-    item_id = output.name_item("mcp_call")
-    item = McpCallItem(
-        id=item_id,
-        server_label=tool.label,
-        name=tool.tool.name,
-        arguments="",
-        status="in_progress",
-        approval_request_id=request_id,
-    )
-    output.start_item(item)
-    output.emit(events.McpCallInProgress, item_id=item_id)
+    form = McpForm(tool, request_id)
+    item_id = _begin(output, form)
     output.emit(events.McpCallArgumentsDelta, item_id=item_id, delta=arguments)
-    output.emit(events.McpCallArgumentsDone, item_id=item_id, arguments=arguments)
-    return _run(output, item_id, tool, arguments, request_id)
+    form.write(output, item_id, arguments)
+    return _run(output, item_id, tool, form, arguments, request_id)
+
+
+def _begin(output: HostedOutput, form: HostedForm) -> str:
+    """Start the item of a call; returns its id."""
+    item_id = output.name_item(form.item_type)
+    output.start_item(form.item(item_id, "", "in_progress"))
+    form.begin(output, item_id)
+    return item_id
 
 
 def _run(
-    output: HostedOutput, item_id: str, tool: HostedTool, arguments: str, request_id: str | None = None
+    output: HostedOutput,
+    item_id: str,
+    tool: HostedTool,
+    form: HostedForm,
+    written: str,
+    request_id: str | None = None,
 ) -> RunningCall:
-    call = HostedCall(item_id, tool.server, tool.label, tool.tool.name, arguments)
-    return RunningCall(call, output.reserve(), request_id)
+    form.run(output, item_id)
+    call = HostedCall(item_id, tool.server, tool.label, tool.tool.name, form.arguments(written))
+    return RunningCall(call, output.reserve(), form, written, request_id)
 
 
 def show_list(output: HostedOutput, label: str, server: ResolvedServer, tools: list[ListedTool]) -> None:

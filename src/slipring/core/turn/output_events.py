@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from msgspec import UNSET, Raw, UnsetType
 
-from slipring.core.chain import hosted_items, item_ids
+from slipring.core.chain import hosted_items, input_items, item_ids
 from slipring.core.generation import (
     Annotated,
     CallArguments,
@@ -22,19 +22,31 @@ from slipring.core.generation import (
     Text,
     Thought,
     ThoughtSummary,
+    UpstreamItemEnded,
+    UpstreamItemEvent,
+    UpstreamItemStarted,
 )
 from slipring.core.ports import Mint
-from slipring.core.turn.call_events import Call, Search, open_call
+from slipring.core.turn.call_events import Call, ClientCallItem, WholeCall, open_call
 from slipring.core.turn.hosted_calls import HostedCalls
-from slipring.core.turn.hosted_events import DroppedCall, OpenApproval, OpenMcpCall
+from slipring.core.turn.hosted_events import (
+    DroppedCall,
+    OpenApproval,
+    OpenHostedCall,
+    OpenMcpCall,
+    RefusedCall,
+)
+from slipring.core.turn.upstream_items import UpstreamItems
 from slipring.protocol import events, item_listing, wire
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
+    ApplyPatchCallItem,
     CompactionItem,
     CustomToolCallItem,
     FunctionCallItem,
     ItemStatus,
+    LocalShellCallItem,
     Logprob,
     McpApprovalRequestItem,
     OutputItem,
@@ -44,6 +56,7 @@ from slipring.protocol.responses import (
     ReasoningTextPart,
     RefusalPart,
     Response,
+    ShellCallItem,
     SummaryTextPart,
     ToolSearchCallItem,
 )
@@ -53,10 +66,19 @@ Conceal = Callable[[tuple[Item, ...]], str]
 """Encrypts items for ``encrypted_content``."""
 Sign = Callable[[McpApprovalRequestItem], str]
 """Returns the text that ends the id of an approval request and proves that this server made it."""
-_CALLS = (FunctionCallItem, CustomToolCallItem, ToolSearchCallItem)
+_CALLS = (
+    FunctionCallItem,
+    CustomToolCallItem,
+    ToolSearchCallItem,
+    ShellCallItem,
+    LocalShellCallItem,
+    ApplyPatchCallItem,
+)
+ClientCall = FunctionCallItem | CustomToolCallItem | ClientCallItem
 _STREAMED_CALLS = (Call, OpenMcpCall)
 """Calls whose arguments have events of their own."""
-_AnyCall = Call | Search | OpenMcpCall | OpenApproval | DroppedCall
+_HostedCall = OpenHostedCall | OpenApproval | RefusedCall | DroppedCall
+_AnyCall = Call | WholeCall | _HostedCall
 _LAST_PIECES = 4
 _NO_LOGPROBS: list[events.EventLogprob] = []
 
@@ -67,6 +89,11 @@ def _encoded(item: OutputItem, content: tuple[Item, ...] | None) -> Item:
     kind = type(item).__struct_config__.tag
     assert isinstance(kind, str)
     return Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=content)
+
+
+def _is_complete(call: ClientCall) -> bool:
+    """Whether a call that the model has ended is in the form of its tool."""
+    return isinstance(call, CustomToolCallItem) or call.status == "completed"
 
 
 def _event_logprobs(logprobs: list[Logprob]) -> list[events.EventLogprob]:
@@ -86,6 +113,7 @@ class Output:
         "_sequence",
         "_step_calls",
         "_text_part",
+        "_upstream_items",
         "_waiting",
         "asks_approval",
         "conceal",
@@ -123,6 +151,7 @@ class Output:
         self._step_calls = False  # the items since the last ``end_step`` include a call
         self._waiting: list[Item | None] = []
         """Items from the first place that is reserved on; None: the place is reserved."""
+        self._upstream_items = UpstreamItems()
         self._compaction_id = ""
         self._mint = mint
         self._open: _Message | _Reasoning | _AnyCall | None = None
@@ -150,7 +179,13 @@ class Output:
     def finish(self, status: ItemStatus) -> list[Event]:
         """Close the open item, if any, with this status: ``incomplete`` if it was cut off."""
         self._close(status)
+        self._upstream_items.break_off(self)
         return self.take_events()
+
+    @property
+    def began(self) -> int:
+        """Number of items that have begun."""
+        return self._index + 1
 
     @property
     def latest(self) -> tuple[Item, ...]:
@@ -161,19 +196,25 @@ class Output:
     def calls(self) -> bool:
         """Whether the client has to answer a tool call since its last append, finished or open. A call that
         the model broke off needs no answer."""
-        return self._awaits_output or isinstance(self._open, Call | Search)
+        return self._awaits_output or isinstance(self._open, Call | WholeCall)
 
     @property
     def calls_hosted(self) -> bool:
         """Whether the model has called hosted tools whose results no step has processed."""
         hosted = self.hosted
-        return hosted is not None and (hosted.has_calls or isinstance(self._open, OpenMcpCall))
+        return hosted is not None and (hosted.has_calls or isinstance(self._open, OpenHostedCall))
 
     @property
     def last_words(self) -> str | None:
         """The last pieces of the open message part; None if no part of a message is open."""
         part = self._open.part if isinstance(self._open, _Message) else None
         return "".join(part.text[-_LAST_PIECES:]) if part is not None else None
+
+    @property
+    def written_chars(self) -> int:
+        """Roughly what the model has written since the last ``end_step``: finished items and the open one."""
+        written = sum(len(item.raw) for item in self.generated)
+        return written if self._open is None else written + sum(map(len, _texts(self._open)))
 
     def append(self, items: tuple[Item, ...]) -> list[Event]:
         """Add items that the client sent. No item may be open."""
@@ -309,6 +350,20 @@ class Output:
             raise TypeError("an engine ended a call outside a call")
         self._close("completed" if delta.is_complete else "incomplete")
 
+    def _upstream_item_started(self, delta: UpstreamItemStarted) -> None:
+        self._close("completed")
+        self._upstream_items.start(self, delta)
+
+    def _upstream_item_event(self, delta: UpstreamItemEvent) -> None:
+        self._upstream_items.tell(self, delta)
+
+    def _upstream_item_ended(self, delta: UpstreamItemEnded) -> None:
+        self._upstream_items.end(self, delta)
+        if input_items.is_call(delta.item):
+            self._awaits_output = True
+        elif delta.item.type == "mcp_approval_request":
+            self.asks_approval = True
+
     _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
         Text: _text,
         Annotated: _annotated,
@@ -318,6 +373,9 @@ class Output:
         CallStarted: _call_started,
         CallArguments: _call_arguments,
         CallEnded: _call_ended,
+        UpstreamItemStarted: _upstream_item_started,
+        UpstreamItemEvent: _upstream_item_event,
+        UpstreamItemEnded: _upstream_item_ended,
     }
 
     def _message_part(self, kind: type[OutputTextPart | RefusalPart]) -> "_Part":
@@ -342,12 +400,12 @@ class Output:
         opened = self._open
         if opened is None:
             return
-        if isinstance(opened, OpenMcpCall | OpenApproval | DroppedCall):
+        if isinstance(opened, _HostedCall):
             self._close_hosted(opened, status)
             self._open = None
             return
         item = opened.close(status)
-        if status == "completed" and isinstance(item, _CALLS):
+        if isinstance(item, _CALLS) and status == "completed" and _is_complete(item):
             self._awaits_output = True
         content: tuple[Item, ...] | None = None
         if isinstance(item, ReasoningItem) and self.conceal is not None:
@@ -357,16 +415,22 @@ class Output:
         self.generated += (kept,) if content is None else content
         self._open = None
 
-    def _close_hosted(self, call: OpenMcpCall | OpenApproval | DroppedCall, status: ItemStatus) -> None:
+    def _close_hosted(self, call: _HostedCall, status: ItemStatus) -> None:
         """End the arguments of a hosted call. A complete one runs from now on, or asks for approval."""
         assert self.hosted is not None
-        if isinstance(call, OpenMcpCall):
+        if isinstance(call, OpenHostedCall):
             if status == "completed":
                 running = call.run()
                 self.hosted.start(running)
                 self.generated.append(running.as_generated())
             else:
-                self.generated.append(call.break_off())
+                broken_off = call.break_off()
+                if broken_off is not None:
+                    self.generated.append(broken_off)
+                else:
+                    self.hosted.drop()
+        elif isinstance(call, RefusedCall):
+            self.keep(call.close(), ())
         elif isinstance(call, OpenApproval):
             if status != "completed":
                 self.hosted.drop()
@@ -393,9 +457,12 @@ class Output:
         self._waiting.append(None)
         return self._index
 
-    def fill(self, index: int, item: OutputItem) -> None:
-        """Finish the item at a reserved place."""
-        kept = _encoded(item, None)
+    def fill(self, index: int, item: OutputItem, content: tuple[Item, ...] | None = None) -> None:
+        """Finish the item at a reserved place; ``content`` is what it stands for in a context."""
+        self.fill_with(index, _encoded(item, content))
+
+    def fill_with(self, index: int, kept: Item) -> None:
+        """Finish the item at a reserved place, encoded already."""
         self.finished.append(kept)
         self._waiting[index - len(self.items)] = kept
         while self._waiting and (first := self._waiting[0]) is not None:
@@ -410,7 +477,7 @@ class Output:
         else:
             self.items.append(item)
 
-    def start_item(self, item: OutputItem) -> None:
+    def start_item(self, item: OutputItem | Raw) -> None:
         self._index += 1
         self.emit(events.OutputItemAdded, item=item)
 
@@ -432,6 +499,11 @@ class Output:
 
     def mint_call(self) -> str:
         return self._mint("call")
+
+
+def _texts(item: "_Message | _Reasoning | _AnyCall") -> list[str]:
+    """What an open item consists of so far."""
+    return item.texts if isinstance(item, _Message | _Reasoning) else item.pieces
 
 
 class _Part:
@@ -469,6 +541,12 @@ class _Message:
     def close(self, status: ItemStatus) -> OutputMessage:
         self._close_part()
         return OutputMessage(id=self.id, status=status, content=self._parts)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts so far."""
+        closed = [part.text if isinstance(part, OutputTextPart) else part.refusal for part in self._parts]
+        return closed + (self.part.text if self.part is not None else [])
 
     def _close_part(self) -> None:
         if self.part is None:
@@ -526,6 +604,12 @@ class _Reasoning:
         self._close_summary()
         self._close_text()
         return ReasoningItem(id=self.id, summary=self._summary, status=status, content=self._content or UNSET)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts so far."""
+        closed = [part.text for part in self._summary] + [part.text for part in self._content]
+        return closed + (self._open_summary or []) + (self._open_text or [])
 
     def _close_summary(self) -> None:
         if self._open_summary is None:

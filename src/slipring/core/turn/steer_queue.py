@@ -160,5 +160,5 @@ def required_input(output: tuple[Item, ...], carry: Carry) -> list[RequiredInput
 def _stub(kind: str, call_id: str, call: Body) -> RequiredInput:
     if kind == "tool_search_call":
         return RequiredInput(_OUTPUT_OF_CALL[kind], call_id, execution="client")
-    name = call.name if isinstance(call, FunctionCall) else UNSET
+    name = call.name if kind == "function_call" and isinstance(call, FunctionCall) else UNSET
     return RequiredInput(_OUTPUT_OF_CALL[kind], call_id, name)

@@ -8,7 +8,7 @@ engine processes the outputs alone.
 from msgspec import structs
 
 from slipring.core.chain.state import Carry, ResponseState
-from slipring.core.generation import Finished, Job, Stop
+from slipring.core.generation import Finished, Job, Stop, UpstreamTools
 from slipring.core.hosted.tools import HostedTools
 from slipring.core.turn import response_object
 from slipring.core.turn.output_events import Output
@@ -140,7 +140,16 @@ class Steps:
             settings=settings,
             fork=job.fork and self.spent is None,
             recognised=job.recognised and self.spent is None,
+            upstream_tools=self._upstream_tools(),
         )
+
+    def _upstream_tools(self) -> UpstreamTools | None:
+        """What the engine's server gets of its tools: a call that ``tool_choice`` requires is required
+        once."""
+        tools = self._job.upstream_tools
+        if tools is None or self.spent is None or tools.choice in (None, b'"none"'):
+            return tools
+        return structs.replace(tools, choice=None)
 
     def foreseen_job(self, ready: tuple[Item, ...] = ()) -> Job:
         """While paused: a warmup of the next step, as far as its input is known. ``ready``: outputs that will

@@ -7,6 +7,7 @@ the engine.
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import reduce
 from typing import Literal
 
 from msgspec import UNSET, Struct, structs
@@ -33,6 +34,7 @@ from slipring.core.generation import (
 from slipring.core.hosted.request import HostedRequest
 from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall
 from slipring.core.ports import Ports
+from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import hosted_events, response_object
 from slipring.core.turn.compaction import Compaction, read_plan
 from slipring.core.turn.hosted_calls import HostedCalls
@@ -125,10 +127,12 @@ class Turn:
 
     __slots__ = (
         "_accepted",
+        "_begun",
         "_carry",
         "_finished",
         "_head",
         "_history_bytes",
+        "_job",
         "_ports",
         "_prefilled",
         "_rendered",
@@ -224,8 +228,10 @@ class Turn:
         self.output = Output(ports.mint, UNSET if lane is None else lane)
         self.checks = self.compaction = self.steps = self.rollout = None
         self._accepted: Accepted | None = None
-        self._rendered = self._prefilled = False
+        self._rendered = self._begun = self._prefilled = False
         self._finished: Finished | None = None
+        self._job: Job | None = None
+        """The first job for the answer, once it is known."""
 
     @property
     def stores(self) -> bool:
@@ -282,13 +288,17 @@ class Turn:
         if complete and carry.approvals:
             carry = structs.replace(carry, approvals={})
         if (offered := self.hosted.offer(request, carry)) is not None:
-            self.output.hosted = HostedCalls(offered.tools, request.max_tool_calls)
+            self.output.hosted = HostedCalls(
+                offered.tools, request.max_tool_calls, frozenset(request.include or ())
+            )
             self.output.sign = self.hosted.sign
         settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
         continued = self._continued(response_id, items, model, now, recognise=recognise)
+        self.hosted.excuse(definitions, model)
         head = Head.read(request, self._known_head(continued, carry), definitions)
-        choice = ToolChoice.read(request.tool_choice)
+        passes_on = self.hosted.upstream_tools is not None
+        choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, OpenCarry(carry)
         self._history_bytes = parent.context_bytes if parent is not None else 0
@@ -306,8 +316,10 @@ class Turn:
             fork=self.forks or self.recognition.match is not None,
             recognised=self.recognition.match is not None,
             cache_key=request.prompt_cache_key,
+            upstream_tools=self.hosted.upstream_tools,
             stop=self.stop,
         )
+        self._job = job
         if plan is not None and not self.hosted.approved:
             self.compaction = Compaction(plan, job, carry, continues=parent is not None)
         if request.rollout or self.output.hosted is not None:
@@ -484,10 +496,11 @@ class Turn:
             self.stages.lap("render")
         kinds = set(map(type, deltas))
         if Begun in kinds:
+            self._begun = True
             self.stages.lap("engine_queue")
         rest = [delta for delta in deltas if type(delta) not in _PROGRESS]
         if rest or self._finished is not None or Prefilled in kinds:
-            self._prefilled = True
+            self._begun = self._prefilled = True
             self.stages.lap("prefill")
         return rest
 
@@ -510,7 +523,7 @@ class Turn:
             self.checks.add(items, is_sealed=True)
         emitted = self.output.close_compaction(items, self._conceal(items))
         self.stages.lap("compact")
-        job = compaction.job_after(items)
+        job = self._job = compaction.job_after(items)
         if self.steps is not None:
             self.steps.begin(job)
         if compaction.plan.alone:
@@ -582,7 +595,7 @@ class Turn:
         if not calls_hosted and not (waits and fits):
             return False, emitted
         self.stages.lap("generate")
-        self._rendered = self._prefilled = False
+        self._rendered = self._begun = self._prefilled = False
         self.phase = Phase.PAUSED
         asks = output.asks_approval or (output.calls and not waits)
         steps.is_last = not is_whole or not fits or asks
@@ -761,7 +774,7 @@ class Turn:
 
     def break_off(self) -> None:
         """End the running step of a rollout where it is. The caller cancels the job."""
-        self._finished = _NOTHING
+        self._finished = self._cut_off() or _NOTHING
 
     def _return_held(self) -> list[Event]:
         return self.rollout.return_held(self.output) if self.rollout is not None else []
@@ -805,20 +818,17 @@ class Turn:
             usage=response_object.usage(finished),
             moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
-        hosted = self.output.hosted
         # Without the appends that were held and have just been returned.
         latest = tuple(self.output.items[self.output.since :])
         carry = input_items.after_output(self._carry.settled, latest, cut_off=not stopped)
-        self._carry.current = carry
+        self._carry.current = carry = self.hosted.carry_on(carry)
         self._carry.settle(self.output.finished)
         state = ResponseState(
             response=response,
             parent=self.parent,
             head=self._head,
             input=self.input,
-            output=hosted_items.opened(
-                self.output.items, hosted.approved_results if hosted is not None else None
-            ),
+            output=self._state_output(),
             carry=carry,
             position=finished.position,
             fork=self.forks,
@@ -829,6 +839,13 @@ class Turn:
             state.position = None
         self.recognition.complete(state, dropped_items=self._accepted.dropped_items if self._accepted else 0)
         return closing, state
+
+    def _state_output(self) -> tuple[Item, ...]:
+        """The output, in which the items of hosted tools stand for what the model has seen of them."""
+        if self.hosted.is_upstream:
+            return tuple(self.output.items)
+        hosted = self.output.hosted
+        return hosted_items.opened(self.output.items, hosted.approved_results if hosted is not None else None)
 
     def _verdicts(self) -> NodeVerdicts | None:
         if self.checks is not None:
@@ -893,7 +910,9 @@ class Turn:
         """The report of a turn that has ended. ``error``: why it was refused. ``cancelled``: its client
         disconnected before it had ended."""
         accepted, finished, stages = self._accepted, self._finished, self.stages
-        if finished is None and self.steps is not None:
+        if finished is None and cancelled:
+            finished = self._spent()
+        elif finished is None and self.steps is not None:
             finished = self.steps.spent
         previous = self.request.previous_response_id
         report = TurnReport(
@@ -926,6 +945,30 @@ class Turn:
             steps=self.steps.counts if self.steps is not None and len(self.steps.counts) > 1 else UNSET,
             hosted_calls=hosted.made if hosted is not None and hosted.made else UNSET,
             error_code=failure.code if failure is not None else UNSET,
+        )
+
+    def _spent(self) -> Finished | None:
+        """The tokens of the jobs that have finished, and an estimate for the one that is cut off."""
+        jobs = [self._cut_off()]
+        if self.steps is not None:
+            jobs.append(self.steps.spent)
+        if self.compaction is not None:
+            jobs.append(self.compaction.finished)
+        spent = [job for job in jobs if job is not None]
+        return reduce(Finished.after, spent) if spent else None
+
+    def _cut_off(self) -> Finished | None:
+        """An estimate of the tokens of the running job; None if its engine has not begun it."""
+        job = self._job
+        if job is None or not (self._begun or self.is_compacting):
+            return None
+        if self.compaction is not None and self.compaction.is_running:
+            written = self.compaction.written_chars
+        else:
+            written = self.output.written_chars
+            job = self.steps.foreseen_job() if self.steps is not None else job
+        return structs.replace(
+            _NOTHING, input_tokens=estimated_tokens(job), output_tokens=estimated_text_tokens(written)
         )
 
     def progress(self) -> TurnReport:

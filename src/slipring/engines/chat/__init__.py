@@ -10,13 +10,14 @@ from contextlib import aclosing, suppress
 from msgspec import structs
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
+from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Engine, Level
 from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, write_request
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate
-from slipring.engines.remote.estimates import SteeredCut, estimated_tokens
+from slipring.engines.remote.steered_cut import SteeredCut
 from slipring.engines.remote.upstream import Upstream
 from slipring.errors import InvalidRequest, RateLimited, ServerError
 from slipring.observation import live

@@ -65,8 +65,7 @@ def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
         **_shape(job.settings),
     }
     if box.tools:
-        # The only limit on the number of calls that the API has.
-        fields["parallel_tool_calls"] = job.settings.parallel_tool_calls and job.settings.max_tool_calls != 1
+        fields["parallel_tool_calls"] = job.settings.parallel_tool_calls
         if job.offer.required:
             fields["tool_choice"] = "required"
         fields["tools"] = Raw(box.json)

@@ -100,9 +100,7 @@ def form_of(job: Job, renderer: Renderer, *, opens_thought: bool = False) -> For
         required=job.offer.required,
         document=(format.schema or ANY_OBJECT) if format.kind != "text" else None,
         strict=format.is_strict,
-        max_calls=min(_MAX_CALLS, settings.max_tool_calls or _MAX_CALLS)
-        if settings.parallel_tool_calls
-        else 1,
+        max_calls=_MAX_CALLS if settings.parallel_tool_calls else 1,
         opens_thought=opens_thought,
         thinks=opens_thought or _may_think(renderer),
         pattern=settings.pattern if format.kind == "text" else None,
@@ -123,7 +121,7 @@ def param_of(form: Form) -> str:
 def arguments_schema(tool: CalledTool) -> bytes:
     """The JSON schema of a call's arguments, with the tool's regular expression as a ``pattern``.
 
-    A schema cannot contain a Lark grammar. ``call_limits`` checks inputs against it afterwards.
+    A schema cannot contain a Lark grammar. ``custom_inputs`` checks inputs against it afterwards.
     """
     grammar = tool.grammar
     if grammar is None or grammar.syntax != "regex":

@@ -46,6 +46,7 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 _ANY_TEXT = r"/[\s\S]*/"
 _IN_STRING = r'([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
 """The text of any JSON string, between its quotes."""
+_URI = r"^[A-Za-z][A-Za-z0-9+.\-]*:([A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=\-]|%[0-9A-Fa-f]{2})*$"
 _SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
@@ -303,6 +304,23 @@ def _grammar_error(grammar: str, max_states: int) -> str | None:
 
 def _with_layout(schema: bytes, *, lenient: bool = False) -> str:
     """A schema with the options that make llguidance write JSON as in ``_LAYOUT``."""
-    document: dict[str, Any] = json.loads(schema)
+    document: dict[str, Any] = _without_uri_format(json.loads(schema))
     layout: dict[str, Any] = {**_LAYOUT, "lenient": True} if lenient else _LAYOUT
     return json.dumps({**document, "x-guidance": layout}, ensure_ascii=False)
+
+
+def _without_uri_format(schema: Any) -> Any:
+    """A schema with a pattern for each ``"format": "uri"``: llama.cpp's llguidance cannot compile its own
+    pattern for it, and would leave the whole answer unconstrained."""
+    if isinstance(schema, list):
+        return [_without_uri_format(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    written = {
+        key: each if key in ("const", "enum") else _without_uri_format(each)
+        for key, each in schema.items()
+        if (key, each) != ("format", "uri")
+    }
+    if len(written) < len(schema):
+        written["allOf"] = [*written.get("allOf", ()), {"pattern": _URI}]
+    return written

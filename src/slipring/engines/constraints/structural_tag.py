@@ -120,7 +120,7 @@ def _ignored_keywords(schema: Any) -> set[str]:
 
 
 def _grammar(grammar: Grammar) -> str:
-    """A grammar of the text of a JSON string. If that cannot be written, ``call_limits`` checks the text."""
+    """A grammar of the text of a JSON string. If that cannot be written, ``custom_inputs`` checks it."""
     rules = gbnf_rules(grammar, "root") or gbnf_rules(ANY_STRING, "root")
     assert rules is not None
     return "\n".join([*rules, ""])

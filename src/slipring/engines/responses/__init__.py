@@ -2,20 +2,22 @@
 
 Items are sent as the client wrote them. Over a WebSocket a chain stays on one socket, and a turn sends only
 its new items. If the upstream no longer has the earlier ones, the whole context is sent again, once, before
-anything has been emitted.
+anything has been emitted, and before the upstream can have called a tool that it runs itself.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import get_args
 
 import msgspec
 
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Hosting, Job, Model
+from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
-from slipring.engines.remote.estimates import SteeredCut, estimated_tokens
+from slipring.engines.remote.steered_cut import SteeredCut
 from slipring.engines.remote.upstream import Upstream, read_key
 from slipring.engines.responses import context, faults
 from slipring.engines.responses.answer import ResponsesAnswer
@@ -51,7 +53,7 @@ class ResponsesEngine(Engine):
     def __init__(self, options: ResponsesOptions) -> None:
         self.options = options
         headers = _key_headers(options)
-        self._models = [_model(options.model)] if options.model else []
+        self._models = [_model(options.model, options)] if options.model else []
         self._keeps_reasoning = options.reasoning == "text"
         query = f"?{options.query}" if options.query else ""
         self._path, self._models_path = f"/responses{query}", f"/models{query}"
@@ -81,7 +83,8 @@ class ResponsesEngine(Engine):
     async def start(self) -> None:
         await self._upstream.start()
         if not self._models:
-            self._models = [_model(name) for name in await self._upstream.list_models(self._models_path)]
+            names = await self._upstream.list_models(self._models_path)
+            self._models = [_model(name, self.options) for name in names]
         await self._pool.start()
 
     async def close(self) -> None:
@@ -105,7 +108,7 @@ class ResponsesEngine(Engine):
                         if cut.after(deltas):
                             break
             except ApiError as error:
-                raise faults.without_ids(error) from error.__cause__
+                raise faults.without_ids(error, job.upstream_tools) from error.__cause__
         if cut.is_made:
             yield [cut.finished()]  # without a position: the next turn sends the whole context
 
@@ -132,12 +135,11 @@ class ResponsesEngine(Engine):
             try:
                 return await BegunStream.begin(answers)
             except (ContextLost, InvalidRequest) as error:
-                if isinstance(error, LanesUnsupported):
-                    self._pool.forbid_lanes()
+                self._note_lanes(error)
                 # Over a socket it is a known code; servers that store responses refuse in many ways.
                 if not (isinstance(error, ContextLost) or self.options.chain):
                     raise
-        return await BegunStream.begin(await self._whole(job))
+        return await self._begin_whole(job)
 
     async def _continued(self, job: Job, position: Position) -> Answers | None:
         """Send only the new items; None if the upstream cannot have the others."""
@@ -149,12 +151,25 @@ class ResponsesEngine(Engine):
         items = context.added(job, self, keep_reasoning=self._keeps_reasoning)
         return self._answers(job, route, items, position)
 
-    async def _whole(self, job: Job) -> Answers:
-        """Send the whole context."""
+    async def _begin_whole(self, job: Job) -> BegunStream[list[Delta]]:
+        """Send the whole context: over a socket that the tenant has, if one can take it, else over a new one.
+
+        A context that is too large for a frame is posted.
+        """
         items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
         size = sum(map(len, items)) + len(job.head.tools.raw) + len(bytes(job.head.instructions_json))
-        route = await self._open(job) if size < MOST_FRAME_BYTES - _ROOM else None
-        return self._answers(job, route, items, None)
+        if size >= MOST_FRAME_BYTES - _ROOM:
+            return await BegunStream.begin(self._answers(job, None, items, None))
+        if (route := self._pool.reuse(job.tenant)) is not None:
+            try:
+                return await BegunStream.begin(self._answers(job, route, items, None))
+            except ContextLost as lost:
+                self._note_lanes(lost)
+        return await BegunStream.begin(self._answers(job, await self._open(job), items, None))
+
+    def _note_lanes(self, error: ApiError) -> None:
+        if isinstance(error, LanesUnsupported):
+            self._pool.forbid_lanes()
 
     async def _open(self, job: Job) -> Route | None:
         """Open a socket; None if the engine posts instead."""
@@ -188,7 +203,7 @@ class ResponsesEngine(Engine):
                 deltas, fault = _read(answer, await self._next(lane, is_first=not has_yielded))
                 if answer.ended:
                     position = self._position(job, answer, parent, route)
-                elif deltas:
+                elif deltas or (answer.may_have_called and not has_yielded):
                     has_yielded = True
                     yield deltas
                 if fault is not None:
@@ -225,7 +240,7 @@ class ResponsesEngine(Engine):
                 deltas, fault = _read(answer, map(decode_event, payloads))
                 if answer.ended:
                     _leave_position(deltas, self._position(job, answer, parent, None))
-                if deltas:
+                if deltas or (answer.may_have_called and not has_yielded):
                     has_yielded = True
                     yield deltas
                 if fault is not None:
@@ -284,8 +299,14 @@ async def _nothing() -> Answers:
     yield [Finished("stop", input_tokens=0, cached_tokens=0, output_tokens=0)]
 
 
-def _model(name: str) -> Model:
-    return Model(name=name, owner="upstream", capabilities=_CAPABILITIES, is_upstream=True)
+def _model(name: str, options: ResponsesOptions) -> Model:
+    return Model(
+        name=name,
+        owner="upstream",
+        capabilities=_CAPABILITIES,
+        is_upstream=True,
+        hosted_tools=next(each for each in get_args(Hosting) if each == options.hosted_tools),
+    )
 
 
 def _key_headers(options: ResponsesOptions) -> dict[str, str]:

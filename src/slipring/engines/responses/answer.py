@@ -2,8 +2,8 @@
 
 Items that an upstream streams in parallel are emitted one after the other, as slipring's own wire requires.
 What comes as deltas is emitted as it comes; what an upstream sends only in a ``done`` event is emitted then.
-Events and items without a corresponding delta are skipped, except calls that the client would have to answer:
-those fail the response.
+Items of tools that the upstream runs, and calls of the client's own tools, pass through as they are; nothing
+waits for the end of such an item. Other events and items without a corresponding delta are skipped.
 """
 
 from collections import Counter
@@ -25,12 +25,16 @@ from slipring.core.generation import (
     Text,
     Thought,
     ThoughtSummary,
+    UpstreamItemEnded,
+    UpstreamItemEvent,
+    UpstreamItemStarted,
 )
 from slipring.engines.responses import faults
 from slipring.engines.responses.context import without_id
 from slipring.engines.responses.events import Event, EventLogprob, EventTokenLogprobs, OtherEvent
-from slipring.errors import ServerError
-from slipring.protocol import wire
+from slipring.errors import ApiError, ServerError
+from slipring.protocol import events, items, wire
+from slipring.protocol.items import Item
 from slipring.protocol.responses import Logprob, TopLogprob
 from slipring.protocol.tools import Kind
 
@@ -40,10 +44,50 @@ _CALLS: dict[str, Kind] = {
     "custom_tool_call": "custom",
     "tool_search_call": "tool_search",
 }
-_FOR_THE_CLIENT = frozenset(
-    {"apply_patch_call", "computer_call", "local_shell_call", "mcp_approval_request", "shell_call"}
+_CLIENT_CALLS = frozenset({"apply_patch_call", "computer_call", "local_shell_call", "shell_call"})
+"""Calls of the client's own tools. They pass through."""
+_HOSTED = frozenset(
+    {
+        "code_interpreter_call",
+        "file_search_call",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_call",
+        "mcp_list_tools",
+        "web_search_call",
+    }
 )
-"""Items that ask the client to act and have no corresponding delta."""
+"""Items of tools that a server runs. They pass through if the upstream is to run these tools."""
+_EVENTS: dict[str, type[events.CallEvent]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (
+        events.McpListToolsInProgress,
+        events.McpListToolsCompleted,
+        events.McpListToolsFailed,
+        events.McpCallInProgress,
+        events.McpCallArgumentsDelta,
+        events.McpCallArgumentsDone,
+        events.McpCallCompleted,
+        events.McpCallFailed,
+        events.WebSearchCallInProgress,
+        events.WebSearchCallSearching,
+        events.WebSearchCallCompleted,
+        events.FileSearchCallInProgress,
+        events.FileSearchCallSearching,
+        events.FileSearchCallCompleted,
+        events.CodeInterpreterCallInProgress,
+        events.CodeInterpreterCallCodeDelta,
+        events.CodeInterpreterCallCodeDone,
+        events.CodeInterpreterCallInterpreting,
+        events.CodeInterpreterCallCompleted,
+        events.ImageGenerationCallInProgress,
+        events.ImageGenerationCallGenerating,
+        events.ImageGenerationCallPartialImage,
+        events.ImageGenerationCallCompleted,
+    )
+}
+"""The events about items that pass through."""
+_COMMON = frozenset(events.CallEvent.__struct_fields__)
 
 
 class _Part(Struct, gc=False):
@@ -101,10 +145,26 @@ _response = msgspec.json.Decoder(_Response)
 class _OpenItem:
     """An item that the upstream has begun, and its deltas that have not been emitted yet."""
 
-    __slots__ = ("begun", "call_id", "done", "kind", "pending", "streamed", "thought")
+    __slots__ = (
+        "begun",
+        "call_id",
+        "done",
+        "key",
+        "kind",
+        "passes",
+        "pending",
+        "started",
+        "streamed",
+        "thought",
+    )
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, key: int | str, *, passes: bool) -> None:
         self.kind = kind
+        self.key = key
+        self.passes = passes
+        """Whether the item passes through."""
+        self.started = False
+        """Whether it passes through and its first delta is made."""
         self.pending: list[Delta] = []
         self.streamed: set[tuple[str, int]] = set()
         """The parts that came as deltas: their ``done`` events add nothing."""
@@ -121,6 +181,8 @@ class ResponsesAnswer:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        runs_tools = job.model.hosted_tools == "upstream"
+        self._passed_types = _CLIENT_CALLS | _HOSTED if runs_tools else _CLIENT_CALLS
         self._items: dict[int | str, _OpenItem] = {}
         """Open items by their output index, or by a key of ours, oldest first."""
         self._keys: dict[str, int | str] = {}
@@ -138,13 +200,19 @@ class ResponsesAnswer:
         """Encrypted reasoning items, each with the number of other items before it."""
         self.ended = False
 
+    @property
+    def may_have_called(self) -> bool:
+        """Whether the upstream may have called a tool already, so that the request must not be repeated."""
+        return bool(self.upstream_id) and self._job.upstream_tools is not None
+
     def take(self, event: Event) -> list[Delta]:
         """Return the deltas that an event makes. Raises the error that it reports."""
         if event.type == "error":
             raise faults.from_error_event(event)
         reader = self._readers.get(event.type)
         if reader is None:
-            return []
+            kind = _EVENTS.get(event.type)
+            return self._tell(event, kind) if kind is not None else []
         if isinstance(event, OtherEvent):
             raise ServerError("The engine's answer cannot be read.")
         try:
@@ -155,8 +223,9 @@ class ResponsesAnswer:
     # Items.
 
     def _added(self, event: Event) -> list[Delta]:
-        item = _item.decode(event.item)
-        self._open_item(event, item)
+        opened = self._open_item(event, _item.decode(event.item))
+        if opened.passes and (whole := _read_passed(event.item)) is not None:
+            self._start_passed(opened, whole)
         return self._emit()
 
     def _item_done(self, event: Event) -> list[Delta]:
@@ -165,17 +234,21 @@ class ResponsesAnswer:
         opened = self._items.get(key) if key is not None else None
         if opened is None:
             opened = self._open_item(event, item)
-        self._complete(opened, item)
+        if opened.passes:
+            self._end_passed(opened, event.item)
+        else:
+            self._complete(opened, item)
         if item.type == "reasoning" and item.encrypted_content:
             opened.thought = without_id(bytes(event.item))
         opened.done = True
         return self._emit()
 
     def _open_item(self, event: Event, item: _Item) -> _OpenItem:
-        if item.type in _FOR_THE_CLIENT:
-            raise ServerError(f"The engine made a {item.type}, which this server cannot pass on.")
-        opened = _OpenItem(item.type)
+        passes = item.type in self._passed_types
+        if item.type == "mcp_approval_request" and not passes:
+            raise ServerError("The engine asks for an approval of a call that it was not to make.")
         key: int | str = event.output_index if event.output_index is not None else f"#{self._count}"
+        opened = _OpenItem(item.type, key, passes=passes)
         self._count += 1
         if item.id is not None:
             self._keys[item.id] = key
@@ -183,6 +256,29 @@ class ResponsesAnswer:
         if item.name or item.type == "tool_search_call":
             self._start_call(opened, item)
         return opened
+
+    def _start_passed(self, opened: _OpenItem, item: Item) -> None:
+        opened.pending.append(UpstreamItemStarted(opened.key, item))
+        opened.started = True
+
+    def _end_passed(self, opened: _OpenItem, raw: Raw) -> None:
+        item = _read_passed(raw)
+        if item is None:
+            raise ServerError("The engine's answer cannot be read.")
+        if not opened.started:
+            self._start_passed(opened, item)
+        opened.pending.append(UpstreamItemEnded(opened.key, item))
+
+    def _tell(self, event: Event, kind: type[events.CallEvent]) -> list[Delta]:
+        """An event about an item that passes through."""
+        key = self._key(event, event.item_id)
+        opened = self._items.get(key) if key is not None else None
+        fields = {name: getattr(event, name) for name in kind.__struct_fields__ if name not in _COMMON}
+        is_readable = not isinstance(event, OtherEvent) and isinstance(fields.get("code", ""), str)
+        if opened is None or not opened.started or not is_readable:
+            return []
+        opened.pending.append(UpstreamItemEvent(opened.key, kind, fields))
+        return self._emit()
 
     def _start_call(self, opened: _OpenItem, item: _Item) -> None:
         kind = _CALLS.get(item.type)
@@ -234,25 +330,30 @@ class ResponsesAnswer:
         return next(reversed(self._items), None)
 
     def _emit(self) -> list[Delta]:
-        """Take the deltas that can be emitted: of the oldest open item and, once it is done, of the next."""
+        """Take the deltas that can be emitted: of the oldest open item and, once it is done, of the next.
+        Items that pass through keep no other waiting."""
         emitted: list[Delta] = []
-        while self._items:
-            key, opened = next(iter(self._items.items()))
+        for key, opened in list(self._items.items()):
             if opened.pending:
                 emitted += self._count_items(opened)
                 opened.pending = []
-            if not opened.done:
+            if opened.done:
+                if opened.thought is not None:
+                    self.thoughts.append((self._others, opened.thought))
+                del self._items[key]
+            elif not opened.started:
                 break
-            if opened.thought is not None:
-                self.thoughts.append((self._others, opened.thought))
-            del self._items[key]
         return emitted
 
     def _count_items(self, opened: _OpenItem) -> list[Delta]:
         """Return the pending deltas, and track the items that slipring's output makes of them."""
         kind, is_new = opened.kind, not opened.begun
         opened.begun = True
-        if kind == "reasoning":
+        if opened.passes:
+            self._others += is_new
+            if not is_new:
+                return opened.pending
+        elif kind == "reasoning":
             if is_new:
                 # Reasoning that follows reasoning becomes one item: its parts are numbered on.
                 self._base = self._summaries = self._summaries if self._kind == kind else 0
@@ -413,6 +514,14 @@ class ResponsesAnswer:
         "response.incomplete": _incomplete,
         "response.failed": _failed,
     }
+
+
+def _read_passed(raw: Raw) -> Item | None:
+    """An item that passes through; None if it is not valid."""
+    try:
+        return items.read_item(bytes(raw), "item")
+    except ApiError:
+        return None
 
 
 def _of_part(part: _Part) -> Delta | None:

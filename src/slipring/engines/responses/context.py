@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from slipring.core.generation import Job
-from slipring.engines.responses.positions import own_position, upstream_call_id
+from slipring.engines.responses.positions import CALLS, own_position, upstream_call_id
 from slipring.protocol import wire
 from slipring.protocol.items import Item
 
@@ -20,14 +20,13 @@ _NAMED = frozenset(
     }
 )
 """Items whose ids slipring makes and upstreams do not need. Other items keep their ids."""
-_CALLS = frozenset({"function_call", "custom_tool_call", "tool_search_call"})
 _OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def added(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
     """The new items, for an upstream that has the others."""
-    own_calls = {item.call_id for item in job.input if item.type in _CALLS}
+    own_calls = {item.call_id for item in job.input if item.type in CALLS}
     pieces = []
     for item in job.input:
         if item.type in _OUTPUTS and item.call_id is not None and item.call_id not in own_calls:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.errors import ServerError
 
@@ -35,11 +35,17 @@ class Event(Struct, gc=False):
     refusal: str = ""
     arguments: str = ""
     input: str = ""
+    partial_image_index: int = 0
+    partial_image_b64: str = ""
+    size: str | UnsetType = UNSET
+    quality: str | UnsetType = UNSET
+    background: str | UnsetType = UNSET
+    output_format: str | UnsetType = UNSET
     logprobs: list[EventTokenLogprobs] | None = None
     annotation: Raw = Raw(b"{}")
     item: Raw = Raw(b"{}")
     response: Raw = Raw(b"{}")
-    # Of errors, in any of their forms: a frame, a flat event.
+    # Of errors, in any of their forms: a frame, a flat event. ``code`` is also that of a program.
     error: Any = None
     code: Any = None
     message: Any = None

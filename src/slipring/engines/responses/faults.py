@@ -1,6 +1,6 @@
 """Failures that an upstream reports, as errors for API clients.
 
-Statuses are kept. Ids in messages are removed: they are the upstream's own.
+Statuses are kept. Ids in messages are removed: they are the upstream's own. So are secrets that it was sent.
 """
 
 import re
@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from slipring.core.generation import UpstreamTools
 from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.remote.upstream import refusal
 from slipring.engines.responses.events import Event
@@ -88,9 +89,12 @@ def code_of(event: Event) -> str:
     return str(_error(event).code or "")
 
 
-def without_ids(error: ApiError) -> ApiError:
-    """The same error with the upstream's ids removed from its message."""
-    error.message = _ID.sub("(id)", error.message)
+def without_ids(error: ApiError, tools: UpstreamTools | None = None) -> ApiError:
+    """The same error without the upstream's ids and the secrets of ``tools`` in its message."""
+    message = _ID.sub("(id)", error.message)
+    for secret in tools.secrets if tools is not None else ():
+        message = message.replace(secret, "(secret)")
+    error.message = message
     return error
 
 

@@ -15,6 +15,7 @@ _CHOICES = {
     "transport": ("auto", "websocket", "sse"),
     "reasoning": ("drop", "encrypted", "text"),
     "summary": ("", "auto", "concise", "detailed"),
+    "hosted_tools": ("here", "upstream", "refuse"),
 }
 
 
@@ -43,6 +44,11 @@ class ResponsesOptions(UpstreamOptions):
         "earlier reasoning when the whole context is sent: drop, encrypted (requested and kept) or text",
     )
     summary: str = option("", "the reasoning summary to request: auto, concise or detailed")
+    hosted_tools: str = option(
+        "here",
+        "who runs hosted tools such as `mcp` and `web_search`: here (slipring), upstream (the server), or"
+        " refuse (nobody: 400)",
+    )
     key_header: str = option(
         "", "the header that carries the key, as `api-key` for Azure; empty: `Authorization: Bearer`"
     )

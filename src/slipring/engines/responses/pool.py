@@ -1,8 +1,11 @@
 """The pool of WebSockets to one upstream: opens, bounds and closes them.
 
-A socket is opened for one chain and its forks, so that its affinity headers are right and tenants share none.
-It is closed when no response on it can be continued, when it has been idle for long, when it is old, or when
-the pool is full and another is needed.
+A socket is opened for one chain and its forks, so that its affinity headers are right. When none of their
+responses can be continued any more, another chain of the same tenant may use it. A tenant with many sockets
+has further chains share them. Tenants share none.
+
+A socket is closed when no response on it can be continued, when it has been idle for long, when it is old, or
+when the pool is full and another is needed.
 """
 
 import asyncio
@@ -25,6 +28,8 @@ _LONGEST_MESSAGE = 64 * 2**20
 _SILENCE_S = 20.0
 _TICK_S = 1.0
 _CLOSE_S = 2.0
+_OWN_SOCKETS = 16
+"""A tenant with this many sockets has new chains share them, if the upstream supports lanes."""
 _FAILING = frozenset({401, 408, 425, 429})
 """Statuses of a refused upgrade that do not mean that the upstream has no WebSockets."""
 
@@ -86,6 +91,26 @@ class Pool:
         if socket is None or not self._is_usable(socket):
             return None
         lane = socket.take_after(position, position.lane, fork=fork, lanes=self._lanes)
+        return self._route(socket, lane)
+
+    def reuse(self, tenant: str) -> Route | None:
+        """Take a lane for a new chain on a socket that the tenant has and no job uses; None if there is none.
+
+        That is a socket where no response can be continued, or, if the tenant has many, any.
+        """
+        own = [socket for socket in self._sockets if socket.tenant == tenant]
+        idle = [socket for socket in own if not socket.is_wanted and self._is_usable(socket)]
+        for socket in idle:
+            if socket.is_free:
+                return self._route(socket, socket.take_first())
+        if self._lanes and len(own) >= _OWN_SOCKETS:
+            for socket in idle:
+                if (lane := socket.take_another()) is not None:
+                    return self._route(socket, lane)
+        return None
+
+    def _route(self, socket: Socket, lane: Lane | None) -> Route | None:
+        """Note the use of a socket, if a lane on it was taken."""
         if lane is None:
             return None
         del self._sockets[socket]
@@ -100,7 +125,7 @@ class Pool:
             ws = await self._connect(self._upstream.affinity_headers(job))
         finally:
             self._opening -= 1
-        socket = Socket(ws, _now())
+        socket = Socket(ws, job.tenant, _now())
         self._sockets[socket] = None
         return Route(socket, socket.take_first())
 

@@ -11,6 +11,8 @@ from slipring.core.generation import Job
 from slipring.engines.responses.sockets import Lane, Socket
 
 _BYTES = 400
+CALLS = frozenset({"function_call", "custom_tool_call", "tool_search_call"})
+"""Calls that have an id of ours. Others keep the upstream's."""
 
 
 class Position:
@@ -75,7 +77,7 @@ def upstream_call_id(job: Job, home: object, call_id: str) -> str:
         position = own_position(node.position, home)
         if position is None:
             break
-        ours = [item.call_id for item in node.answer if item.call_id is not None]
+        ours = [item.call_id for item in node.answer if item.type in CALLS]
         if call_id in ours[: len(position.call_ids)]:
             return position.call_ids[ours.index(call_id)]
         if position.whole:

@@ -1,16 +1,21 @@
 """A job as the body of a create request.
 
-Instructions, tools and items are spliced in as the bytes that the client sent. Settings that the client did
-not give are left out, so that the upstream's defaults apply.
+Instructions, items and tools are spliced in as the bytes that the client sent, unless slipring runs some of
+the tools. Settings that the client did not give are left out, so that the upstream's defaults apply.
 """
 
-from slipring.core.generation import Job, Settings
+from msgspec import Raw
+
+from slipring.core.generation import Job
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.responses.options import ResponsesOptions
+from slipring.engines.responses.tools import sent_tools
 from slipring.protocol import wire
 from slipring.protocol.items import AdditionalTools, LoadedTools
-from slipring.protocol.tools import CallableTool, Offer, Toolset, merged
+from slipring.protocol.tools import CallableTool, Toolset, merged
 
+_BY_TYPE = frozenset({"tool_search", "shell", "local_shell", "apply_patch"})
+"""Tools that ``tool_choice`` names by their type. Those that slipring runs are functions to the upstream."""
 _LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED = "reasoning.encrypted_content"
 
@@ -30,31 +35,33 @@ def create_body(
         fields["previous_response_id"] = previous_id
     if not job.generate:
         fields["generate"] = False
-    fields |= _settings(job.settings, options)
+    fields |= _settings(job, options)
     if job.cache_key is not None:
         fields["prompt_cache_key"] = job.cache_key
-    choice = _tool_choice(job.offer, _available(job), hosted=job.head.tools.raw != b"[]")
+    tools = sent_tools(job)
+    choice = _tool_choice(job, has_tools=tools != b"[]")
     if choice is not None:
         fields["tool_choice"] = choice
-    return _with_context(job, fields, items)
+    return _with_context(job, fields, tools, items)
 
 
 def count_body(job: Job, model: str, items: list[bytes]) -> list[bytes]:
     """The request for a token count in pieces: model, instructions, tools and items."""
-    return _with_context(job, {"model": model}, items)
+    return _with_context(job, {"model": model}, sent_tools(job), items)
 
 
-def _with_context(job: Job, fields: dict[str, object], items: list[bytes]) -> list[bytes]:
+def _with_context(job: Job, fields: dict[str, object], tools: bytes, items: list[bytes]) -> list[bytes]:
     head = [wire.encode(fields)[:-1]]
     if job.head.instructions is not None:
         head.append(b',"instructions":' + bytes(job.head.instructions_json))
-    if job.head.tools.raw != b"[]":
-        head.append(b',"tools":' + job.head.tools.raw)
+    if tools != b"[]":
+        head.append(b',"tools":' + tools)
     head.append(b',"input":[')
     return spliced(b"".join(head), items, b"]}")
 
 
-def _settings(settings: Settings, options: ResponsesOptions) -> dict[str, object]:
+def _settings(job: Job, options: ResponsesOptions) -> dict[str, object]:
+    settings = job.settings
     asked: dict[str, object] = {
         "max_output_tokens": settings.max_output_tokens,
         "temperature": settings.temperature,
@@ -68,7 +75,7 @@ def _settings(settings: Settings, options: ResponsesOptions) -> dict[str, object
         "truncation": "auto" if settings.truncation == "auto" else None,
         "text": {"format": settings.format.echo} if settings.format.kind != "text" else None,
         "reasoning": _given({"effort": settings.effort, "summary": options.summary or None}) or None,
-        "include": _include(settings, options) or None,
+        "include": _include(job, options) or None,
     }
     return _given(asked)
 
@@ -77,9 +84,10 @@ def _given(fields: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _include(settings: Settings, options: ResponsesOptions) -> list[str]:
-    wanted = {_LOGPROBS: settings.logprobs, _ENCRYPTED: options.reasoning == "encrypted"}
-    return [name for name, is_wanted in wanted.items() if is_wanted]
+def _include(job: Job, options: ResponsesOptions) -> list[str]:
+    wanted = {_LOGPROBS: job.settings.logprobs, _ENCRYPTED: options.reasoning == "encrypted"}
+    of_tools = job.upstream_tools.include if job.upstream_tools is not None else ()
+    return [*(name for name, is_wanted in wanted.items() if is_wanted), *of_tools]
 
 
 def _available(job: Job) -> tuple[CallableTool, ...]:
@@ -93,15 +101,18 @@ def _available(job: Job) -> tuple[CallableTool, ...]:
     return merged(job.head.tools.callables, *added)
 
 
-def _tool_choice(offer: Offer, available: tuple[CallableTool, ...], *, hosted: bool) -> object:
-    """The ``tool_choice`` that narrows the available tools to this offer; None if the default does."""
+def _tool_choice(job: Job, *, has_tools: bool) -> object:
+    """The ``tool_choice`` that narrows the available tools to the job's offer; None if the default does."""
+    offer, available, upstream = job.offer, _available(job), job.upstream_tools
     if offer.forbidden:
-        return "none" if available or hosted else None
+        return "none" if available or has_tools else None
+    if upstream is not None:
+        return Raw(upstream.choice) if upstream.choice is not None else None
     if not available:
         return None
     if not offer.tools:
         return "none"
-    if len(offer.tools) == len(available) and not (offer.narrowed and hosted):
+    if len(offer.tools) == len(available) and not (offer.narrowed and has_tools):
         return "required" if offer.required else None
     named = list(map(_named, offer.tools))
     if offer.required and len(named) == 1 and offer.tools[0].kind != "tool_search":
@@ -111,6 +122,7 @@ def _tool_choice(offer: Offer, available: tuple[CallableTool, ...], *, hosted: b
 
 def _named(tool: CallableTool) -> dict[str, object]:
     """A tool as ``tool_choice`` refers to it."""
-    if tool.kind == "tool_search":
+    if tool.kind in _BY_TYPE:
         return {"type": tool.kind}
-    return _given({"type": tool.kind, "name": tool.name, "namespace": tool.namespace})
+    kind = "custom" if tool.kind == "custom" else "function"
+    return _given({"type": kind, "name": tool.name, "namespace": tool.namespace})

@@ -1,4 +1,4 @@
-"""WebSockets to an upstream: one per chain, kept while its responses may be continued.
+"""WebSockets to an upstream, each of one tenant, kept while their responses may be continued.
 
 An upstream keeps a response for the socket that made it, and guarantees only the latest response of each
 lane. So a continuation is sent on its parent's socket: on the parent's lane if the parent is the latest
@@ -113,8 +113,9 @@ class Lane:
 class Socket:
     """One connection to the upstream."""
 
-    def __init__(self, ws: aiohttp.ClientWebSocketResponse, now: float) -> None:
+    def __init__(self, ws: aiohttp.ClientWebSocketResponse, tenant: str, now: float) -> None:
         self._ws = ws
+        self.tenant = tenant
         self._lanes: dict[str | None, Lane] = {None: Lane(None)}
         self.opened_at = self.used_at = self.heard_at = self.pinged_at = now
         self.retired = False
@@ -145,15 +146,21 @@ class Socket:
         """Take a lane to continue the response at ``position``, which was made on ``lane``; None if there is
         none. Forks need ``lanes``: that the upstream takes a ``stream_id``."""
         if lane is None or fork or lane.busy or lane.latest is None or lane.latest() is not position:
-            lane = self._another() if lanes else None
-        if lane is not None:
-            lane.take()
+            return self.take_another() if lanes else None
+        lane.take()
         return lane
 
     def take_first(self) -> Lane:
-        """Take the default lane, for the first response of a chain."""
+        """Take the default lane, for the first response of a chain. The socket must be free."""
         lane = self._lanes[None]
         lane.take()
+        return lane
+
+    def take_another(self) -> Lane | None:
+        """Take a lane with a ``stream_id``; None if there is none."""
+        lane = self._another()
+        if lane is not None:
+            lane.take()
         return lane
 
     def _another(self) -> Lane | None:

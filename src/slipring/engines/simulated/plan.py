@@ -111,7 +111,7 @@ def tools_to_call(job: Job, tool_outputs: int, options: SimulatedOptions) -> tup
     if not tools or not (job.offer.required or left > 0):
         return ()
     calls = min(max(left, 1), max(options.parallel_calls, 1)) if job.settings.parallel_tool_calls else 1
-    return tools[:1] * min(calls, job.settings.max_tool_calls or calls)
+    return tools[:1] * calls
 
 
 def _call(tool: CallableTool, content: Content, tokens: int, mark: str) -> Iterator[Step]:

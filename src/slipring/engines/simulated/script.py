@@ -4,7 +4,7 @@ The file is JSON lines; each line is the answer to one create. All connections s
 An answer is a list of steps, each an object with one key:
 
     {"text": "…"}  {"refusal": "…"}  {"reasoning": "…"}  {"reasoning_summary": "…"}
-    {"function_call": {"name": "…", "arguments": {…} or "…", "namespace": "…"}}
+    {"function_call": {"name": "…", "arguments": {…} or "…", "namespace": "…", "kind": "function"}}
     {"custom_tool_call": {"name": "…", "input": "…", "namespace": "…"}}
     {"stall_s": 1.5}  {"error": {"message": "…", "status": 500}}
 
@@ -24,12 +24,15 @@ from slipring.core.generation import CallStarted, Refused, Text, Thought, Though
 from slipring.engines.simulated.plan import Emit, Fail, Stall, Step, call_steps
 from slipring.errors import RateLimited, ServerError, StartupError
 from slipring.protocol import wire
+from slipring.protocol.tools import Kind
 
 
 class _FunctionCall(Struct):
     name: str
     arguments: Any = {}
     namespace: str | None = None
+    kind: Kind = "function"
+    """Of the tool: models call tools of most kinds as functions."""
 
 
 class _CustomToolCall(Struct):
@@ -107,7 +110,7 @@ def _steps(line: _Line) -> Iterator[Step]:
     elif isinstance(value, _FunctionCall):
         arguments = value.arguments
         text = arguments if isinstance(arguments, str) else wire.encode(arguments).decode()
-        yield from _call(CallStarted("function", value.name, value.namespace), text)
+        yield from _call(CallStarted(value.kind, value.name, value.namespace), text)
     elif isinstance(value, _CustomToolCall):
         yield from _call(CallStarted("custom", value.name, value.namespace), value.input)
     elif isinstance(value, _Failure):

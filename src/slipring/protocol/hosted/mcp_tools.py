@@ -101,6 +101,11 @@ class McpTool(Struct, tag_field="type", tag="mcp"):
         return rule.never is None or not rule.never.selects(tool)
 
     @property
+    def secrets(self) -> tuple[str, ...]:
+        given = (self.authorization, *(self.headers or {}).values())
+        return tuple(secret for secret in given if secret)
+
+    @property
     def kept(self) -> "KeptServer":
         """The tool without its secrets."""
         return KeptServer(
@@ -165,9 +170,10 @@ _server = msgspec.json.Decoder(McpTool)
 _listed = msgspec.json.Decoder(list[ListedTool])
 
 
-def read_servers(tools: Raw | UnsetType) -> tuple[McpTool, ...]:
+def read_servers(tools: Raw | UnsetType, *, elsewhere: bool = False) -> tuple[McpTool, ...]:
     """The ``mcp`` tools of a request's ``tools``. Raises ``InvalidRequest`` for an invalid one.
 
+    ``elsewhere``: another server calls them, and judges the fields that slipring does not support.
     Everything else in the list is left to ``Toolset.read``, whose errors come first if the list is no list.
     """
     sent = given(tools)
@@ -178,7 +184,9 @@ def read_servers(tools: Raw | UnsetType) -> tuple[McpTool, ...]:
     for index, raw in enumerate(wire.decode(_tools, sent, where="tools")):
         where = f"tools[{index}]"
         if _WORDS in bytes(raw) and wire.decode(_outline, raw, where=where).type == "mcp":
-            found.append(_read_server(raw, where))
+            found.append(wire.decode(_server, raw, where=where))
+            if not elsewhere:
+                _require_supported(found[-1], where)
     _require_distinct(found)
     return tuple(found)
 
@@ -217,8 +225,7 @@ def place_of(tools: Raw | UnsetType, label: str) -> str:
     return "tools"
 
 
-def _read_server(raw: Raw, where: str) -> McpTool:
-    server = wire.decode(_server, raw, where=where)
+def _require_supported(server: McpTool, where: str) -> None:
     named = [
         name for name in ("server_url", "connector_id", "tunnel_id") if getattr(server, name) is not None
     ]
@@ -237,7 +244,6 @@ def _read_server(raw: Raw, where: str) -> McpTool:
         raise UnsupportedParameter(
             f"Unsupported parameter: '{param}': this server runs no programs that call tools.", param=param
         )
-    return server
 
 
 def _require_distinct(servers: Sequence[McpTool]) -> None:

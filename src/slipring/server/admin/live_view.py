@@ -10,11 +10,12 @@ import os
 import time
 from collections import deque
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from slipring.core.chain.state import ResponseState
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import Phase, Turn
 from slipring.observation import live
+from slipring.protocol.timing import TurnReport
 from slipring.server.clock import now, unix_time
 from slipring.server.driver import Driver, Exchange
 from slipring.server.observation.ended_turns import EndedTurn
@@ -192,12 +193,19 @@ def _connection(connection: WebSocketConnection, *, with_recent: bool) -> live.C
 def _running(turn: Turn, driver: Driver) -> live.Turn:
     return live.Turn(
         started_at=unix_time(turn.stages.arrived),
-        report=turn.progress(),
+        report=_progress(turn),
         transport=driver.origin.transport,
         tenant=turn.tenant,
         connection=driver.origin.connection,
         lane=turn.lane,
     )
+
+
+def _progress(turn: Turn) -> TurnReport:
+    report = turn.progress()
+    # The turn pauses for hosted calls as it does for its client; who looks at it wants to know for whom.
+    is_calling = turn.phase is Phase.PAUSED and turn.is_calling
+    return structs.replace(report, status="calling") if is_calling else report
 
 
 def _ended(turn: EndedTurn) -> live.Turn:

@@ -33,6 +33,7 @@ class ServerSource:
             interval_s=INTERVAL_S,
             api_url=self._api_url,
             workers=1,
+            departed=live.Totals(),
         )
 
     def subscribe(self, receive: Receive) -> Callable[[], None]:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from slipring import __version__
 from slipring.observation import live
 from slipring.observation.snapshots import Fold, Snapshot
+from slipring.observation.totals import totals_of
 from slipring.server.admin.source import INTERVAL_S, Receive
 from slipring.server.process.process_metrics import process_snapshot
 from slipring.server.process.worker_messages import Command, Describe, Described, EndWatch, Watch
@@ -56,10 +57,11 @@ class WorkersHealth(Struct, frozen=True):
 
 
 class _Heading(Struct):
-    """The fields of an update that decide who gets it."""
+    """The fields of an update that the supervisor reads: they decide who gets it, and outlive the worker."""
 
     process: int
     is_complete: bool
+    totals: live.Totals
 
 
 _heading = msgspec.json.Decoder(_Heading)
@@ -85,6 +87,9 @@ class WorkersSource(SlotObserver):
         self._watchers: list[_Watcher] = []
         self._numbers = itertools.count()
         self._metrics = Fold(metrics_tenants)
+        self._totals: dict[int, live.Totals] = {}
+        """What each worker that runs has last said that it had counted."""
+        self._departed = live.Totals()
         self._details: dict[int, asyncio.Future[live.ConnectionDetail | None]] = {}
 
     def greeting(self) -> live.Greeting:
@@ -95,6 +100,7 @@ class WorkersSource(SlotObserver):
             interval_s=INTERVAL_S,
             api_url=self._api_url,
             workers=len(self._workers),
+            departed=self._departed,
         )
 
     def subscribe(self, receive: Receive) -> Callable[[], None]:
@@ -140,6 +146,7 @@ class WorkersSource(SlotObserver):
     def updated(self, line: bytes) -> None:
         """A worker has sent a live update."""
         heading = _heading.decode(line)
+        self._totals[heading.process] = heading.totals
         for watcher in list(self._watchers):
             # A complete update is for those that have none yet, the changes are for all others.
             if (heading.process in watcher.known) != heading.is_complete:
@@ -149,6 +156,7 @@ class WorkersSource(SlotObserver):
     def measured(self, process: int, snapshot: Snapshot) -> None:
         """A worker has sent what it has counted."""
         self._metrics.update(process, snapshot)
+        self._totals[process] = totals_of(snapshot)
 
     def described(self, report: Described) -> None:
         """A worker has described a connection."""
@@ -164,7 +172,8 @@ class WorkersSource(SlotObserver):
     def ended(self, process: int) -> None:
         """A worker has ended."""
         self._metrics.end(process)
-        line = live.encode(live.ProcessGone(process))
+        self._departed = live.sum_of((self._departed, self._totals.pop(process, live.Totals())))
+        line = live.encode(live.ProcessGone(process, self._departed))
         for watcher in list(self._watchers):
             watcher.known.discard(process)
             watcher.receive(line)

@@ -6,22 +6,37 @@ the run has not changed meanwhile: every run has exactly one terminal event.
 
 from msgspec import Raw, Struct, json, structs
 
+from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEvent
-from slipring.protocol.responses import Response, ResponseError
-from slipring.protocol.wire import NULL, encode
+from slipring.protocol.hosted.mcp_items import ProtocolError
+from slipring.protocol.responses import McpCallItem, Response, ResponseError
+from slipring.protocol.wire import NULL, encode, raw
 from slipring.stores.base import Run, RunEvent, Store
 
 _PAGE = 500
 _OWNER_DIED = "The server that made this response went away before it was finished."
 
 
+_TELLING = (b'"response.output_item.', b'"response.mcp_call_arguments.delta"')
+"""Events that say something of items."""
+_INTERNAL_ERROR = -32603
+
+
 class _Outline(Struct):
     type: str
+    output_index: int = 0
     item: Raw = NULL
+    delta: str = ""
+
+
+class _Kind(Struct):
+    type: str
 
 
 _response = json.Decoder(Response)
 _outline = json.Decoder(_Outline)
+_kind = json.Decoder(_Kind)
+_call = json.Decoder(McpCallItem)
 
 
 def read_response(data: bytes) -> Response:
@@ -75,14 +90,29 @@ async def _last_event(store: Store, run: Run, number: int, *, cancelled: bool) -
 
 
 async def _output(store: Store, run: Run) -> list[Raw]:
-    """The finished output items, from the events."""
-    items: list[Raw] = []
+    """The finished output items and the hosted calls that had begun, from the events."""
+    items: dict[int, Raw] = {}
+    calls: dict[int, McpCallItem] = {}
     after = -1
     while events := await store.runs.events(run.tenant, run.response_id, after=after, limit=_PAGE):
         after = events[-1].sequence_number
         for event in events:
-            if b'"response.output_item.done"' in event.data:
-                outline = _outline.decode(event.data)
-                if outline.type == "response.output_item.done":
-                    items.append(outline.item)
-    return items
+            if any(mark in event.data for mark in _TELLING):
+                _take(_outline.decode(event.data), items, calls)
+    for index, call in calls.items():
+        # It may have run, so nobody runs it again.
+        lost = structs.replace(call, status="failed", error=ProtocolError(_INTERNAL_ERROR, UNKNOWN_OUTCOME))
+        items[index] = raw(lost)
+    return [items[index] for index in sorted(items)]
+
+
+def _take(event: _Outline, items: dict[int, Raw], calls: dict[int, McpCallItem]) -> None:
+    """Note what an event says of an item: ``items`` are finished, ``calls`` are hosted and are not."""
+    index = event.output_index
+    if event.type == "response.output_item.done":
+        items[index] = event.item
+        calls.pop(index, None)
+    elif event.type == "response.output_item.added" and _kind.decode(event.item).type == "mcp_call":
+        calls[index] = _call.decode(event.item)
+    elif event.type == "response.mcp_call_arguments.delta":
+        calls[index].arguments += event.delta

@@ -153,7 +153,7 @@ async def _read_items(
     """
     items: dict[str, Item] = {}
     chosen: dict[str, str] = {}
-    definitions = new_definitions(service.config.limits)
+    definitions = new_definitions(service.config.limits, service.ignored_tools)
     for index, raw in enumerate(raws):
         where = f"items[{index}]"
         item = read_item(bytes(raw), where)

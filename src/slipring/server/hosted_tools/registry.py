@@ -20,7 +20,8 @@ from slipring.mcp import (
     admit,
     parse_url,
 )
-from slipring.mcp_registrations import McpRegistration
+from slipring.mcp_registrations import BuiltinMapping, McpRegistration
+from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.stores.base import Key
 
@@ -55,6 +56,14 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """The tool that answers a built-in type."""
+
+    target: Target
+    mapping: BuiltinMapping
+
+
+@dataclass(frozen=True)
 class _Registered:
     server: McpServer
     registration: McpRegistration
@@ -68,6 +77,7 @@ class Registry:
         self._policy = UrlPolicy(config.mcp_urls)
         self._limits = _limits(config.limits)
         self._servers = {each.name: self._registered(each, environ) for each in config.mcp}
+        self._builtins = {each.type: each for each in config.builtin_tools}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,6 +98,15 @@ class Registry:
         if registered is None:
             raise ServerRefused(field, "no MCP server with this name is registered here")
         return _target(registered, tool, key)
+
+    def answering(self, kind: BuiltinKind, key: Key | None) -> "Answer | None":
+        """The tool that answers a built-in type; None if there is none that the key may use."""
+        mapping = self._builtins.get(kind)
+        if mapping is None or not _may_use(key, mapping.server):
+            return None
+        target = _target(self._servers[mapping.server], McpTool(mapping.server), key)
+        is_permitted = target.permitted is None or mapping.tool in target.permitted
+        return Answer(target, mapping) if is_permitted else None
 
     def _find_url(
         self, tool: McpTool, url: str, usable: Mapping[str, _Registered], key: Key | None

@@ -11,11 +11,18 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw, Struct, UnsetType
 
-from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, ResolvedServer
+from slipring.core.hosted.tools import (
+    CallOutcome,
+    CallProgress,
+    HostedCall,
+    ResolvedBuiltin,
+    ResolvedServer,
+)
 from slipring.core.limits import Limits
 from slipring.errors import ExternalConnectorError, InvalidRequest
 from slipring.mcp import HttpServer, McpFailure, Outcome, Pool, ProgressUpdate, Redaction, Tool
 from slipring.protocol.definitions import MOST_TOOLS
+from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_items import CallError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import (
     ListedTool,
@@ -98,6 +105,17 @@ class ToolRunner:
         return {
             label: listed[label] if label in listed else _resolved(target)
             for label, target in targets.items()
+        }
+
+    def answers(self, caller: Caller, kinds: Iterable[BuiltinKind]) -> dict[BuiltinKind, ResolvedBuiltin]:
+        """What answers these built-in tools for a caller. Those that nothing answers are left out."""
+        found = {kind: self.registry.answering(kind, caller.key) for kind in kinds}
+        return {
+            kind: ResolvedBuiltin(
+                _resolved(answer.target), answer.mapping.tool, answer.mapping.argument, answer.mapping.fields
+            )
+            for kind, answer in found.items()
+            if answer is not None
         }
 
     def _find(self, caller: Caller, server: McpTool, tools: Raw | UnsetType) -> Target:

@@ -55,6 +55,14 @@ class TurnContent(Struct, frozen=True):
     """None if the request was refused."""
 
 
+class RecordingCounts(Struct):
+    """Turns that were to be recorded with their content, by what became of them."""
+
+    written: int = 0
+    dropped: int = 0
+    """Too many at once, no room in files or directory, or an error."""
+
+
 Observer = Callable[[EndedTurn], None]
 """Called once per turn, after the turn's last events have been handed to the transport. It must return at
 once, and not raise."""

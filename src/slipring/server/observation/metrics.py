@@ -16,6 +16,7 @@ from slipring.engines.base import Engine
 from slipring.observation import live
 from slipring.observation import metrics as table
 from slipring.observation.snapshots import BoundedNames, Reading, Registry, Snapshot
+from slipring.observation.totals import totals
 from slipring.protocol.timing import TokenCounts, TurnReport
 from slipring.safety.running_check import CheckStatus, FailureKind
 from slipring.server.connections.registry import DropReason
@@ -95,18 +96,15 @@ class Metrics:
 
     def totals(self) -> live.Totals:
         """What the live view shows of the turns since the start."""
-        turns: Counter[str] = Counter()
-        for (_, status, _), count in self._turns.items():
-            turns[status] += count
-        tokens: Counter[str] = Counter(dict.fromkeys(table.TOKEN_KINDS, 0))
-        for (_, kind), count in self._tokens.items():
-            tokens[kind] += count
-        return live.Totals(
-            turns={status: count for status, count in turns.items() if count},
-            tokens=dict(tokens),
-            request_bytes=sum(self._request_bytes.values()),
-            history_bytes=sum(self._history_bytes.values()),
-            fallbacks=dict(self._service.render_fallbacks),
+        fallbacks = _by_name(table.RENDER_FALLBACKS, self._service.render_fallbacks, self._reasons)
+        return totals(
+            {
+                table.TURNS.name: self._turns.items(),
+                table.TOKENS.name: self._tokens.items(),
+                table.REQUEST_BYTES.name: self._request_bytes.items(),
+                table.HISTORY_BYTES_SAVED.name: self._history_bytes.items(),
+                table.RENDER_FALLBACKS.name: [(labels, int(count)) for _, labels, count in fallbacks],
+            }
         )
 
     def _counted(self) -> Iterator[Reading]:
@@ -189,6 +187,9 @@ def _readings(service: Service) -> Iterator[Reading]:
     yield table.DRAINING, (), int(service.draining)
     yield table.SOCKETS_OPENED, (), service.sockets_opened
     yield table.STORE_ERRORS, (), service.store.failed_writes
+    if (recorded := service.recorded) is not None:
+        yield table.RECORDED_TURNS, ("written",), recorded.written
+        yield table.RECORDED_TURNS, ("dropped",), recorded.dropped
     yield from _connections(service)
     yield from _caches(service)
     yield from _memory(service)

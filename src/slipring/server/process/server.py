@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from aiohttp import web
 
 from slipring.config import ADMIN_OFF, Config
-from slipring.core.generation import Defaults
+from slipring.core.generation import Defaults, Hosting
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
@@ -89,6 +89,7 @@ class Server:
                 self.service.tool_runner.registry.secrets(),
             )
             self.service.content_observers.append(self.recorder.observe)
+            self.service.recorded = self.recorder.counts
         self._tracer = _open_tracer(self.service) if config.traces else None
         self.background = Background(self.service)
         self._maintenance = StoreMaintenance(self.service)
@@ -312,4 +313,5 @@ def _entry(model: ModelEntry) -> Entry:
     if given.get("effort") not in (None, *get_args(Effort)):
         known = ", ".join(get_args(Effort))
         raise StartupError(f"models.{model.name}.defaults: 'effort' must be one of {known}")
-    return Entry(model.name, model.engine, model.model, model.aliases, Defaults(**given))
+    hosting = next((each for each in get_args(Hosting) if each == model.hosted_tools), None)
+    return Entry(model.name, model.engine, model.model, model.aliases, Defaults(**given), hosting)

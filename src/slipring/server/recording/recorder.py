@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slipring import __version__
 from slipring.config import Config, split_api_key
-from slipring.server.observation.ended_turns import EndedTurn, TurnContent
+from slipring.server.observation.ended_turns import EndedTurn, RecordingCounts, TurnContent
 from slipring.server.recording.recorded_loops import CapturedTurn, RecordedLoops
 from slipring.server.recording.recording_file import NotRecorded, RecordingDirectory
 from slipring.server.recording.secret_removal import SecretRemoval
@@ -43,10 +43,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="slipring-recorder", daemon=True)
         self._has_failed = self._has_warned = self._is_closed = False
-        self.written = 0
-        """Turns in files."""
-        self.dropped = 0
-        """Turns that were not recorded although they should have been."""
+        self.counts = RecordingCounts()
 
     def start(self) -> None:
         """Raises ``StartupError`` if the directory cannot be used."""
@@ -75,8 +72,8 @@ class Recorder:
         self._turns.put(None)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _CLOSE_S)
-        if self.dropped:
-            log.warning("%d turns were not recorded, %d were", self.dropped, self.written)
+        if self.counts.dropped:
+            log.warning("%d turns were not recorded, %d were", self.counts.dropped, self.counts.written)
 
     def _run(self) -> None:
         while (captured := self._turns.get()) is not None:
@@ -99,7 +96,7 @@ class Recorder:
             log.exception("a turn could not be recorded")
             self._drop("of the error above")
         else:
-            self.written += 1
+            self.counts.written += 1
 
     def _loops_of(self, tenant: str) -> RecordedLoops:
         loops = self._loops.get(tenant)
@@ -116,7 +113,7 @@ class Recorder:
     def _drop(self, reason: str) -> None:
         """Count a turn that is not recorded; the first time, say why."""
         with self._lock:
-            self.dropped += 1
+            self.counts.dropped += 1
             warns, self._has_warned = not self._has_warned, True
         if warns:
             log.warning("a turn is not recorded, because %s; further ones are only counted", reason)

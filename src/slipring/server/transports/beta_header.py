@@ -8,13 +8,18 @@ _TIMING = "slipring_timing=v1"
 _ROLLOUT = "slipring_rollout=v1"
 _INJECT = "responses_multi_agent=v1"
 _TOOL_OUTPUT = "slipring_tool_output=v1"
+_TOOL_PROGRESS = "slipring_tool_progress=v1"
 _NO_RETENTION = "slipring_zero_retention=v1"
 
 
 def of_exchange(headers: CIMultiDictProxy[str]) -> Betas:
     """Betas of a single HTTP request, which cannot be steered or appended to."""
     named = _named(headers)
-    return Betas(timing=_TIMING in named, keeps_nothing=_NO_RETENTION in named)
+    return Betas(
+        timing=_TIMING in named,
+        tool_progress=_TOOL_PROGRESS in named,
+        keeps_nothing=_NO_RETENTION in named,
+    )
 
 
 def of_socket(headers: CIMultiDictProxy[str]) -> Betas:
@@ -25,6 +30,7 @@ def of_socket(headers: CIMultiDictProxy[str]) -> Betas:
         rollout=_ROLLOUT in named,
         inject=_INJECT in named,
         tool_output=_TOOL_OUTPUT in named,
+        tool_progress=_TOOL_PROGRESS in named,
         keeps_nothing=_NO_RETENTION in named,
     )
 

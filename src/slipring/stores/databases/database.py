@@ -26,6 +26,10 @@ class Statement(Struct, frozen=True):
     statement that has a RETURNING clause or is a query."""
 
 
+class OutcomeUnknown(Unavailable):
+    """The connection was lost while the write was executed: it was committed, is about to be, or was not."""
+
+
 class WriteRefused(Exception):
     """The write contradicts the data in the database. It was rolled back."""
 
@@ -68,7 +72,8 @@ class Database(ABC):
     async def write(self, *statements: Statement) -> list[list[Row]]:
         """Execute all statements in one transaction; return the rows that each of them returned.
 
-        The write is completed even if the caller is cancelled. Raises ``WriteRefused`` after a rollback.
+        The write is completed even if the caller is cancelled. Raises ``WriteRefused`` after a rollback, and
+        ``OutcomeUnknown`` if the database may have committed without being able to say so.
         """
         called_at = time.perf_counter()
         try:
@@ -87,6 +92,10 @@ class Database(ABC):
     async def used_bytes(self) -> int:
         """Return the size of the data if it is kept in this process's memory, else 0."""
         return 0
+
+    async def largest_tenants(self, count: int) -> list[tuple[str, int]]:
+        """Return the tenants with the most data in this process's memory, and the bytes of each."""
+        return []
 
 
 def batches(statements: Sequence[Statement]) -> list[list[Statement]]:

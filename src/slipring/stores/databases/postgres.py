@@ -3,7 +3,7 @@
 A write of one statement takes one round trip; a write of several is a transaction. A write that failed before
 anything was executed is retried once; a transaction that was aborted because it collided with another is
 retried up to four times, after a pause. A write that may have been executed is not retried: it raises
-``Unavailable``.
+``OutcomeUnknown``.
 
 Works behind PgBouncer in session mode. Statements are prepared once per connection, so transaction mode
 needs PgBouncer 1.21 or newer with ``max_prepared_statements`` of at least 100; it is not tested.
@@ -26,6 +26,7 @@ from slipring.stores.databases import schema
 from slipring.stores.databases.database import (
     Database,
     ForeignKeyViolated,
+    OutcomeUnknown,
     RequiredRowMissing,
     Row,
     Statement,
@@ -162,7 +163,7 @@ class PostgresDatabase(Database):
                     raise _unavailable(error) from None
                 may_reconnect = False
             except _CONNECTION_LOST as error:
-                raise _unavailable(error) from None
+                raise _unavailable(error, OutcomeUnknown) from None
         raise AssertionError("the last attempt returns or raises")
 
     async def _with_connection(self, work: Callable[[_Connection], Awaitable[_T]]) -> _T:
@@ -274,6 +275,6 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _unavailable(error: BaseException) -> Unavailable:
+def _unavailable(error: BaseException, kind: type[Unavailable] = Unavailable) -> Unavailable:
     log.error("PostgreSQL store unavailable: %s", _reason(error))
-    return Unavailable(_UNREACHABLE)
+    return kind(_UNREACHABLE)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import apsw
 
 from slipring.errors import StartupError, Unavailable
-from slipring.stores.databases import schema
+from slipring.stores.databases import schema, tenant_bytes
 from slipring.stores.databases.database import (
     Database,
     ForeignKeyViolated,
@@ -132,6 +132,11 @@ class SqliteDatabase(Database):
         )
         return int(rows[0][0])
 
+    async def largest_tenants(self, count: int) -> list[tuple[str, int]]:
+        if self._path is not None:
+            return []
+        return [(tenant, used_bytes) for tenant, used_bytes in await self.read(tenant_bytes.LARGEST, count)]
+
     async def _submit(
         self, queue: _Queue, statements: Sequence[Statement], *, is_write: bool
     ) -> list[list[Row]]:
@@ -146,6 +151,8 @@ class SqliteDatabase(Database):
         if self._path is None:
             writer = _prepared(apsw.Connection(_IN_MEMORY))
             _migrate(writer, "memory")
+            for sql in tenant_bytes.statements():
+                writer.execute(sql)
             return [writer]
         where = f"sqlite:{self._path}"
         try:

@@ -7,6 +7,7 @@ rows have ``expires_at`` 0, so that one index finds all rows that may be removed
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 
 from msgspec import structs
 
@@ -23,6 +24,7 @@ from slipring.stores.base import Appended, LeaseLost, Tenure
 from slipring.stores.databases.database import (
     Database,
     ForeignKeyViolated,
+    OutcomeUnknown,
     RequiredRowMissing,
     Row,
     Statement,
@@ -39,13 +41,15 @@ INSERT INTO slipring_heads (tenant, digest, instructions, tools) VALUES ($1, $2,
 ON CONFLICT DO NOTHING
 """
 # hidden: 0 can be found, 1 was deleted, 2 is stored only for its descendants. A response that is saved after
-# one of its descendants has a hidden row already, which becomes visible.
+# one of its descendants has a hidden row already, which becomes visible. No row is returned if the response
+# was saved before.
 _INSERT = """
 INSERT INTO slipring_responses (tenant, id, hidden, expires_at, parent_id, status, model, created_at,
     head, response, input, output, carry, position, verdicts)
 VALUES ($1, $2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 ON CONFLICT (tenant, id) DO UPDATE SET hidden = 0, expires_at = excluded.expires_at
     WHERE slipring_responses.hidden = 2
+RETURNING 1
 """
 _INSERT_HIDDEN = """
 INSERT INTO slipring_responses (tenant, id, hidden, expires_at, parent_id, status, model, created_at,
@@ -56,6 +60,7 @@ ON CONFLICT DO NOTHING
 _VERDICTS = """
 SELECT verdicts FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
 """
+_EXISTS = "SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3"
 # The text of a head is returned with the newest response that has it, not with each. Each step compares the
 # tenant with that of the step before, not with $1: a planner whose statistics are older than the tenant would
 # expect one row for $1 and read all of the tenant's rows at each step.
@@ -99,6 +104,8 @@ DELETE FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 1 AND 
 """
 _MAX_ATTEMPTS = 3
 """Attempts at a save whose ancestors another transaction keeps removing."""
+_PAUSES_S = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Pauses before the attempts to find out whether a save was committed whose connection was lost."""
 _YIELD_EVERY = 100
 """States that are decoded before the event loop runs other tasks."""
 
@@ -120,25 +127,14 @@ class SqlResponses(base.Responses):
         appended: Appended | None = None,
         tenure: Tenure | None = None,
     ) -> None:
-        before = [require_tenure(tenure)] if tenure is not None else []
         after = append_statements(tenant, state.id, appended) if appended is not None else []
-        own = self._insert(tenant, state)
-        ancestors, attempts_left = 0, _MAX_ATTEMPTS
-        while True:
-            lineage = self._insert_ancestors(tenant, state, ancestors)
-            try:
-                await self._database.write(*before, *lineage, *own, *after)
-                break
-            except RequiredRowMissing:
-                raise LeaseLost(state.id) from None
-            except ForeignKeyViolated:
-                # The parent has no row: it had store: false, or was removed. Doubling finds out how many
-                # ancestors are missing; if it fails with all of them, another transaction is removing them.
-                if ancestors >= state.depth:
-                    attempts_left -= 1
-                if not attempts_left:
-                    raise Unavailable("The store could not keep the response.") from None
-                ancestors = max(1, 2 * ancestors)
+        before = [require_tenure(tenure)] if tenure is not None else []
+        try:
+            await self._save(tenant, state, before, after)
+        except OutcomeUnknown:
+            await self._save_if_missing(tenant, state, before, after)
+        except RequiredRowMissing:
+            raise LeaseLost(state.id) from None
         self._recent.remember(tenant, state)
 
     async def load(self, tenant: str, response_id: str) -> ResponseState | None:
@@ -197,10 +193,62 @@ class SqlResponses(base.Responses):
         self._recent.forget(tenant, response_id)
         return bool(hidden)
 
-    def _insert(self, tenant: str, state: ResponseState) -> list[Statement]:
+    async def _save(
+        self,
+        tenant: str,
+        state: ResponseState,
+        before: list[Statement],
+        after: list[Statement],
+        *,
+        must_be_new: bool = False,
+    ) -> None:
+        """Write a response between other statements, with those of its ancestors that have no row.
+
+        ``must_be_new``: raise ``RequiredRowMissing``, and write nothing, if it was saved before.
+        """
+        own = self._insert(tenant, state, must_be_new=must_be_new)
+        ancestors, attempts_left = 0, _MAX_ATTEMPTS
+        while True:
+            lineage = self._insert_ancestors(tenant, state, ancestors)
+            try:
+                await self._database.write(*before, *lineage, *own, *after)
+                return
+            except ForeignKeyViolated:
+                # The parent has no row: it had store: false, or was removed. Doubling finds out how many
+                # ancestors are missing; if it fails with all of them, another transaction is removing them.
+                if ancestors >= state.depth:
+                    attempts_left -= 1
+                if not attempts_left:
+                    raise Unavailable("The store could not keep the response.") from None
+                ancestors = max(1, 2 * ancestors)
+
+    async def _save_if_missing(
+        self, tenant: str, state: ResponseState, before: list[Statement], after: list[Statement]
+    ) -> None:
+        """Save a response again whose save may have been committed: exactly one of the two takes effect.
+
+        The insert waits for a transaction that inserts the same row, so it also finds a save that the
+        database has not finished yet.
+        """
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._save(tenant, state, before, after, must_be_new=True)
+                return
+            except RequiredRowMissing:
+                # It was saved, or the run has been taken over.
+                with suppress(Unavailable):
+                    if await self._database.read(_EXISTS, tenant, state.id, self._expiry.now()):
+                        return
+                    raise LeaseLost(state.id) from None
+            except Unavailable:
+                continue
+        raise Unavailable("The store cannot be reached: it is not known whether the response is stored.")
+
+    def _insert(self, tenant: str, state: ResponseState, *, must_be_new: bool) -> list[Statement]:
         expires_at = self._expiry.expires_at(state.response.created_at)
         columns = response_rows.columns(state, self._positions)
-        insert = Statement(_INSERT, (tenant, state.id, expires_at, *columns))
+        insert = Statement(_INSERT, (tenant, state.id, expires_at, *columns), requires_row=must_be_new)
         if state.parent is not None and state.parent.head is state.head:
             return [insert]
         return [_head(tenant, state.head), insert]

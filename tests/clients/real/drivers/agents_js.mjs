@@ -1,8 +1,9 @@
-// @openai/agents, driven: node agents_js.mjs SCENARIO. Prints one line of JSON.
+// @openai/agents, driven: node agents_js.mjs SCENARIO websocket|http [URL OF AN MCP SERVER]. Prints one line of JSON.
 import {
   Agent,
   OpenAIProvider,
   Runner,
+  hostedMcpTool,
   setTracingDisabled,
   tool,
   withResponsesWebSocketSession,
@@ -29,6 +30,29 @@ async function running(useResponsesWebSocket, work) {
     await provider.close();
   }
 }
+
+const [name, transport, serverUrl] = process.argv.slice(2);
+
+/** Runs an agent with the tools of an MCP server, which slipring runs; `approve`: what to decide, if it is asked. */
+const hosted = (socket, approve, options = {}) =>
+  running(socket, async (runner) => {
+    const asked = [];
+    const onApproval = async (_, { rawItem }) => {
+      asked.push([rawItem.providerData.name, rawItem.providerData.arguments]);
+      return { approve, reason: approve ? undefined : "too expensive" };
+    };
+    const approval = approve === undefined ? { requireApproval: "never" } : { requireApproval: "always", onApproval };
+    const tools = [hostedMcpTool({ serverLabel: "fake", serverUrl, ...approval })];
+    const result = await runner.run(new Agent({ name: "sums", model, tools }), "1 + 2?", options);
+    if (options.stream) {
+      for await (const _ of result);
+      await result.completed;
+    }
+    const outputs = result.newItems
+      .filter((item) => item.rawItem?.type === "hosted_tool_call" && item.rawItem.output)
+      .map((item) => item.rawItem.output);
+    return { text: result.finalOutput, asked, outputs, responses: result.rawResponses.length };
+  });
 
 const scenarios = {
   history: (socket) =>
@@ -65,7 +89,11 @@ const scenarios = {
       const result = await runner.run(talker, "Hello!");
       return { text: result.finalOutput };
     }),
+
+  hosted: (socket) => hosted(socket),
+  hostedStreamed: (socket) => hosted(socket, undefined, { stream: true }),
+  approved: (socket) => hosted(socket, true),
+  denied: (socket) => hosted(socket, false),
 };
 
-const [name, transport] = process.argv.slice(2);
 console.log(JSON.stringify(await scenarios[name](transport !== "http")));

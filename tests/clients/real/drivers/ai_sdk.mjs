@@ -1,10 +1,12 @@
-// Vercel's AI SDK, driven: node ai_sdk.mjs SCENARIO. It validates every event strictly. Prints one line of JSON.
+// Vercel's AI SDK, driven: node ai_sdk.mjs SCENARIO [URL OF AN MCP SERVER]. It validates every event strictly. Prints
+// one line of JSON.
 import { createOpenAI } from "@ai-sdk/openai";
 import { generateObject, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
 const openai = createOpenAI({ baseURL: process.env.OPENAI_BASE_URL, apiKey: process.env.OPENAI_API_KEY });
 const model = openai.responses(process.env.OPENAI_MODEL);
+const [scenario, serverUrl] = process.argv.slice(2);
 let calls = 0;
 const tools = {
   get_weather: tool({
@@ -17,14 +19,37 @@ const tools = {
 /** Read a stream to its end; what cannot be validated comes as a part of type error. */
 async function read(result) {
   const errors = [];
+  const results = [];
   let text = "";
   let reasoning = "";
   for await (const part of result.fullStream) {
     if (part.type === "error") errors.push(String(part.error?.message ?? part.error));
     if (part.type === "text-delta") text += part.text;
+    if (part.type === "tool-result" && part.providerExecuted) results.push(part.output.output);
     if (part.type === "reasoning-delta") reasoning += part.text;
   }
-  return { text, reasoning, errors, calls, finish: await result.finishReason.catch(() => null) };
+  return { text, reasoning, errors, calls, results, finish: await result.finishReason.catch(() => null) };
+}
+
+/** The tools of an MCP server, which slipring runs. */
+const hosted = (requireApproval) => ({
+  mcp: openai.tools.mcp({ serverLabel: "fake", serverUrl, requireApproval }),
+});
+
+/** Ask, answer the approval request, and read what follows. */
+async function decide(approved) {
+  const tools = hosted("always");
+  const question = { role: "user", content: "1 + 2?" };
+  const first = await generateText({ model, tools, messages: [question] });
+  const requests = first.content.filter((part) => part.type === "tool-approval-request");
+  const content = requests.map(({ approvalId }) => ({
+    type: "tool-approval-response",
+    approvalId,
+    approved,
+    providerExecuted: true,
+  }));
+  const messages = [question, ...first.response.messages, { role: "tool", content }];
+  return { asked: requests.length, ...(await read(streamText({ model, tools, messages }))) };
 }
 
 const scenarios = {
@@ -51,6 +76,9 @@ const scenarios = {
   short: () => read(streamText({ model, prompt: "Hello!", maxOutputTokens: 12 })),
   retrying: () => read(streamText({ model, prompt: "Hello!", onError: () => {} })),
   failing: () => read(streamText({ model, prompt: "Hello!", maxRetries: 0, onError: () => {} })),
+  hosted: () => read(streamText({ model, tools: hosted("never"), prompt: "1 + 2?" })),
+  approved: () => decide(true),
+  denied: () => decide(false),
 };
 
-console.log(JSON.stringify(await scenarios[process.argv[2]]()));
+console.log(JSON.stringify(await scenarios[scenario]()));

@@ -1,7 +1,7 @@
 """Writes a grammar of texts as a GBNF grammar of JSON strings with such texts.
 
 GBNF has no lexer, which would match each terminal as long as possible. So the written grammar accepts more
-texts than the original; ``call_limits`` checks the result against the original. Of sets such as ``\\w``,
+texts than the original; ``custom_inputs`` checks the result against the original. Of sets such as ``\\w``,
 whose members beyond ASCII are unknown here, only the ASCII members are allowed.
 """
 

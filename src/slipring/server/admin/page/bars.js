@@ -2,42 +2,12 @@
 /** Horizontal stacked bars, each with its name and its total above it. */
 
 import { h } from "./dom.js";
+import { LINE, TEXT, drawing, fitted, textWidth } from "./drawings.js";
 import { patternDefinitions, patterned } from "./patterns.js";
 import { inkOn } from "./stages.js";
 
-const LINE = 14;
-const TEXT = 12;
-const FONT = `${TEXT}px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif`;
 const PITCH = 46;
 const THICKNESS = 20;
-
-let ruler = null;
-
-/** The width of a text in the font of all drawings. */
-export function textWidth(text) {
-  ruler ??= document.createElement("canvas").getContext("2d");
-  ruler.font = FONT;
-  return ruler.measureText(text).width;
-}
-
-/** A text, cut with an ellipsis where it is wider than this. */
-export function fitted(text, width) {
-  if (textWidth(text) <= width) return text;
-  let kept = text;
-  while (kept && textWidth(`${kept}…`) > width) kept = kept.slice(0, -1);
-  return kept ? `${kept.trimEnd()}…` : "";
-}
-
-/** An SVG with title and description for screen readers. */
-export function drawing({ id, title, about, width, height }, ...content) {
-  return h(
-    "svg",
-    { class: "drawing", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-labelledby": `${id}-title ${id}-about` },
-    h("title", { id: `${id}-title` }, title),
-    h("desc", { id: `${id}-about` }, about),
-    content,
-  );
-}
 
 /**
  * `bars`: [{name, label, segments: [{name, label, value, colour, pattern}]}]; all on one scale, from zero to

@@ -15,6 +15,7 @@ const FRESH = { colour: "#aa4499", pattern: "falling" };
 const OUTPUT = { colour: "#b8bec6", pattern: "plain" };
 const THOUGHT = { colour: "#999933", pattern: "rising" };
 const SENT = { colour: "#117733", pattern: "plain" };
+const MOST_STEPS = 40;
 const SPARED = { colour: null, pattern: "open" };
 
 /** The selected turn. `width`: of the panel. */
@@ -101,10 +102,18 @@ function facts(turn, row, onResponse, onRow) {
     report.model && ["Model", report.model],
     ["Began", new Date(turn.start).toLocaleTimeString()],
     report.input_items !== undefined && ["New items", report.recognised_items ? `${report.input_items}, of which ${report.recognised_items} were recognised` : String(report.input_items)],
+    report.hosted_calls ? ["Calls of hosted tools", count(report.hosted_calls)] : null,
+    report.steps ? ["Steps", stepsInWords(report.steps)] : null,
     report.send_ms ? ["Waited for the client to read", duration(report.send_ms)] : null,
     turn.marks?.length ? ["Marks", turn.marks.map((mark) => MARKS[mark] ?? mark).join("; ")] : null,
   ];
   return all.filter(Boolean).map(([name, value]) => [h("dt", null, name), h("dd", null, value)]);
+}
+
+/** The tokens of each step: those that the engine had to read, and those that it generated. */
+function stepsInWords(steps) {
+  const each = steps.slice(0, MOST_STEPS).map(({ prefilled, output }) => `${count(prefilled)} → ${count(output)}`);
+  return `${steps.length}; tokens read → generated: ${each.join(", ")}${steps.length > MOST_STEPS ? ", …" : ""}`;
 }
 
 function stageTable(turn, total, running) {

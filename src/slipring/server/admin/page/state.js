@@ -39,6 +39,7 @@ export class LiveState {
     this.missed = 0;
     this.samples = [];
     this.departed = emptyTotals();
+    this.highest = emptyTotals();
     this.offset = null;
     this.turnCount = 0;
     this.hasSeenTurns = false;
@@ -52,19 +53,20 @@ export class LiveState {
   apply(message) {
     if (message.type === "greeting") this.greet(message);
     else if (message.type === "update") this.update(message);
-    else if (message.type === "process_gone") this.forget(message.process);
+    else if (message.type === "process_gone") this.forget(message);
   }
 
   greet(greeting) {
     if (this.greeting !== null && this.greeting.started_at !== greeting.started_at) this.reset();
     this.greeting = greeting;
+    this.departed = totalsOf(greeting.departed);
+    // A process that is known from an earlier stream may have departed since.
+    for (const process of this.processes.values()) process.totals = emptyTotals();
     this.offset = greeting.now * 1000 - performance.now();
   }
 
-  forget(process) {
-    const known = this.processes.get(process);
-    if (known === undefined) return;
-    addTotals(this.departed, known.totals);
+  forget({ process, departed }) {
+    this.departed = totalsOf(departed);
     this.processes.delete(process);
     for (const row of [...this.rows.values()]) if (row.process === process) this.remove(row);
   }
@@ -74,7 +76,6 @@ export class LiveState {
     this.offset = this.offset === null || Math.abs(offset - this.offset) > 2000 ? offset : this.offset * 0.9 + offset * 0.1;
     const known = this.processes.get(update.process);
     const totals = totalsOf(update.totals);
-    if (known !== undefined && known.pid !== update.pid) addTotals(this.departed, known.totals);
     if (update.is_complete) this.replace(update.process, update.connections);
     const cpu = known !== undefined && known.pid === update.pid ? cpuShare(known, update) : null;
     const lags = [...(known?.lags ?? []), update.loop_lag_ms].slice(-120);
@@ -220,12 +221,17 @@ export class LiveState {
     join(lane);
   }
 
-  /** Counters since the server started; they never fall, also when a process ends. */
+  /**
+   * Counters since the server started; they never fall, also when a process ends. Until all processes have
+   * reported in a new stream, they stay as they were.
+   */
   totals() {
     const sum = emptyTotals();
-    addTotals(sum, this.departed);
-    for (const process of this.processes.values()) addTotals(sum, process.totals);
-    return sum;
+    for (const totals of [this.departed, ...[...this.processes.values()].map((process) => process.totals)]) {
+      merge(sum, totals, (one, other) => one + other);
+    }
+    merge(this.highest, sum, Math.max);
+    return structuredClone(this.highest);
   }
 
   sample() {
@@ -283,11 +289,10 @@ function totalsOf(totals) {
   return made;
 }
 
-function addTotals(sum, totals) {
-  for (const name of ["turns", "request_bytes", "history_bytes", ...KINDS]) sum[name] += totals[name];
-  for (const group of ["statuses", "fallbacks"]) {
-    const merged = { ...sum[group] };
-    for (const [name, number] of Object.entries(totals[group])) merged[name] = (merged[name] ?? 0) + number;
-    sum[group] = merged;
+/** Replace each counter by what is made of it and of the other one of its name. */
+function merge(counters, others, made) {
+  for (const [name, other] of Object.entries(others)) {
+    if (typeof other === "object") merge(counters[name], other, made);
+    else counters[name] = made(counters[name] ?? 0, other);
   }
 }

@@ -66,6 +66,7 @@ export function inWords(turn, now) {
   if (tokens !== null) parts.push(`${counted(tokens.fresh, "new token")}, ${count(tokens.cached)} cached`);
   const { sent, full } = bytesOf(turn);
   if (full > sent) parts.push(`${size(sent)} sent instead of ${size(full)}, ${percent(1 - sent / full)} less`);
+  if (turn.report.hosted_calls) parts.push(counted(turn.report.hosted_calls, "hosted call"));
   if (turn.marks?.length) parts.push(turn.marks.join(", "));
   return parts.join("; ");
 }

@@ -1,19 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 /** Figures with three significant digits and a unit: 1.69 s, 359 kB, 31 %; and durations in words. */
 
-const SPACE = "\u00a0";
+export const SPACE = "\u00a0";
+const TIMES = [[1000, "s"], [1, "ms"]];
 const SIZES = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
 const COUNTS = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
 export function duration(ms) {
   if (ms >= 600_000) return inUnit(ms / 60_000, "min");
-  return Math.abs(ms) >= 999.5 ? inUnit(ms / 1000, "s") : inUnit(ms, "ms");
+  const [factor, unit] = timeUnit(ms);
+  return inUnit(ms / factor, unit);
 }
 
 /** Bytes; 1 kB is 1000 bytes. */
 export function size(bytes) {
-  const [factor, unit] = largest(SIZES, bytes);
+  const [factor, unit] = sizeUnit(bytes);
   return inUnit(bytes / factor, unit);
+}
+
+/** The milliseconds and the name of the unit for times up to this. */
+export function timeUnit(highestMs) {
+  return largest(TIMES, highestMs);
+}
+
+/** The bytes and the name of the unit for sizes up to this. */
+export function sizeUnit(highest) {
+  return largest(SIZES, highest);
 }
 
 /** 12.3k: short; whole up to 9999. */

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /** One turn as a waterfall: a line for each stage, from its beginning to its end, overlapping ones too. */
 
-import { drawing, fitted, labelOn, textWidth } from "./bars.js";
+import { labelOn } from "./bars.js";
 import { h } from "./dom.js";
+import { drawing, fitted, textWidth } from "./drawings.js";
 import { patternDefinitions, patterned } from "./patterns.js";
+import { roundStep } from "./scales.js";
 import { stageOf } from "./stages.js";
 import { duration } from "./units.js";
 
@@ -66,10 +68,9 @@ function timeAxis(left, scale, total, width, height) {
 }
 
 /** 0 and round numbers up to the highest; at most about so many. */
-export function roundTicks(highest, about) {
+function roundTicks(highest, about) {
   if (!(highest > 0)) return [0];
-  const power = 10 ** Math.floor(Math.log10(highest / about));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => highest / each <= about);
+  const step = roundStep(highest / about);
   return Array.from({ length: Math.floor(highest / step + 1e-9) + 1 }, (_, index) => index * step);
 }
 

@@ -1,10 +1,7 @@
-"""Estimated token counts, for servers that do not count: of a context, and of an answer that is cut off.
+"""Where an answer is cut off for steers, and how many tokens it took, for servers that do not count.
 
-Engines that use them say so in their documentation.
+Engines that use it say so in their documentation.
 """
-
-import re
-from collections.abc import Iterable
 
 from slipring.core.generation import (
     CallArguments,
@@ -16,37 +13,13 @@ from slipring.core.generation import (
     Text,
     Thought,
     ThoughtSummary,
+    UpstreamItemEnded,
+    UpstreamItemEvent,
+    UpstreamItemStarted,
 )
-from slipring.protocol.items import Item
+from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 
-_BYTES_PER_TOKEN = 4
-_CHARACTERS_PER_TOKEN = 4
-_IMAGE_BYTES = 4 * 1500
-"""An image takes about 1500 tokens of a context, however many bytes its data has."""
-_DATA = re.compile(rb'"data:[^"]*"')
-
-
-def estimated_tokens(job: Job) -> int:
-    """The tokens of a job's prompt: those that the engine reported for the parent, plus one per four new
-    bytes."""
-    parent = job.parent
-    counted = parent.tokens if parent is not None else None
-    head = len(bytes(job.head.instructions_json)) + len(job.head.tools.raw)
-    if parent is None or counted is None:
-        return (head + _bytes(job.context())) // _BYTES_PER_TOKEN
-    return counted + ((0 if parent.head == job.head else head) + _bytes(job.input)) // _BYTES_PER_TOKEN
-
-
-def _bytes(items: Iterable[Item]) -> int:
-    return sum(map(_weight, items))
-
-
-def _weight(item: Item) -> int:
-    size = len(item.raw)
-    if b'"data:' in item.raw:
-        for found in _DATA.finditer(item.raw):
-            size += _IMAGE_BYTES - (found.end() - found.start())
-    return size
+_OF_TOOLS = frozenset({CallStarted, CallArguments, UpstreamItemStarted, UpstreamItemEvent, UpstreamItemEnded})
 
 
 class SteeredCut:
@@ -74,7 +47,7 @@ class SteeredCut:
             elif type(delta) is Thought or type(delta) is ThoughtSummary:
                 self._thought_length += len(delta.text)
                 self._is_in_text = False  # whether a thought is complete shows only in what follows it
-            elif type(delta) is CallArguments or type(delta) is CallStarted:
+            elif type(delta) in _OF_TOOLS:
                 self._is_in_text = False
         if self._job.stop.asked:
             is_over = bool(deltas) and isinstance(deltas[-1], Finished)
@@ -83,6 +56,6 @@ class SteeredCut:
 
     def finished(self) -> Finished:
         """The last delta of an answer that was cut off."""
-        thought = -(-self._thought_length // _CHARACTERS_PER_TOKEN)
-        text = -(-self._text_length // _CHARACTERS_PER_TOKEN)
+        thought = estimated_text_tokens(self._thought_length)
+        text = estimated_text_tokens(self._text_length)
         return Finished("steered", estimated_tokens(self._job), 0, thought + text, thought)

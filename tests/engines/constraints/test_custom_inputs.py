@@ -1,4 +1,4 @@
-"""Limits on tool calls, enforced for every engine."""
+"""Inputs of custom tools, checked for every engine."""
 
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -22,7 +22,7 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Engine, Level
 from slipring.engines.catalog import open_engine
-from slipring.engines.constraints import call_limits
+from slipring.engines.constraints import custom_inputs
 from slipring.engines.simulated.drafts import draft_input
 from slipring.errors import ServerError
 from slipring.protocol.definitions import Grammar
@@ -56,42 +56,23 @@ class Scripted(Engine):
             self.closed = True
 
 
-def job_with(*tools: Any, max_calls: int | None = None, generate: bool = True) -> Job:
+def job_with(*tools: Any, generate: bool = True) -> Job:
     offer = Offer(Toolset.read(Raw(json.dumps(tools).encode())).callables)
-    settings = Settings(max_tool_calls=max_calls)
-    return Job("r", "t", PLAIN, Head(), None, (), offer, settings, generate=generate)
+    return Job("r", "t", PLAIN, Head(), None, (), offer, Settings(), generate=generate)
 
 
 async def generated(engine: Engine, job: Job) -> list[Delta]:
-    return [delta async for batch in call_limits.generate(engine, job) for delta in batch]
+    return [delta async for batch in custom_inputs.generate(engine, job) for delta in batch]
 
 
 def call(name: str, *pieces: str, kind: Any = "custom") -> list[Delta]:
     return [CallStarted(kind, name), *map(CallArguments, pieces)]
 
 
-async def test_jobs_without_limits_go_straight_to_their_engine() -> None:
+async def test_jobs_without_grammars_go_straight_to_their_engine() -> None:
     engine = open_engine("simulated")
-    for job in (job_with(), job_with(FREE), job_with(DIGITS, max_calls=1, generate=False)):
-        assert call_limits.generate(engine, job).__qualname__ == "SimulatedEngine.generate"  # type: ignore[attr-defined]
-
-
-async def test_calls_past_the_limit_are_dropped_and_text_is_kept() -> None:
-    engine = Scripted(
-        [Accepted(), *call("a", "{}", kind="function")],
-        [*call("b", "{", kind="function")],
-        [CallArguments("}"), Text("so")],
-        [DONE],
-    )
-    deltas = await generated(engine, job_with(max_calls=1))
-    assert deltas[:-1] == [Accepted(), *call("a", "{}", kind="function"), Text("so")]
-    assert isinstance(deltas[-1], Finished)
-    assert deltas[-1].position is None, "the engine's context has a call that the client never sees"
-
-
-async def test_the_engines_position_is_kept_if_no_call_is_dropped() -> None:
-    engine = Scripted([*call("a", kind="function"), *call("b", kind="function")], [DONE])
-    assert (await generated(engine, job_with(max_calls=2)))[-1] is DONE
+    for job in (job_with(), job_with(FREE), job_with(DIGITS, generate=False)):
+        assert custom_inputs.generate(engine, job).__qualname__ == "SimulatedEngine.generate"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("ending", [[DONE], [Text("so"), DONE], [*call("note", "x"), DONE]])
@@ -102,7 +83,7 @@ async def test_an_input_that_does_not_match_the_grammar_fails_the_response_at_on
     deltas: list[Delta] = []
 
     async def consume() -> None:
-        async for batch in call_limits.generate(engine, job_with(DIGITS, FREE)):
+        async for batch in custom_inputs.generate(engine, job_with(DIGITS, FREE)):
             deltas.extend(batch)
 
     with pytest.raises(ServerError, match="does not fit the grammar of the tool 'dial'"):
@@ -134,13 +115,6 @@ async def test_an_incomplete_input_fails_the_response_at_its_end(end: Delta) -> 
         await generated(Scripted([*call("dial", "1"), end, DONE]), job_with(PAIR))
 
 
-async def test_the_end_of_a_dropped_call_is_dropped() -> None:
-    kept = [*call("a", "{}", kind="function"), CallEnded()]
-    dropped = [*call("b", "{}", kind="function"), CallEnded()]
-    deltas = await generated(Scripted([*kept, *dropped, Text("so"), DONE]), job_with(max_calls=1))
-    assert deltas[:-1] == [*kept, Text("so")]
-
-
 @pytest.mark.parametrize(
     "grammar",
     [
@@ -157,14 +131,14 @@ def test_the_simulated_engine_finds_a_text_that_matches(grammar: Grammar) -> Non
     assert fits(grammar, text)
 
 
-async def test_a_server_enforces_both_limits(tmp_path: Any) -> None:
+async def test_a_server_checks_inputs_and_makes_all_calls_of_its_client(tmp_path: Any) -> None:
     script = tmp_path / "script"
     calls = [{"custom_tool_call": {"name": "dial", "input": text}} for text in ("1", "2", "three")]
     script.write_text("\n".join(json.dumps(line) for line in (calls[:2], calls[2:])))
     async with serve(f"simulated:script={script}") as server:
         status, body = await server.post(input="hello", tools=[DIGITS], max_tool_calls=1)
         assert status == 200
-        assert [item["input"] for item in body["output"]] == ["1"]
+        assert [item["input"] for item in body["output"]] == ["1", "2"], "the limit is on hosted calls"
         assert body["max_tool_calls"] == 1
         async with server.connect() as socket:
             events = await socket.turn(input="hello", tools=[DIGITS], store=False)

@@ -1,0 +1,209 @@
+"""The model server and the tool server of ``hosted_tools.py``. Each prints its address and serves until it is
+stopped; both count what they are asked, at ``/counts``.
+
+    python benchmarks/hosted_upstream.py model|tools
+
+The model server serves Chat Completions and decodes nothing. The last user message says what to do, as in
+``calls=lookup steps=10 parallel=1``: it calls that tool in so many steps, and then answers. It also finds out
+how many tokens an engine with an unlimited prefix cache would have to prefill: those after the longest
+beginning that a request has in common with an earlier one, at four characters per token.
+
+The tool server is one of the official MCP SDK, which speaks all revisions of the protocol.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count as counting
+from typing import Any
+
+from aiohttp import web
+
+from slipring.bench.workloads.prose import Prose
+
+_PLAN = re.compile(r"calls=(\w+) steps=(\d+) parallel=(\d+)")
+_REMEMBERED = 64
+OUTPUT_BYTES = 3500
+"""Size of what ``lookup`` returns."""
+GLANCE_BYTES = 400
+"""Size of what ``glance`` returns, for a model that really reads."""
+_numbers = counting(1)
+
+
+class Model:
+    """Answers requests by their plans."""
+
+    def __init__(self) -> None:
+        self.read: list[dict[str, int]] = []
+        """What reading each request took."""
+        self._contexts: list[str] = []
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        body = json.loads(raw)
+        context = json.dumps(body.get("tools") or []) + json.dumps(body["messages"])
+        known = max((_common(context, each) for each in self._contexts), default=0)
+        self._contexts = [*self._contexts[1 - _REMEMBERED :], context]
+        total = len(context) // 4
+        self.read.append({"bytes": len(raw), "tokens": total, "prefilled": total - known // 4})
+        calls = _calls(body)
+        usage = {
+            **{"prompt_tokens": total, "completion_tokens": 8, "total_tokens": total + 8},
+            "prompt_tokens_details": {"cached_tokens": known // 4},
+        }
+        if not body.get("stream"):
+            return web.json_response(_completion(calls, usage))
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(b"".join(_events(calls, usage)))
+        await answer.write_eof()
+        return answer
+
+    async def counts(self, request: web.Request) -> web.Response:
+        """What was read since the last time."""
+        read, self.read = self.read, []
+        return web.json_response(read)
+
+
+def _common(one: str, other: str) -> int:
+    """The length of the beginning that two texts have in common."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _calls(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The calls of an answer; empty if the plan of the last user message is fulfilled."""
+    messages = body["messages"]
+    last = max(index for index, message in enumerate(messages) if message["role"] == "user")
+    found = _PLAN.search(json.dumps(messages[last]["content"]))
+    assert found is not None, messages[last]
+    name, steps, parallel = found[1], int(found[2]), int(found[3])
+    done = sum(message["role"] == "tool" for message in messages[last:])
+    if done >= steps * parallel:
+        return []
+    # Servers put the name of the MCP server before that of the tool, or not.
+    tool = next(tool["function"]["name"] for tool in body["tools"] if tool["function"]["name"].endswith(name))
+    return [
+        {
+            **{"index": index, "id": f"call_{next(_numbers)}", "type": "function"},
+            "function": {"name": tool, "arguments": json.dumps({"number": done + index})},
+        }
+        for index in range(parallel)
+    ]
+
+
+def _completion(calls: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    message = {"role": "assistant", "content": None if calls else "It is done."}
+    choice = {
+        **{"index": 0, "message": {**message, **({"tool_calls": calls} if calls else {})}},
+        "finish_reason": "tool_calls" if calls else "stop",
+    }
+    return {**_head(), "object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+def _head() -> dict[str, Any]:
+    return {"id": f"chatcmpl-{next(_numbers)}", "created": 0, "model": "instant"}
+
+
+def _events(calls: list[dict[str, Any]], usage: dict[str, Any]) -> Iterator[bytes]:
+    head = {**_head(), "object": "chat.completion.chunk"}
+
+    def event(*choices: dict[str, Any], **fields: Any) -> bytes:
+        return b"data: " + json.dumps({**head, "choices": choices, **fields}).encode() + b"\n\n"
+
+    delta = {"role": "assistant", **({"tool_calls": calls} if calls else {"content": "It is done."})}
+    yield event({"index": 0, "delta": delta, "finish_reason": None})
+    yield event({"index": 0, "delta": {}, "finish_reason": "tool_calls" if calls else "stop"})
+    yield event(usage=usage)
+    yield b"data: [DONE]\n\n"
+
+
+async def models(request: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [{"id": "instant", "max_model_len": 10**6}]})
+
+
+async def serve_model() -> None:
+    model = Model()
+    app = web.Application(client_max_size=2**30)
+    app.router.add_post("/v1/chat/completions", model.chat)
+    app.router.add_get("/v1/models", models)
+    app.router.add_get("/counts", model.counts)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    await asyncio.Event().wait()
+
+
+class Counted:
+    """An ASGI application in front of another, which counts the MCP methods of its requests."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._methods: Counter[str] = Counter()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] == "/counts":
+            body = json.dumps(self._methods).encode()
+            self._methods.clear()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": body})
+            return
+
+        async def read() -> Any:
+            message = await receive()
+            if message["type"] == "http.request" and message.get("body"):
+                self._methods[json.loads(message["body"]).get("method", "")] += 1
+            return message
+
+        await self._app(scope, read, send)
+
+
+def serve_tools() -> None:
+    import uvicorn
+    from mcp.server import MCPServer
+
+    server = MCPServer("tools", log_level="ERROR")
+    text = Prose("hosted").tool_output(OUTPUT_BYTES)
+
+    @server.tool()
+    def lookup(number: int) -> str:
+        """Look up an entry by its number."""
+        return f"{number}: {text}"
+
+    @server.tool()
+    def glance(number: int) -> str:
+        """Look up the beginning of an entry by its number."""
+        return f"{number}: {text[:GLANCE_BYTES]}"
+
+    @server.tool()
+    async def wait(number: int) -> str:
+        """Look up an entry that takes a second to find."""
+        await asyncio.sleep(1)
+        return f"{number}: found"
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    print(f"http://127.0.0.1:{port}", flush=True)
+    app = Counted(server.streamable_http_app())
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("role", choices=("model", "tools"))
+    if parser.parse_args().role == "model":
+        asyncio.run(serve_model())
+    else:
+        serve_tools()

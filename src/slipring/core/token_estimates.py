@@ -1,0 +1,41 @@
+"""Estimated token counts: of a context that nobody has counted, and of an answer that is cut off."""
+
+import re
+from collections.abc import Iterable
+
+from slipring.core.generation import Job
+from slipring.protocol.items import Item
+
+_BYTES_PER_TOKEN = 4
+_CHARACTERS_PER_TOKEN = 4
+_IMAGE_BYTES = 4 * 1500
+"""An image takes about 1500 tokens of a context, however many bytes its data has."""
+_DATA = re.compile(rb'"data:[^"]*"')
+
+
+def estimated_tokens(job: Job) -> int:
+    """The tokens of a job's prompt: those that the engine reported for the parent, plus one per four new
+    bytes."""
+    parent = job.parent
+    counted = parent.tokens if parent is not None else None
+    head = len(bytes(job.head.instructions_json)) + len(job.head.tools.raw)
+    if parent is None or counted is None:
+        return (head + _bytes(job.context())) // _BYTES_PER_TOKEN
+    return counted + ((0 if parent.head == job.head else head) + _bytes(job.input)) // _BYTES_PER_TOKEN
+
+
+def estimated_text_tokens(characters: int) -> int:
+    """The tokens of a text of this length."""
+    return -(-characters // _CHARACTERS_PER_TOKEN)
+
+
+def _bytes(items: Iterable[Item]) -> int:
+    return sum(map(_weight, items))
+
+
+def _weight(item: Item) -> int:
+    size = len(item.raw)
+    if b'"data:' in item.raw:
+        for found in _DATA.finditer(item.raw):
+            size += _IMAGE_BYTES - (found.end() - found.start())
+    return size

@@ -1,0 +1,333 @@
+"""The items and events of hosted calls, one form for each kind of tool.
+
+A form is made for one call. It writes what clients see of the call, and says what the model has written and
+reads. ``hosted_events`` says when.
+"""
+
+import re
+from typing import Literal, Protocol
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from slipring.core.chain import hosted_items
+from slipring.core.hosted.tools import Builtin, CallOutcome, CallProgress, HostedTool
+from slipring.core.turn.call_events import CallOutput
+from slipring.protocol import events
+from slipring.protocol.hosted.builtin_tools import FUNCTIONS
+from slipring.protocol.hosted.mcp_items import CallStatus, McpCall, error_text
+from slipring.protocol.items import Item
+from slipring.protocol.responses import (
+    CodeInterpreterCallItem,
+    CodeLogs,
+    FileSearchCallItem,
+    FoundPassage,
+    ItemStatus,
+    McpCallItem,
+    OutputItem,
+    SearchAction,
+    SearchSource,
+    WebSearchCallItem,
+)
+
+SOURCES, RESULTS, OUTPUTS = (
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+)
+"""What a request must ``include`` to see the results of built-in tools."""
+_MOST_SOURCES = 100
+_URL = re.compile(r"https?://[^\s<>\"'`\\^{|}\[\]]+")
+_URL_END = ".,;:!?)*_"
+"""Characters that belong to the text after a URL rather than to its end."""
+
+
+class EventOutput(CallOutput, Protocol):
+    """The part of ``Output`` that forms write to."""
+
+    def emit_at(self, index: int, kind: type[events.ItemEvent], **fields: object) -> None: ...
+
+
+class HostedForm(Protocol):
+    """What clients and models see of one hosted call. ``text`` is what the model has written."""
+
+    item_type: str
+
+    def begin(self, output: EventOutput, item_id: str) -> None:
+        """Emit that the model writes a call. Its item has just been started."""
+
+    def write(self, output: EventOutput, item_id: str, text: str) -> None:
+        """Emit the complete text of the call that was started last."""
+
+    def run(self, output: EventOutput, item_id: str) -> None:
+        """Emit that the call that was started last runs."""
+
+    def report(
+        self, output: EventOutput, index: int, item_id: str, progress: CallProgress, *, detailed: bool
+    ) -> None:
+        """Emit that the call still runs. ``detailed``: with what its server says."""
+
+    def end(self, output: EventOutput, index: int, item_id: str, outcome: CallOutcome) -> None:
+        """Emit that the call has ended."""
+
+    def item(
+        self, item_id: str, text: str, status: ItemStatus, outcome: CallOutcome | None = None
+    ) -> OutputItem:
+        """The item. With an ``outcome``, that of a call that has ended."""
+
+    def arguments(self, text: str) -> str:
+        """The arguments for the server, as JSON."""
+
+    def as_generated(self, item_id: str, text: str) -> Item:
+        """The call as the model wrote it."""
+
+    def broken_off(self, item_id: str, text: str) -> Item | None:
+        """A call that will not run, as the model wrote it; None if contexts do not have it."""
+
+    def result_text(self, outcome: CallOutcome) -> str:
+        """What the model reads of the result."""
+
+    def content(self, item_id: str, text: str, outcome: CallOutcome) -> tuple[Item, ...] | None:
+        """What the item stands for in a context, if its JSON does not say it."""
+
+
+class McpForm:
+    """A call of a tool of an MCP server."""
+
+    item_type = "mcp_call"
+
+    def __init__(self, tool: HostedTool, approval_request_id: str | None = None) -> None:
+        self._label = tool.label
+        self._name = tool.tool.name
+        self._approval_request_id = approval_request_id
+
+    def begin(self, output: EventOutput, item_id: str) -> None:
+        output.emit(events.McpCallInProgress, item_id=item_id)
+
+    def write(self, output: EventOutput, item_id: str, text: str) -> None:
+        output.emit(events.McpCallArgumentsDone, item_id=item_id, arguments=text)
+
+    def run(self, output: EventOutput, item_id: str) -> None:
+        pass  # the API has no event for it
+
+    def report(
+        self, output: EventOutput, index: int, item_id: str, progress: CallProgress, *, detailed: bool
+    ) -> None:
+        output.emit_at(index, events.McpCallInProgress, item_id=item_id)
+        if detailed:
+            output.emit_at(
+                index,
+                events.McpCallProgress,
+                item_id=item_id,
+                progress=progress.progress,
+                total=progress.total,
+                message=progress.message,
+            )
+
+    def end(self, output: EventOutput, index: int, item_id: str, outcome: CallOutcome) -> None:
+        kind = events.McpCallFailed if outcome.error is not None else events.McpCallCompleted
+        output.emit_at(index, kind, item_id=item_id)
+
+    def item(
+        self, item_id: str, text: str, status: ItemStatus, outcome: CallOutcome | None = None
+    ) -> McpCallItem:
+        shown: CallStatus = status
+        if outcome is not None:
+            shown = "completed" if outcome.error is None else "failed"
+        return McpCallItem(
+            id=item_id,
+            server_label=self._label,
+            name=self._name,
+            arguments=text,
+            status=shown,
+            output=outcome.output if outcome is not None else None,
+            error=outcome.error if outcome is not None else None,
+            approval_request_id=self._approval_request_id,
+        )
+
+    def arguments(self, text: str) -> str:
+        return text
+
+    def as_generated(self, item_id: str, text: str) -> Item:
+        return hosted_items.call_item(item_id, self._label, self._name, text)
+
+    def broken_off(self, item_id: str, text: str) -> Item:
+        return hosted_items.call_item(item_id, self._label, self._name, text, "incomplete")
+
+    def result_text(self, outcome: CallOutcome) -> str:
+        return hosted_items.result_text(McpCall(self._label, self._name, "", outcome.output, outcome.error))
+
+    def content(self, item_id: str, text: str, outcome: CallOutcome) -> None:
+        return None
+
+
+class BuiltinForm:
+    """A call of a built-in tool: what is common to searches and code."""
+
+    item_type: str
+    _started: type[events.CallEvent]
+    _running: type[events.CallEvent]
+    _completed: type[events.CallEvent]
+
+    def __init__(self, builtin: Builtin, *, shows_result: bool) -> None:
+        self._builtin = builtin
+        self._shows_result = shows_result
+
+    def begin(self, output: EventOutput, item_id: str) -> None:
+        output.emit(self._started, item_id=item_id)
+
+    def write(self, output: EventOutput, item_id: str, text: str) -> None:
+        pass  # searches show their query in the item
+
+    def run(self, output: EventOutput, item_id: str) -> None:
+        output.emit(self._running, item_id=item_id)
+
+    def report(
+        self, output: EventOutput, index: int, item_id: str, progress: CallProgress, *, detailed: bool
+    ) -> None:
+        output.emit_at(index, self._running, item_id=item_id)
+
+    def end(self, output: EventOutput, index: int, item_id: str, outcome: CallOutcome) -> None:
+        if outcome.error is None:  # the API has no event for a failure
+            output.emit_at(index, self._completed, item_id=item_id)
+
+    def item(
+        self, item_id: str, text: str, status: ItemStatus, outcome: CallOutcome | None = None
+    ) -> OutputItem:
+        raise NotImplementedError
+
+    def refused(self, item_id: str, text: str) -> OutputItem:
+        """The item of a call past ``max_tool_calls``: it stays as if it ran."""
+        raise NotImplementedError
+
+    def read(self, text: str) -> str:
+        """The query or the code in what the model has written; nothing if it is not in that form."""
+        try:
+            written = _object.decode(text or "{}").get(FUNCTIONS[self._builtin.kind].argument)
+            return _text.decode(written) if written is not None else ""
+        except (ValueError, RecursionError):
+            return ""
+
+    def arguments(self, text: str) -> str:
+        return self._builtin.arguments(self.read(text))
+
+    def as_generated(self, item_id: str, text: str) -> Item:
+        return hosted_items.builtin_call_item(item_id, self._builtin.kind, self.read(text))
+
+    def broken_off(self, item_id: str, text: str) -> None:
+        return None  # its item shows a whole query or none
+
+    def result_text(self, outcome: CallOutcome) -> str:
+        return error_text(outcome.error) if outcome.error is not None else outcome.output or ""
+
+    def content(self, item_id: str, text: str, outcome: CallOutcome) -> tuple[Item, ...]:
+        result = hosted_items.output_item(item_id, self.result_text(outcome))
+        return self.as_generated(item_id, text), result
+
+    def _result(self, outcome: CallOutcome | None) -> str | None:
+        """The result that the item shows; None if it shows none."""
+        return outcome.output if outcome is not None and self._shows_result else None
+
+
+class WebSearchForm(BuiltinForm):
+    item_type = "web_search_call"
+    _started = events.WebSearchCallInProgress
+    _running = events.WebSearchCallSearching
+    _completed = events.WebSearchCallCompleted
+
+    def item(
+        self, item_id: str, text: str, status: ItemStatus, outcome: CallOutcome | None = None
+    ) -> WebSearchCallItem:
+        result = self._result(outcome)
+        sources = UNSET if result is None else [SearchSource(url) for url in urls_in(result)]
+        return WebSearchCallItem(item_id, _ended(status, outcome), self._action(text, sources))
+
+    def refused(self, item_id: str, text: str) -> WebSearchCallItem:
+        return WebSearchCallItem(item_id, "searching", self._action(text))
+
+    def _action(self, text: str, sources: list[SearchSource] | msgspec.UnsetType = UNSET) -> SearchAction:
+        query = self.read(text)
+        return SearchAction(query, [query] if query else [], sources)
+
+
+class FileSearchForm(BuiltinForm):
+    item_type = "file_search_call"
+    _started = events.FileSearchCallInProgress
+    _running = events.FileSearchCallSearching
+    _completed = events.FileSearchCallCompleted
+
+    def item(
+        self, item_id: str, text: str, status: ItemStatus, outcome: CallOutcome | None = None
+    ) -> FileSearchCallItem:
+        result = self._result(outcome)
+        passages = None if result is None else passages_in(result)
+        return FileSearchCallItem(item_id, _ended(status, outcome), self._queries(text), passages)
+
+    def refused(self, item_id: str, text: str) -> FileSearchCallItem:
+        return FileSearchCallItem(item_id, "searching", self._queries(text))
+
+    def _queries(self, text: str) -> list[str]:
+        query = self.read(text)
+        return [query] if query else []
+
+
+class CodeForm(BuiltinForm):
+    item_type = "code_interpreter_call"
+    _started = events.CodeInterpreterCallInProgress
+    _running = events.CodeInterpreterCallInterpreting
+    _completed = events.CodeInterpreterCallCompleted
+
+    def write(self, output: EventOutput, item_id: str, text: str) -> None:
+        # The model writes the code inside of JSON, so that it is known as a whole only.
+        code = self.read(text)
+        output.emit(events.CodeInterpreterCallCodeDelta, item_id=item_id, delta=code)
+        output.emit(events.CodeInterpreterCallCodeDone, item_id=item_id, code=code)
+
+    def item(
+        self, item_id: str, text: str, status: ItemStatus, outcome: CallOutcome | None = None
+    ) -> CodeInterpreterCallItem:
+        result = self._result(outcome)
+        outputs = None if result is None else [CodeLogs(result)]
+        return CodeInterpreterCallItem(
+            item_id, _ended(status, outcome), self.read(text), self._container(item_id), outputs
+        )
+
+    def refused(self, item_id: str, text: str) -> CodeInterpreterCallItem:
+        return CodeInterpreterCallItem(item_id, "interpreting", self.read(text), self._container(item_id))
+
+    def _container(self, item_id: str) -> str:
+        return self._builtin.container or f"cntr_{item_id.partition('_')[2]}"
+
+
+def builtin_form(builtin: Builtin, include: frozenset[str]) -> BuiltinForm:
+    """The form of a call of a built-in tool. ``include``: what the client wants to see."""
+    if builtin.kind == "web_search":
+        return WebSearchForm(builtin, shows_result=SOURCES in include)
+    if builtin.kind == "file_search":
+        return FileSearchForm(builtin, shows_result=RESULTS in include)
+    return CodeForm(builtin, shows_result=OUTPUTS in include)
+
+
+def urls_in(text: str) -> list[str]:
+    """The URLs in a text, each once, in their order."""
+    found = dict.fromkeys(url.rstrip(_URL_END) for url in _URL.findall(text))
+    return list(found)[:_MOST_SOURCES]
+
+
+def passages_in(text: str) -> list[FoundPassage]:
+    """The passages in a result: those of a JSON list of objects with a text, or the whole as one."""
+    try:
+        return _passages.decode(text)
+    except (ValueError, RecursionError):
+        return [FoundPassage(text=text)]
+
+
+def _ended(status: ItemStatus, outcome: CallOutcome | None) -> ItemStatus | Literal["failed"]:
+    if outcome is None:
+        return status
+    return "completed" if outcome.error is None else "failed"
+
+
+_object = msgspec.json.Decoder(dict[str, Raw])
+_text = msgspec.json.Decoder(str)
+_passages = msgspec.json.Decoder(list[FoundPassage])

@@ -1,0 +1,100 @@
+"""Who runs a tool of a request, by its type: the client or a server."""
+
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Raw, Struct, UnsetType
+
+from slipring.errors import UnsupportedParameter, quoted
+from slipring.protocol import wire
+from slipring.protocol.definitions import MOST_TOOLS
+
+CLIENT_TYPES = frozenset(
+    {
+        "apply_patch",
+        "computer",
+        "computer_use_preview",
+        "custom",
+        "function",
+        "local_shell",
+        "namespace",
+        "shell",
+        "tool_search",
+    }
+)
+"""Tools that clients run; ``shell`` only without a container."""
+_PASSED_ON = frozenset(
+    {
+        "code_interpreter",
+        "file_search",
+        "image_generation",
+        "mcp",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)
+"""Tools of other servers whose items and events clients get as they are."""
+
+
+class _Environment(Struct):
+    type: str = ""
+
+
+class _Outline(Struct):
+    type: str
+    server_label: str | None = None
+    environment: _Environment | None = None
+
+    @property
+    def is_hosted(self) -> bool:
+        runs_in_container = self.environment is not None and self.environment.type.startswith("container")
+        return self.type not in CLIENT_TYPES or (self.type == "shell" and runs_in_container)
+
+    @property
+    def noun(self) -> str:
+        label = f" (server {quoted(self.server_label)})" if self.server_label is not None else ""
+        return f"{quoted(self.type)}{label}"
+
+
+_tools = msgspec.json.Decoder(list[Raw])
+_outline = msgspec.json.Decoder(_Outline)
+
+
+def refuse_hosted(tools: Raw | UnsetType) -> None:
+    """Refuse a request with a tool that a server runs."""
+    for where, outline in _hosted(tools):
+        raise UnsupportedParameter(
+            f"Unsupported parameter: '{where}.type': {outline.noun} is a tool that servers run, and none does"
+            " for this model.",
+            param=f"{where}.type",
+        )
+
+
+def passes_on(tools: Raw | UnsetType) -> bool:
+    """Whether the list has tools for another server to run. Raises ``UnsupportedParameter`` for one whose
+    items slipring cannot pass on."""
+    found = False
+    for where, outline in _hosted(tools):
+        found = True
+        if outline.type not in _PASSED_ON:
+            raise UnsupportedParameter(
+                f"Unsupported parameter: '{where}.type': {outline.noun} is a tool whose output this server"
+                " cannot pass on.",
+                param=f"{where}.type",
+            )
+    return found
+
+
+def _hosted(tools: Raw | UnsetType) -> Iterator[tuple[str, _Outline]]:
+    """The tools that a server runs, each with its place as errors name it."""
+    sent = wire.given(tools)
+    if sent is None:
+        return
+    wire.require_few(sent, MOST_TOOLS, "tools", "tools")
+    for index, raw in enumerate(wire.decode(_tools, sent, where="tools")):
+        where = f"tools[{index}]"
+        outline = wire.decode(_outline, raw, where=where)
+        if outline.is_hosted:
+            yield where, outline

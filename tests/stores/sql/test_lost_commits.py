@@ -1,0 +1,100 @@
+"""Saves whose connection to PostgreSQL is lost before the reply to the commit arrives."""
+
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+
+import pytest
+
+from slipring.errors import Unavailable
+from slipring.stores.base import Appended, Conversation, LeaseLost
+from slipring.stores.databases.database import Statement
+from slipring.stores.databases.postgres import PostgresDatabase
+from slipring.stores.sql import responses
+from slipring.stores.sql.store import SqlStore
+from tests.stores.postgres_relay import Relay
+from tests.stores.samples import chain, message, response, same, state
+
+COMMIT = b"COMMIT"
+IN_TRANSACTION = b"slipring_heads"
+"""Sent within a transaction, which PostgreSQL rolls back if the connection is lost then."""
+NAME = b"resp_1"
+"""An argument of the only statement that saves a response with an old head: a transaction of its own."""
+
+
+@pytest.fixture
+async def near(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
+    """The same database over a connection that does not break."""
+    database = PostgresDatabase(postgres_url)
+    await database.start()
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def far(relay: Relay, near: PostgresDatabase) -> AsyncIterator[SqlStore]:
+    store = SqlStore(PostgresDatabase(relay.url), clock=lambda: 1000.0)
+    await store.start()
+    yield store
+    await store.close()
+
+
+async def stored_ids(database: PostgresDatabase) -> list[str]:
+    return [name for (name,) in await database.read("SELECT id FROM slipring_responses ORDER BY id")]
+
+
+@pytest.mark.parametrize("text", [COMMIT, NAME])
+async def test_a_save_that_was_committed_is_reported_as_saved(
+    relay: Relay, far: SqlStore, text: bytes
+) -> None:
+    first, second = chain(2)
+    if text is NAME:
+        await far.responses.save("t", first)
+    relay.lose_reply_to(text)
+    saved = second if text is NAME else first
+    await far.responses.save("t", saved)
+    assert relay.replies_lost == 1
+    assert same(await far.responses.load("t", saved.id), saved)
+    assert far.failed_writes == 1
+
+
+async def test_a_save_that_was_not_committed_is_repeated(
+    relay: Relay, far: SqlStore, near: PostgresDatabase
+) -> None:
+    relay.lose_reply_to(IN_TRANSACTION)
+    await far.responses.save("t", state("resp_1"))
+    assert relay.replies_lost == 1
+    assert await stored_ids(near) == ["resp_1"]
+
+
+async def test_items_are_added_once_to_a_conversation(relay: Relay, far: SqlStore) -> None:
+    await far.conversations.create("t", Conversation(id="conv_1", created_at=1), [])
+    appended = Appended("conv_1", 0, (message("msg_1"),))
+    relay.lose_reply_to(COMMIT)
+    await far.responses.save("t", state("resp_1"), appended=appended)
+    assert relay.replies_lost == 1
+    thread = await far.conversations.thread("t", "conv_1")
+    assert thread is not None
+    assert (thread.version, thread.tip, thread.added) == (1, "resp_1", ())
+
+
+@pytest.mark.parametrize("text", [COMMIT, IN_TRANSACTION])
+async def test_a_run_that_is_taken_over_meanwhile_keeps_what_was_committed_and_saves_nothing_else(
+    relay: Relay, far: SqlStore, near: PostgresDatabase, text: bytes
+) -> None:
+    tenure = await far.runs.open("t", response("resp_1"), [], owner="a", lease_until=1.0)
+    taken = Statement("UPDATE slipring_runs SET owner = 'b', epoch = epoch + 1")
+    relay.lose_reply_to(text, lambda: near.write(taken))
+    with nullcontext() if text is COMMIT else pytest.raises(LeaseLost):
+        await far.responses.save("t", state("resp_1"), tenure=tenure)
+    assert relay.replies_lost == 1
+    assert await stored_ids(near) == (["resp_1"] if text is COMMIT else [])
+
+
+async def test_an_outcome_that_cannot_be_found_out_is_reported_as_unknown(
+    relay: Relay, far: SqlStore, near: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "_PAUSES_S", (0.0, 0.0))
+    relay.lose_reply_to(COMMIT, relay.stop_listening)
+    with pytest.raises(Unavailable, match="not known"):
+        await far.responses.save("t", state("resp_1"))
+    assert await stored_ids(near) == ["resp_1"]
