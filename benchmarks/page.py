@@ -1,4 +1,5 @@
-"""Writes the latest figures into ``docs/benchmarks.md``, the README and the page of the peers.
+"""Writes the latest figures into ``docs/benchmarks.md``, ``docs/safety.md``, the README and the page of the
+peers.
 
 The text between the markers of the pages, and the figures, are generated from ``results/`` alone.
 
@@ -15,6 +16,7 @@ import hosted_tools
 from budgets import all_budgets
 from common import RESULTS, spread
 from peers import comparison
+from peers import guardrails_table as guardrails
 
 from slipring.bench import results
 from slipring.bench.report import figure
@@ -23,13 +25,14 @@ from slipring.bench.statistics import Spread, Summary, summarise
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
+SAFETY = DOCS / "safety.md"
 README = DOCS.parent / "README.md"
 FIGURE = DOCS / "figures" / "loop.svg"
 PEERS_FIGURE = DOCS / "figures" / "peers.svg"
 
 
 def main() -> None:
-    for page, generated in ((PAGE, sections()), (README, readme_sections())):
+    for page, generated in ((PAGE, sections()), (README, readme_sections()), (SAFETY, safety_sections())):
         text = page.read_text()
         for name, table in generated.items():
             text = put(text, name, table)
@@ -42,6 +45,10 @@ def main() -> None:
 def readme_sections() -> dict[str, str]:
     """Return the generated sections of the README, by the name of their markers."""
     return {"peers": comparison.short_table(comparison.read("vllm"))}
+
+
+def safety_sections() -> dict[str, str]:
+    return {"guardrails": guardrails.table(json.loads(guardrails.RESULT.read_text()))}
 
 
 def peers_figure() -> str:

@@ -17,6 +17,7 @@ from aiohttp.payload import Payload
 from aiohttp.test_utils import TestServer
 
 from slipring.aiohttp_internals import (
+    MaskCheck,
     MemoryPayload,
     PieceReader,
     ServerProtocol,
@@ -26,7 +27,7 @@ from slipring.aiohttp_internals import (
     observe_requests,
     protocol_of,
 )
-from tests.server.raw import until
+from tests.server.raw import frame, until
 
 SRC = Path(__file__).parent.parent / "src" / "slipring"
 REQUEST_INTERNALS = {"writer", "protocol", "request_factory"}
@@ -269,6 +270,39 @@ def test_a_body_in_memory_has_a_size_and_needs_no_closing() -> None:
     assert Payload._autoclose is False, "the attribute has another meaning, or is not needed any more"
 
 
+class Fed:
+    """A reader that records what it is given."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.has_ended = False
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        self.data += data
+        return self.data.endswith(RESERVED_BITS), b""
+
+    def feed_eof(self) -> None:
+        self.has_ended = True
+
+
+RESERVED_BITS = b"\x70\x80"
+MASKED = [frame(1, b"x" * size, mask=b"\x01\x00\x81\xff") for size in (0, 1, 125, 126, 300, 65535, 65536)]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000, 10**6])
+@pytest.mark.parametrize("violation", [b"", frame(1, b"ab", mask=None), frame(9, b"", mask=None)])
+def test_frames_pass_the_mask_check_up_to_the_first_without_a_mask(piece: int, violation: bytes) -> None:
+    reader, sent = Fed(), b"".join(MASKED) + violation
+    check = MaskCheck(reader)
+    ended = [check.feed_data(sent[start : start + piece])[0] for start in range(0, len(sent), piece)]
+    assert any(ended) is bool(violation)
+    whole = b"".join(MASKED)
+    assert reader.data.startswith(whole + RESERVED_BITS if violation else whole)
+    assert violation or reader.data == whole
+    check.feed_eof()
+    assert reader.has_ended
+
+
 async def test_errors_that_clients_cause_are_recognized() -> None:
     assert is_client_fault(HttpProcessingError())
     assert is_client_fault(web.RequestPayloadError())
@@ -280,7 +314,7 @@ async def test_errors_that_clients_cause_are_recognized() -> None:
 
 
 async def test_overridden_methods_have_the_signatures_of_aiohttp() -> None:
-    for name in ("finish_response", "handle_error"):
+    for name in ("finish_response", "handle_error", "set_parser"):
         ours = inspect.signature(getattr(ServerProtocol, name))
         theirs = inspect.signature(getattr(web.RequestHandler, name))
         assert list(ours.parameters) == list(theirs.parameters), name

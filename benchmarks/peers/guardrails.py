@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import re
-import statistics
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -26,20 +25,22 @@ from typing import Any
 import aiohttp
 import msgspec
 from aiohttp import web
-from servers import ROOT, SERVERS, Server, upstream
+from guardrails_table import RESULT, table
+from servers import SERVERS, Server, upstream
 
 from slipring.bench.client.sse import SseParser
 from slipring.bench.subject import machine
 from slipring.bench.workloads.prose import INSTRUCTIONS, Prose
 from slipring.bench.workloads.tools import CODING_TOOLS
 
-RESULT = ROOT / "benchmarks" / "results" / "peers" / "guardrails.json"
 WORKLOADS = ("tools", "messages")
 """What the turns of a loop bring: outputs of tools that the model has called, or messages of a user."""
 TRANSPORTS = ("http", "websocket")
 TEXT_BYTES = 3_500
 TOKENS_PER_S = 1_000.0
 _DIGEST = re.compile(r"digest=[0-9a-f]{16}")
+_NUMBERS = re.compile(r"\[[\s\d.,eE+-]+\]")
+"""Matches a list of numbers in the results, to put it on one line."""
 _TIMEOUT_S = 120.0
 
 
@@ -254,7 +255,7 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
         servers: dict[str, tuple[Server, Server]] = {}
         for name in given.only:
             pair = [
-                await asyncio.to_thread(stack.enter_context, SERVERS[name](url, moderations))
+                await asyncio.to_thread(stack.enter_context, SERVERS[name](url, moderations=moderations))
                 for moderations in ("", moderator.url)
             ]
             servers[name] = (pair[0], pair[1])
@@ -284,37 +285,6 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
     return {"versions": {**machine.versions(), **versions}, "loops": loops, "wrong": wrong}
 
 
-def added_ms(pairs: dict[str, list[dict[str, Any]]]) -> list[float]:
-    """The time that the guardrail adds to each turn, against the same turn of the loop before it."""
-    return [
-        checked - plain
-        for one, other in zip(pairs["checked"], pairs["plain"], strict=True)
-        for checked, plain in zip(one["turn_ms"], other["turn_ms"], strict=True)
-    ]
-
-
-def report(record: dict[str, Any]) -> None:
-    for key, pairs in record["loops"].items():
-        checked = pairs["checked"]
-        added = added_ms(pairs)
-        low, _, high = statistics.quantiles(added, n=4)
-        cpu = statistics.median(
-            (one["cpu_s"] - other["cpu_s"]) / len(one["turn_ms"]) * 1e3
-            for one, other in zip(checked, pairs["plain"], strict=True)
-        )
-        print(
-            f"{key:<26} calls {statistics.median(each['calls'] for each in checked):5.0f}"
-            f"  kB {statistics.median(each['bytes'] for each in checked) / 1e3:8.1f}"
-            f"  added {statistics.median(added):7.1f} ms ({low:.1f} to {high:.1f})  CPU {cpu:+6.1f} ms"
-            f"  inputs {statistics.mean(checked[0]['inputs']):5.1f} x, {_share(checked[0]['inputs'])}"
-            f"  outputs {statistics.mean(checked[0]['outputs']):5.1f} x, {_share(checked[0]['outputs'])}"
-        )
-
-
-def _share(counts: list[int]) -> str:
-    return f"{sum(map(bool, counts))} of {len(counts)}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--repeats", type=int, default=3)
@@ -336,8 +306,10 @@ def main() -> int:
         "load": [*load, os.getloadavg()[0]],
         **found,
     }
-    report(record)
-    RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    print(table(record))
+    RESULT.write_text(
+        _NUMBERS.sub(lambda found: " ".join(found[0].split()), json.dumps(record, indent=1)) + "\n"
+    )
     return 1 if found["wrong"] else 0
 
 

@@ -5,6 +5,7 @@ Other modules use the functions and classes below instead of reaching into aioht
 fails there first.
 """
 
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,12 +17,23 @@ _CLOSED_WHILE_READING = "Connection closed."
 """Text of the ``RuntimeError`` that aiohttp raises when a client disconnects while aiohttp reads the rest of
 a refused body."""
 
+_MASKED = 0x80
+"""In the second byte of a frame: a mask follows."""
+_MASK_BYTES = 4
+_SHORT_HEAD = 2
+"""Size of a frame's header without its mask."""
+_HEADS = {126: 4, 127: 10}
+"""The same for long frames, by the length in the second byte."""
+_RESERVED_BITS = bytes((0x70, _MASKED))
+"""The header of a frame that no extension allows."""
+
 
 class ServerProtocol(web.RequestHandler):
     """aiohttp's server-side HTTP protocol with hooks around responses and access to its request queue.
 
     Relies on ``RequestHandler`` calling ``finish_response`` for every response, ``handle_error`` for every
-    request that is not HTTP or that raised, and on its attributes ``_messages`` and ``_lingering_time``.
+    request that is not HTTP or that raised, ``set_parser`` with the reader of a WebSocket, which then gets
+    all data, and on its attributes ``_messages`` and ``_lingering_time``.
     """
 
     __slots__ = ()
@@ -34,6 +46,10 @@ class ServerProtocol(web.RequestHandler):
     def stop_lingering(self) -> None:
         """Do not read the rest of the current request's body after the response has been sent."""
         self._lingering_time = 0.0
+
+    def set_parser(self, parser: Any, data_received_cb: Callable[[], None] | None = None) -> None:
+        checked: Any = MaskCheck(parser)
+        super().set_parser(checked, data_received_cb)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -65,6 +81,51 @@ class ServerProtocol(web.RequestHandler):
         """Called for a malformed request (``status`` 400) and for an exception that no middleware caught;
         returns the response to send, or raises ``ConnectionError`` to send none."""
         raise NotImplementedError
+
+
+class MaskCheck:
+    """The reader of a server's WebSocket, which also requires that clients mask their frames (RFC 6455, 5.1).
+
+    aiohttp accepts frames without a mask. In place of the first one, its reader is given a frame with
+    reserved bits, for which it closes the socket with the code that is due: 1002.
+    """
+
+    __slots__ = ("_held", "_left", "_reader")
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self._held = b""
+        """The beginning of a frame's header, until it is complete."""
+        self._left = 0
+        """Bytes of the current frame that have not arrived."""
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        """Take data of the client; returns whether the socket is to be closed, and what was not read."""
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        size, start = len(data), self._left
+        while start + _SHORT_HEAD <= size:
+            flags = data[start + 1]
+            if not flags & _MASKED:
+                self._reader.feed_data(data[:start])
+                data, start = _RESERVED_BITS, sys.maxsize
+                break
+            head = _HEADS.get(flags & ~_MASKED, _SHORT_HEAD)
+            if start + head > size:
+                break
+            length = (
+                flags & ~_MASKED if head == _SHORT_HEAD else int.from_bytes(data[start + 2 : start + head])
+            )
+            start += head + _MASK_BYTES + length
+        if start < size:
+            data, self._held = data[:start], data[start:]
+        self._left = max(start - size, 0)
+        fed: tuple[bool, bytes] = self._reader.feed_data(data)
+        return fed
+
+    def feed_eof(self) -> None:
+        self._reader.feed_eof()
 
 
 def observe_requests(server: web.Server, on_request: Callable[[Any], None]) -> None:

@@ -319,17 +319,38 @@ async def test_runs_continue_a_conversation_of_the_server(served: Served) -> Non
             assert listed.count("message") == 4
 
 
+def words_check(word: str, subject: Any, **fields: Any) -> CheckEntry:
+    settings = json.dumps({"patterns": {"word": word}})
+    fields = {"action": "block", "mode": "hold", "on_error": "closed", **fields}
+    return CheckEntry("words", "patterns", settings, subjects=(subject,), **fields)
+
+
 @pytest.mark.parametrize("websocket", [True, False], ids=["websocket", "http"])
-@pytest.mark.parametrize("subject", ["message", "answer"])
+@pytest.mark.parametrize(
+    ("word", "subject", "before"),
+    [("Paris", "message", False), ("Paris", "message", True), ("simulated", "answer", False)],
+    ids=["input", "input-before-the-engine", "output"],
+)
 async def test_a_turn_that_a_safety_check_blocks_is_sent_once(
-    served: Served, websocket: bool, subject: Any
+    served: Served, websocket: bool, word: str, subject: Any, before: bool
 ) -> None:
-    settings = json.dumps({"patterns": {"word": "Paris" if subject == "message" else "simulated"}})
-    check = CheckEntry(
-        *("words", "patterns", settings), subjects=(subject,), action="block", mode="hold", on_error="closed"
-    )
+    check = words_check(word, subject, before=before)
     with served(f"{FAST},tool_calls=0", checks=(check,)) as relay:
         async with running(relay.url, websocket=websocket) as config:
             with pytest.raises(Exception, match="safety check 'words'"):
                 await late.agents.Runner.run(Weather().agent(), "weather in Paris?", run_config=config)
+        assert len(relay.socket.sent if websocket else relay.exchanges) == 1
+
+
+@pytest.mark.parametrize("websocket", [True, False], ids=["websocket", "http"])
+@pytest.mark.parametrize("ending", ["incomplete", "refusal"])
+async def test_an_answer_that_a_safety_check_cuts_is_asked_for_once(
+    served: Served, websocket: bool, ending: Any
+) -> None:
+    check = words_check("simulated", "answer", action="cut", ending=ending)
+    with served(f"{FAST},tool_calls=0", checks=(check,)) as relay:
+        async with running(relay.url, websocket=websocket) as config:
+            error = {"incomplete": "content_filter", "refusal": "Model refused"}[ending]
+            with pytest.raises(late.agents.AgentsException, match=error):
+                await late.agents.Runner.run(Weather().agent(), "weather?", run_config=config)
         assert len(relay.socket.sent if websocket else relay.exchanges) == 1

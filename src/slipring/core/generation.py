@@ -1,7 +1,7 @@
 """The interface between the core and engines: an engine runs a ``Job`` and yields ``Delta`` values.
 
-Engines import this module, ``chain.head`` and ``limits`` from the core, and nothing else. A job contains its
-context as a linked chain of responses: an engine that kept its own state of the parent in
+Engines import this module, ``chain.head``, ``limits`` and ``token_estimates`` from the core, nothing else.
+A job contains its context as a linked chain of responses: an engine that kept its own state of the parent in
 ``parent.position`` (a KV cache slot, an upstream id) processes the new items only.
 """
 

@@ -308,6 +308,7 @@ PADDED: dict[type[Event], Callable[..., Any]] = {
         FunctionCallArgumentsDelta,
         CustomToolCallInputDelta,
         McpCallArgumentsDelta,
+        CodeInterpreterCallCodeDelta,
     )
 }
 """Delta events with an ``obfuscation`` field that hides their length. Separate classes, so that plain deltas

@@ -60,6 +60,23 @@ async def _(stage: Stage) -> None:
     assert len(relay.socket.sent) == 1
 
 
+@agents_js.check("WebSocket, SSE", "a turn that a safety check blocks or cuts is sent once")
+async def _(stage: Stage) -> None:
+    for transport in ("websocket", "http"):
+        for word, settings in (
+            ("Paris", {}),
+            ("Paris", {"before": True}),
+            ("xyzzy", {}),
+            ("xyzzy", {"action": "cut"}),
+        ):
+            flags = stage.blocking(word, **settings)
+            async with stage.serve([say("Here it is: xyzzy.")], flags=flags) as relay:
+                ended = await stage.node("agents-js", _DRIVER, relay.url, "streamed", transport)
+            assert settings.get("action") == "cut" or (ended.code, ended.lines) == (1, []), ended
+            requests = relay.exchanges if transport == "http" else relay.socket.sent
+            assert len(requests) == 1, ended
+
+
 @agents_js.check("WebSocket", "a run on the embedded model")
 async def _(stage: Stage) -> None:
     async with stage.serve(engine=LLAMA) as relay:

@@ -58,12 +58,28 @@ async def _(stage: Stage) -> None:
     assert len(relay.exchanges) == 1
 
 
-@ai_sdk.check("SSE", "an answer that a safety check blocks is sent once, and nothing of it is shown")
+@ai_sdk.check("SSE", "a turn that a safety check blocks is sent once, and nothing of the answer is shown")
 async def _(stage: Stage) -> None:
-    async with stage.serve([say("Here it is: xyzzy.")], flags=stage.blocking("xyzzy")) as relay:
-        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "failing")
-    blocked = ["The answer was blocked by the safety check 'words'."]
-    assert (ended.result["text"], ended.result["errors"]) == ("", blocked)
+    for word, before, blocked in (
+        ("Hello", False, "input"),
+        ("Hello", True, "input"),
+        ("xyzzy", False, "answer"),
+    ):
+        flags = stage.blocking(word, before=before)
+        async with stage.serve([say("Here it is: xyzzy.")], flags=flags) as relay:
+            ended = await stage.node("ai-sdk", _DRIVER, relay.url, "retrying")
+        error = f"The {blocked} was blocked by the safety check 'words'."
+        assert (ended.result["text"], ended.result["errors"]) == ("", [error])
+        assert len(relay.exchanges) == 1
+
+
+@ai_sdk.check("SSE", "an answer that a safety check cuts is asked for once, and ends as filtered")
+async def _(stage: Stage) -> None:
+    async with stage.serve(
+        [say("Here it is: xyzzy. And more.")], flags=stage.blocking("xyzzy", action="cut")
+    ) as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "retrying")
+    assert (ended.result["errors"], ended.result["finish"]) == ([], "content-filter")
     assert len(relay.exchanges) == 1
 
 

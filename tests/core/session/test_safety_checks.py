@@ -1,6 +1,9 @@
 """Safety checks in a session: what waits for them, and how turns end that they refuse."""
 
 import json
+import os
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -41,6 +44,29 @@ def texts(connection: Connection) -> list[str]:
 
 def text_of(response: Json) -> str:
     return "".join(part.get("text", "") for item in response["output"] for part in item.get("content", ()))
+
+
+def test_without_a_check_no_code_of_the_checks_runs_while_an_answer_is_written():
+    connection = connect(Policy())
+    connection.create()
+    connection.generate(Begun(), Prefilled())
+    entered: list[str] = []
+
+    def enter(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and f"{os.sep}checks{os.sep}" in frame.f_code.co_filename:
+            entered.append(frame.f_code.co_qualname)
+
+    before = sys.getprofile()
+    sys.setprofile(enter)
+    try:
+        for _ in range(3):
+            connection.generate(Text("hello "))
+        connection.generate(*CALL)
+        connection.finish()
+    finally:
+        sys.setprofile(before)
+    assert entered == []
+    assert last(connection)["type"] == "response.completed"
 
 
 # The input.

@@ -74,6 +74,7 @@ const scenarios = {
     return { object };
   },
   short: () => read(streamText({ model, prompt: "Hello!", maxOutputTokens: 12 })),
+  retrying: () => read(streamText({ model, prompt: "Hello!", onError: () => {} })),
   failing: () => read(streamText({ model, prompt: "Hello!", maxRetries: 0, onError: () => {} })),
   hosted: () => read(streamText({ model, tools: hosted("never"), prompt: "1 + 2?" })),
   approved: () => decide(true),
