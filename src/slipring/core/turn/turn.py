@@ -281,17 +281,8 @@ class Turn:
             items = items[:-1]  # the compaction_trigger is not part of the context
         if generate and parent is None:
             require_something(request, items)
-        complete = generate and not alone
-        before = input_items.carried(parent)
-        self.input = items = self.hosted.read_input(before, items, complete=complete)
-        carry = input_items.join(before, items, complete=complete, definitions=definitions)
-        if complete and carry.approvals:
-            carry = structs.replace(carry, approvals={})
-        if (offered := self.hosted.offer(request, carry)) is not None:
-            self.output.hosted = HostedCalls(
-                offered.tools, request.max_tool_calls, frozenset(request.include or ())
-            )
-            self.output.sign = self.hosted.sign
+        carry = self._read_input(items, definitions, complete=generate and not alone)
+        items = self.input
         settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
         continued = self._continued(response_id, items, model, now, recognise=recognise)
@@ -327,6 +318,20 @@ class Turn:
         if request.rollout and self.steps is not None:
             self.rollout = Rollout(self.steps, self._carry, model.capabilities)
         return job
+
+    def _read_input(self, items: tuple[Item, ...], definitions: Definitions, *, complete: bool) -> Carry:
+        """Set the input, and offer the hosted tools of the request; returns the carry of the context with the
+        input. ``complete``: a response will be generated."""
+        request, before = self.request, input_items.carried(self.parent)
+        self.input = self.hosted.read_input(before, items, complete=complete)
+        carry = input_items.join(before, self.input, complete=complete, definitions=definitions)
+        if complete and carry.approvals:
+            carry = structs.replace(carry, approvals={})
+        if (offered := self.hosted.offer(request, carry)) is not None:
+            includes = frozenset(request.include or ())
+            self.output.hosted = HostedCalls(offered.tools, request.max_tool_calls, includes)
+            self.output.sign = self.hosted.sign
+        return carry
 
     def inspect(self, policy: Policy) -> None:
         """Have the input of a validated turn inspected. Raises if it is known to be refused."""
