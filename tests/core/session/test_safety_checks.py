@@ -46,16 +46,16 @@ def text_of(response: Json) -> str:
     return "".join(part.get("text", "") for item in response["output"] for part in item.get("content", ()))
 
 
-def test_without_a_check_no_code_of_the_checks_runs_while_an_answer_is_written():
-    connection = connect(Policy())
-    connection.create()
-    connection.generate(Begun(), Prefilled())
+def entered_checks(connection: Connection) -> list[str]:
+    """The functions of the checks that run while an answer is written."""
     entered: list[str] = []
 
     def enter(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and f"{os.sep}checks{os.sep}" in frame.f_code.co_filename:
             entered.append(frame.f_code.co_qualname)
 
+    connection.create()
+    connection.generate(Begun(), Prefilled())
     before = sys.getprofile()
     sys.setprofile(enter)
     try:
@@ -65,8 +65,14 @@ def test_without_a_check_no_code_of_the_checks_runs_while_an_answer_is_written()
         connection.finish()
     finally:
         sys.setprofile(before)
-    assert entered == []
+    return entered
+
+
+def test_without_a_check_no_code_of_the_checks_runs_while_an_answer_is_written():
+    connection = connect(Policy())
+    assert entered_checks(connection) == []
     assert last(connection)["type"] == "response.completed"
+    assert entered_checks(connect()) != [], "a policy is seen to run its code"
 
 
 # The input.
