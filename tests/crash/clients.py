@@ -2,19 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 
-from tests.crash.ledger import Json, Ledger, Note, Talk, Turn
+from tests.crash.ledger import Json, Ledger, Note, Talk, Turn, as_line
 
 _LONGEST_CHAIN = 12
 _LONGEST_TALK = 8
 _LONGEST_WAIT_S = 0.1
 """Pause before a run is cancelled. The run may have ended by then."""
+_PAUSE_S = 0.05
 _TERMINAL = ("response.completed", "response.failed", "response.incomplete")
 CONNECTION_LOST = (aiohttp.ClientError, ConnectionError, TimeoutError)
 """Exceptions by which a client notices that its server was killed."""
@@ -47,40 +48,87 @@ class ServerClient:
             return await _json(answer)
 
 
+class Counts:
+    """Checks by its token counts that the simulated engine has received the whole history of a turn."""
+
+    ending = "completed"
+    """How the engine's answers end."""
+    settings: ClassVar[Json] = {}
+    """Fields of every request."""
+
+    def check(self, turn: Turn) -> None:
+        response = turn.response
+        assert response is not None
+        if turn.is_complete and response["usage"]["input_tokens"] != turn.input_tokens():
+            found = response["usage"]["input_tokens"]
+            raise WrongAnswer(f"turn {turn.number} was made from {found} tokens, not {turn.input_tokens()}")
+
+    def check_output(self, response: Json) -> None:
+        """Check that a stored answer is complete."""
+        (item,) = response["output"]
+        assert item["status"] == "completed"
+        assert len(as_line(item)[1].split()) == response["usage"]["output_tokens"]
+
+
+Behaviour = Callable[[ServerClient], Awaitable[None]]
+"""One kind of client: sends requests to a server until it loses the connection."""
+
+
 class Crowd:
     """All clients of one round."""
 
     def __init__(
-        self, urls: list[str], ledger: Ledger, random: Random, on_answer: Callable[[], None]
+        self,
+        urls: list[str],
+        ledger: Ledger,
+        random: Random,
+        on_answer: Callable[[], None],
+        counts: Counts,
     ) -> None:
         self.urls = urls
         """The servers that have not been killed. Losing the connection to one of them is an error."""
         self.ledger = ledger
         self.random = random
         self.may_refuse = False
-        """Whether the database is being killed too, so that turns may fail."""
+        """Whether something that the servers need is broken, so that turns may fail."""
+        self.may_drop = False
+        """Whether processes of the servers are killed, so that connections may be lost."""
+        self.refusals = 0
+        self.on_event: Callable[[Turn, Json], None] = lambda turn, event: None
+        """Called with every event of a stream, before the client looks at it."""
+        self.behaviours: list[Behaviour] = [
+            *([self._socket] * 4 + [self._post, self._sse]),
+            *([self._talk] * 3 + [self._background] * 3),
+        ]
         self._on_answer = on_answer
+        self._counts = counts
 
     async def run(self) -> None:
         """Run until no server is left."""
-        behaviours = [self._socket] * 4 + [self._post, self._sse] + [self._talk] * 3 + [self._background] * 3
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-            await asyncio.gather(*(self._until_killed(behaviour, http) for behaviour in behaviours))
+            clients = [
+                asyncio.create_task(self._until_killed(behaviour, http)) for behaviour in self.behaviours
+            ]
+            try:
+                await asyncio.gather(*clients)
+            finally:
+                for client in clients:
+                    client.cancel()
 
-    async def _until_killed(
-        self, behaviour: Callable[[ServerClient], Any], http: aiohttp.ClientSession
-    ) -> None:
+    async def _until_killed(self, behaviour: Behaviour, http: aiohttp.ClientSession) -> None:
         while self.urls:
             server = ServerClient(http, self.random.choice(self.urls))
             try:
                 await behaviour(server)
             except CONNECTION_LOST as error:
-                if server.url in self.urls:
+                if server.url in self.urls and not self.may_drop:
                     raise WrongAnswer("a server that was not killed has dropped its client") from error
+                await asyncio.sleep(_PAUSE_S)
             except RequestRefused:
+                self.refusals += 1
                 if not self.may_refuse:
                     raise
-                await asyncio.sleep(0.05)  # a database that was killed needs a moment
+                await asyncio.sleep(_PAUSE_S)  # what was killed needs a moment
 
     # Requests and their outcome.
 
@@ -93,7 +141,12 @@ class Crowd:
         return turn if turn.depth < _LONGEST_CHAIN and turn.talk is None else None
 
     def _body(self, turn: Turn) -> Json:
-        body: Json = {"input": turn.text, "store": turn.is_stored, "metadata": {"turn": str(turn.number)}}
+        body: Json = {
+            **self._counts.settings,
+            "input": turn.text,
+            "store": turn.is_stored,
+            "metadata": {"turn": str(turn.number)},
+        }
         if turn.parent is not None:
             body["previous_response_id"] = turn.parent.id
         if turn.talk is not None:
@@ -104,7 +157,9 @@ class Crowd:
 
     def _record(self, turn: Turn, event: Json) -> bool:
         """Record an event; return whether it was the last."""
+        self.on_event(turn, event)
         if event["type"] == "error":
+            turn.failure = event["error"]["message"]
             raise (RequestRefused if event["status"] >= 500 else WrongAnswer)(event)
         if event["type"] == "response.created":
             turn.id = event["response"]["id"]
@@ -115,12 +170,14 @@ class Crowd:
 
     def _ended(self, turn: Turn, response: Json) -> None:
         if response["status"] == "failed" and not turn.is_background:
+            turn.failure = response["error"]["message"]
             raise RequestRefused(response["error"])
-        if response["status"] not in ("completed", "failed", "cancelled" if turn.is_cancelled else ""):
+        endings = (self._counts.ending, "failed", "cancelled" if turn.is_cancelled else "")
+        if response["status"] not in endings:
             raise WrongAnswer(f"turn {turn.number} ended as {response['status']}: {response}")
         self.ledger.acknowledge(turn, response)
         self._on_answer()
-        check_count(turn)
+        self._counts.check(turn)
 
     # One method for each kind of client.
 
@@ -188,7 +245,12 @@ class Crowd:
                 self._ended(turn, response)
 
     async def _create(self, server: ServerClient, turn: Turn) -> Turn:
-        self._ended(turn, await server.call("POST", "/responses", self._body(turn)))
+        try:
+            response = await server.call("POST", "/responses", self._body(turn))
+        except RequestRefused as refused:
+            turn.failure = str(refused)
+            raise
+        self._ended(turn, response)
         return turn
 
     async def _add(self, server: ServerClient, talk: Talk) -> None:
@@ -211,15 +273,6 @@ class Crowd:
             if line.startswith(b"data: {") and self._record(turn, json.loads(line[6:])):
                 return
         raise ConnectionError("the stream ended early")
-
-
-def check_count(turn: Turn) -> None:
-    """Check that the engine received the whole history."""
-    response = turn.response
-    assert response is not None
-    if response["status"] == "completed" and response["usage"]["input_tokens"] != turn.input_tokens():
-        found = response["usage"]["input_tokens"]
-        raise WrongAnswer(f"turn {turn.number} was made from {found} tokens, not {turn.input_tokens()}")
 
 
 async def _next_event(ws: aiohttp.ClientWebSocketResponse) -> Json:

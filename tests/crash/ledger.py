@@ -9,6 +9,8 @@ Json = dict[str, Any]
 Line = tuple[str, str]
 """An item as it is compared: its role and its text."""
 
+ENDINGS = ("completed", "incomplete")
+"""Statuses of responses that are stored."""
 _BYTES_PER_TOKEN, _TOKENS_PER_ITEM = 4, 4
 
 
@@ -56,6 +58,10 @@ class Turn:
     """The final object, once a client has received it."""
     deletion: str = ""
     """State of its deletion: ``asked``, then ``done`` once the server has confirmed it."""
+    is_forbidden: bool = False
+    """Whether the server's safety check has to refuse it."""
+    failure: str = ""
+    """What the server said if it told a client that the response failed, so that it must not be stored."""
 
     @property
     def is_acknowledged(self) -> bool:
@@ -63,7 +69,7 @@ class Turn:
 
     @property
     def is_complete(self) -> bool:
-        return self.response is not None and self.response["status"] == "completed"
+        return self.response is not None and self.response["status"] in ENDINGS
 
     @property
     def depth(self) -> int:

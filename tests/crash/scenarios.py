@@ -1,0 +1,9 @@
+"""All scenarios of `make test-crash`, by name."""
+
+from collections.abc import Callable
+
+from tests.crash.sites import NodesSite, PostgresSite, Site, SqliteSite, WorkersSite
+
+SCENARIOS: dict[str, Callable[[], Site]] = {
+    site.name: site for site in (SqliteSite, WorkersSite, PostgresSite, NodesSite)
+}
