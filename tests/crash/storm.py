@@ -52,6 +52,8 @@ class Storm:
                 async with AsyncExitStack() as stack:
                     servers = await site.start(stack, self._random)
                     await self._inspect(servers[0])
+                    if self.findings:
+                        break
                     how = Round(site, self._ledger, self._random, servers, stack)
                     await how.run(most_answers, by_time=self._by_time)
                 await site.end_round(self._random)
