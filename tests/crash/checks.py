@@ -14,7 +14,7 @@ from tests.crash.ledger import Json, Ledger, Note, Talk, Turn, as_line
 
 _T = TypeVar("_T")
 _AT_ONCE = 16
-_SAMPLE = 20
+_SAMPLE = 10
 """How many older responses are checked in full after each crash. At the end, all are."""
 _PATIENCE_S = 30.0
 _UNKNOWN = "not known whether"

@@ -2,9 +2,15 @@
 
 from collections.abc import Callable
 
+from tests.crash.failover import FailoverSite
 from tests.crash.sites import NodesSite, PostgresSite, Site, SqliteSite, WorkersSite
 from tests.crash.unsynced import UnsyncedSite
 
 SCENARIOS: dict[str, Callable[[], Site]] = {
-    site.name: site for site in (SqliteSite, WorkersSite, PostgresSite, NodesSite, UnsyncedSite)
+    "sqlite": SqliteSite,
+    "workers": WorkersSite,
+    "unsynced": UnsyncedSite,
+    "postgresql": PostgresSite,
+    "nodes": NodesSite,
+    "failover": FailoverSite,
 }

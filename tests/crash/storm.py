@@ -42,7 +42,7 @@ class Storm:
         self._ledger = Ledger()
         self._since = 0
 
-    async def run_rounds(self, rounds: int, most_answers: int = 100) -> None:
+    async def run_rounds(self, rounds: int, most_answers: int = 60) -> None:
         """Run until a fault is found, or for this many rounds, and then inspect everything."""
         began = time.monotonic()
         site = self._site
@@ -167,7 +167,7 @@ class Round:
             self._is_recovering = True
             self._limit(_RECOVERY_S, self._kill_all)
             self._kills = [
-                self.answers + count for count in sorted(self.random.randint(1, 40) for _ in self.crowd.urls)
+                self.answers + count for count in sorted(self.random.randint(1, 20) for _ in self.crowd.urls)
             ]
 
     def _kill(self) -> None:
