@@ -59,12 +59,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="of each scenario")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     arguments = parser.parse_args()
-    names = arguments.only.split(",")
-    if unknown := [name for name in names if name not in SCENARIOS]:
+    chosen = arguments.only.split(",")
+    if unknown := [name for name in chosen if name not in SCENARIOS]:
         parser.error(f"unknown scenario {unknown[0]}: choose from {', '.join(SCENARIOS)}")
     _print(f"seed {arguments.seed}")
     storms: dict[str, Storm] = {}
-    for name in names:
+    for name in (name for name in SCENARIOS if name in chosen):
         storm = _run_storm(name, arguments.rounds, arguments.seed)
         if storm is not None:
             storms[name] = storm

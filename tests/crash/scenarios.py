@@ -1,7 +1,11 @@
-"""All scenarios of `make test-crash`, by name."""
+"""All scenarios of `make test-crash`, by name, in the order in which they run.
+
+The last one moves this process into namespaces in which PostgreSQL might not start.
+"""
 
 from collections.abc import Callable
 
+from tests.crash.disk import DiskSite
 from tests.crash.failover import FailoverSite
 from tests.crash.sites import NodesSite, PostgresSite, Site, SqliteSite, WorkersSite
 from tests.crash.unsynced import UnsyncedSite
@@ -13,4 +17,5 @@ SCENARIOS: dict[str, Callable[[], Site]] = {
     "postgresql": PostgresSite,
     "nodes": NodesSite,
     "failover": FailoverSite,
+    "disk": DiskSite,
 }
