@@ -97,8 +97,8 @@ class Crowd:
         self.on_event: Callable[[Turn, Json], None] = lambda turn, event: None
         """Called with every event of a stream, before the client looks at it."""
         self.behaviours: list[Behaviour] = [
-            *([self._socket] * 4 + [self._post, self._sse]),
-            *([self._talk] * 3 + [self._background] * 3),
+            *([self.socket] * 4 + [self.post, self.sse]),
+            *([self.talk] * 3 + [self.background] * 3),
         ]
         self._on_answer = on_answer
         self._counts = counts
@@ -181,7 +181,7 @@ class Crowd:
 
     # One method for each kind of client.
 
-    async def _socket(self, server: ServerClient) -> None:
+    async def socket(self, server: ServerClient) -> None:
         """Create a chain with forks on one WebSocket; some responses are not stored."""
         async with server.http.ws_connect(f"{server.url}/responses") as ws:
             tip = self._parent()
@@ -196,7 +196,7 @@ class Crowd:
                     pass
                 tip = turn
 
-    async def _post(self, server: ServerClient) -> None:
+    async def post(self, server: ServerClient) -> None:
         """Create a chain with plain POSTs. Sometimes a response that no other continues is deleted."""
         tip = self._parent()
         while True:
@@ -207,7 +207,7 @@ class Crowd:
             elif tip.depth >= _LONGEST_CHAIN:
                 tip = None
 
-    async def _sse(self, server: ServerClient) -> None:
+    async def sse(self, server: ServerClient) -> None:
         tip = self._parent()
         while True:
             turn = self.ledger.ask(parent=tip)
@@ -215,7 +215,7 @@ class Crowd:
                 await self._follow(turn, answer)
             tip = turn if turn.depth < _LONGEST_CHAIN else None
 
-    async def _talk(self, server: ServerClient) -> None:
+    async def talk(self, server: ServerClient) -> None:
         """Create turns in a conversation, stored or not. Sometimes an item is added directly."""
         talk = Talk((await server.call("POST", "/conversations", {}))["id"])
         self.ledger.talks.append(talk)
@@ -225,7 +225,7 @@ class Crowd:
             else:
                 await self._create(server, self.ledger.ask(talk=talk, is_stored=self.random.random() < 0.8))
 
-    async def _background(self, server: ServerClient) -> None:
+    async def background(self, server: ServerClient) -> None:
         """Create a background run; then poll, stream or cancel it, on any server."""
         turn = self.ledger.ask(parent=self._parent(), is_background=True)
         turn.id = (await server.call("POST", "/responses", self._body(turn)))["id"]
@@ -235,14 +235,24 @@ class Crowd:
             turn.is_cancelled = True
             return self._ended(turn, await server.call("POST", f"/responses/{turn.id}/cancel"))
         if self.random.random() < 0.5:
-            async with server.request("GET", f"/responses/{turn.id}?stream=true") as answer:
-                return await self._follow(turn, answer)
+            return await self._stream_run(server, turn)
         while not turn.is_acknowledged:
             response = await server.call("GET", f"/responses/{turn.id}")
             if response["status"] in ("queued", "in_progress"):
                 await asyncio.sleep(0.02)
             else:
                 self._ended(turn, response)
+
+    async def _stream_run(self, server: ServerClient, turn: Turn) -> None:
+        """Stream a run. A server that cannot read the store cuts the stream off; the client asks again."""
+        while not turn.is_acknowledged:
+            try:
+                async with server.request("GET", f"/responses/{turn.id}?stream=true") as answer:
+                    await self._follow(turn, answer)
+            except CONNECTION_LOST:
+                if not self.may_refuse or server.url not in self.urls:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
 
     async def _create(self, server: ServerClient, turn: Turn) -> Turn:
         try:

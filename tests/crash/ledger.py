@@ -1,7 +1,7 @@
 """Records what clients have requested and received, for comparison with the store after a crash."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,18 +102,24 @@ class Turn:
         )
 
 
+def plain_wording(number: int) -> str:
+    """Texts of different lengths, so that a lost part always changes the count."""
+    return f"turn {number}" + " and more" * (number % 23)
+
+
 class Ledger:
     """All turns and conversations of a storm, over all its rounds."""
 
-    def __init__(self) -> None:
+    def __init__(self, wording: Callable[[int], str]) -> None:
+        """``wording``: the text of each turn, by number."""
         self.turns: list[Turn] = []
         self.talks: list[Talk] = []
         self._numbers = itertools.count()
+        self._wording = wording
 
     def ask(self, **fields: Any) -> Turn:
         number = next(self._numbers)
-        # Texts of different lengths, so that a lost part always changes the count.
-        turn = Turn(number, f"turn {number}" + " and more" * (number % 23), **fields)
+        turn = Turn(number, self._wording(number), **fields)
         self.turns.append(turn)
         if turn.talk is not None:
             turn.before = turn.talk.lines()

@@ -6,6 +6,7 @@ The last one moves this process into namespaces in which PostgreSQL might not st
 from collections.abc import Callable
 
 from tests.crash.disk import DiskSite
+from tests.crash.engine import EngineSite
 from tests.crash.failover import FailoverSite
 from tests.crash.sites import NodesSite, PostgresSite, Site, SqliteSite, WorkersSite
 from tests.crash.unsynced import UnsyncedSite
@@ -17,5 +18,6 @@ SCENARIOS: dict[str, Callable[[], Site]] = {
     "postgresql": PostgresSite,
     "nodes": NodesSite,
     "failover": FailoverSite,
+    "engine": EngineSite,
     "disk": DiskSite,
 }

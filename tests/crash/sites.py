@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tests.crash.checks import Findings
 from tests.crash.clients import Counts, Crowd
 from tests.crash.databases import ids_in_file, ids_in_postgres, kill_postgres
+from tests.crash.ledger import plain_wording
 from tests.crash.servers import Server, children, command_of, gone, kill, serving, until
 from tests.postgres import Postgres, running_postgres
 
@@ -30,6 +31,7 @@ class Site(ABC):
 
     name: str
     counts = Counts()
+    wording = staticmethod(plain_wording)
     fault_share = 0.0
     """Share of the rounds in which something else than a server breaks."""
 

@@ -39,7 +39,7 @@ class Storm:
         self._random = Random(seed)
         self._report = report
         self._by_time = by_time
-        self._ledger = Ledger()
+        self._ledger = Ledger(site.wording)
         self._since = 0
 
     async def run_rounds(self, rounds: int, most_answers: int = 60) -> None:
