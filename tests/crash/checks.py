@@ -47,6 +47,8 @@ class Inspector:
         self._findings = findings
         self._random = random
         self._counts = counts
+        self.strangers: list[Json] = []
+        """Stored responses that belong to no turn, or to one that has another response."""
         self._http: aiohttp.ClientSession
 
     async def inspect(self, since: int, *, everything: bool = False, stored: Iterable[str] = ()) -> None:
@@ -107,7 +109,7 @@ class Inspector:
         _, found = await self._get(f"/responses/{response_id}")
         number = found.get("metadata", {}).get("turn")
         if number is None or self._ledger.turns[int(number)].id is not None:
-            self._findings.half.append(f"no single turn matches {response_id}: {found}")
+            self.strangers.append(found)
             return
         turn = self._ledger.turns[int(number)]
         self._take(turn, found)

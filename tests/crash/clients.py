@@ -100,7 +100,7 @@ class Crowd:
             *([self.socket] * 4 + [self.post, self.sse]),
             *([self.talk] * 3 + [self.background] * 3),
         ]
-        self._on_answer = on_answer
+        self.on_answer = on_answer
         self._counts = counts
 
     async def run(self) -> None:
@@ -132,7 +132,7 @@ class Crowd:
 
     # Requests and their outcome.
 
-    def _parent(self) -> Turn | None:
+    def choose_parent(self) -> Turn | None:
         """Choose a response to continue: none, or one that was acknowledged to any client."""
         known = self.ledger.acknowledged()
         if not known or self.random.random() < 0.2:
@@ -140,7 +140,7 @@ class Crowd:
         turn = self.random.choice(known[-50:] if self.random.random() < 0.8 else known)
         return turn if turn.depth < _LONGEST_CHAIN and turn.talk is None else None
 
-    def _body(self, turn: Turn) -> Json:
+    def body(self, turn: Turn) -> Json:
         body: Json = {
             **self._counts.settings,
             "input": turn.text,
@@ -176,7 +176,7 @@ class Crowd:
         if response["status"] not in endings:
             raise WrongAnswer(f"turn {turn.number} ended as {response['status']}: {response}")
         self.ledger.acknowledge(turn, response)
-        self._on_answer()
+        self.on_answer()
         self._counts.check(turn)
 
     # One method for each kind of client.
@@ -184,34 +184,34 @@ class Crowd:
     async def socket(self, server: ServerClient) -> None:
         """Create a chain with forks on one WebSocket; some responses are not stored."""
         async with server.http.ws_connect(f"{server.url}/responses") as ws:
-            tip = self._parent()
+            tip = self.choose_parent()
             while True:
                 if tip is not None and tip.depth >= _LONGEST_CHAIN:
                     tip = None
                 elif self.random.random() < 0.1:
-                    tip = self._parent()
+                    tip = self.choose_parent()
                 turn = self.ledger.ask(parent=tip, is_stored=self.random.random() < 0.8)
-                await ws.send_json({"type": "response.create", **self._body(turn)})
+                await ws.send_json({"type": "response.create", **self.body(turn)})
                 while not self._record(turn, await _next_event(ws)):
                     pass
                 tip = turn
 
     async def post(self, server: ServerClient) -> None:
         """Create a chain with plain POSTs. Sometimes a response that no other continues is deleted."""
-        tip = self._parent()
+        tip = self.choose_parent()
         while True:
             tip = await self._create(server, self.ledger.ask(parent=tip))
             if self.random.random() < 0.1 and not any(turn.parent is tip for turn in self.ledger.turns):
                 await self._delete(server, tip)
-                tip = self._parent()
+                tip = self.choose_parent()
             elif tip.depth >= _LONGEST_CHAIN:
                 tip = None
 
     async def sse(self, server: ServerClient) -> None:
-        tip = self._parent()
+        tip = self.choose_parent()
         while True:
             turn = self.ledger.ask(parent=tip)
-            async with server.request("POST", "/responses", {**self._body(turn), "stream": True}) as answer:
+            async with server.request("POST", "/responses", {**self.body(turn), "stream": True}) as answer:
                 await self._follow(turn, answer)
             tip = turn if turn.depth < _LONGEST_CHAIN else None
 
@@ -227,8 +227,8 @@ class Crowd:
 
     async def background(self, server: ServerClient) -> None:
         """Create a background run; then poll, stream or cancel it, on any server."""
-        turn = self.ledger.ask(parent=self._parent(), is_background=True)
-        turn.id = (await server.call("POST", "/responses", self._body(turn)))["id"]
+        turn = self.ledger.ask(parent=self.choose_parent(), is_background=True)
+        turn.id = (await server.call("POST", "/responses", self.body(turn)))["id"]
         if self.random.random() < 0.3:
             await asyncio.sleep(self.random.uniform(0, _LONGEST_WAIT_S))
             server.url = self.random.choice(self.urls or [server.url])
@@ -256,7 +256,7 @@ class Crowd:
 
     async def _create(self, server: ServerClient, turn: Turn) -> Turn:
         try:
-            response = await server.call("POST", "/responses", self._body(turn))
+            response = await server.call("POST", "/responses", self.body(turn))
         except RequestRefused as refused:
             turn.failure = str(refused)
             raise

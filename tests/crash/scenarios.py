@@ -9,6 +9,7 @@ from tests.crash.disk import DiskSite
 from tests.crash.engine import EngineSite
 from tests.crash.failover import FailoverSite
 from tests.crash.sites import NodesSite, PostgresSite, Site, SqliteSite, WorkersSite
+from tests.crash.tools import ToolsSite
 from tests.crash.unsynced import UnsyncedSite
 
 SCENARIOS: dict[str, Callable[[], Site]] = {
@@ -19,5 +20,6 @@ SCENARIOS: dict[str, Callable[[], Site]] = {
     "nodes": NodesSite,
     "failover": FailoverSite,
     "engine": EngineSite,
+    "tools": ToolsSite,
     "disk": DiskSite,
 }

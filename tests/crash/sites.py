@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tests.crash.checks import Findings
 from tests.crash.clients import Counts, Crowd
 from tests.crash.databases import ids_in_file, ids_in_postgres, kill_postgres
-from tests.crash.ledger import plain_wording
+from tests.crash.ledger import Json, plain_wording
 from tests.crash.servers import Server, children, command_of, gone, kill, serving, until
 from tests.postgres import Postgres, running_postgres
 
@@ -56,8 +56,12 @@ class Site(ABC):
     async def end_round(self, random: Random) -> None:
         """Called when all servers of a round have been killed."""
 
-    async def inspect(self, url: str, findings: Findings) -> None:
-        """Check what the ledger of the storm does not know."""
+    acknowledged = 0
+    """Stored responses that were acknowledged to clients, besides those in the ledger of the storm."""
+
+    async def inspect(self, url: str, findings: Findings, strangers: list[Json]) -> None:
+        """Check what the ledger of the storm does not know. ``strangers``: stored responses of no turn."""
+        findings.half += [f"no single turn matches {stranger}" for stranger in strangers]
 
 
 class SqliteSite(Site):

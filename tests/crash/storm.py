@@ -31,7 +31,7 @@ class Storm:
         self, site: Site, seed: int, report: Callable[[str], None], *, by_time: bool = True
     ) -> None:
         self.findings = Findings()
-        self.acknowledged = 0
+        self._answers = 0
         self.runs_cut_off = 0
         self.rounds = 0
         self.seconds = 0.0
@@ -59,7 +59,7 @@ class Storm:
                 await site.end_round(self._random)
                 self.rounds += 1
                 new = self._ledger.turns[self._since :]
-                self.acknowledged += sum(turn.is_complete and turn.is_stored for turn in new)
+                self._answers += sum(turn.is_complete and turn.is_stored for turn in new)
                 self.runs_cut_off += len(self._ledger.open_runs())
                 self._report(f"{site.name} round {self.rounds}/{rounds}: {how}; {self.figures}")
             stored = await site.stored_ids()
@@ -67,6 +67,11 @@ class Storm:
                 servers = await site.start(stack, self._random)
                 await self._inspect(servers[0], everything=True, stored=stored)
         self.seconds = time.monotonic() - began
+
+    @property
+    def acknowledged(self) -> int:
+        """Stored responses that were acknowledged to clients, without those of inspections."""
+        return self._answers + self._site.acknowledged
 
     @property
     def figures(self) -> str:
@@ -81,7 +86,7 @@ class Storm:
     ) -> None:
         inspector = Inspector(server.url, self._ledger, self.findings, self._random, self._site.counts)
         await inspector.inspect(self._since, everything=everything, stored=stored or ())
-        await self._site.inspect(server.url, self.findings)
+        await self._site.inspect(server.url, self.findings, inspector.strangers)
         self._since = len(self._ledger.turns)
 
 
