@@ -39,9 +39,7 @@ class Findings:
 class Inspector:
     """Checks everything in the ledger with a server that has just been started."""
 
-    def __init__(
-        self, url: str, ledger: Ledger, findings: Findings, random: Random, counts: Counts
-    ) -> None:
+    def __init__(self, url: str, ledger: Ledger, findings: Findings, random: Random, counts: Counts) -> None:
         self._url = url
         self._ledger = ledger
         self._findings = findings

@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import aiohttp
 

@@ -170,14 +170,15 @@ class Pooler:
 
 
 class FailoverSite(Site):
-    """One server behind PgBouncer. The primary is killed and its standby takes over; or PgBouncer is killed."""
+    """One server behind PgBouncer. The primary is killed and its standby takes over, or PgBouncer is
+    killed."""
 
     name = "failover"
     fault_share = 0.9
 
     async def open(self, stack: AsyncExitStack) -> None:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pg")))
-        root.chmod(0o755)
+        os.chmod(root, 0o755)
         try:
             program = pgbouncer.find(root / "pgbouncer")
         except pgbouncer.CannotUnpack as why:

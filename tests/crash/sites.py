@@ -2,7 +2,6 @@
 
 import socket
 import tempfile
-from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
@@ -26,7 +25,7 @@ class Skipped(Exception):
     """This machine lacks what a site needs. The message says what."""
 
 
-class Site(ABC):
+class Site:
     """Servers and their store. A storm opens it once, and starts its servers for every round."""
 
     name: str
@@ -38,13 +37,13 @@ class Site(ABC):
     async def open(self, stack: AsyncExitStack) -> None:
         """Prepare what lasts for the whole storm."""
 
-    @abstractmethod
     async def start(self, stack: AsyncExitStack, random: Random) -> list[Server]:
         """Start the servers of a round; all of them serve."""
+        raise NotImplementedError
 
-    @abstractmethod
     async def stored_ids(self) -> list[str]:
         """Return the ids of the visible responses, read directly from the database."""
+        raise NotImplementedError
 
     def add_clients(self, crowd: Crowd) -> None:
         """Change the clients of a round."""

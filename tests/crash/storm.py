@@ -17,7 +17,7 @@ from tests.crash.ledger import Ledger
 from tests.crash.servers import Server, Unexpected
 from tests.crash.sites import Site
 
-_LONGEST_ROUND_S = 20.0
+_LONGEST_ROUND_S = 60.0
 _RECOVERY_S = 60.0
 _BY_TIME, _DURING_FAULT = 0.3, 0.3
 """Shares of the rounds in which servers are killed after a random time, and while something else breaks."""
@@ -27,9 +27,7 @@ class Storm:
     """Several rounds on one site. With ``by_time``, servers are killed after random times as well as
     answers."""
 
-    def __init__(
-        self, site: Site, seed: int, report: Callable[[str], None], *, by_time: bool = True
-    ) -> None:
+    def __init__(self, site: Site, seed: int, report: Callable[[str], None], *, by_time: bool = True) -> None:
         self.findings = Findings()
         self._answers = 0
         self.runs_cut_off = 0

@@ -65,13 +65,13 @@ class Recorder(apsw.VFS):
             head = _HEAD.pack(kind, time.monotonic_ns(), len(name), offset, len(data))
             self._log.write(head + name + data)
 
-    def xOpen(self, name: "str | apsw.URIFilename | None", flags: list[int]) -> apsw.VFSFile:  # noqa: N802
+    def xOpen(self, name: "str | apsw.URIFilename | None", flags: list[int]) -> apsw.VFSFile:
         if name is None:  # a temporary file
             return apsw.VFSFile("unix", name, flags)
         path = name if isinstance(name, str) else name.filename()
         return _RecordedFile(self, path, name, flags)
 
-    def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
+    def xDelete(self, filename: str, syncdir: bool) -> None:
         self.record(_DELETE, filename)
         super().xDelete(filename, syncdir)
         if syncdir:
@@ -88,15 +88,15 @@ class _RecordedFile(apsw.VFSFile):
         self._recorder = recorder
         self._path = path
 
-    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
+    def xWrite(self, data: bytes, offset: int) -> None:
         self._recorder.record(_WRITE, self._path, offset, data)
         super().xWrite(data, offset)
 
-    def xTruncate(self, newsize: int) -> None:  # noqa: N802
+    def xTruncate(self, newsize: int) -> None:
         self._recorder.record(_TRUNCATE, self._path, newsize)
         super().xTruncate(newsize)
 
-    def xSync(self, flags: int) -> None:  # noqa: N802
+    def xSync(self, flags: int) -> None:
         # Logged at its beginning: what another process writes meanwhile is not covered.
         self._recorder.record(_SYNC, self._path)
         if self._syncs_directory:
