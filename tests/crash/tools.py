@@ -113,9 +113,10 @@ class ToolsSite(SqliteSite):
     async def open(self, stack: AsyncExitStack) -> None:
         await super().open(stack)
         assert self.directory is not None
-        self._tools = await stack.enter_async_context(serving_tools(CountedTools(Random(0))))
+        self._random = Random(0)
+        self.tools = await stack.enter_async_context(serving_tools(CountedTools(self._random)))
         self._config = self.directory / "slipring.toml"
-        self._config.write_text(_CONFIG.format(url=self._tools.url))
+        self._config.write_text(_CONFIG.format(url=self.tools.url))
         self._errands: list[Errand] = []
         self._crowd: Crowd | None = None
 
@@ -232,7 +233,7 @@ class ToolsSite(SqliteSite):
                 findings.half.append(f"no turn matches {stranger}")
             elif stranger["status"] == "completed":
                 self._compare(stranger, findings)
-        for key, count in self._tools.counts.items():
+        for key, count in self.tools.counts.items():
             if count > 1:
                 findings.twice.append(f"the call with {key} ran {count} times")
 
@@ -262,8 +263,8 @@ class ToolsSite(SqliteSite):
         for item in response["output"]:
             if item["type"] == "mcp_call":
                 key = json.loads(item["arguments"])["key"]
-                if item["status"] != "completed" or item["output"] != self._tools.answers.get(key):
-                    findings.half.append(f"{item}, but the tool said {self._tools.answers.get(key)}")
+                if item["status"] != "completed" or item["output"] != self.tools.answers.get(key):
+                    findings.half.append(f"{item}, but the tool said {self.tools.answers.get(key)}")
 
 
 async def _use(server: ServerClient, errand: Errand) -> Json | None:
