@@ -103,8 +103,9 @@ class WorkersSite(SqliteSite):
 
     async def break_something(self, storm_round: "Round") -> str:
         (server,) = storm_round.servers.values()
-        workers = _workers_of(server)
-        victims = storm_round.random.sample(workers, storm_round.random.choice([1, 1, 2]))
+        victims = _workers_of(server)  # fewer than two if the server has been killed a moment ago
+        storm_round.random.shuffle(victims)
+        del victims[storm_round.random.choice([1, 1, 2]) :]
         storm_round.crowd.may_drop = True
         kill(*victims)
         await gone(victims)
