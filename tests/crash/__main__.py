@@ -21,17 +21,24 @@ def _print(line: str) -> None:
 
 def _run_storm(name: str, rounds: int, seed: int) -> Storm | None:
     """Run one storm. Return None if this machine lacks what it needs."""
+    storm = Storm(SCENARIOS[name](), seed, _print)
     try:
-        storm = Storm(SCENARIOS[name](), seed, _print)
         asyncio.run(storm.run_rounds(rounds))
     except Skipped as why:
         _print(f"{name}: skipped: {why}")
         return None
+    except Exception:
+        _print(_how_to_repeat(name, seed))
+        raise
     _print(f"{name}: {rounds} rounds in {storm.seconds:.0f} s, {storm.figures}")
     for kind in ("lost", "half", "twice"):
         for finding in getattr(storm.findings, kind)[:_SHOWN]:
             _print(f"  {kind}: {finding[:_LONGEST]}")
     return storm
+
+
+def _how_to_repeat(name: str, seed: int) -> str:
+    return f"broken: repeat with make test-crash ONLY={name} SEED={seed}"
 
 
 def _table(storms: dict[str, Storm]) -> str:
@@ -72,7 +79,7 @@ def main() -> int:
                 break
     _print(_table(storms))
     if any(storm.findings for storm in storms.values()):
-        _print(f"broken: repeat with make test-crash ONLY={name} SEED={arguments.seed}")
+        _print(_how_to_repeat(name, arguments.seed))
         return 1
     return 0
 

