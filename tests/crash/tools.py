@@ -152,7 +152,10 @@ class ToolsSite(SqliteSite):
             return
         if errand.needs_approval:
             errand.asked = response
-            response = await self._approve(server, errand)
+            approved = await self._approve(server, errand)
+            if approved is None:
+                return
+            response = approved
         errand.response = response
         self._crowd.on_answer()
         errand.next_words = await _words_after(server, response)
@@ -172,8 +175,9 @@ class ToolsSite(SqliteSite):
             raise WrongAnswer(f"{body} ended as {response}")
         return response
 
-    async def _approve(self, server: ServerClient, errand: Errand) -> Json:
-        """Approve a call, sometimes twice at once, at any server. One approval is used."""
+    async def _approve(self, server: ServerClient, errand: Errand) -> Json | None:
+        """Approve a call, sometimes twice at once, at any server. One approval is used. Return None if it is
+        not known by which response, because a server was killed."""
         assert self._crowd is not None
         errand.was_approved = True
         attempts = [server]
@@ -181,17 +185,16 @@ class ToolsSite(SqliteSite):
             attempts.append(ServerClient(server.http, self._random.choice(self._crowd.urls or [server.url])))
         done = await asyncio.gather(*(_use(attempt, errand) for attempt in attempts), return_exceptions=True)
         used = [each for each in done if isinstance(each, dict)]
-        for each in done:
-            if isinstance(each, BaseException) and not isinstance(each, (*CONNECTION_LOST, RequestRefused)):
-                raise each
+        failures = [each for each in done if isinstance(each, BaseException)]
+        for attempt, failure in zip(attempts, done, strict=True):
+            is_killed = isinstance(failure, CONNECTION_LOST) and attempt.url not in self._crowd.urls
+            if isinstance(failure, BaseException) and not is_killed:
+                raise failure
         if len(used) > 1:
             raise WrongAnswer(f"an approval was used twice: {used}")
-        for each in done:
-            if isinstance(each, BaseException) and not used:
-                raise each
-        if not used:
+        if not used and not failures:
             raise WrongAnswer(f"an approval was refused that was never used: errand {errand.number}")
-        return used[0]
+        return used[0] if used else None
 
     async def _ask_for_the_forbidden(self, server: ServerClient) -> None:
         """Send a text that the check refuses, as a turn of its own or after any other."""
