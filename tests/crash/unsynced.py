@@ -12,16 +12,20 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import apsw
 
-from tests.crash.servers import Server, serving
+from tests.crash.servers import Server, serving, until
 from tests.crash.sites import SqliteSite
+
+if TYPE_CHECKING:
+    from tests.crash.storm import Round
 
 _HEAD = struct.Struct("<cQIQI")
 """Of a logged operation: its kind, when it began, and the lengths or values that follow."""
-_WRITE, _TRUNCATE, _DELETE, _SYNC, _SYNC_DIRECTORY = b"w", b"t", b"d", b"s", b"D"
+_WRITE, _TRUNCATE, _DELETE = b"w", b"t", b"d"
+_SYNC, _SYNC_DIRECTORY, _SYNC_FAILED = b"s", b"D", b"f"
 _JOURNALS = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL
 _SECTOR = 512
 """Bytes that a disk writes as one; larger writes can be torn."""
@@ -48,8 +52,10 @@ class Recorder(apsw.VFS):
     """
 
     def __init__(self, log: Path, *, syncs: bool = True) -> None:
-        """``syncs``: otherwise syncs are answered, and not carried out."""
+        """``syncs``: otherwise syncs are answered, and not carried out. They fail while there is a file with
+        the name of the log and ``.failing``."""
         self._log = log.open("ab", buffering=0)
+        self._failing = failing(log)
         self._syncs = syncs
         super().__init__("recorder", "unix", makedefault=True)
 
@@ -64,6 +70,9 @@ class Recorder(apsw.VFS):
         if not name.endswith(_SHARED_MEMORY.encode()):
             head = _HEAD.pack(kind, time.monotonic_ns(), len(name), offset, len(data))
             self._log.write(head + name + data)
+
+    def must_fail(self) -> bool:
+        return self._failing.exists()
 
     def xOpen(self, name: "str | apsw.URIFilename | None", flags: list[int]) -> apsw.VFSFile:
         if name is None:  # a temporary file
@@ -97,12 +106,20 @@ class _RecordedFile(apsw.VFSFile):
         super().xTruncate(newsize)
 
     def xSync(self, flags: int) -> None:
+        if self._recorder.must_fail():
+            self._recorder.record(_SYNC_FAILED, self._path)
+            raise apsw.IOError("the disk reports an error")
         # Logged at its beginning: what another process writes meanwhile is not covered.
         self._recorder.record(_SYNC, self._path)
         if self._syncs_directory:
             self._recorder.record(_SYNC_DIRECTORY, self._path)
             self._syncs_directory = False
         super().xSync(flags)
+
+
+def failing(log: Path) -> Path:
+    """Return the file that makes syncs fail while it is there."""
+    return log.with_suffix(".failing")
 
 
 def read_log(path: Path) -> Iterator[Operation]:
@@ -121,9 +138,11 @@ def read_log(path: Path) -> Iterator[Operation]:
 class Disk:
     """A directory, and what of its files would survive a power failure."""
 
-    def __init__(self, directory: Path, logs: Path) -> None:
+    def __init__(self, directory: Path, logs: Path, *, kept_by_failed_sync: float = 0.7) -> None:
+        """``kept_by_failed_sync``: share of the writes that reach the disk although their sync has failed."""
         self._directory = directory
         self._logs = logs
+        self._kept_by_failed_sync = kept_by_failed_sync
         self._durable: dict[str, bytes] = {}
 
     def lose_power(self, random: Random) -> None:
@@ -136,6 +155,10 @@ class Disk:
         for each in operations:
             if each.kind == _SYNC:
                 _apply_all(files, unsynced.pop(each.name, []))
+            elif each.kind == _SYNC_FAILED:
+                # What could not be written is forgotten; a later sync says nothing about it.
+                pending = unsynced.pop(each.name, [])
+                _apply_all(files, [one for one in pending if random.random() < self._kept_by_failed_sync])
             elif each.kind == _SYNC_DIRECTORY:
                 for name in [name for name, pending in unsynced.items() if pending[-1].kind == _DELETE]:
                     _apply_all(files, unsynced.pop(name))
@@ -188,13 +211,11 @@ def _apply_all(files: dict[str, bytes], operations: list[Operation]) -> None:
 
 
 class UnsyncedSite(SqliteSite):
-    """One server or two on a file; when they have been killed, the machine loses power."""
+    """One server or two on a file; when they have been killed, the machine loses power. Before that, syncs
+    may fail for a while."""
 
     name = "unsynced"
-
-    def __init__(self, directory: Path | None = None, *, syncs: bool = True) -> None:
-        super().__init__(directory)
-        self._syncs = syncs
+    fault_share = 0.4
 
     async def open(self, stack: AsyncExitStack) -> None:
         await super().open(stack)
@@ -205,15 +226,35 @@ class UnsyncedSite(SqliteSite):
         self._logs.mkdir()
         self._disk = Disk(self.directory, self._logs)
         self._started = 0
+        self._running: list[Path] = []
 
     async def start(self, stack: AsyncExitStack, random: Random) -> list[Server]:
         servers = []
+        self._running.clear()
         for _ in range(2 if random.random() < _TWO_SERVERS else 1):
             self._started += 1
-            log = str(self._logs / f"{self._started:06}")
-            command = (sys.executable, "-m", "tests.crash.unsynced_server", log)
+            log = self._logs / f"{self._started:06}"
+            self._running.append(log)
+            command = (sys.executable, "-m", "tests.crash.unsynced_server", str(log))
             servers.append(await stack.enter_async_context(serving(self.spec, command=command)))
         return servers
+
+    async def break_something(self, storm_round: "Round") -> str:
+        """Let syncs fail, for so long that saves succeed in the end, or that turns fail."""
+        crowd = storm_round.crowd
+        crowd.may_refuse = True
+        enough = crowd.refusals + storm_round.random.randint(1, 3)
+        longest_s = storm_round.random.choice([0.3, 2.0, 20.0])
+        ends_at = time.monotonic() + longest_s
+        for log in self._running:
+            failing(log).touch()
+        await until(
+            lambda: crowd.refusals >= enough or time.monotonic() > ends_at or not crowd.urls,
+            "neither refusals nor the time have come",
+        )
+        for log in self._running:
+            failing(log).unlink()
+        return "syncs failed"
 
     async def end_round(self, random: Random) -> None:
         self._disk.lose_power(random)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import apsw
 import pytest
@@ -14,11 +15,13 @@ from slipring.errors import StartupError, Unavailable
 from slipring.stores.databases import sqlite
 from slipring.stores.databases.database import (
     ForeignKeyViolated,
+    OutcomeUnknown,
     RequiredRowMissing,
     Statement,
     UniqueViolated,
 )
 from slipring.stores.databases.sqlite import SqliteDatabase
+from tests.crash.unsynced import Disk, Recorder, failing
 
 ADD = "INSERT INTO slipring_nodes (id, url, seen_at) VALUES ($1, $2, 0)"
 ALL = "SELECT id FROM slipring_nodes ORDER BY id"
@@ -270,6 +273,30 @@ async def main(path, name):
 
 asyncio.run(main(*sys.argv[1:3]))
 """
+
+
+async def test_the_outcome_of_a_commit_is_unknown_if_the_disk_reports_an_error(tmp_path: Path) -> None:
+    disk, after, logs = (tmp_path / name for name in ("disk", "after", "logs"))
+    for directory in (disk, after, logs):
+        directory.mkdir()
+    recorder = Recorder(logs / "1")
+    database = SqliteDatabase(str(disk / "store.db"))
+    await database.start()
+    await database.write(add("before"))
+    failing(logs / "1").touch()
+    with pytest.raises(OutcomeUnknown):
+        await database.write(add("unknown"))
+    failing(logs / "1").unlink()
+    assert await names(database) == ["before"], "it was rolled back"
+    Disk(after, logs, kept_by_failed_sync=1.0).lose_power(Random(1))
+    await database.write(add("after"))
+    assert await names(database) == ["after", "before"]
+    await database.close()
+    recorder.close()
+    recovered = SqliteDatabase(str(after / "store.db"))
+    await recovered.start()
+    assert await names(recovered) == ["before", "unknown"], "its pages had reached the disk"
+    await recovered.close()
 
 
 async def test_killed_processes_lose_no_acknowledged_write(database: SqliteDatabase, path: Path) -> None:

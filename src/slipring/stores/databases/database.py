@@ -27,7 +27,8 @@ class Statement(Struct, frozen=True):
 
 
 class OutcomeUnknown(Unavailable):
-    """The connection was lost while the write was executed: it was committed, is about to be, or was not."""
+    """The connection was lost, or the disk has failed, while the write was executed: it was committed, is
+    about to be, or was not."""
 
 
 class WriteRefused(Exception):

@@ -1,8 +1,9 @@
 """SQLite driver: a file that several processes may share, or a database in memory.
 
 One thread writes. It executes all waiting writes in one transaction, so that they share one sync to disk;
-each write has its own savepoint, so that one that fails does not affect the others. Two more threads read a
-file; an in-memory database has only the one thread.
+each write has its own savepoint, so that one that fails does not affect the others. If the disk reports an
+error at the commit, the outcome of all of them is unknown. Two more threads read a file; an in-memory
+database has only the one thread.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from slipring.stores.databases import schema, tenant_bytes
 from slipring.stores.databases.database import (
     Database,
     ForeignKeyViolated,
+    OutcomeUnknown,
     RequiredRowMissing,
     Row,
     Statement,
@@ -273,7 +275,7 @@ def _write(jobs: list[_Job], connection: apsw.Connection) -> None:
             if job.error is not None:
                 connection.execute("ROLLBACK TO one")
             connection.execute("RELEASE one")
-        connection.execute("COMMIT")
+        _commit(connection)
     except Exception as error:
         reported = _translated(error)
         for job in jobs:
@@ -281,6 +283,19 @@ def _write(jobs: list[_Job], connection: apsw.Connection) -> None:
         if connection.in_transaction:
             with suppress(apsw.Error):
                 connection.execute("ROLLBACK")
+
+
+def _commit(connection: apsw.Connection) -> None:
+    """Commit. Raises ``OutcomeUnknown`` if the disk reports an error.
+
+    The transaction is then rolled back, but all its pages may have reached the disk. If this process is
+    killed before it writes others in their place, the one that recovers the file finds the transaction.
+    """
+    try:
+        connection.execute("COMMIT")
+    except apsw.IOError as error:
+        log.error("SQLite store failed: %s", error)
+        raise OutcomeUnknown(_UNUSABLE) from None
 
 
 def _execute(connection: apsw.Connection, statement: Statement) -> list[Row]:

@@ -105,7 +105,7 @@ DELETE FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 1 AND 
 _MAX_ATTEMPTS = 3
 """Attempts at a save whose ancestors another transaction keeps removing."""
 _PAUSES_S = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Pauses before the attempts to find out whether a save was committed whose connection was lost."""
+"""Pauses before the attempts to find out whether a save with an unknown outcome was committed."""
 _YIELD_EVERY = 100
 """States that are decoded before the event loop runs other tasks."""
 
