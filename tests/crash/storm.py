@@ -18,7 +18,7 @@ from tests.crash.servers import Server, Unexpected
 from tests.crash.sites import Site
 
 _LONGEST_ROUND_S = 60.0
-_RECOVERY_S = 60.0
+_RECOVERY_S = 180.0
 _WITHIN_ANSWER, _DURING_FAULT = 0.5, 0.3
 """Shares of the rounds in which servers are killed after any event and not after the last one of an answer,
 and in which they are killed while something else is broken."""
