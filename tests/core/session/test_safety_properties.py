@@ -7,22 +7,34 @@ where it comes from. A check refuses every text that contains a word that begins
 
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from typing import Any
 
-from hypothesis import settings
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from slipring.core.chain.state import ResponseState
+from slipring.core.checks.gate import Gate
 from slipring.core.checks.policies import KINDS, Check, Policy
-from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Finished, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Inspect
 from slipring.core.turn.turn import Turn
 from tests.core.connection import Connection, Json, Server, call_output, function, message, verdicts_of
 
 LANES = [None, "a"]
+UNSHRUNK = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
+"""A failed run is shown as it was found: making it smaller takes minutes, more than a test has."""
 _WORD = re.compile(r"(?:good|bad)\d+")
 CHECKS = st.builds(
     Check,
@@ -43,6 +55,10 @@ class Safety(RuleBasedStateMachine):
         self.calls = 0
         self.refused: set[str] = set()
         """Words of refused windows of answers, under a check that holds."""
+        self.sent: set[str] = set()
+        """Words in events, those that were sent in pieces included."""
+        self.pieces: dict[str, str] = {}
+        """By item: what has been sent of its text, its thought or its arguments."""
         self.blocked: set[str] = set()
         """Words of refused input."""
         self.inspected: Counter[str] = Counter()
@@ -211,8 +227,12 @@ class Safety(RuleBasedStateMachine):
                 if kind == "error" or kind == "response.failed":
                     error = event["error"] if kind == "error" else event["response"]["error"]
                     assert not _WORD.search(error["message"])
-                sent = set(_WORD.findall(json.dumps(event)))
-                assert not sent & self.refused, kind
+                self.sent.update(_WORD.findall(json.dumps(event)))
+                if kind.endswith(".delta"):
+                    self.pieces[event["item_id"]] = self.pieces.get(event["item_id"], "") + event["delta"]
+                    self.sent.update(_WORD.findall(self.pieces[event["item_id"]]))
+        # Also what was sent before it was refused.
+        assert not self.sent & self.refused, "refused words were sent"
 
     @invariant()
     def nothing_refused_is_kept(self):
@@ -255,5 +275,20 @@ class Safety(RuleBasedStateMachine):
         return True
 
 
-Safety.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Safety.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, phases=UNSHRUNK)
 TestSafety = Safety.TestCase
+
+
+def test_the_machine_notices_a_gate_that_holds_nothing_back(monkeypatch):
+    monkeypatch.setattr(Gate, "_take_passed", take_all)
+    soon = settings(Safety.TestCase.settings, max_examples=20, report_multiple_bugs=False, database=None)
+    with pytest.raises(AssertionError, match="refused words were sent"):
+        run_state_machine_as_test(Safety, settings=soon)
+
+
+def take_all(gate: Gate) -> list[Any]:
+    """What ``Gate._take_passed`` would take if everything had passed."""
+    taken = [held for held in gate._held if not isinstance(held.delta, Finished)]
+    gate._held = deque(held for held in gate._held if isinstance(held.delta, Finished))
+    gate._held_bytes = 0
+    return taken
