@@ -202,14 +202,48 @@ async def test_an_audit_outlives_its_request_and_a_restart(tmp_path: Path) -> No
         _, second = await server.post(input="fine", previous_response_id=first["id"])
         assert second["status"] == "completed"
         check.may_answer.set()
-        while server.service.audits._tasks:
-            await asyncio.wait(server.service.audits._tasks)
+        await server.service.audits.wait()
         status, body = await server.post(input="go on", previous_response_id=second["id"])
         assert (status, body["error"]["code"]) == (400, "invalid_prompt")
     async with serve(checks=checks, store=store) as server:
         for response in (first, second):
             status, body = await server.post(input="go on", previous_response_id=response["id"])
             assert (status, body["error"]["code"]) == (400, "invalid_prompt")
+
+
+async def test_a_server_that_stops_waits_for_audits(tmp_path: Path) -> None:
+    check = Guard("guard")
+    check.may_answer.clear()
+    store = f"sqlite:{tmp_path}/store.db"
+    checks = (entry(mode="audit", subjects=("message",)),)
+    async with serve(checks=checks, store=store) as server:
+        _, first = await server.post(input="bad")
+        await asyncio.wait_for(check.asked.wait(), 60)
+        service = server.service
+        answering = asyncio.create_task(_answer_while_draining(check, service))
+    await answering
+    assert (service.audits.refused, service.audits.lost) == (1, 0)
+    async with serve(checks=checks, store=store) as server:
+        status, body = await server.post(input="go on", previous_response_id=first["id"])
+        assert (status, body["error"]["code"]) == (400, "invalid_prompt")
+
+
+async def _answer_while_draining(check: Guard, service: Any) -> None:
+    while not service.draining:
+        await asyncio.sleep(0)
+    check.may_answer.set()
+
+
+async def test_audits_that_do_not_end_within_the_drain_are_counted(caplog: Any) -> None:
+    check = Guard("guard")
+    check.may_answer.clear()
+    async with serve(checks=(entry(mode="audit", subjects=("message",)),)) as server:
+        await server.post(input="bad")
+        await asyncio.wait_for(check.asked.wait(), 60)
+        service = server.service
+        server.server.stop_request.immediate.set()
+    assert service.audits.lost == 1
+    assert "1 audits had not ended" in caplog.text
 
 
 async def test_a_request_can_ask_for_checks() -> None:
