@@ -130,12 +130,10 @@ class Metrics:
             self._history_bytes[transport,] += report.history_bytes
         if report.recognised_items is not UNSET:
             self._recognised_turns[model,] += 1
-        if report.marks is not UNSET:
-            for mark in report.marks:
-                self._marked_turns[mark,] += 1
-        if report.withheld is not UNSET:
-            for check, items in report.withheld.items():
-                self._withheld_items[check,] += items
+        for mark in report.marks or ():
+            self._marked_turns[mark,] += 1
+        for check, items in (report.withheld or {}).items():
+            self._withheld_items[check,] += items
         if report.send_ms is not UNSET:
             self._send_blocked_seconds.observe((transport,), report.send_ms / 1000)
         self._count_times(model, report)
