@@ -28,7 +28,7 @@ from slipring.core.checks.gate import Gate
 from slipring.core.checks.policies import KINDS, Check, Policy
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Finished, Text, Thought
 from slipring.core.ports import Betas
-from slipring.core.session.actions import Inspect
+from slipring.core.session.actions import Inspect, Start
 from slipring.core.turn.turn import Turn
 from tests.core.connection import Connection, Json, Server, call_output, function, message, verdicts_of
 
@@ -61,6 +61,7 @@ class Safety(RuleBasedStateMachine):
         """By item: what has been sent of its text, its thought or its arguments."""
         self.blocked: set[str] = set()
         """Words of refused input."""
+        self.refused_messages: list[str] = []
         self.inspected: Counter[str] = Counter()
         """By word of the input: how often the check that may refuse was asked about it, and has answered."""
         self.unsure: set[str] = set()
@@ -74,7 +75,9 @@ class Safety(RuleBasedStateMachine):
         self.check = check
         self.server = Server()
         self.server.policy = Policy((check, *watch), scope)
-        self.connections = [Connection(self.server, betas=Betas(rollout=True)) for _ in range(2)]
+        self.connections = [
+            Connection(self.server, betas=Betas(rollout=True), on_start=self._start) for _ in range(2)
+        ]
 
     def _text(self, count: int, bad: int) -> str:
         """New words, the one with this number bad."""
@@ -90,13 +93,18 @@ class Safety(RuleBasedStateMachine):
         who=st.integers(0, 1),
         lane=st.sampled_from(LANES),
         pick=st.integers(0, 9),
-        how=st.sampled_from(["new", "continue", "resend", "resend", "warm up", "roll out", "store"]),
+        how=st.sampled_from(
+            ["new", "continue", "resend", "resend", "warm up", "roll out", "store", "insist"]
+        ),
         bad=st.integers(0, 9),
     )
     def create(self, who, lane, pick, how, bad):
         connection = self.connections[who]
         fields: Json = {"input": [message(self._text(3, bad))], "tools": [function("f")]}
         made = [made for made in self.made if made[0] is connection]
+        if how == "insist" and self.refused_messages:
+            refused = self.refused_messages[pick % len(self.refused_messages)]
+            fields["input"] = [message(refused), *fields["input"]]
         if how in ("continue", "resend") and made:
             _, _, response_id = made[pick % len(made)]
             state = connection.cache.find(response_id)
@@ -180,6 +188,8 @@ class Safety(RuleBasedStateMachine):
             elif subject.side == "input":
                 self.inspected.update(words - self.unsure)
                 self.blocked |= words - self._kept() if guard.flagged else set()
+                if guard.flagged and subject.kind == "message":
+                    self.refused_messages.append(subject.text)
             elif guard.flagged and self.check.mode == "hold":
                 self.refused |= words
 
@@ -213,6 +223,11 @@ class Safety(RuleBasedStateMachine):
         self._look()
 
     # What must hold.
+
+    def _start(self, start: Start) -> None:
+        """No engine reads what was refused before it got its job."""
+        context = b" ".join(item.raw for item in start.job.context()).decode()
+        assert not self.blocked.intersection(_WORD.findall(context)), "an engine reads refused words"
 
     def _look(self) -> None:
         """Note the responses that have ended, and compare what clients have received."""

@@ -142,9 +142,13 @@ class TurnChecks:
         """Deltas of the engine: returns those that are released now."""
         return self._gate.feed(deltas)
 
+    def remember(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> None:
+        """The verdicts of an inspection: they are known to later turns."""
+        self._items.judged(inspection.subjects, verdicts)
+
     def judge(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Delta]:
         """The verdicts of an inspection: returns the deltas that are released now."""
-        self._items.judged(inspection.subjects, verdicts)
+        self.remember(inspection, verdicts)
         return self._gate.judge(inspection.ticket, verdicts)
 
     def ended(self, finished: Finished, *, may_refuse: bool) -> tuple[list[Delta], Finished]:
