@@ -79,7 +79,8 @@ class Servers:
             path = self._directory / f"{name.replace(' ', '-')}.toml"
             path.write_text(_CHECK.format(**{**_CHECKED, **checked}))
             flags = ("--config", str(path))
-        server = slipring(engine, "--log-level", "warning", *flags)
+        # A socket that waits while the others run answers no pings.
+        server = slipring(engine, "--log-level", "warning", "--ping-interval-s", "0", *flags)
         process = await asyncio.to_thread(self._stack.enter_context, server)
         self.processes[name] = process
         self.loops[name] = await self._stack.enter_async_context(connected(process.url))
