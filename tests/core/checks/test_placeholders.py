@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.core.checks.placeholders import placeholder
-from slipring.protocol.items import CallOutput, FunctionCall, Item, Reasoning, plain_text, read_item
+from slipring.protocol.items import CallOutput, FunctionCall, Item, Message, Reasoning, plain_text, read_item
 
 TEXT = "[Withheld: the safety check 'words' has refused this content.]"
 PARTS = [{"type": "input_text", "text": "secret"}]
@@ -86,9 +86,10 @@ def test_a_model_reads_which_check_has_refused_it():
     assert output is not None
     assert thought is not None
     body, result, thoughts = message.body(), output.body(), thought.body()
+    assert isinstance(body, Message)
     assert isinstance(result, CallOutput)
     assert isinstance(thoughts, Reasoning)
-    assert plain_text(body.content) == plain_text(result.output) == thoughts.thought == TEXT  # type: ignore[union-attr]
+    assert plain_text(body.content) == plain_text(result.output) == thoughts.thought == TEXT
     call = placeholder(item(SENT[3]), "words")
     assert call is not None
     arguments = call.body()
