@@ -265,7 +265,7 @@ async def test_an_audit_outlives_its_request_and_a_restart(tmp_path: Path) -> No
             assert (status, body["error"]["code"]) == (400, "invalid_prompt")
 
 
-async def test_a_server_that_stops_waits_for_audits(tmp_path: Path) -> None:
+async def test_a_server_that_stops_waits_for_audits(tmp_path: Path, monkeypatch: Any) -> None:
     check = Guard("guard")
     check.may_answer.clear()
     store = f"sqlite:{tmp_path}/store.db"
@@ -274,18 +274,17 @@ async def test_a_server_that_stops_waits_for_audits(tmp_path: Path) -> None:
         _, first = await server.post(input="bad")
         await asyncio.wait_for(check.asked.wait(), 60)
         service = server.service
-        answering = asyncio.create_task(_answer_while_draining(check, service))
-    await answering
+        wait = service.audits.wait
+
+        async def answer_and_wait() -> None:
+            check.may_answer.set()
+            await wait()
+
+        monkeypatch.setattr(service.audits, "wait", answer_and_wait)
     assert (service.audits.refused, service.audits.lost) == (1, 0)
     async with serve(checks=checks, store=store) as server:
         status, body = await server.post(input="go on", previous_response_id=first["id"])
         assert (status, body["error"]["code"]) == (400, "invalid_prompt")
-
-
-async def _answer_while_draining(check: Guard, service: Any) -> None:
-    while not service.draining:
-        await asyncio.sleep(0)
-    check.may_answer.set()
 
 
 async def test_audits_that_do_not_end_within_the_drain_are_counted(caplog: Any) -> None:
