@@ -1,5 +1,7 @@
-"""``computer`` and ``computer_use_preview``: tools that the client runs and answers with screenshots, over real
-sockets. The sockets of the harness check every event against the types of the openai package."""
+"""``computer`` and ``computer_use_preview``: tools that the client runs and answers with screenshots.
+
+The sockets of the harness check every event against the types of the openai package.
+"""
 
 from pathlib import Path
 from typing import Any
