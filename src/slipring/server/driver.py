@@ -80,6 +80,10 @@ class Sink:
         """Write queued events; returns an awaitable, to be awaited, while the client does not keep up."""
         return None
 
+    async def secure(self) -> None:
+        """Wait until everything sent so far survives this process, if the sink keeps anything at all. Raises
+        ``LeaseLost`` if that cannot be."""
+
     def close(self, code: int, reason: str) -> None:
         """Close the connection once everything has been sent."""
 
@@ -344,6 +348,11 @@ class Driver:
             if (waiting := self.sink.flush()) is not None:
                 self._flush_aside(waiting)
 
+        try:
+            # A call that may have run is never forgotten: its item is safe before it begins.
+            await self.sink.secure()
+        except LeaseLost:
+            return  # the response was ended elsewhere, and this driver is about to be stopped
         outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress)
         self.run(self.session.lifecycle.call_ended(turn, call.id, outcome, now()))
         if (waiting := self.sink.flush()) is not None:
