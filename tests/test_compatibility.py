@@ -734,7 +734,7 @@ COMPUTER_CALL = [
     {"type": "computer_call_output", "call_id": "call_1", "output": SCREENSHOT},
 ]
 SAFETY_CHECKS = [{"id": "cu_sc_1", "code": "malicious_instructions", "message": "Careful."}]
-ACTIONS_WITH_ALL = [
+ACTIONS_WITH_ALL: list[Json] = [
     {
         "type": "computer_call",
         "call_id": "call_1",

@@ -41,19 +41,18 @@ async def test_an_answer_without_its_grammar_fails(
 ) -> None:
     """As if the llguidance of the sandbox took a grammar that llama.cpp's does not take."""
     engine = LlamaEngine(LlamaOptions(model=tiny_path, slots=1, context=512, threads=1))
-    grammar_of = llama.grammar_of
 
     async def broken(*_: Any, **__: Any) -> str:
         return "%llguidance {}\nstart: UNDEFINED\n"
 
     async with serve(engine) as server, server.connect() as socket:
-        monkeypatch.setattr(llama, "grammar_of", broken)
-        failed = await socket.response(input="x", **FORMAT, **SMALL)
+        with monkeypatch.context() as patched:
+            patched.setattr(llama, "grammar_of", broken)
+            failed = await socket.response(input="x", **FORMAT, **SMALL)
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
         assert (failed["output"], failed["error"]["message"]) == (
             *([],),
             "The engine does not enforce the grammar of this answer.",
         )
         assert "does not enforce the grammar of an answer" in caplog.text
-        monkeypatch.setattr(llama, "grammar_of", grammar_of)
         assert (await socket.response(input="x", **FORMAT, **SMALL))["status"] == "incomplete"

@@ -293,7 +293,9 @@ async def test_secrets_reach_the_upstream_and_nothing_else(
     assert b"of-the-client" not in stored + json.dumps(events).encode() + caplog.text.encode()
 
 
-@pytest.mark.parametrize("limits", [{"mcp_servers": ("files",)}, {"mcp_tools": ("files.read",)}])
+@pytest.mark.parametrize(
+    "limits", [{"mcp_servers": ("files",)}, {"mcp_servers": ()}, {"mcp_tools": ("files.read",)}]
+)
 async def test_a_key_with_limits_has_no_servers_called_upstream(tmp_path: Path, limits: Json) -> None:
     compact = [{"type": "compaction", "compact_threshold": 1000}]
     fake = FakeResponsesServer("websocket")
