@@ -153,8 +153,8 @@ class ChildProcess:
             pause_s = _FIRST_PAUSE_S
 
     async def _drain(self, stream: asyncio.StreamReader) -> str:
-        """Log the lines of a stream until it ends, so that its writer never blocks; returns the last one that is
-        not empty."""
+        """Log and read the lines of a stream until it ends, so that its writer never blocks; returns the last
+        one that is not empty."""
         last = "it printed no message"
         async for line in stream:
             text = line.decode("utf-8", "replace").strip()

@@ -28,8 +28,8 @@ class RejectedGrammars:
                 "llama.cpp does not enforce the grammar of an answer: its log of level debug says why"
             )
         elif self._is_pending and (of_slot := _OF_SLOT.search(line)) is not None:
-            # The thread that rejects a grammar reports the beginning of that job next. If it reports something
-            # else, a running job has lost its grammar, and the log does not say which one.
+            # The thread that rejects a grammar reports the beginning of that job next. If it reports another
+            # thing, a running job has lost its grammar, and the log does not say which one.
             self._is_pending = False
             if of_slot[1].startswith("launch"):
                 self._slots.add(int(of_slot[2]))
