@@ -7,7 +7,7 @@ import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Text
 from slipring.core.session.actions import Counted, Loaded
-from slipring.core.turn.turn import Phase
+from slipring.core.turn.stages import Phase
 from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
 from tests.core.connection import (
     Connection,

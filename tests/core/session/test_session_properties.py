@@ -27,7 +27,7 @@ from slipring.core.chain.known_contexts import KnownContext
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Start
-from slipring.core.turn.steer_queue import Steers
+from slipring.core.turn.steps.steer_queue import Steers
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
 from slipring.protocol.hosted.mcp_items import ProtocolError

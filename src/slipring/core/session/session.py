@@ -50,10 +50,11 @@ from slipring.core.session.lanes import Lanes
 from slipring.core.session.live_input_routing import LiveInput
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
-from slipring.core.turn import rollout
+from slipring.core.turn import turn_reports
 from slipring.core.turn.foreseen_job import foreseen_job
-from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Phase, Turn
+from slipring.core.turn.stages import Phase, Stages
+from slipring.core.turn.steps import pauses, rollout
+from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, ConnectionLimitReached, InvalidPrompt, ServerError
 from slipring.protocol import requests
 from slipring.protocol.events import Error, Event
@@ -344,7 +345,7 @@ class Session:
         if turn.phase is not Phase.CLAIMING:
             return []
         self._successors.commit(turn)
-        return [Send(turn.open_approved()), *self.due_calls(turn)]
+        return [Send(pauses.open_approved(turn)), *self.due_calls(turn)]
 
     def due_calls(self, turn: Turn) -> list[Action]:
         """The hosted calls that can begin now. The driver asks after each batch of deltas."""
@@ -354,13 +355,13 @@ class Session:
         """The server of a hosted call reports progress."""
         if turn.phase not in (Phase.RUNNING, Phase.PAUSED):
             return []
-        return [Send(turn.progress_of(call_id, progress, detailed=self._betas.tool_progress))]
+        return [Send(pauses.progress_of(turn, call_id, progress, detailed=self._betas.tool_progress))]
 
     def call_ended(self, turn: Turn, call_id: str, outcome: CallOutcome, now: float) -> list[Action]:
         """A hosted call has ended."""
         if turn.phase not in (Phase.RUNNING, Phase.PAUSED):
             return []
-        ended = Send(turn.end_call(call_id, outcome))
+        ended = Send(pauses.end_call(turn, call_id, outcome))
         if turn.phase is Phase.RUNNING:
             return [ended]
         if turn.is_calling:
@@ -438,10 +439,8 @@ class Session:
             turn.checks.is_awaited = True
             return [Send(emitted), *self.due_inspections(turn)]
         if turn.steps is not None:
-            limits = self._limits
-            paused, more = turn.end_step(
-                now + limits.rollout_wait_s, limits.connection_cache_bytes, may_wait=self._ending is None
-            )
+            waits_until, most_bytes = now + self._limits.rollout_wait_s, self._limits.connection_cache_bytes
+            paused, more = pauses.end_step(turn, waits_until, most_bytes, may_wait=self._ending is None)
             emitted += more
             if paused:
                 return [Send(emitted), *self._after_step(turn, now)]
@@ -487,7 +486,7 @@ class Session:
 
     def _fail(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         """End a response that was created with ``response.failed``."""
-        turn.cut_off_stage()
+        turn_reports.cut_off_stage(turn)
         cancelled = [CancelTools(turn)] if turn.is_calling else []
         self._evict_parent(turn, error)
         self._finished.pop(turn, None)  # a response that cannot be saved leaves no state
@@ -557,12 +556,12 @@ class Session:
         actions: list[Action] = []
         for turn in self.turns():
             if turn.phase is Phase.SAVING:
-                actions.append(self._record(turn, turn.report()))
+                actions.append(self._record(turn, turn_reports.report(turn)))
             elif turn.phase is not Phase.ENDED:
-                turn.cut_off_stage()
+                turn_reports.cut_off_stage(turn)
                 is_queued = turn.phase is Phase.WAITING
                 actions += [] if is_queued else [Cancel(turn)]
-                actions.append(self._record(turn, turn.report(cancelled=True)))
+                actions.append(self._record(turn, turn_reports.report(turn, cancelled=True)))
             turn.phase = Phase.ENDED
         self._finished.clear()
         self._held_back.clear()
@@ -671,14 +670,14 @@ class Session:
 
     def _drop(self, turn: Turn, error: ApiError) -> list[Action]:
         """Refuse a turn whose response was never created."""
-        turn.cut_off_stage()
+        turn_reports.cut_off_stage(turn)
         emitted = self._successors.return_steers(turn, error)
         if not turn.follows:
             self._evict_parent(turn, error)
             emitted.append(Error.of(error, turn.lane))
         self._discard(turn)
         turn.stages.lap("terminal")
-        return [Send(emitted), self._record(turn, turn.report(error))]
+        return [Send(emitted), self._record(turn, turn_reports.report(turn, error))]
 
     def _discard(self, turn: Turn) -> None:
         """End a turn that has no response, and let the next one of its lane run."""
@@ -694,7 +693,7 @@ class Session:
         self._charges.release(turn)
         state = self._finished.pop(turn, None)
         turn.stages.lap("terminal")
-        report = turn.report()
+        report = turn_reports.report(turn)
         if self._betas.timing:
             last.append(turn.output.timing_event(report))
         about_steers, successor = self._successors.after(turn, state, self._refusing)
@@ -712,7 +711,7 @@ class Session:
 
     def _record(self, turn: Turn, report: TurnReport) -> Record:
         content = None if self._betas.keeps_nothing else turn
-        return Record(turn.lane, report, turn.stages.arrived, turn.traceparent, content)
+        return Record(turn.lane, report, turn.stages.arrived, turn_reports.traceparent(turn), content)
 
     def _foresee(self, turn: Turn, state: ResponseState) -> list[Action]:
         """Have the engine prefill what will probably continue a response that has just ended."""
@@ -746,7 +745,7 @@ class Session:
         """No hosted call of a paused response runs any more: resume it, end it, or wait for its client."""
         if turn.output.calls_hosted:
             may_wait = self._ending is None and not self._closed
-            emitted = Send(turn.calls_ended(now + self._limits.rollout_wait_s, may_wait=may_wait))
+            emitted = Send(pauses.calls_ended(turn, now + self._limits.rollout_wait_s, may_wait=may_wait))
             return [emitted, *self._go_on(turn, now)]
         if turn.must_end:
             # Pieces of outputs that a rollout still waits for can arrive after its end.
@@ -767,7 +766,7 @@ class Session:
     def _start_step(self, turn: Turn, now: float) -> list[Action]:
         """Begin the next step of a rollout."""
         try:
-            job = turn.resume()
+            job = pauses.resume(turn)
         except ApiError as error:
             return self._fail(turn, error, now)
         return self._hand_over(Start(turn, job), Phase.RUNNING)

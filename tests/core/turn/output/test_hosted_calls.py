@@ -8,7 +8,7 @@ import pytest
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.core.ports import Betas
-from slipring.core.turn.hosted_calls import LOST
+from slipring.core.turn.output.hosted_calls import LOST
 from slipring.errors import AuthenticationFailed, ContextLengthExceeded, ExternalConnectorError, Unavailable
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
 from tests.core.connection import (
