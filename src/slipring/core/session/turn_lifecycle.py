@@ -45,7 +45,7 @@ from slipring.core.session.successors import Successors
 from slipring.core.turn import turn_reports
 from slipring.core.turn.foreseen_job import foreseen_job
 from slipring.core.turn.stages import Phase
-from slipring.core.turn.steps import pauses
+from slipring.core.turn.steps import failed_steps, pauses
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, InvalidPrompt, ServerError
 from slipring.protocol.events import Error, Event
@@ -274,7 +274,7 @@ class TurnLifecycle:
             turn.stages.lap("store")
         state = self._finished[turn]
         self.cache.remember(state, turn.lane)
-        if not self._betas.keeps_nothing:
+        if not self._betas.keeps_nothing and not turn.has_failed:
             turn.remember(state, now)
         return self._end(turn, [turn.terminal()], now)
 
@@ -293,14 +293,19 @@ class TurnLifecycle:
         return self._fail(turn, error, now)
 
     def _fail(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
-        """End a response that was created with ``response.failed``."""
+        """End a response that was created with ``response.failed``, and keep its finished steps."""
         turn_reports.cut_off_stage(turn)
         cancelled = [CancelTools(turn)] if turn.is_calling else []
-        self._evict_parent(turn, error)
         self._finished.pop(turn, None)  # a response that cannot be saved leaves no state
-        returned = self.successors.return_steers(turn, error)
         ended = self.growing_outputs.end(turn.output.response_id)
-        return [*cancelled, *ended, *self._end(turn, turn.fail(error) + returned, now)]
+        closing = turn.fail(error)
+        state = failed_steps.keep(turn, error)
+        if state is not None:
+            closing += self.successors.return_steers(turn, error)
+            return [*cancelled, *ended, Send(closing), *self._save(turn, state, now)]
+        self._evict_parent(turn, error)
+        last = [*closing, turn.terminal(), *self.successors.return_steers(turn, error)]
+        return [*cancelled, *ended, *self._end(turn, last, now)]
 
     # Running turns.
 
@@ -388,9 +393,13 @@ class TurnLifecycle:
     def _conclude(self, turn: Turn, now: float) -> list[Action]:
         """Close the output of a turn, and save its state if needed."""
         closing, state = turn.finish(now)
+        return [Send(closing), *self._save(turn, state, now)]
+
+    def _save(self, turn: Turn, state: ResponseState, now: float) -> list[Action]:
+        """Save the state of a response that has ended, if needed."""
         self._finished[turn] = state
         turn.phase = Phase.SAVING
-        return [Send(closing), *([Save(turn, state)] if turn.saves else self.saved(turn, now))]
+        return [Save(turn, state)] if turn.saves else self.saved(turn, now)
 
     def _reject(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         return self._drop(turn, error) + self.advance(now)
@@ -423,7 +432,9 @@ class TurnLifecycle:
         report = turn_reports.report(turn)
         if self._betas.timing:
             last.append(turn.output.timing_event(report))
-        about_steers, successor = self.successors.after(turn, state, self._lifetime.refusal)
+        about_steers, successor = self.successors.after(
+            turn, state if not turn.has_failed else None, self._lifetime.refusal
+        )
         actions: list[Action] = [Send(last + about_steers), self._record(turn, report)]
         if successor is None:
             self.lanes.release(turn)
