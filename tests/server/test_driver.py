@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from slipring.core.generation import CallArguments, CallStarted
 from slipring.server.driver import Driver
-from tests.harness import PuppetEngine, serve
+from tests import wire
+from tests.harness import WEATHER, PuppetEngine, serve
 from tests.server.issuing import issue, serve_stored
 
 GRAMMAR = {
@@ -113,3 +115,31 @@ async def test_a_failed_save_ends_its_turn_and_no_other(monkeypatch: pytest.Monk
             (*_, failed) = await socket.until("response.failed")
             assert failed["response"]["error"]["code"] == "server_error"
         assert (await socket.response(input="again", store=True))["status"] == "completed"
+
+
+async def test_a_rollout_that_fails_in_a_later_step_is_stored_and_continued() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        async with server.connect(headers={"OpenAI-Beta": "slipring_rollout=v1"}) as socket:
+            await socket.create(input="hello", tools=[WEATHER], rollout=True)
+            first = await engine.next()
+            first.emit(CallStarted("function", "get_weather"), CallArguments("{}"))
+            first.finish()
+            done = (await socket.until("response.done"))[-1]
+            output = {"call_id": done["required_input"][0]["call_id"], "output": "sun"}
+            appended = [{"type": "function_call_output", **output}]
+            await socket.send(type="response.append", response_id=done["response_id"], input=appended)
+            second = await engine.next()
+            second.say("hal")
+            second.fail(RuntimeError("broken"))
+            failed = (await socket.until("response.failed"))[-1]["response"]
+        kinds = ["function_call", "function_call_output"]
+        assert [item["type"] for item in failed["output"]] == kinds
+        async with server.http.get(f"{server.url}/responses/{failed['id']}") as reply:
+            assert wire.check_response(await reply.json()) == failed
+        retry = asyncio.create_task(server.post(input=[], previous_response_id=failed["id"], tools=[WEATHER]))
+        third = await engine.next()
+        assert [item.type for item in third.job.input] == ["function_call_output"]
+        third.say("sunny")
+        third.finish()
+        assert (await retry)[1]["status"] == "completed"

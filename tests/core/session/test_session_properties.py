@@ -208,6 +208,8 @@ class Pending:
     held: list[list[Json]] = field(default_factory=list)
     """Accepted appends that are not committed."""
     paused: bool = False
+    unsaved: bool = False
+    """Whether the store fails to save it."""
 
     @property
     def output(self) -> list[Json]:
@@ -390,7 +392,7 @@ class Model:
         parent = self.made.get(asked.previous or "")
         calls = open_calls(asked.input, parent.open_calls if parent else [])
         for item in asked.output:
-            cut_off = status == "incomplete" and item is asked.output[-1]
+            cut_off = status != "completed" and item is asked.output[-1]
             if is_complete_call(item) and not cut_off:
                 calls.append(item["call_id"])
             elif item["type"] == "function_call_output":
@@ -721,7 +723,7 @@ class Peer:
         assert not asked.held, "neither committed nor returned"
         asked.paused = False
         if response["status"] == "failed":
-            self._check_eviction(asked)
+            self._see_failed(response, asked)
             self.owed.update(asked.steers)
             if self._waits_for(asked):
                 self.owed.update(self.waiting[asked.previous or ""])
@@ -731,6 +733,24 @@ class Peer:
             self.model.finish(self, asked, response["status"], stored=response["store"])
             if asked.steers:
                 self._expect_successor(asked, response["id"])
+
+    def _see_failed(self, response: Json, asked: Pending) -> None:
+        """A response that fails in a later step keeps the earlier ones. The client sees that by its usage."""
+        is_kept = response["usage"] is not None
+        if asked.starts > 1 and asked.left is None and not asked.unsaved:
+            assert is_kept, "its finished steps are lost"
+        if not is_kept:
+            self._check_eviction(asked)
+            return
+        assert asked.starts > 1 or asked.told or asked.step or asked.approved, "nothing to keep"
+        if response["output"] != asked.output:
+            # Without what the failed step wrote, unless it called hosted tools.
+            asked.done = {n: item for n, item in asked.done.items() if item in response["output"]}
+            assert response["output"] == asked.output
+            asked.step.clear()
+            assert not asked.results, "the results of hosted calls are lost"
+        self._check_cached(response["id"], asked.lane)
+        self.model.finish(self, asked, "failed", stored=response["store"])
 
     # Steers.
 
@@ -1293,6 +1313,7 @@ class Connections(RuleBasedStateMachine):
             return  # no work is in progress that could fail
         self.quiet_steps = 0
         peer.head(lane).loading = any(turn.lane == lane for turn in peer._beginning())
+        peer.head(lane).unsaved = peer.is_at("saves", lane)
         with peer.evicting_only_evictable():
             peer.connection.fail(lane)
 

@@ -25,23 +25,22 @@ def keep(turn: Turn, error: ApiError) -> ResponseState | None:
     steps, response = turn.steps, turn.response
     if steps is None or response is None or not _may_be_kept(turn, error):
         return None
-    items, position = turn.output.items, steps.position
-    is_paused = turn.phase is Phase.PAUSED
-    if is_paused and steps.spent is None:
-        return None
-    if not is_paused:
-        if turn.phase is not Phase.RUNNING or steps.begun_with is None:
+    items, position, cut_off = turn.output.items, steps.position, False
+    if turn.phase is Phase.PAUSED:
+        if steps.spent is None:
             return None
-        if _has_called(turn):
-            position = None
-        else:
-            items = items[: steps.begun_with]
+    elif turn.phase is not Phase.RUNNING or steps.begun_with is None:
+        return None
+    elif _has_called(turn):
+        position, cut_off = None, True
+    else:
+        items = items[: steps.begun_with]
     finished = steps.spent or _NOTHING
     if turn.compaction is not None:
         finished = turn.compaction.together(finished)
     output, usage = [Raw(item.raw) for item in items], response_object.usage(finished)
     turn.response = structs.replace(response, output=output, usage=usage)
-    return turn.new_state(items, position, cut_off=not is_paused)
+    return turn.new_state(items, position, cut_off=cut_off)
 
 
 def _has_called(turn: Turn) -> bool:
