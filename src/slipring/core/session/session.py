@@ -2,8 +2,8 @@
 
 The driver calls it with what happened (a frame arrived, the store answered, the engine produced deltas, time
 passed), and each call returns the list of actions that the driver runs next. A session owns the lifetime of
-its connection and reads what its client sends; its ``TurnLifecycle`` owns the turns. Both are pure: they never
-wait, the time is an argument, and ids, clock and encryption are injected as ``ports``.
+its connection and reads what its client sends; its ``TurnLifecycle`` owns the turns. Both are pure: they
+never wait, the time is an argument, and ids, clock and encryption are injected as ``ports``.
 """
 
 from msgspec import structs
