@@ -24,6 +24,7 @@ from slipring.core.session.actions import (
     Check,
     ClaimApprovals,
     Close,
+    Compress,
     Counted,
     Inspect,
     Load,
@@ -72,6 +73,7 @@ class TurnLifecycle:
         "_lifetime",
         "_limits",
         "_models",
+        "_pinned",
         "_policies",
         "_ports",
         "_tenant",
@@ -115,6 +117,8 @@ class TurnLifecycle:
         self.growing_outputs.is_on = not any(check.before for check in policies.checks.values())
         self._finished: dict[Turn, ResponseState] = {}
         """States of turns that are being saved."""
+        self._pinned: dict[Turn, tuple[ConnectionCache, ResponseState]] = {}
+        """What running turns continue, and where it is counted."""
         self._held_back: dict[Turn, tuple[_Held, Phase]] = {}
         """What is done once the input of a turn has passed, and the phase that then begins."""
 
@@ -131,9 +135,10 @@ class TurnLifecycle:
         if turn.phase is not Phase.LOADING:
             return []
         try:
-            turn_setup.bind_loaded(turn, loaded)
+            turn_setup.bind_loaded(turn, loaded, self.cache)
         except ApiError as error:
             return self._reject(turn, error, now)
+        self._pin(turn)
         return self._start(turn, now) + self.advance(now)
 
     def resolved(
@@ -273,10 +278,20 @@ class TurnLifecycle:
         if turn.saves:
             turn.stages.lap("store")
         state = self._finished[turn]
+        self._unpin(turn)
         self.cache.remember(state, turn.lane)
         if not self._betas.keeps_nothing and not turn.has_failed:
             turn.remember(state, now)
-        return self._end(turn, [turn.terminal()], now)
+        return [*self._compress(self.cache), *self._end(turn, [turn.terminal()], now)]
+
+    def compressed(self, compress: Compress, items: Sequence[bytes]) -> list[Action]:
+        """The items of earlier responses are compressed, or as many of them as could be."""
+        compress.cache.keep_compressed(list(zip(compress.states, items, strict=False)))
+        return [] if self._lifetime.is_closed else self._compress(compress.cache)
+
+    def _compress(self, cache: ConnectionCache) -> list[Action]:
+        states = cache.take_compressible()
+        return [Compress(cache, tuple(states))] if states else []
 
     def failed(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         """The engine, the compiler or the store has failed."""
@@ -333,6 +348,7 @@ class TurnLifecycle:
             load = turn_setup.bind(turn, self.cache, self.successors)
         except ApiError as error:
             return self._drop(turn, error)
+        self._pin(turn)
         ended = [] if turn.forks else self.growing_outputs.end(turn.request.previous_response_id)
         if load.is_empty and not self.asks_each_turn:
             return [*ended, *self._start(turn, now)]
@@ -419,6 +435,7 @@ class TurnLifecycle:
         """End a turn that has no response, and let the next one of its lane run."""
         turn.phase = Phase.ENDED
         self._held_back.pop(turn, None)
+        self._unpin(turn)
         self.charges.release(turn)
         self.lanes.release(turn)
 
@@ -426,6 +443,7 @@ class TurnLifecycle:
         """End a turn with its last events, then begin its successor and whatever may run now."""
         turn.phase = Phase.ENDED
         self._held_back.pop(turn, None)
+        self._unpin(turn)
         self.charges.release(turn)
         state = self._finished.pop(turn, None)
         turn.stages.lap("terminal")
@@ -446,6 +464,17 @@ class TurnLifecycle:
             return actions
         audit = turn.audit(state)
         return [*actions, *([StartAudit(audit)] if audit is not None else []), *self._foresee(turn, state)]
+
+    def _pin(self, turn: Turn) -> None:
+        """Count the state that a turn continues for as long as the turn runs."""
+        if turn.parent is not None and turn not in self._pinned:
+            self._pinned[turn] = self.cache, turn.parent
+            self.cache.pin(turn.parent)
+
+    def _unpin(self, turn: Turn) -> None:
+        if (pinned := self._pinned.pop(turn, None)) is not None:
+            cache, state = pinned
+            cache.unpin(state)
 
     def _record(self, turn: Turn, report: TurnReport) -> Record:
         content = None if self._betas.keeps_nothing else turn
@@ -558,6 +587,8 @@ class TurnLifecycle:
                 actions += [] if is_queued else [Cancel(turn)]
                 actions.append(self._record(turn, turn_reports.report(turn, cancelled=True)))
             turn.phase = Phase.ENDED
+        for turn in list(self._pinned):
+            self._unpin(turn)
         self._finished.clear()
         self._held_back.clear()
         actions += self.growing_outputs.end_all()
