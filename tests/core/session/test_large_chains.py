@@ -35,7 +35,7 @@ def test_a_chain_that_is_larger_than_the_connection_keeps_goes_on():
     last = grow(connection, 10)
     state = connection.cache.find(last)
     assert state is not None
-    assert [each.is_compressed for each in reversed(list(state.chain()))] == [True] * 8 + [False] * 2
+    assert [bool(each.compressed_bytes) for each in reversed(list(state.chain()))] == [True] * 8 + [False] * 2
     connection.create(previous=last, input="and?")
     texts = [item["content"] for item in context_of(connection.job()) if item["role"] == "user"]
     assert texts == [*map(text, range(10)), "and?"]
@@ -119,7 +119,7 @@ def test_states_that_were_freed_meanwhile_are_not_compressed():
     (waiting,) = connection.compressions
     connection.cache.clear()
     connection.compress()
-    assert not any(state.is_compressed for state in waiting.states)
+    assert not any(state.compressed_bytes for state in waiting.states)
     assert connection.cache.used_bytes == 0
 
 
@@ -133,6 +133,19 @@ def test_a_connection_that_has_closed_compresses_no_more():
     connection.compress(1)
     assert not connection.compressions
     assert cache.find(last) is not None
+
+
+def test_another_connection_continues_a_compressed_chain():
+    """As after a disconnect."""
+    connection = Connection(server())
+    state = connection.cache.find(grow(connection, 10))
+    assert state is not None
+    again = ConnectionCache(100_000, compressible_bytes=500_000)
+    again.remember(state, None)
+    assert state.id in again
+    assert again.compressed_states == 8
+    again.clear()
+    assert (again.used_bytes, again._own.compressed_bytes, again._uncompressed_bytes) == (0, 0, 0)
 
 
 def test_items_of_compressed_states_are_found_by_reference():

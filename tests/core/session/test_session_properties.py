@@ -1407,11 +1407,9 @@ class Connections(RuleBasedStateMachine):
             pinned = [state for _, state in peer.connection.session.lifecycle._pinned.values()]
             held = {node for state in [*cache.states(), *pinned] for node in state.chain()}
             assert cache.used_bytes == sum(cache._retention._sizes[node] for node in held)
-            compressed = {node: cache._compressed[node] for node in held if node in cache._compressed}
-            assert cache._compressed == compressed
-            assert cache._own.compressed_bytes == sum(after for _, after in compressed.values())
-            before = sum(before for before, _ in compressed.values())
-            assert before == cache._uncompressed_bytes <= LIMITS["connection_compressed_bytes"]
+            assert cache._compressed <= held
+            assert cache._own.compressed_bytes == sum(node.compressed_bytes for node in cache._compressed)
+            assert cache._uncompressed_bytes == sum(node.item_bytes for node in cache._compressed)
             # What running turns continue, and what is about to be compressed, stays.
             assert not cache._own.exceeded or not len(cache) or peer.connection.compressions
             totals[peer.tenant] += cache.used_bytes

@@ -43,8 +43,9 @@ class Retention(Generic[N]):
             node = node.parent
         return gained
 
-    def hold(self, state: N) -> int:
-        """Retain a state and its ancestors; returns the bytes that were not retained before."""
+    def hold(self, state: N, nodes: list[N] | None = None) -> int:
+        """Retain a state and its ancestors; returns the bytes that were not retained before, and adds their
+        nodes to ``nodes``."""
         gained = 0
         node: N | None = state
         while node is not None:
@@ -54,12 +55,14 @@ class Retention(Generic[N]):
                 break
             self._sizes[node] = node.size_bytes
             gained += node.size_bytes
+            if nodes is not None:
+                nodes.append(node)
             node = node.parent
         return gained
 
-    def release(self, state: N, freed: list[N] | None = None) -> int:
+    def release(self, state: N, nodes: list[N] | None = None) -> int:
         """Drop one reference to a state; returns the bytes that are no longer retained, and adds their nodes
-        to ``freed``."""
+        to ``nodes``."""
         freed_bytes = 0
         node: N | None = state
         while node is not None:
@@ -69,8 +72,8 @@ class Retention(Generic[N]):
                 break
             del self._counts[node]
             freed_bytes += self._sizes.pop(node)
-            if freed is not None:
-                freed.append(node)
+            if nodes is not None:
+                nodes.append(node)
             node = node.parent
         return freed_bytes
 

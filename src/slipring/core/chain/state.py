@@ -83,6 +83,7 @@ class ResponseState:
     ``verdicts``, and that its items may be compressed."""
 
     __slots__ = (
+        "_item_bytes",
         "_items",
         "_size_bytes",
         "branch",
@@ -130,6 +131,7 @@ class ResponseState:
         self.context_bytes: int = own_bytes + (parent.context_bytes if parent is not None else 0)
         """Length of the JSON of all items of the chain up to here."""
         self._size_bytes: int | None = None
+        self._item_bytes = 0
 
     @property
     def input(self) -> tuple[Item, ...]:
@@ -147,14 +149,16 @@ class ResponseState:
         return compressed_items.decompress(items) if isinstance(items, bytes) else items
 
     @property
-    def is_compressed(self) -> bool:
-        """Whether its items are kept in compressed form."""
-        return isinstance(self._items, bytes)
+    def compressed_bytes(self) -> int:
+        """The memory of its items in compressed form; 0 if they are not compressed."""
+        return len(self._items) if isinstance(self._items, bytes) else 0
 
     @property
     def item_bytes(self) -> int:
-        """The memory of its items as long as they are not compressed."""
-        return sum([item.size_bytes for item in self.input + self.output])
+        """The memory of its items, before they were compressed."""
+        if isinstance(self._items, bytes):
+            return self._item_bytes
+        return sum([item.size_bytes for items in self._items for item in items])
 
     def compressed(self) -> bytes:
         """Its items in compressed form. To be called in a thread."""
@@ -162,7 +166,8 @@ class ResponseState:
 
     def keep_compressed(self, data: bytes) -> None:
         """Keep its items as ``compressed`` has returned them, and in no other form."""
-        self._size_bytes = self.size_bytes - self.item_bytes + len(data)
+        self._item_bytes = self.item_bytes
+        self._size_bytes = self.size_bytes - self._item_bytes + len(data)
         self._items = data
         self.response = structs.replace(self.response, output=[])
 

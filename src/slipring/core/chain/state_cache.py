@@ -129,10 +129,10 @@ class ConnectionCache:
         self._entries: dict[str, _Entry] = {}
         self._lanes: dict[str | None, _Entry] = {}
         self._compressible_bytes = compressible_bytes
-        self._compressed: dict[ResponseState, tuple[int, int]] = {}
-        """Retained states that were compressed here: the bytes of their items before and after."""
+        self._compressed: set[ResponseState] = set()
+        """Retained states that are compressed, except those that another connection has compressed since."""
         self._uncompressed_bytes = 0
-        """The sum of the bytes before."""
+        """The bytes of their items before that."""
         self._is_compressing = False
         self._outgrown: deque[str] = deque(maxlen=_OUTGROWN)
         """Responses that were not stored and were evicted for the size of their chain."""
@@ -198,11 +198,11 @@ class ConnectionCache:
         self._entries[state.id] = self._lanes[lane] = entry
         for scope in self._scopes:
             scope.latest[entry] = None
-        self._add(self._retention.hold(state))
+        self._hold(state)
 
     def pin(self, state: ResponseState) -> None:
         """Count a state and its ancestors, cached or not, until ``unpin``: a turn runs that continues it."""
-        self._add(self._retention.hold(state))
+        self._hold(state)
 
     def unpin(self, state: ResponseState) -> None:
         """The turn has ended."""
@@ -248,14 +248,11 @@ class ConnectionCache:
         self._is_compressing = False
         grown = 0
         for state, data in compressed:
-            if state not in self._retention or state.is_compressed:
+            if state not in self._retention or state.compressed_bytes:
                 continue
-            before = state.item_bytes
             state.keep_compressed(data)
             grown += self._retention.resize(state)
-            self._compressed[state] = before, len(data)
-            self._uncompressed_bytes += before
-            self._own.compressed_bytes += len(data)
+            self._count_compressed(state)
             self._scopes[-1].compressions += 1
         self._add(grown)
 
@@ -265,7 +262,7 @@ class ConnectionCache:
         for entry in list(self._lanes.values()):
             chain: list[ResponseState] = []
             node = entry.state.parent if entry.state.response.store is False else None
-            while node is not None and not node.is_compressed and node not in seen:
+            while node is not None and not node.compressed_bytes and node not in seen:
                 seen.add(node)
                 chain.append(node)
                 node = node.parent
@@ -278,6 +275,19 @@ class ConnectionCache:
             return self._is_compressing
         oldest = next(self._candidates(), None)
         return oldest is not None and oldest.item_bytes <= room
+
+    def _hold(self, state: ResponseState) -> None:
+        nodes: list[ResponseState] = []
+        gained = self._retention.hold(state, nodes)
+        for node in nodes:
+            if node.compressed_bytes:
+                self._count_compressed(node)
+        self._add(gained)
+
+    def _count_compressed(self, state: ResponseState) -> None:
+        self._compressed.add(state)
+        self._uncompressed_bytes += state.item_bytes
+        self._own.compressed_bytes += state.compressed_bytes
 
     def _add(self, size_bytes: int) -> None:
         """Count bytes, then evict what exceeds a limit."""
@@ -300,10 +310,10 @@ class ConnectionCache:
     def _release(self, state: ResponseState) -> None:
         nodes: list[ResponseState] = []
         freed = self._retention.release(state, nodes)
-        for node in nodes if self._compressed else ():
-            before, after = self._compressed.pop(node, (0, 0))
-            self._uncompressed_bytes -= before
-            self._own.compressed_bytes -= after
+        for node in self._compressed.intersection(nodes) if self._compressed else ():
+            self._compressed.remove(node)
+            self._uncompressed_bytes -= node.item_bytes
+            self._own.compressed_bytes -= node.compressed_bytes
         for scope in self._scopes:
             scope.used_bytes -= freed
         if freed and self.on_freed is not None:
