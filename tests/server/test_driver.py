@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted
+from slipring.core.limits import Limits
 from slipring.server.driver import Driver
 from tests import wire
 from tests.harness import WEATHER, PuppetEngine, serve
@@ -143,3 +144,19 @@ async def test_a_rollout_that_fails_in_a_later_step_is_stored_and_continued() ->
         third.say("sunny")
         third.finish()
         assert (await retry)[1]["status"] == "completed"
+
+
+async def test_a_chain_that_exceeds_the_connections_memory_is_compressed_and_goes_on() -> None:
+    limits = Limits(connection_cache_bytes=60_000, connection_compressed_bytes=400_000)
+    engine = PuppetEngine()
+    async with serve(engine, limits=limits) as server, server.connect() as socket:
+        previous = None
+        for number in range(6):
+            await socket.create(input=f"{number} " * 8000, previous_response_id=previous, store=False)
+            performance = await engine.next()
+            performance.say("ok")
+            performance.finish()
+            previous = (await socket.until("response.completed"))[-1]["response"]["id"]
+        assert len(list(performance.job.context())) == 11
+        while server.service.scopes.process.compressions < 3:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)

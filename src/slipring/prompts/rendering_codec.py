@@ -69,7 +69,8 @@ class _Rewritten(_Addition, frozen=True, array_like=True):
 
 
 _encoder = msgpack.Encoder()
-_decoders = {_VERSION: msgpack.Decoder(_Addition), _VERSION_REWRITTEN: msgpack.Decoder(_Rewritten)}
+_decoder = msgpack.Decoder(_Addition)
+_decoder_of_rewritten = msgpack.Decoder(_Rewritten)
 
 
 class RenderingCodec:
@@ -156,9 +157,9 @@ def _swapped(ids: "array[int]") -> "array[int]":
 def _read(data: bytes) -> _Addition:
     version, checksum = _header.unpack_from(data)
     packed = data[_header.size :]
-    if version not in _decoders or checksum != zlib.crc32(packed):
+    if version not in (_VERSION, _VERSION_REWRITTEN) or checksum != zlib.crc32(packed):
         raise ValueError
-    return _decoders[version].decode(packed)
+    return _decoder.decode(packed) if version == _VERSION else _decoder_of_rewritten.decode(packed)
 
 
 def _append(addition: _Addition, parent: Rendered | None, head: Head) -> Rendered | None:

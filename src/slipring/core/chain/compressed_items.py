@@ -11,7 +11,7 @@ Items = tuple[tuple[Item, ...], tuple[Item, ...]]
 """Input and output."""
 _FASTEST = 1
 _encode = msgpack.Encoder().encode
-_decoder = msgpack.Decoder(Items)
+_decoder: msgpack.Decoder[Items] = msgpack.Decoder(Items)
 
 
 def compress(items: Items) -> bytes:

@@ -8,8 +8,8 @@ each; its last position has what was kept of every step.
 
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
-from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
 from slipring.engines.responses.sockets import Lane, Socket
 from slipring.protocol.items import CALL_OF_OUTPUT, Item
@@ -101,11 +101,24 @@ def earlier_step(job: Job, home: object) -> Step | None:
     return position.step if position is not None else None
 
 
+class _Answered(Protocol):
+    """A response of a chain, or one step of a response that runs."""
+
+    @property
+    def position(self) -> object: ...
+
+    @property
+    def answer(self) -> tuple[Item, ...]: ...
+
+    @property
+    def earlier_steps(self) -> tuple[Item, ...]: ...
+
+
 def steps_of(
-    node: ResponseState, home: object
+    node: _Answered, home: object
 ) -> Iterator[tuple[tuple[Item, ...], tuple[Item, ...], Step | None]]:
     """The steps of a response, last one first: the answer, the outputs of calls that another step has read
-    after it, and what was kept of it. ``node`` is a whole response, or one step of a response that runs."""
+    after it, and what was kept of it."""
     position = own_position(node.position, home)
     step = position.step if position is not None else None
     yield node.answer, (), step
