@@ -266,10 +266,13 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             stacks=True,
         ),
         Shown(
-            "Evictions",
-            table.CACHE_EVICTIONS.help,
+            "Evictions and compressions",
+            f"{table.CACHE_EVICTIONS.help} {table.CACHE_COMPRESSIONS.help}",
             "ops",
-            ((rate(table.CACHE_EVICTIONS, "scope"), "{{scope}}"),),
+            (
+                (rate(table.CACHE_EVICTIONS, "scope"), "{{scope}}"),
+                (rate(table.CACHE_COMPRESSIONS), "compressed"),
+            ),
         ),
         Shown(
             "Parked",

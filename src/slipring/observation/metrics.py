@@ -265,6 +265,11 @@ CACHE_EVICTIONS = Metric(
     "States that were evicted, by the limit that was exceeded.",
     (Label("scope", SCOPES),),
 )
+CACHE_COMPRESSIONS = Metric(
+    "slipring_cache_compressions_total",
+    "counter",
+    "States that were compressed because a chain that is not stored exceeded `connection_cache_bytes`.",
+)
 MEMORY_USES = ("states", "parked", "recognised", "requests", "unread", "compiled", "verdicts")
 MEMORY_BYTES = Metric(
     "slipring_memory_bytes",

@@ -57,12 +57,12 @@ def bind(turn: Turn, cache: ConnectionCache, successors: Successors) -> Load:
     return Load(turn, previous if turn.parent is None else None, frozenset(missing), conversation_id)
 
 
-def bind_loaded(turn: Turn, loaded: Loaded) -> None:
+def bind_loaded(turn: Turn, loaded: Loaded, cache: ConnectionCache) -> None:
     """Bind what the store found. Raises ``PreviousResponseNotFound``."""
     previous = turn.request.previous_response_id
     if turn.parent is None and previous is not None:
         if loaded.state is None:
-            raise PreviousResponseNotFound(previous)
+            raise PreviousResponseNotFound(previous, cache.why_forgotten(previous))
         turn.parent = loaded.state
         turn.found = loaded.state.find_items(input_items.references(turn.input))
     turn.found = {**loaded.items, **turn.found}

@@ -46,6 +46,8 @@ def _running_stage(turn: Turn) -> StageName:
     ended = turn.stages.laps[-1].name if turn.stages.laps else "decode"
     if turn.phase is Phase.PAUSED:
         return "tools" if turn.is_calling else "client"
+    if turn.phase is Phase.SAVING:
+        return "store"
     if turn.phase is Phase.LISTING:
         return "list"
     if turn.phase is Phase.INSPECTING:

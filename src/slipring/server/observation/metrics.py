@@ -238,6 +238,7 @@ def _caches(service: Service) -> Iterator[Reading]:
     yield table.CACHE_EVICTIONS, ("connection",), process.connection_evictions
     yield table.CACHE_EVICTIONS, ("tenant",), sum(scope.evictions for scope in tenants)
     yield table.CACHE_EVICTIONS, ("process",), process.evictions
+    yield table.CACHE_COMPRESSIONS, (), process.compressions
     yield table.CACHE_LOOKUPS, ("connection",), process.hits
     for source in ("parked", "store", "peer", "miss"):
         yield table.CACHE_LOOKUPS, (source,), service.lookups[source]
