@@ -789,7 +789,11 @@ class _Turn:
             status = "cancelled" if status == "incomplete" else status
         _require_equal(response["status"], status, f"status in {event['type']}")
         _check_outcome(response)
-        if status in ("failed", "cancelled"):
+        if status == "failed" and response["usage"] is not None:
+            # It can be continued: it has its finished steps, and no part of a later one is missing.
+            kept = response["output"]
+            _require_equal(kept, self.done[: len(kept)], "output of a failed response that is kept")
+        elif status in ("failed", "cancelled"):
             self._check_failed_output(response["output"])
         else:
             _require(self.item is None and not self.running, f"{event['type']} while an item is open")

@@ -26,6 +26,12 @@ _TELLING = (
 )
 """Events that say something of items."""
 _INTERNAL_ERROR = -32603
+_KINDS: dict[str, type[ResponseEvent]] = {
+    "completed": Completed,
+    "incomplete": Incomplete,
+    "failed": Failed,
+}
+"""The terminal events of saved responses, by status."""
 
 
 class _Outline(Struct):
@@ -84,8 +90,7 @@ async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Resp
 async def _last_event(store: Store, run: Run, number: int, *, cancelled: bool) -> ResponseEvent:
     saved = await store.responses.retrieve(run.tenant, run.response_id)
     if saved is not None:  # the owner saved the response, and died before it wrote the last event
-        kind = Completed if saved.status == "completed" else Incomplete
-        return kind(sequence_number=number, response=saved)
+        return _KINDS[saved.status](sequence_number=number, response=saved)
     response = structs.replace(read_response(run.response), output=await _output(store, run))
     if cancelled:
         # The API has no event for cancelled responses; the status distinguishes them.
