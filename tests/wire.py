@@ -615,7 +615,9 @@ class _Item:
     @property
     def runs(self) -> bool:
         """Whether this is a hosted call that the model has written: other items may begin while it runs."""
-        return self.type == "mcp_call" and self.text.is_done
+        if self.type == "mcp_call":
+            return self.text.is_done
+        return bool(self.progress) and self.progress[-1].endswith((".searching", ".interpreting"))
 
     def check_done(self, item: Json) -> None:
         for key in ("id", "type", "call_id", "name"):

@@ -350,6 +350,18 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             ((f"{rate(table.CHECK_SECONDS, 'check')} / {rate(table.CHECK_CALLS, 'check')}", "{{check}}"),),
             width=6,
         ),
+        Shown(
+            "Withheld items",
+            table.WITHHELD_ITEMS.help,
+            "ops",
+            ((rate(table.WITHHELD_ITEMS, "check"), "{{check}}"),),
+        ),
+        Shown(
+            "Audits",
+            table.AUDITS.help,
+            "ops",
+            ((rate(table.AUDITS, "outcome"), "{{outcome}}"),),
+        ),
     ),
     "Hosted tools": (
         Shown(

@@ -673,7 +673,7 @@ def node(
     input: tuple[Item, ...] | None = None,
     output: tuple[Item, ...] = (),
 ) -> ResponseState:
-    """The state of a finished response."""
+    """The state of a finished response, to ``input`` or a message of the user with ``text``."""
     response = Response(
         id=id,
         created_at=0,

@@ -333,6 +333,20 @@ CHECK_SECONDS = Metric(
     "slipring_check_seconds_total", "counter", "Time that these calls took.", (CHECK,), parts=NANOSECONDS
 )
 
+AUDIT_OUTCOMES = ("passed", "refused", "lost")
+AUDITS = Metric(
+    "slipring_audits_total",
+    "counter",
+    "Responses that were inspected after their end. `lost`: the server has ended before.",
+    (Label("outcome", AUDIT_OUTCOMES),),
+)
+WITHHELD_ITEMS = Metric(
+    "slipring_withheld_items_total",
+    "counter",
+    "Items of histories that a check had refused before, so that the model got a placeholder instead.",
+    (CHECK,),
+)
+
 STORE_COMMIT_SECONDS = Metric(
     "slipring_store_commit_seconds",
     "histogram",

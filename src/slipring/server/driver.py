@@ -81,6 +81,10 @@ class Sink:
         """Write queued events; returns an awaitable, to be awaited, while the client does not keep up."""
         return None
 
+    async def secure(self) -> None:
+        """Wait until everything sent so far survives this process, if the sink keeps anything at all. Raises
+        ``LeaseLost`` if that cannot be."""
+
     def close(self, code: int, reason: str) -> None:
         """Close the connection once everything has been sent."""
 
@@ -355,6 +359,11 @@ class Driver:
             if (waiting := self.sink.flush()) is not None:
                 self._flush_aside(waiting)
 
+        try:
+            # A call that may have run is never forgotten: its item is safe before it begins.
+            await self.sink.secure()
+        except LeaseLost:
+            return  # the response was ended elsewhere, and this driver is about to be stopped
         outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress)
         self.run(self.session.lifecycle.call_ended(turn, call.id, outcome, now()))
         if (waiting := self.sink.flush()) is not None:
@@ -418,8 +427,8 @@ class Driver:
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
         store, tenant = self.service.store, self.session.tenant
         # A failed response adds nothing to its conversation: its client sends the same input again.
-        is_added = turn.joined is not None and not turn.has_failed
-        appended = _appended(turn.joined, state) if is_added else None
+        joined = turn.joined if not turn.has_failed else None
+        appended = _appended(joined, state) if joined is not None else None
         if turn.stores:
             tenure = await self._tenure if self._tenure is not None else None
             await store.responses.save(tenant, state, appended=appended, tenure=tenure)

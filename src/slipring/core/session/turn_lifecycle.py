@@ -222,7 +222,10 @@ class TurnLifecycle:
         """Safety checks have inspected texts: ``verdicts`` has those about each subject, failed ones
         included."""
         turn = inspect.turn
-        if turn.checks is None or turn.phase not in _INSPECTED:
+        if turn.checks is None:
+            return []
+        if turn.phase not in _INSPECTED:
+            turn.checks.remember(inspect.inspection, verdicts)
             return []
         released = turn.judge(inspect.inspection, verdicts)
         if (error := turn.checks.error) is not None:

@@ -84,11 +84,12 @@ def begin(
         items = sealed_items.opened(items, ports.seal, turn.tenant)
         model = models.find(turn.request.model)
         recognise = not counts and turn.joined is None
+        if not counts:
+            policy = policy_of_turn(policies, model.name, turn.request.moderation)
+            items = preparation.withhold(turn, items, ports.verdicts, policy)
         job = preparation.begin(turn, ports.mint("resp"), model, items, now, definitions, recognise=recognise)
         if not counts:
-            preparation.inspect(
-                turn, ports.verdicts, policy_of_turn(policies, model.name, turn.request.moderation)
-            )
+            preparation.inspect(turn)
     except ApiError as error:
         raise in_clients_terms(turn, error) from None
     return job, definitions.grammars

@@ -80,6 +80,7 @@ def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False
         error_code=error.code if error is not None else UNSET,
         input_check_ms=turn.checks.input_ms if turn.checks is not None else UNSET,
         flagged_by=(turn.checks.flagged_by or UNSET) if turn.checks is not None else UNSET,
+        withheld=(turn.checks.withheld or UNSET) if turn.checks is not None else UNSET,
         safety_id=safety_id(turn.request.safety_identifier),
     )
     if accepted is None or turn.response is None:
