@@ -249,7 +249,7 @@ async def test_a_stream_that_breaks_fails_the_response_once(kind: str, fault: An
 
 @EVERY
 async def test_a_step_that_breaks_is_repeated_alone(kind: str) -> None:
-    """The next create continues the failed rollout from its last finished step, which is not rendered again."""
+    """The next create continues the failed rollout from its last finished step: only outputs are rendered."""
     header = {"OpenAI-Beta": "slipring_rollout=v1"}
     async with running(kind) as (fake, server), server.connect(headers=header) as socket:
         fake.script(Call("get_weather", ARGUMENTS), Stop())
