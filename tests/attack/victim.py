@@ -2,10 +2,10 @@
 
     python -m tests.attack.victim URL KEY PAUSE MODEL…
 
-It continues chains over WebSocket, SSE and plain POST, each in its own task, with a pause of this many seconds
-between two turns. It opens new connections
-repeatedly, so that it notices an attack that locks out new clients. A line on its standard input requests a
-report: a line of JSON with the findings since the last one.
+It continues chains over WebSocket, SSE and plain POST, each in its own task, with a pause of this many
+seconds between two turns. It opens new connections repeatedly, so that it notices an attack that locks out
+new clients. A line on its standard input requests a report: a line of JSON with the findings since the last
+one.
 """
 
 import asyncio
