@@ -13,6 +13,7 @@ SRC = Path(__file__).parent.parent / "src" / "slipring"
 ALLOWED: dict[str, tuple[str, ...]] = {
     "errors": (),
     "aiohttp_internals": (),
+    "garbage_collection": (),
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "models": (),
@@ -37,8 +38,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "observation": ("protocol.timing", "observation"),
     "keys": ("errors", "config", "progress", "protocol.wire", "stores", "keys"),
     "server": (
-        *("", "aiohttp_internals", "errors", "config", "models", "protocol", "recording"),
-        *("mcp", "mcp_registrations"),
+        *("", "aiohttp_internals", "errors", "config", "garbage_collection", "models", "protocol"),
+        *("recording", "mcp", "mcp_registrations"),
         *("core", "engines", "safety", "sandbox", "stores", "keys.token", "observation", "server"),
     ),
     "inspection": (
@@ -51,11 +52,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "launch": ("launch",),
     "progress": (),
     "openapi": ("", "protocol", "openapi"),
-    "serve": ("", "config", "progress", "server", "chat.options"),
+    "serve": ("", "config", "garbage_collection", "progress", "server", "chat.options"),
     "cli": (
-        *("", "errors", "config", "serve", "inspection", "chat", "top", "launch", "keys", "openapi"),
-        "bench",
-        "spelling",
+        *("", "errors", "config", "garbage_collection", "serve", "inspection", "chat", "top", "launch"),
+        *("keys", "openapi", "bench", "spelling"),
     ),
     "__main__": ("cli",),
     "__init__": (),
