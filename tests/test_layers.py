@@ -5,6 +5,7 @@ pure: no I/O, no clock, no randomness.
 """
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -89,8 +90,17 @@ def syntax_tree(path: Path) -> ast.Module:
 @cache
 def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """Every import in a file, those for type checkers included."""
-    nodes = ast.walk(syntax_tree(path))
+    nodes = statements(syntax_tree(path))
     return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement below a node, without looking into expressions, which are most of a tree."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(node, name, ())
+        for each in inner if isinstance(inner, list) else ():
+            yield each
+            yield from statements(each)
 
 
 @cache
