@@ -79,6 +79,10 @@ def _models_by_type(union: Any) -> dict[str, type[BaseModel]]:
     return models
 
 
+# The events that contain a response then use its validator. Otherwise each would build another of the same,
+# when it is first used.
+Response.model_rebuild()
+
 _WEBSOCKET_EVENTS = _models_by_type(ResponsesServerEvent)
 _BETA_EVENTS = {
     "response.inject.created": "BetaResponseInjectCreatedEvent",
