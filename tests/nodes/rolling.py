@@ -1,4 +1,4 @@
-"""Two nodes behind a load balancer that are restarted one after the other, and clients that go on meanwhile."""
+"""Two nodes behind a load balancer that are restarted one after the other, and the clients meanwhile."""
 
 import asyncio
 import json

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from slipring.engines.llama.models import locate
@@ -44,7 +45,7 @@ def main() -> int:
     return 0
 
 
-def _reporter(name: str):
+def _reporter(name: str) -> Callable[[str], None]:
     def report(line: str) -> None:
         print(f"{name}: {line}", flush=True)
 

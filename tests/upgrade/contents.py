@@ -2,9 +2,9 @@
 
 ``write`` makes one of everything that a server keeps: chains with tool calls, forks, a hidden ancestor, a
 deleted response, a conversation, a background response, a sealed compaction. It returns what the server said
-about each as JSON. ``check`` compares a server, after an upgrade or on a restored backup, with that. Both make
-the same follow-up turns; the engine's answers contain a digest of the context that it read, so equal answers
-mean equal histories.
+about each as JSON. ``check`` compares a server, after an upgrade or on a restored backup, with that. Both
+make the same follow-up turns; the engine's answers contain a digest of the context that it read, so equal
+answers mean equal histories.
 """
 
 import json
@@ -140,7 +140,8 @@ async def check(client: Client, left: Json) -> None:
     items = await client.items(f"/conversations/{talk['id']}/items")
     assert items[: len(left["conversation_items"])] == left["conversation_items"]
     for run, events in left["events"].items():
-        assert len(found_events := await client.events(run)) == len(events)
+        found_events = await client.events(run)
+        assert len(found_events) == len(events)
         for found, event in zip(found_events, events, strict=True):
             response, before = found.pop("response", {}), event.get("response", {})
             _compare(response, before)

@@ -47,7 +47,9 @@ async def upgrade_file(
         code, line = await refused(*store, command=previous, PYTHONPATH="")
         assert code != 0
         assert "written by a newer slipring" in line, line
-    report(f"schema {before} -> {_version(path)}: chains, conversations, runs, keys and sealed items continue")
+    report(
+        f"schema {before} -> {_version(path)}: chains, conversations, runs, keys and sealed items continue"
+    )
 
 
 async def create_key(release: tuple[str, ...], *store: str) -> str:

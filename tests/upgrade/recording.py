@@ -58,7 +58,9 @@ def _dump(path: Path) -> list[str]:
     Without the nodes, which are gone.
     """
     connection = apsw.Connection(str(path))
-    tables = connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql <> '' ORDER BY rowid").fetchall()
+    tables = connection.execute(
+        "SELECT name, sql FROM sqlite_schema WHERE sql <> '' ORDER BY rowid"
+    ).fetchall()
     lines = [" ".join(sql.split()) for _, sql in tables]
     for name, sql in tables:
         if sql.startswith("CREATE TABLE") and name != "slipring_nodes":

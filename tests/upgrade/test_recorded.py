@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import apsw
 import asyncpg
 import msgspec
 import pytest
 from aiohttp import web
 
+from slipring.server.clock import shared_now
 from slipring.server.cluster import peers
 from slipring.server.cluster.peers import SIGNATURE, Peers
 from slipring.stores.base import Node
@@ -137,7 +137,7 @@ async def test_a_chain_that_the_previous_version_has_parked_is_continued(tmp_pat
         previous_node(answer) as url,
         opened(restored(path), node_url="http://127.0.0.1:9") as (_, client),
     ):
-        announce(path, Node(answer["node"], url, peers.shared_now()))
+        announce(path, Node(answer["node"], url, shared_now()))
         async with client.socket() as ws:
             response = await socket_turn(
                 ws,
@@ -188,7 +188,7 @@ async def test_an_answer_of_this_version_has_all_that_the_previous_one_reads(tmp
     decode = msgspec.msgpack.Decoder(PreviousChain).decode
     recorded = decode(bytes.fromhex(_TALK["answered"]["body"]))
     store = restored(tmp_path / "slipring.db")
-    async with opened(store, node_url="http://127.0.0.1:9") as (server, client):
+    async with opened(store, node_url="http://127.0.0.1:9") as (server, _):
         async with server.connect(key=_LEFT["key"], abandoned=True) as socket:
             tip = (await tool_loop(socket.ws, store=False))[-1]["id"]
             await cut(server, socket)
@@ -208,4 +208,6 @@ async def test_an_answer_of_this_version_has_all_that_the_previous_one_reads(tmp
 
 def kinds(packed: bytes) -> list[set[str]]:
     """The names of the fields of each packed item."""
-    return [set(item) if isinstance(item, dict) else {str(len(item))} for item in msgspec.msgpack.decode(packed)]
+    return [
+        set(item) if isinstance(item, dict) else {str(len(item))} for item in msgspec.msgpack.decode(packed)
+    ]
