@@ -97,9 +97,11 @@ def find(packages: Iterable[Package], advisories: Iterable[Json]) -> list[Findin
             about = affected.get("package", {})
             if about.get("ecosystem") != "PyPI":
                 continue
-            for package in by_name.get(canonicalize_name(about.get("name", "")), ()):
-                if _is_affected(package.version, affected):
-                    findings.append(Finding(package, advisory["id"], tuple(_fixes(affected))))
+            findings += [
+                Finding(package, advisory["id"], tuple(_fixes(affected)))
+                for package in by_name.get(canonicalize_name(about.get("name", "")), ())
+                if _is_affected(package.version, affected)
+            ]
     return findings
 
 
@@ -180,7 +182,7 @@ def ask_the_index(tool: Path, packages: list[Package]) -> int:
 def _say_unreachable(reason: list[str]) -> int:
     print(
         f"make audit: the index's advisories cannot be read: {reason[0]}\n"
-        "Nothing is known about these versions. With a copy of the advisories (OSV's export for PyPI, all.zip):\n"
+        "Nothing is known about these versions. With a copy of the advisories (OSV's export for PyPI):\n"
         "  make audit ADVISORIES=all.zip",
         file=sys.stderr,
     )

@@ -1,8 +1,8 @@
 """The bill of materials of the wheel, as CycloneDX JSON.
 
-It lists the packages that the wheel and its extras are tested with, from the lock file ``extras.txt``, and who
-requires whom. It contains no time and no random numbers, so the same lock gives the same file. ``make lock``
-writes it, and the wheel carries it in ``.dist-info/sboms``.
+It lists the packages that the wheel and its extras are tested with, from the lock file ``extras.txt``, and
+who requires whom. It contains no time and no random numbers, so the same lock gives the same file. ``make
+lock`` writes it, and the wheel carries it in ``.dist-info/sboms``.
 """
 
 import json
