@@ -197,6 +197,19 @@ def _shown(name: str, default: float) -> str:
     return f"{default:g} s" if name.endswith("_s") else str(default)
 
 
+def test_the_tests_that_the_threat_model_names_exist() -> None:
+    page = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    assert len(named) == page.count("::")
+    for path, name in named:
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), f"{path} has no {name}"
+    promises = [line for line in page.partition("## Tenants")[2].splitlines() if line.startswith("| ")]
+    rows = [line for line in promises if not line.startswith(("| promise", "| ---"))]
+    assert rows
+    assert all("::" in line for line in rows), "every promise has a test"
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
