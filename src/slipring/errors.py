@@ -106,10 +106,10 @@ class InvalidEncryptedContent(InvalidRequest):
 class PreviousResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
 
-    def __init__(self, response_id: str) -> None:
-        super().__init__(
-            f"Previous response with id {quoted(response_id)} not found.", param="previous_response_id"
-        )
+    def __init__(self, response_id: str, reason: str | None = None) -> None:
+        """``reason``: why it is not there any more, as a sentence."""
+        message = f"Previous response with id {quoted(response_id)} not found."
+        super().__init__(message if reason is None else f"{message} {reason}", param="previous_response_id")
 
 
 class InvalidStreamId(InvalidRequest):
