@@ -14,8 +14,8 @@ from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import ResponseState
 
 _LEAST_AT_ONCE = 1024**2
-_MOST_AT_ONCE = 8 * 1024**2
-"""Bytes of items that are compressed at once: fewer times, and for a tenth of a second at most."""
+_MOST_AT_ONCE = 4 * 1024**2
+"""Bytes of items that are compressed at once: not often, and for a fifth of a second at most."""
 _OUTGROWN = 32
 Pins = dict[ResponseState, tuple[int, int]]
 """States that turns continue: how many turns, and the bytes that are counted for them."""
