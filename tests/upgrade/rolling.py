@@ -51,7 +51,8 @@ class RollingUpgrade:
             left.append(await write(self._client(nodes, 0, clients.http)))
             left.append(await write(self._client(nodes, 1, clients.http)))
             await self._look(nodes, clients, left, "one new, one old")
-            await self._refuse_the_previous()
+            if before != after:
+                await self._refuse_the_previous()
             await self._replace(nodes, 1, clients)
             await self._look(nodes, clients, left, "both new")
             await clients.stop()
