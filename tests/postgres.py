@@ -42,12 +42,10 @@ class Postgres:
         self.programs = str(handle.bin_path)
         """The directory of ``psql`` and the server's other commands."""
 
-    def kill(self) -> None:
-        """Kill all its processes at once, so that nothing is flushed and nobody is told."""
+    def crash_and_restart(self) -> None:
+        """Kill all its processes at once, so that nothing is flushed and nobody is told, and start it again.
+        It recovers first."""
         kill_cluster(Path(self._handle.pgdata))
-
-    def start(self) -> None:
-        """Start it again after ``kill``, with the same options. It recovers first."""
         pg_ctl(self._handle, "-w", "-D", str(self._handle.pgdata), "restart")
 
 

@@ -58,8 +58,7 @@ async def kill_postgres(server: Postgres, random: Random) -> str:
     Return what was done."""
     if random.random() < 0.6:
         what = "PostgreSQL killed"
-        await asyncio.to_thread(server.kill)
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(server.crash_and_restart)
     else:
         what = "a process of PostgreSQL killed"
         await _kill_a_backend(server.url, random)

@@ -1,4 +1,4 @@
-"""Writes that may have been committed although their connection was lost.
+"""Writes that may have been committed although their connection was lost or the disk reported an error.
 
 They are repeated, with a guard, until it is known that exactly one of them took effect.
 """
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from slipring.errors import Unavailable
 
 _PAUSES_S = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Pauses before the attempts to find out whether a write was committed whose connection was lost."""
+"""Pauses before the attempts to find out whether a write with an unknown outcome was committed."""
 
 
 async def until_known(attempt: Callable[[], Awaitable[None]], unknown: str) -> None:
