@@ -1,7 +1,7 @@
 """`make fuzz-frames`: sends generated frames to real servers, and keeps those that reach new code.
 
 There are four levels: bytes of WebSocket connections, JSON that is hard to read, events of the API with
-changes, and bodies of HTTP requests. Inputs that reach code which none had reached before are changed further.
+changes, and bodies of HTTP requests. Inputs that reach code which none had reached before are changed again.
 The exit code is not 0 if a server crashes, hangs, logs an unexpected fault or sends what is not valid: the
 input is then made smaller and written to a file, which the ordinary tests replay.
 """
@@ -28,7 +28,7 @@ from tests.fuzz.frames.minimising import Minimiser
 from tests.fuzz.frames.servers import CONTROL_KEY, KEYS, SPECS, Arc, Spec, TracedServer, running
 
 FOUND = Path(__file__).parents[1] / "found"
-_SHARES: dict[Level, float] = {"raw": 0.45, "json": 0.4, "events": 0.15}
+_SHARES: dict[Level, float] = {"raw": 0.45, "json": 0.45, "events": 0.1}
 _HTTP_SHARE = 0.02
 """Bodies of requests for every frame; they are not counted among the frames."""
 _CLIENTS = 6
@@ -60,6 +60,7 @@ class Fuzz:
         """The latest inputs, those that are being sent included."""
         self.first_arcs: set[Arc] = set()
         """What the valid inputs have reached on the first server."""
+        self._budget: dict[Level, int] = {}
         self._left: Counter[Level] = Counter()
         self._began = time.monotonic()
 
@@ -75,18 +76,17 @@ class Fuzz:
                     if given.level in budget:
                         await self._send(target, clients[0], given, checked=True)
                 self.first_arcs = self.first_arcs or set(self.arcs)
-                self._left = Counter(budget)
+                self._budget, self._left = budget, Counter(budget)
                 await self._share(target, clients)
         except AssertionError as fault:
             self.faults.append(str(fault))
 
     async def _share(self, target: TracedServer, clients: list[Client]) -> None:
         working = [asyncio.create_task(self._work(target, client)) for client in clients]
-        control = asyncio.create_task(Client(target, CONTROL_KEY).stay(_CONTROL_S, lambda: not self._goes_on))
+        working.append(asyncio.create_task(self._behave(Client(target, CONTROL_KEY))))
         reporting = asyncio.create_task(self._report(target))
         try:
             await asyncio.gather(*working)
-            self.faults += await control
         finally:
             reporting.cancel()
 
@@ -94,11 +94,13 @@ class Fuzz:
     def _goes_on(self) -> bool:
         return not self.faults and any(count > 0 for count in self._left.values())
 
+    async def _behave(self, client: Client) -> None:
+        self.faults += await client.stay(_CONTROL_S, lambda: not self._goes_on)
+
     async def _work(self, target: TracedServer, client: Client) -> None:
         rng = self.corpus.rng
         while self._goes_on:
-            levels = [level for level, count in self._left.items() if count > 0]
-            (level,) = rng.choices(levels, [self._left[level] for level in levels])
+            level = max(self._left, key=lambda level: self._left[level] / self._budget[level])
             given = self.corpus.draw(level)
             self._left[level] -= given.frames
             await self._send(target, client, given, checked=rng.random() < _CHECKED)

@@ -25,6 +25,7 @@ from tests.tap import check_message
 
 PATIENCE_S = 60.0
 """How long an answer may take. The machine may be busy; a server that hangs does so for ever."""
+_HOST = "127.0.0.1"
 _SETTLE_S = 0.3
 """How long a client waits for an answer before it goes on without one: some creates get none at once."""
 _INTERNAL_ERROR = 1011
@@ -266,9 +267,7 @@ class Client:
         judge = Judge(checked=checked)
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(
-                lambda: Connection(judge), "127.0.0.1", self._target.port
-            )
+            _, connection = await loop.create_connection(lambda: Connection(judge), _HOST, self._target.port)
         except OSError as error:
             return [f"cannot connect: {error}"]
         try:
@@ -350,19 +349,16 @@ class Client:
     # HTTP.
 
     async def stay(self, pause_s: float, is_over: Callable[[], bool]) -> list[str]:
-        """Behave: make one response after the other on one connection, until it is over. Each has to complete.
+        """Behave: make one response after the other on one connection, and require that each completes.
         Returns what went wrong."""
         judge = Judge(checked=True)
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: Connection(judge), "127.0.0.1", self._target.port
-        )
+        _, connection = await loop.create_connection(lambda: Connection(judge), _HOST, self._target.port)
         connection.write(_upgrade(self._key, Input("events", ())))
         while not is_over() and not judge.faults:
             done = judge.completed
-            follows = {"previous_response_id": "@response0@"} if done % 20 else {}
-            turn = {"type": "response.create", "input": "hello", "store": False, **follows}
-            connection.write(frame(TEXT, judge.names.fill(msgspec.json.encode(turn))))
+            turn = {"type": "response.create", "input": "hello", "store": False}
+            connection.write(frame(TEXT, msgspec.json.encode(turn)))
             await connection.until(lambda done=done: judge.completed > done, self._patience_s)  # type: ignore[misc]
             if judge.completed == done:
                 judge.fault("the connection that behaves got no answer")
@@ -381,7 +377,7 @@ class Client:
 
     async def _request(self, http: aiohttp.ClientSession, step: Request, judge: Judge) -> None:
         path = judge.names.fill(step.path.encode()).decode()
-        url = URL(f"http://127.0.0.1:{self._target.port}{path}", encoded=True)
+        url = URL(f"http://{_HOST}:{self._target.port}{path}", encoded=True)
         body = step.body if step.body is None else judge.names.fill(step.body)
         headers = {"Content-Type": "application/json", **step.headers}
         timeout = aiohttp.ClientTimeout(total=self._patience_s)

@@ -1,4 +1,4 @@
-"""The servers that inputs are sent to: real processes with different settings, which report their coverage."""
+"""The servers that inputs are sent to: real processes with different settings that report their coverage."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 from tests.attack.server import SIGNS, Server, announced
 from tests.fuzz.frames.traced_server import LENGTH
@@ -151,14 +151,7 @@ async def running(spec: Spec, *, judged: bool = True) -> AsyncIterator[TracedSer
         own, other = socket.socketpair()
         own.setblocking(False)
         with log.open("wb") as errors, other:
-            process = subprocess.Popen(
-                _command(spec, config, other.fileno()),
-                env=_environment(),
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                pass_fds=(other.fileno(),),
-            )
+            process = _started(_command(spec, config, other.fileno()), errors, other.fileno())
         server = Server(process, log)
         with own, log.open(errors="replace") as written:
             try:
@@ -174,6 +167,12 @@ async def running(spec: Spec, *, judged: bool = True) -> AsyncIterator[TracedSer
                 process.wait()
                 assert process.stdout is not None
                 process.stdout.close()
+
+
+def _started(command: list[str], errors: IO[bytes], number: int) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command, env=_environment(), stdout=subprocess.PIPE, stderr=errors, text=True, pass_fds=(number,)
+    )
 
 
 async def _stop(target: TracedServer) -> None:

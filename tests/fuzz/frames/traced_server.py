@@ -43,7 +43,7 @@ class Report:
 
     def __init__(self, observed: coverage.Coverage) -> None:
         # Not a part of its interface, which would write everything into a database for every answer.
-        self._data: dict[str, set[Any]] = observed._collector.data  # type: ignore[union-attr, assignment]
+        self._data: dict[str, set[Any]] = observed._collector.data
         self._reported: dict[str, set[Any]] = {}
 
     def new(self) -> dict[str, list[tuple[int, int]]]:
