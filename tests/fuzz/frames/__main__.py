@@ -23,15 +23,14 @@ from tests.fuzz.frames import inputs
 from tests.fuzz.frames.branches import count_branches
 from tests.fuzz.frames.client import Client
 from tests.fuzz.frames.corpus import Corpus, valid_inputs
-from tests.fuzz.frames.inputs import LEVELS, Input, Level
+from tests.fuzz.frames.inputs import FOUND, LEVELS, Input, Level
 from tests.fuzz.frames.minimising import Minimiser
 from tests.fuzz.frames.servers import CONTROL_KEY, KEYS, SPECS, Arc, Spec, TracedServer, running
 
-FOUND = Path(__file__).parents[1] / "found"
 _SHARES: dict[Level, float] = {"raw": 0.45, "json": 0.45, "events": 0.1}
 _HTTP_SHARE = 0.02
 """Bodies of requests for every frame; they are not counted among the frames."""
-_CLIENTS = 6
+_CLIENTS = 12
 _CHECKED = 0.1
 """Share of the inputs whose answers are checked in every detail."""
 _CONTROL_S = 1.0

@@ -25,13 +25,13 @@ from tests.fuzz.frames.seeds import BETAS, REQUESTS, SEQUENCES, Tree
 
 _EVENTS = tuple(event for sequence in SEQUENCES for event in sequence if event is not None)
 _BODIES = tuple(body for _, _, body in REQUESTS if body is not None)
-_MOST_KEPT = 1500
+_MOST_KEPT = 1000
 """Of one level."""
-_MESSAGES = 60
+_MESSAGES = 200
 """In an input of the level ``json``."""
-_SEQUENCES = (2, 5)
+_SEQUENCES = (3, 10)
 _REQUESTS = (4, 16)
-_PIECES = (10, 40)
+_PIECES = (40, 160)
 
 
 class Corpus:
@@ -82,7 +82,7 @@ class Corpus:
         if rng.random() < 0.2 and len(steps) > 1:
             first, second = rng.randrange(len(steps)), rng.randrange(len(steps))
             steps[first], steps[second] = steps[second], steps[first]
-        most = 3 * _MESSAGES
+        most = 2 * _MESSAGES
         share = rng.choice((0.1, 0.3, 0.8))
         return tuple(self._changed_step(step) if rng.random() < share else step for step in steps[:most])
 

@@ -10,6 +10,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+FOUND = Path(__file__).parents[1] / "found"
+"""The kept inputs: each has shown a fault."""
 Level = Literal["raw", "json", "events", "http"]
 LEVELS: tuple[Level, ...] = ("raw", "json", "events", "http")
 

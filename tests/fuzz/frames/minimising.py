@@ -24,13 +24,8 @@ class Minimiser:
         given = await self._fewer_steps(given)
         for index in range(len(given.steps)):
             given = await self._smaller_step(given, index)
-        for plain in (
-            msgspec.structs.replace(given, betas=""),
-            msgspec.structs.replace(given, compress=False),
-        ):
-            if plain != given and await self._still(plain):
-                given = plain
-        return given
+        plain = msgspec.structs.replace(given, betas="", compress=False)
+        return plain if plain != given and await self._still(plain) else given
 
     async def _still(self, given: Input) -> bool:
         if self._left <= 0:

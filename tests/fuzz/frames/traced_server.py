@@ -6,6 +6,8 @@ answer: pairs of lines, by file.
 
 import contextlib
 import json
+import os
+import signal
 import socket
 import struct
 import sys
@@ -71,6 +73,7 @@ def _answer(line: socket.socket, report: Report) -> None:
         while line.recv(1):
             data = json.dumps(report.new()).encode()
             line.sendall(LENGTH.pack(len(data)) + data)
+    os.kill(os.getpid(), signal.SIGTERM)  # whoever asked is gone
 
 
 if __name__ == "__main__":
