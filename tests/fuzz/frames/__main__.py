@@ -71,14 +71,19 @@ class Fuzz:
                 for client in clients:
                     stack.push_async_callback(client.close)
                 self.arcs |= await target.new_arcs()
-                for given in valid_inputs():
-                    if given.level in budget:
-                        await self._send(target, clients[0], given, checked=True)
+                first = [given for given in valid_inputs() if given.level in budget]
+                await asyncio.gather(
+                    *(self._begin(target, client, first[at::_CLIENTS]) for at, client in enumerate(clients))
+                )
                 self.first_arcs = self.first_arcs or set(self.arcs)
                 self._budget, self._left = budget, Counter(budget)
                 await self._share(target, clients)
         except AssertionError as fault:
             self.faults.append(str(fault))
+
+    async def _begin(self, target: TracedServer, client: Client, valid: list[Input]) -> None:
+        for given in valid:
+            await self._send(target, client, given, checked=True)
 
     async def _share(self, target: TracedServer, clients: list[Client]) -> None:
         working = [asyncio.create_task(self._work(target, client)) for client in clients]
