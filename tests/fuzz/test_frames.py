@@ -107,7 +107,8 @@ async def test_a_server_that_stops_to_answer_is_noticed(
         b"[]",
         b'{"a":1}',
         b'{"type":"\xff"}',
-        b'{"type":"error","status":500,"error":{"type":"server_error","code":"x","message":"y","param":null}}',
+        b'{"type":"error","status":500,"error":{"type":"server_error","code":"x",'
+        b'"message":"The server had an error while processing your request.","param":null}}',
     ],
 )
 def test_a_message_that_is_not_valid_is_noticed(message: bytes) -> None:

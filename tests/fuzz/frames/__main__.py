@@ -200,7 +200,7 @@ def _write(given: Input, fault: str) -> Path:
 async def _report_fault(fuzz: Fuzz, spec: Spec) -> None:
     for fault in fuzz.faults[:5]:
         _print(f"FAULT on the server '{spec.name}': {fault}")
-    suspects = list(dict.fromkeys(reversed(fuzz.suspects)))[::-1]
+    suspects = list(fuzz.suspects)
     found = await _find(spec, suspects)
     if found is not None:
         _print(f"written to {_write(found, fuzz.faults[0])}: shows the fault alone")

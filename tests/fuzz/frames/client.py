@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from slipring.errors import ServerError
 from tests import wire
 from tests.api import check_answer
 from tests.fuzz.frames.inputs import Bytes, Input, Message, Request, Settle, Step, Text
@@ -32,6 +33,9 @@ _INTERNAL_ERROR = 1011
 _PLACEHOLDER = re.compile(rb"@(response|call|item|conversation)([0-9])@")
 _ENDS = frozenset({"response.completed", "response.failed", "response.incomplete"})
 _PAUSES = _ENDS | {"error", "response.done"}
+_FAILURES = frozenset({"error", "response.failed"})
+_UNEXPECTED = str(ServerError()).encode()
+"""What clients are told of a fault that the server did not expect."""
 _TAIL = b"\x00\x00\xff\xff"
 _MARKER = "fuzz-marker"
 
@@ -109,7 +113,7 @@ class Judge:
         except (AssertionError, ValueError, KeyError) as error:
             return self.fault(f"the server sent what is no event ({error})", data)
         self._note(event, kind)
-        if kind == "error" and event.get("status") == 500:
+        if kind in _FAILURES and _UNEXPECTED in data:
             self.fault("an internal error", data)
         if self._order is not None:
             try:
@@ -394,7 +398,7 @@ class Client:
 
 
 def _judge_answer(judge: Judge, path: str, answer: aiohttp.ClientResponse, data: bytes) -> None:
-    if answer.status == 500:
+    if answer.status == 500 and _UNEXPECTED in data:
         return judge.fault("an internal error", data)
     try:
         if answer.content_type == "text/event-stream":

@@ -37,6 +37,7 @@ _CHECKS = """
 name = "words"
 source = "patterns"
 action = "block"
+timeout_s = 60
 subjects = ["input", "output"]
 [check.settings]
 secrets = true
