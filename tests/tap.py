@@ -37,7 +37,7 @@ class Tap:
 
     def check(self, outbox: Outbox, message: bytes) -> None:
         try:
-            check_message(message, self._orders.setdefault(outbox, wire.Order()))
+            _check(message, self._orders.setdefault(outbox, wire.Order()))
         except AssertionError as fault:
             self.faults.append(f"{fault}\nin {message[:2000]!r}")
 
@@ -56,8 +56,7 @@ def tapped() -> Iterator[Tap]:
         yield tap
 
 
-def check_message(message: bytes, order: wire.Order) -> None:
-    """Check a message of a connection or a block of a stream, and its place in the order."""
+def _check(message: bytes, order: wire.Order) -> None:
     if message.startswith(b"{"):
         order.see(_checked(partial(wire.check_frame, message), message))
     elif message.startswith(b"event: "):

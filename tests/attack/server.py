@@ -141,9 +141,9 @@ def _end(process: "subprocess.Popen[str]") -> None:
     process.stdout.close()
 
 
-def announced(process: "subprocess.Popen[str]") -> str | None:
+def announced(process: "subprocess.Popen[str]", within_s: float = _START_S) -> str | None:
     """Return the URL that a server prints when it is ready. None: it has ended, or takes too long."""
-    timer = threading.Timer(_START_S, process.kill)
+    timer = threading.Timer(within_s, process.kill)
     timer.start()
     try:
         assert process.stdout is not None

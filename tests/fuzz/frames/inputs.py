@@ -16,20 +16,20 @@ Level = Literal["raw", "json", "events", "http"]
 LEVELS: tuple[Level, ...] = ("raw", "json", "events", "http")
 
 
-class Text(Struct, frozen=True, tag_field="send", tag="text"):
+class Text(Struct, frozen=True, omit_defaults=True, tag_field="send", tag="text"):
     """A text message in one frame."""
 
     text: str
 
 
-class Message(Struct, frozen=True, tag_field="send", tag="message"):
+class Message(Struct, frozen=True, omit_defaults=True, tag_field="send", tag="message"):
     """A message whose bytes are no UTF-8, or that is sent as binary."""
 
     hex: str
     binary: bool = False
 
 
-class Bytes(Struct, frozen=True, tag_field="send", tag="bytes"):
+class Bytes(Struct, frozen=True, omit_defaults=True, tag_field="send", tag="bytes"):
     """Bytes of the WebSocket connection, of any kind, written at once."""
 
     hex: str
@@ -37,11 +37,11 @@ class Bytes(Struct, frozen=True, tag_field="send", tag="bytes"):
     """How many frames they are."""
 
 
-class Settle(Struct, frozen=True, tag_field="send", tag="nothing"):
+class Settle(Struct, frozen=True, omit_defaults=True, tag_field="send", tag="nothing"):
     """Wait until the latest create has been answered."""
 
 
-class Request(Struct, frozen=True, tag_field="send", tag="request"):
+class Request(Struct, frozen=True, omit_defaults=True, tag_field="send", tag="request"):
     """An HTTP request with a body."""
 
     method: str
@@ -61,7 +61,7 @@ class Request(Struct, frozen=True, tag_field="send", tag="request"):
 Step = Text | Message | Bytes | Settle | Request
 
 
-class Input(Struct, frozen=True):
+class Input(Struct, frozen=True, omit_defaults=True):
     """Everything that one client sends."""
 
     level: Level

@@ -18,6 +18,7 @@ from tests.fuzz.frames.traced_server import LENGTH
 
 KEYS = ("fuzz-key-a", "fuzz-key-b")
 CONTROL_KEY = "fuzz-key-control"
+_START_S = 300.0
 _STOP_S = 60.0
 _FAST = "simulated:tokens_per_s=0,output_tokens=5"
 _TOOL_SERVER = Path(__file__).parents[2] / "mcp" / "stdio_server.py"
@@ -156,7 +157,7 @@ async def running(spec: Spec, *, judged: bool = True) -> AsyncIterator[TracedSer
         server = Server(process, log)
         with own, log.open(errors="replace") as written:
             try:
-                server.url = announced(process) or ""
+                server.url = announced(process, _START_S) or ""
                 if not server.url:
                     raise RuntimeError(f"the server did not start: {server.log()[-2000:]}")
                 target = TracedServer(server, own, written)
