@@ -7,7 +7,6 @@ response ends.
 """
 
 import asyncio
-import json
 import re
 import zlib
 from collections.abc import Callable
@@ -88,10 +87,14 @@ def decoded(data: bytes) -> wire.Json:
 
 
 def _without_echo(event: wire.Json) -> wire.Json | None:
-    """A message without what slipring returns as the client sent it, which may have any keys: its tools, and
-    the outputs of its tools in a rollout. None if nothing else is in it."""
+    """A message without what slipring returns as the client sent it, which may be anything: its tools, the
+    outputs of its tools in a rollout, input that could not be used. None if nothing else is in it."""
     if _is_echo(event.get("item")):
         return None
+    if "input" in event:
+        return {**event, "input": []}
+    if "input" in event.get("steer", ()):
+        return {**event, "steer": {**event["steer"], "input": ""}}
     response = event.get("response")
     if not isinstance(response, dict):
         return event
@@ -137,7 +140,7 @@ class Judge:
         if self._order is not None:
             try:
                 if (shown := _without_echo(event)) is not None:
-                    wire.check_frame(json.dumps(shown))
+                    wire.check_frame(msgspec.json.encode(shown))
                 self._order.see(event)
             except AssertionError as error:
                 self.fault(str(error)[:500], data)
