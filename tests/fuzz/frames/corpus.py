@@ -1,6 +1,7 @@
 """Draws inputs: from valid ones, and from those that reached code which no input had reached before."""
 
 import random
+import re
 from collections.abc import Callable
 
 import msgspec
@@ -32,6 +33,43 @@ _MESSAGES = 200
 _SEQUENCES = (3, 10)
 _REQUESTS = (4, 16)
 _PIECES = (40, 160)
+_HEADERS = (
+    {"OpenAI-Beta": BETAS},
+    {"OpenAI-Beta": ",=,slipring_timing=v1;q=0, slipring_timing"},
+    {"Content-Encoding": "gzip"},
+    {"Content-Encoding": "deflate"},
+    {"Content-Encoding": "br"},
+    {"Content-Encoding": "zstd"},
+    {"Content-Encoding": "unknown"},
+    {"Content-Type": "text/plain; charset=utf-16"},
+    {"Content-Type": "multipart/form-data"},
+    {"Content-Type": "application/json; charset=nonsense"},
+    {"traceparent": "00-0-0-0"},
+    {"traceparent": "ff-" + "f" * 32 + "-" + "0" * 16 + "-zz", "tracestate": "=,=;"},
+    {"Accept": "text/event-stream", "Accept-Encoding": "identity;q=0"},
+    {"Cookie": 'a="\\777"; =; b'},
+    {"Range": "bytes=5-1"},
+    {"If-Modified-Since": "never"},
+)
+_OTHER_BETAS = (
+    "",
+    "slipring_zero_retention=v1",
+    ",=,;",
+    "slipring_timing=v2,slipring_rollout=v1 ,slipring_rollout",
+)
+_QUERY_VALUES = (
+    "",
+    "-1",
+    "0",
+    "101",
+    "1e3",
+    "99999999999999999999",
+    "%00",
+    "%ff",
+    "true",
+    "asc",
+    "%F0%9F%98%80",
+)
 
 
 class Corpus:
@@ -64,7 +102,7 @@ class Corpus:
         """The next input of a level."""
         rng, kept = self.rng, self.kept[level]
         self._compress = rng.random() < 0.3
-        betas = BETAS if rng.random() < 0.8 else rng.choice(("", "slipring_zero_retention=v1"))
+        betas = BETAS if rng.random() < 0.8 else rng.choice(_OTHER_BETAS)
         if level == "raw" or not kept or rng.random() < 0.4:
             steps = self._fresh[level]()
         else:
@@ -167,9 +205,11 @@ class Corpus:
 
     def _request(self, method: str, path: str, body: Tree) -> Step:
         rng = self.rng
-        headers = {"OpenAI-Beta": BETAS} if rng.random() < 0.3 else {}
+        headers = dict(rng.choice(_HEADERS)) if rng.random() < 0.3 else {}
         if rng.random() < 0.05:
             path = path.replace("@", rng.choice(("%00", "%ff", "..", "/", "%2F", "a" * 300)))
+        if "?" in path and rng.random() < 0.5:
+            path = re.sub("=[^&]*", lambda _: f"={rng.choice(_QUERY_VALUES)}", path, count=rng.randrange(3))
         if body is None:
             return Request(method, path, headers=headers)
         chance = rng.random()
