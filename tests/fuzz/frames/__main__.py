@@ -25,7 +25,7 @@ from tests.fuzz.frames.client import Client
 from tests.fuzz.frames.corpus import Corpus, valid_inputs
 from tests.fuzz.frames.inputs import FOUND, LEVELS, Input, Level
 from tests.fuzz.frames.minimising import Minimiser
-from tests.fuzz.frames.servers import CONTROL_KEY, KEYS, SPECS, Arc, Spec, TracedServer, running
+from tests.fuzz.frames.servers import CONTROL_KEY, KEYS, SPECS, Arcs, Spec, TracedServer, running
 
 _SHARES: dict[Level, float] = {"raw": 0.45, "json": 0.45, "events": 0.1}
 _HTTP_SHARE = 0.02
@@ -53,12 +53,14 @@ class Fuzz:
     def __init__(self, seed: int) -> None:
         self.corpus = Corpus(seed)
         self.sent: Counter[Level] = Counter()
-        self.arcs: set[Arc] = set()
+        self.arcs: set[str] = set()
         self.faults: list[str] = []
         self.suspects: deque[Input] = deque(maxlen=_RECENT)
         """The latest inputs, those that are being sent included."""
-        self.first_arcs: set[Arc] = set()
+        self.first_lines: Arcs = set()
         """What the valid inputs have reached on the first server."""
+        self.lines: Arcs = set()
+        """What all inputs have reached on all servers that were stopped."""
         self._budget: dict[Level, int] = {}
         self._left: Counter[Level] = Counter()
         self._began = time.monotonic()
@@ -75,9 +77,10 @@ class Fuzz:
                 await asyncio.gather(
                     *(self._begin(target, client, first[at::_CLIENTS]) for at, client in enumerate(clients))
                 )
-                self.first_arcs = self.first_arcs or set(self.arcs)
+                self.first_lines = self.first_lines or await target.all_arcs()
                 self._budget, self._left = budget, Counter(budget)
                 await self._share(target, clients)
+                self.lines |= await target.all_arcs()
         except AssertionError as fault:
             self.faults.append(str(fault))
 
@@ -236,7 +239,7 @@ async def _fuzz(frames: int, levels: list[Level], specs: list[Spec], seed: int) 
             await _report_fault(fuzz, spec)
             _print(f"{fuzz.summary}\nseed {seed}; a kept input is sent again by --replay FILE")
             return 1
-    for name, arcs in (("the valid inputs", fuzz.first_arcs), ("all inputs", fuzz.arcs)):
+    for name, arcs in (("the valid inputs", fuzz.first_lines), ("all inputs", fuzz.lines)):
         reached, all_of_them = count_branches(arcs)
         _print(f"branches that {name} reached: {reached:,} of {all_of_them:,}")
     _print(f"{fuzz.summary}; {fuzz.frames:,} frames, no fault")

@@ -3,16 +3,15 @@
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 
 import coverage
 
-from tests.fuzz.frames.servers import Arc
+from tests.fuzz.frames.servers import Arcs
 from tests.fuzz.frames.traced_server import PACKAGES, ROOT
 
 
-def count_branches(arcs: Iterable[Arc]) -> tuple[int, int]:
+def count_branches(arcs: Arcs) -> tuple[int, int]:
     """How many branches of the observed packages are among the arcs, and how many there are."""
     by_file: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for path, first, second in arcs:

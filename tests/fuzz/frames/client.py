@@ -34,6 +34,7 @@ _PAUSES = _ENDS | {"error", "response.done"}
 _FAILURES = frozenset({"error", "response.failed"})
 _UNEXPECTED = str(ServerError()).encode()
 """What clients are told of a fault that the server did not expect."""
+_RETURNED = frozenset({"response.append.failed", "response.inject.failed"})
 _TAIL = b"\x00\x00\xff\xff"
 _MARKER = "fuzz-marker"
 
@@ -91,7 +92,7 @@ def _without_echo(event: wire.Json) -> wire.Json | None:
     outputs of its tools in a rollout, input that could not be used. None if nothing else is in it."""
     if _is_echo(event.get("item")):
         return None
-    if "input" in event:
+    if event["type"] in _RETURNED:
         return {**event, "input": []}
     if "input" in event.get("steer", ()):
         return {**event, "steer": {**event["steer"], "input": ""}}

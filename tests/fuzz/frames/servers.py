@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
 from tests.attack.server import SIGNS, Server, announced
-from tests.fuzz.frames.traced_server import LENGTH
+from tests.fuzz.frames.traced_server import ALL, LENGTH, NEW
 
 KEYS = ("fuzz-key-a", "fuzz-key-b")
 CONTROL_KEY = "fuzz-key-control"
@@ -92,8 +92,8 @@ SPECS = (
         tables=_TABLES + _CHECKS,
     ),
 )
-Arc = tuple[str, int, int]
-"""A file, and two of its lines that were run one after the other."""
+Arcs = set[tuple[str, int, int]]
+"""Files, and two lines of each that were run one after the other."""
 
 
 class TracedServer:
@@ -114,14 +114,21 @@ class TracedServer:
             found.append(f"{ended}: {self.process.log()[-1500:]}")
         return found
 
-    async def new_arcs(self) -> set[Arc]:
-        """What the server has run for the first time since the last call."""
+    async def new_arcs(self) -> set[str]:
+        """Names of the arcs that the server has run for the first time since the last call."""
+        return set(await self._ask(NEW))
+
+    async def all_arcs(self) -> Arcs:
+        """All arcs that the server has run."""
+        found = await self._ask(ALL)
+        return {(path, first, second) for path, pairs in found.items() for first, second in pairs}
+
+    async def _ask(self, question: bytes) -> Any:
         loop = asyncio.get_running_loop()
         async with self._asking:
-            await loop.sock_sendall(self._line, b"?")
+            await loop.sock_sendall(self._line, question)
             (length,) = LENGTH.unpack(await self._receive(LENGTH.size))
-            found = json.loads(await self._receive(length))
-        return {(path, *pair) for path, pairs in found.items() for pair in pairs}
+            return json.loads(await self._receive(length))
 
     async def _receive(self, count: int) -> bytes:
         loop = asyncio.get_running_loop()

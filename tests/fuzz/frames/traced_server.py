@@ -1,7 +1,7 @@
 """``python -m tests.fuzz.frames.traced_server FD …``: `slipring serve …` that reports which code it has run.
 
-On the socket with the number ``FD`` it answers every byte with the arcs that were first run since the last
-answer: pairs of lines, by file.
+On the socket with the number ``FD`` it answers questions: which arcs (pairs of lines) were first run since
+the last question, and which ones at all.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from slipring.cli import main
 PACKAGES = ("protocol", "core", "server")
 ROOT = Path(slipring.__file__).parent
 LENGTH = struct.Struct("!I")
-_LINE_BITS = 20
-_LINE = (1 << _LINE_BITS) - 1
+NEW, ALL = b"?", b"*"
+"""The questions."""
 
 
 def started() -> coverage.Coverage:
@@ -41,37 +41,37 @@ def started() -> coverage.Coverage:
 
 
 class Report:
-    """The arcs that were run, by file, as coverage.py's collector has them: a set that only grows."""
+    """What was run, as coverage.py has it."""
 
     def __init__(self, observed: coverage.Coverage) -> None:
+        self._observed = observed
         # Not a part of its interface, which would write everything into a database for every answer.
         self._data: dict[str, set[Any]] = observed._collector.data
-        self._reported: dict[str, set[Any]] = {}
+        self._seen: dict[str, set[Any]] = {}
+        self._sizes: dict[str, int] = {}
 
-    def new(self) -> dict[str, list[tuple[int, int]]]:
-        """The arcs that were first run since the last call, by the path of the file below the package."""
-        found = {}
+    def new(self) -> list[str]:
+        """Names of the arcs that were first run since the last call."""
+        found = []
         for path, arcs in list(self._data.items()):
-            reported = self._reported.setdefault(path, set())
-            if len(arcs) > len(reported):
-                fresh = set(arcs) - reported
-                reported |= fresh
-                found[str(Path(path).relative_to(ROOT))] = [_pair(arc) for arc in fresh]
+            if len(arcs) != self._sizes.get(path):
+                seen = self._seen.setdefault(path, set())
+                fresh = arcs.copy() - seen
+                seen |= fresh
+                self._sizes[path] = len(arcs)
+                found += [f"{Path(path).relative_to(ROOT)} {arc}" for arc in fresh]
         return found
 
-
-def _pair(arc: Any) -> tuple[int, int]:
-    """The lines of an arc, which the tracer in C packs into one integer."""
-    if not isinstance(arc, int):
-        return arc
-    first, second = arc & _LINE, arc >> _LINE_BITS & _LINE
-    return (-first if arc >> 40 & 1 else first, -second if arc >> 41 & 1 else second)
+    def all(self) -> dict[str, list[tuple[int, int]]]:
+        """All arcs so far as pairs of lines, by the path of the file below the package."""
+        data = self._observed.get_data()
+        return {str(Path(path).relative_to(ROOT)): data.arcs(path) or [] for path in data.measured_files()}
 
 
 def _answer(line: socket.socket, report: Report) -> None:
     with contextlib.suppress(OSError):
-        while line.recv(1):
-            data = json.dumps(report.new()).encode()
+        while question := line.recv(1):
+            data = json.dumps(report.new() if question == NEW else report.all()).encode()
             line.sendall(LENGTH.pack(len(data)) + data)
     os.kill(os.getpid(), signal.SIGTERM)  # whoever asked is gone
 
