@@ -124,7 +124,7 @@ def _choice(name: str) -> Tree:
 
 
 SETTLE: Tree = None
-"""In a sequence: wait until the latest create has been answered."""
+"""In a sequence: wait until the latest create has been answered, or until a moment has passed."""
 
 SEQUENCES: tuple[list[Tree], ...] = (
     [_create(), SETTLE, _create("more", previous_response_id=LATEST), SETTLE],

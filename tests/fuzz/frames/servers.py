@@ -21,6 +21,8 @@ CONTROL_KEY = "fuzz-key-control"
 _START_S = 300.0
 _STOP_S = 60.0
 _FAST = "simulated:tokens_per_s=0,output_tokens=5"
+_SLOW = "simulated:tokens_per_s=200,ttft_ms=20,output_tokens=20,parallel_calls=2"
+"""Answers last long enough to be steered, appended to and left."""
 _TOOL_SERVER = Path(__file__).parents[2] / "mcp" / "stdio_server.py"
 _TABLES = f"""
 [[mcp]]
@@ -84,6 +86,7 @@ class Spec:
 
 SPECS = (
     Spec("plain", tables=_TABLES),
+    Spec("slow", engine=_SLOW, limits={"max_in_flight": 3, "max_queued": 20}, store="sqlite", tables=_TABLES),
     Spec("tight", flags=("--compression",), limits=_TIGHT, store="sqlite", tables=_CHECKS),
     Spec(
         "tokens",
