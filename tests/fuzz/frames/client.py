@@ -117,6 +117,7 @@ class Judge:
     def __init__(self, *, checked: bool) -> None:
         self.faults: list[str] = []
         self.names = Names()
+        self.begun = 0
         self.open = 0
         """Responses that have begun and not ended."""
         self.pauses = 0
@@ -155,6 +156,7 @@ class Judge:
             self.pauses += 1
         self.refused += kind == "error" and event.get("status") == 429
         if kind == "response.created":
+            self.begun += 1
             self.open += 1
             self.names.see("response", event["response"]["id"])
         elif kind in _ENDS:
@@ -340,11 +342,18 @@ class Client:
                 connection.write(bytes.fromhex(step.hex))
                 await asyncio.sleep(0)
             elif isinstance(step, Settle):
-                before = judge.pauses
                 connection.write(b"".join(waiting))
                 waiting.clear()
-                await connection.until(lambda before=before: judge.pauses > before, _SETTLE_S)  # type: ignore[misc]
+                await self._settle(step, connection, judge)
         connection.write(b"".join(waiting))
+
+    @staticmethod
+    async def _settle(step: Settle, connection: Connection, judge: Judge) -> None:
+        begun, pauses = judge.begun, judge.pauses
+        if step.until == "begun":
+            await connection.until(lambda: judge.begun > begun or judge.pauses > pauses, _SETTLE_S)
+        else:
+            await connection.until(lambda: judge.pauses > pauses, _SETTLE_S)
 
     @staticmethod
     def _complete(given: Input, connection: Connection) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tests.fuzz.frames import seeds, trees
+from tests.fuzz.frames import trees
 from tests.fuzz.frames.inputs import (
     LEVELS,
     Bytes,
@@ -22,9 +22,9 @@ from tests.fuzz.frames.inputs import (
 )
 from tests.fuzz.frames.json_text import hard_document
 from tests.fuzz.frames.raw_frames import RawFrames, damaged
-from tests.fuzz.frames.seeds import BETAS, REQUESTS, SEQUENCES, Tree
+from tests.fuzz.frames.seeds import BEGIN, BETAS, REQUESTS, SEQUENCES, Tree
 
-_EVENTS = tuple(event for sequence in SEQUENCES for event in sequence if event is not None)
+_EVENTS = tuple(event for sequence in SEQUENCES for event in sequence if not isinstance(event, str))
 _BODIES = tuple(body for _, _, body in REQUESTS if body is not None)
 _MOST_KEPT = 1000
 """Of one level."""
@@ -189,8 +189,8 @@ class Corpus:
         for _ in range(rng.randrange(*_SEQUENCES)):
             share = rng.choice((0.2, 0.6, 0.9))
             for event in rng.choice(SEQUENCES):
-                if event is seeds.SETTLE:
-                    steps.append(Settle())
+                if isinstance(event, str):
+                    steps.append(Settle("begun" if event == BEGIN else "answered"))
                     continue
                 changes = rng.random() < share
                 tree = trees.changed(rng, event, _EVENTS, hard=0.1) if changes else event
@@ -226,7 +226,12 @@ def valid_inputs() -> list[Input]:
     """What the fuzzer begins with, unchanged: every sequence of events, and every request."""
     found = []
     for sequence in SEQUENCES:
-        steps = (Settle() if event is None else message(msgspec.json.encode(event)) for event in sequence)
+        steps = (
+            message(msgspec.json.encode(event))
+            if not isinstance(event, str)
+            else Settle("begun" if event == BEGIN else "answered")
+            for event in sequence
+        )
         found.append(Input("events", tuple(steps), BETAS))
     requests = (
         body_step(method, path, msgspec.json.encode(body), {}) if body is not None else Request(method, path)

@@ -38,7 +38,9 @@ class Bytes(Struct, frozen=True, omit_defaults=True, tag_field="send", tag="byte
 
 
 class Settle(Struct, frozen=True, omit_defaults=True, tag_field="send", tag="nothing"):
-    """Wait until the latest create has been answered."""
+    """Wait until the latest create has been answered, or its response has begun; but not for long."""
+
+    until: Literal["answered", "begun"] = "answered"
 
 
 class Request(Struct, frozen=True, omit_defaults=True, tag_field="send", tag="request"):

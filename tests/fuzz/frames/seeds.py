@@ -123,8 +123,9 @@ def _choice(name: str) -> Tree:
     return {"type": "function", "name": name}
 
 
-SETTLE: Tree = None
-"""In a sequence: wait until the latest create has been answered, or until a moment has passed."""
+SETTLE, BEGIN = "answered", "begun"
+"""In a sequence: wait until the latest create has been answered, or until its response has begun; but no longer
+than a moment."""
 
 SEQUENCES: tuple[list[Tree], ...] = (
     [_create(), SETTLE, _create("more", previous_response_id=LATEST), SETTLE],
@@ -177,10 +178,20 @@ SEQUENCES: tuple[list[Tree], ...] = (
     [_create(stream_id=f"lane-{index}", store=index % 2 == 0) for index in range(6)],
     [
         _create("x" * 200, stream_id="s"),
+        BEGIN,
         {"type": "response.steer", "previous_response_id": LATEST, "input": "turn left"},
         {"type": "response.steer", "previous_response_id": LATEST, "input": [_USER]},
         SETTLE,
         {"type": "response.steer", "previous_response_id": EARLIER, "input": "late"},
+    ],
+    [
+        _create(tools=[_WEATHER, _FREE], tool_choice="required", rollout=True),
+        BEGIN,
+        {"type": "response.steer", "previous_response_id": LATEST, "input": "stop"},
+        {"type": "response.append", "response_id": LATEST, "input": [_OUTPUT]},
+        _create([_OUTPUT], previous_response_id=LATEST),
+        SETTLE,
+        {"type": "response.append", "response_id": LATEST, "input": [_OUTPUT, _CUSTOM_OUTPUT]},
     ],
     [
         _create(tools=[_WEATHER], tool_choice="required", rollout=True),
