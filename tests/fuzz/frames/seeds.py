@@ -124,8 +124,8 @@ def _choice(name: str) -> Tree:
 
 
 SETTLE, BEGIN = "answered", "begun"
-"""In a sequence: wait until the latest create has been answered, or until its response has begun; but no longer
-than a moment."""
+"""In a sequence: wait until the latest create has been answered, or until its response has begun; but not for
+long."""
 
 SEQUENCES: tuple[list[Tree], ...] = (
     [_create(), SETTLE, _create("more", previous_response_id=LATEST), SETTLE],
