@@ -43,7 +43,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-oracles test-browser clients autobahn fuzz check coverage fix bench bench-more lock audit dist clean
+.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-oracles test-browser clients autobahn fuzz fuzz-frames check coverage fix bench bench-more lock audit dist clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ test-browser: .venv/.dev ## the live page and the report of `slipring bench` in 
 
 fuzz: .venv/.dev .venv-fuzz/.ready ## requests of every kind, made from the OpenAPI document (FUZZ_SECONDS=600 for more, SEED=1 to choose)
 	$(BIN)/python -m tests.fuzz --tools .venv-fuzz/bin $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+fuzz-frames: .venv/.dev ## frames, JSON and events of every kind over real sockets, guided by coverage (FRAMES=50000 for less, SEED=1, ONLY=json,tight to choose)
+	$(BIN)/python -m tests.fuzz.frames $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 autobahn: .venv/.dev .venv-autobahn/.ready ## Autobahn's WebSocket suite against a real server (ONLY=plain for the short half; PYTHON2=… names a Python 2.7)
 	$(BIN)/python -m tests.autobahn --tools .venv-autobahn $(if $(ONLY),--only $(ONLY)) $(ARGS)

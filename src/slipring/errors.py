@@ -75,6 +75,15 @@ class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
 
 
+class TooExpensive(InvalidRequest):
+    """Client input exceeds a compile limit. ``reason`` continues a sentence that begins with "it"."""
+
+    def __init__(self, reason: str, param: str | None = None) -> None:
+        named = f"Invalid '{param}'" if param is not None else "The request cannot be served"
+        super().__init__(f"{named}: it {reason}.", param=param)
+        self.reason = reason
+
+
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 

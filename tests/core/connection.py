@@ -666,9 +666,14 @@ def verdicts_of(inspection: Inspection, flags: Mapping[str, str | None]) -> list
 
 
 def node(
-    id: str, parent: ResponseState | None = None, *, text: str = "hi", output: tuple[Item, ...] = ()
+    id: str,
+    parent: ResponseState | None = None,
+    *,
+    text: str = "hi",
+    input: tuple[Item, ...] | None = None,
+    output: tuple[Item, ...] = (),
 ) -> ResponseState:
-    """The state of a finished response."""
+    """The state of a finished response, to ``input`` or a message of the user with ``text``."""
     response = Response(
         id=id,
         created_at=0,
@@ -700,7 +705,7 @@ def node(
         response=response,
         parent=parent,
         head=parent.head if parent is not None else _HEAD,
-        input=(user_message(text),),
+        input=(user_message(text),) if input is None else input,
         output=output,
         carry=parent.carry if parent is not None else Carry(),
     )

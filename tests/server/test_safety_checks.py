@@ -154,12 +154,12 @@ async def test_a_refused_message_does_not_end_a_conversation(tmp_path: Path) -> 
         performance.say("ok")
         performance.finish()
         texts = [item.raw.decode() for item in performance.job.context()]
-        assert not any("bad" in text for text in texts)
+        assert not any("apples" in text for text in texts)
         assert sum("[Withheld: the safety check 'guard'" in text for text in texts) == 1
         return await task
 
     async with serve(engine, checks=checks, store=store) as server, server.connect() as socket:
-        bad = {"role": "user", "content": "bad"}
+        bad = {"role": "user", "content": "bad apples"}
         status, _ = await server.post(input=[bad])
         assert status == 400
         _, body = await answered(server.post(input=[bad, {"role": "user", "content": "sorry"}]))
@@ -178,12 +178,12 @@ async def test_a_refused_message_does_not_end_a_conversation(tmp_path: Path) -> 
         await answered(server.post(input=[bad, {"role": "user", "content": "sorry"}], **conversation))
         await answered(server.post(input="go on", **conversation))
         _, page = await _call(server, "GET", f"conversations/{conversation['conversation']}/items")
-        assert "bad" not in json.dumps(page)
+        assert "apples" not in json.dumps(page)
         _, page = await _call(server, "GET", f"responses/{body['id']}/input_items")
         assert [item["content"][0]["text"][:9] for item in page["data"]] == ["sorry", "[Withheld"]
-    assert check.inspected == ["bad", "sorry", "again", "over a socket", "go on"]
+    assert check.inspected == ["bad apples", "sorry", "again", "over a socket", "go on"]
     assert b"sorry" in _kept(tmp_path)
-    assert b"bad" not in _kept(tmp_path)
+    assert b"apples" not in _kept(tmp_path)
 
 
 def _kept(directory: Path) -> bytes:

@@ -427,8 +427,8 @@ class Driver:
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
         store, tenant = self.service.store, self.session.tenant
         # A failed response adds nothing to its conversation: its client sends the same input again.
-        is_added = turn.joined is not None and not turn.has_failed
-        appended = _appended(turn.joined, state) if is_added else None
+        joined = turn.joined if not turn.has_failed else None
+        appended = _appended(joined, state) if joined is not None else None
         if turn.stores:
             tenure = await self._tenure if self._tenure is not None else None
             await store.responses.save(tenant, state, appended=appended, tenure=tenure)

@@ -39,6 +39,7 @@ SENT: list[dict[str, Any]] = [
         "operation": {"type": "create_file", "path": "secret", "diff": "secret"},
     },
     {"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": "secret"},
+    {"type": "computer_call", "call_id": "c", "action": {"type": "type", "text": "secret"}},
     {"type": "tool_search_call", "call_id": "c", "arguments": {"query": "secret"}, "execution": "client"},
     {
         "type": "tool_search_output",
@@ -81,7 +82,7 @@ def test_a_placeholder_has_the_type_and_the_call_and_nothing_of_the_content(sent
 
 
 def test_a_model_reads_which_check_has_refused_it():
-    message, output, thought = (placeholder(item(SENT[place]), "words") for place in (0, 4, 15))
+    message, output, thought = (placeholder(item(SENT[place]), "words") for place in (0, 4, 16))
     assert message is not None
     assert output is not None
     assert thought is not None
@@ -101,7 +102,7 @@ def test_a_model_reads_which_check_has_refused_it():
     "sent",
     [
         {"type": "compaction", "encrypted_content": "x"},
-        {"type": "computer_call", "call_id": "c"},
+        {"type": "image_generation_call", "id": "ig_1", "result": "secret"},
         {"type": "tool_search_output", "tools": []},
         {"type": "web_search_call", "id": "ws_1", "status": "completed"},
     ],

@@ -132,6 +132,7 @@ def test_a_connection_that_has_closed_compresses_no_more():
     connection.session.closed()
     connection.compress(1)
     assert not connection.compressions
+    assert last is not None
     assert cache.find(last) is not None
 
 

@@ -202,8 +202,7 @@ def test_thoughts_that_are_sealed_are_withheld():
 
 def test_what_nothing_can_stand_for_is_refused_again():
     connection = connect()
-    history = [message("hello"), {"type": "computer_call", "call_id": "c", "action": "bad"}]
-    history.append({"type": "computer_call_output", "call_id": "c"})
+    history = [message("hello"), {"type": "image_generation_call", "id": "ig_1", "result": "bad"}]
     block(connection, input=history)
     error = only_error(connection.create(input=[*history, message("go on")]))
     assert error["error"]["code"] == "invalid_prompt"

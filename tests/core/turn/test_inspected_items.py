@@ -91,8 +91,7 @@ class Turn:
     def end(self, name: str, *output: Item) -> ResponseState:
         """The state of the response."""
         assert self.error is None
-        state = node(name, self.parent, output=output)
-        state.input = self.input
+        state = node(name, self.parent, input=self.input, output=output)
         state.verdicts = NodeVerdicts(self.policy.digest)
         self.audits = self.items.completed(output)
         return state

@@ -34,6 +34,7 @@ _OF_CALLS: dict[str, Callable[[str], _Fields]] = {
     "local_shell_call_output": lambda text: {"output": text},
     "apply_patch_call": lambda text: {"operation": {"type": "update_file", "path": _NAME, "diff": text}},
     "apply_patch_call_output": lambda text: {"status": "failed", "output": text},
+    "computer_call": lambda text: {"actions": [{"type": "type", "text": text}]},
     "tool_search_call": lambda text: {"arguments": {_NAME: text}, "execution": "client"},
     "tool_search_output": lambda text: {"tools": [], "execution": "client"},
 }
