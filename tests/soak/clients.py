@@ -34,6 +34,9 @@ _PARKING_S = 10.0
 """How long after its end a dropped connection may still be open on the server."""
 _WORDS = "amber basalt cedar dune ember fjord garnet heath iris jade kelp larch moss".split()
 
+_BROKEN = (Wrong, Closed, Refused, aiohttp.ClientError, ConnectionError, TimeoutError)
+"""What clients raise if they are not served as they should be."""
+
 Behaviour = Callable[[], Awaitable[None]]
 
 
@@ -80,10 +83,13 @@ class Visitor:
         self._kind, self._tenant = kind, self._random.choice(list(KEYS))
         try:
             await self.behaviours[kind]()
-        except (Closed, Refused, aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-            raise Wrong(f"{kind}: {type(error).__name__} {error}"[:2000]) from error
-        except Wrong as error:
-            raise Wrong(f"{kind}: {error}") from error
+        except (ExceptionGroup, *_BROKEN) as error:
+            first: BaseException = error
+            while isinstance(first, BaseExceptionGroup):  # lanes fail together
+                first = first.exceptions[0]
+            if not isinstance(first, _BROKEN):
+                raise
+            raise Wrong(f"{kind}: {type(first).__name__} {first}"[:3000]) from error
 
     # What behaviours share.
 

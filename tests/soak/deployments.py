@@ -22,7 +22,7 @@ from tests.soak.judging import MIB
 from tests.soak.probe import PROBED
 from tests.test_cli import environment
 
-MAX_AGE_S = 25.0
+MAX_AGE_S = 60.0
 PARKED_S = 15.0
 _START_S = 90.0
 _STOP_S = 40.0

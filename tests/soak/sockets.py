@@ -18,7 +18,7 @@ from tests.soak.chains import Json, Wrong
 PATIENCE_S = 60.0
 """How long a client waits for an event."""
 _CLOSED = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
-_SMALL_BUFFER = 4096
+_SMALL_BUFFER = 64 * 1024
 _PAUSED_EVENTS = 25
 
 
