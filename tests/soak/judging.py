@@ -117,7 +117,7 @@ class Rest:
     """Processes that serve clients."""
 
 
-_REST_DESCRIPTORS = 16
+_REST_DESCRIPTORS = 24
 """Of one process: connections to the database and to the compiling process, which the first requests open."""
 _REST_TASKS = 8
 

@@ -1,7 +1,7 @@
 """Admission to an engine: how many jobs run at once, who waits, and what happens when the engine fails.
 
 - At most ``max_jobs`` jobs run at once. The others wait, tenants in turn, up to a bound; past it they are
-  refused.
+  refused. A tenant that fills the queue does not keep others out of it: its latest jobs make room for theirs.
 - After several failures in a row the gate closes: jobs are refused at once, and the engine is probed until it
   answers.
 - An attempt that fails before its first batch is repeated, after a pause with jitter. After the first batch
@@ -118,9 +118,11 @@ class JobQueue:
 
     @contextmanager
     def ticket(self, tenant: str) -> Iterator["Ticket"]:
-        """Take a place, or one in the tenant's queue. Raises ``RateLimited`` if the queue is full."""
-        if self._running >= self._max_jobs and self._waiters >= self._max_waiting:
-            raise RateLimited("The engine is busy, and too many requests wait for it.", retry_after_s=1.0)
+        """Take a place, or one in the tenant's queue. Raises ``RateLimited`` if the queue is full and no
+        tenant has more jobs in it than this one."""
+        is_full = self._running >= self._max_jobs and self._waiters >= self._max_waiting
+        if is_full and not self._make_room(tenant):
+            raise _too_busy()
         ticket = Ticket(self, tenant)
         try:
             yield ticket
@@ -174,6 +176,18 @@ class JobQueue:
         self._waiting.setdefault(tenant, deque()).append(turn)
         self._waiters += 1
         return turn
+
+    def _make_room(self, tenant: str) -> bool:
+        """Refuse the latest waiting job of the tenant that has the most, if it has more than ``tenant`` would
+        have with one more. Returns whether there is room now."""
+        most = max(self._waiting, key=lambda name: len(self._waiting[name]), default=tenant)
+        own = len(self._waiting.get(tenant, ()))
+        if most == tenant or len(self._waiting[most]) <= own + 1:
+            return False
+        latest = self._waiting[most][-1]
+        self._unqueue(most, latest)
+        latest.set_exception(_too_busy())
+        return True
 
     def _leave(self) -> None:
         """End a job: the next tenant's first waiter starts in its place."""
@@ -290,18 +304,27 @@ class Ticket:
         self._tenant = tenant
         self._turn = queue._enter(tenant)
 
+    @property
+    def has_to_wait(self) -> bool:
+        """Whether the job may not run yet."""
+        return self._turn is not None and not self._turn.done()
+
     async def turn(self) -> None:
-        """Wait until the job may run."""
+        """Wait until the job may run. Raises ``RateLimited`` if another tenant gets its place."""
         if self._turn is not None:
             # Shielded: a waiter that is cancelled is removed from the queue by ``give_back``.
             await asyncio.shield(self._turn)
 
     def give_back(self) -> None:
         """Leave the queue, or let the next job run."""
-        if self._turn is None or self._turn.done():
-            self._queue._leave()
-        else:
+        if self._turn is not None and not self._turn.done():
             self._queue._unqueue(self._tenant, self._turn)
+        elif self._turn is None or self._turn.exception() is None:
+            self._queue._leave()
+
+
+def _too_busy() -> RateLimited:
+    return RateLimited("The engine is busy, and too many requests wait for it.", retry_after_s=1.0)
 
 
 def _jittered(seconds: float) -> float:
