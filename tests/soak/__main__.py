@@ -39,6 +39,8 @@ def _show(form: str, outcome: Outcome) -> None:
     turns = outcome.turns
     _print(f"{form}: {turns.total()} answers checked in {outcome.seconds:.0f} s: " + _counts(turns))
     _print(f"{form}: {outcome.visits.total()} visits: " + _counts(outcome.visits))
+    if outcome.dropped:
+        _print(f"{form}: connections that the servers dropped: {_counts(outcome.dropped)}")
     for trend in outcome.trends:
         _print(f"{form}: {trend}")
     if outcome.rest is not None:

@@ -40,11 +40,12 @@ _LIMITS = {
     "recognised_bytes": 8 * MIB,
     "recent_bytes": 8 * MIB,
     "steer_after_tokens": 8,
-    "header_timeout_s": 3,
-    "body_timeout_s": 3,
-    "keepalive_timeout_s": 5,
+    "header_timeout_s": 15,
+    "body_timeout_s": 15,
+    "keepalive_timeout_s": 30,
 }
-"""Deadlines and caches so small that they are reached within the warm-up."""
+"""Deadlines and caches so small that they are reached within the warm-up, and no deadline so short that a
+client on a busy machine misses it."""
 _FAULTS = re.compile(r"Traceback|unexpectedly|never retrieved|never awaited|Task was destroyed|\bERROR\b")
 """Log messages of unexpected faults."""
 

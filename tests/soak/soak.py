@@ -5,6 +5,7 @@ with the same seed are similar but not identical.
 """
 
 import asyncio
+import contextlib
 import statistics
 import time
 from collections import Counter
@@ -27,7 +28,7 @@ _WEIGHTS = {"old-socket": 0.07, "slow-socket": 0.3, "slow-stream": 0.3, "bad-fra
 """How often a behaviour is chosen; 1 if it is not listed."""
 _LONGEST_PAUSE_S = 0.5
 _SAMPLED_S = 1.0
-_SETTLE_S = 30.0 + 2 * PARKED_S
+_SETTLE_S = 45.0 + 2 * PARKED_S
 """How long clients may take to leave, and servers to forget them: longer than every deadline."""
 _IN_USE = (
     *("slipring_in_flight", "slipring_queued", "slipring_lanes", "slipring_parked_sessions"),
@@ -35,6 +36,9 @@ _IN_USE = (
     *("slipring_memory_bytes:parked", "slipring_memory_bytes:states", "slipring_engine_jobs"),
 )
 """Metrics that are 0 when no client is left."""
+
+
+_DROPPED = "slipring_connections_dropped_total:"
 
 
 @dataclass
@@ -48,6 +52,8 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
     rest: tuple[Rest, Rest] | None = None
     """Before the first client, and after the last."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Connections that servers closed because of their clients, by reason, as far as known."""
     seconds: float = 0.0
 
 
@@ -87,6 +93,7 @@ class Soak:
             ]
             if not self.outcome.faults:
                 await self._settle(before)
+            await self._count_dropped()
         self._judge()
         self.outcome.seconds = time.monotonic() - began
 
@@ -160,6 +167,14 @@ class Soak:
                 self.outcome.faults += faults
                 return
             await asyncio.sleep(_SAMPLED_S)
+
+    async def _count_dropped(self) -> None:
+        for server in self._servers:
+            with contextlib.suppress(aiohttp.ClientError):
+                found = await server.metrics(self._http)
+                for name, value in found.items():
+                    if name.startswith(_DROPPED) and value:
+                        self.outcome.dropped[name.removeprefix(_DROPPED)] += int(value)
 
     def _judge(self) -> None:
         windows = self.outcome.windows

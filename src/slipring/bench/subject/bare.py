@@ -7,6 +7,7 @@ pace of the simulated engine. It ends when its standard input does.
 """
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,14 +15,13 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import WSMsgType, web
 
-from slipring.bench.client.exchange import FIRST_TOKENS, TERMINAL, Fields, encode
+from slipring.bench.client.exchange import FIRST_TOKENS, TERMINAL, Fields, decode, encode
 from slipring.bench.client.transports import Access
 from slipring.bench.errors import CannotStart
 from slipring.bench.subject.processes import Meter
 from slipring.bench.subject.server import StartedServer
 
-_ENDS = tuple(f'{{"type":"{kind}"' for kind in (*TERMINAL, "error"))
-_DELTAS = tuple(f'{{"type":"{kind}"' for kind in FIRST_TOKENS)
+_ENDS = (*TERMINAL, "error")
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ async def recorded_frames(access: Access, fields: Fields) -> list[str]:
     ):
         await socket.send_frame(encode({"type": "response.create", **fields}), WSMsgType.TEXT)
         async with asyncio.timeout(access.timeout_s):
-            while not frames or not frames[-1].startswith(_ENDS):
+            while not frames or decode(frames[-1]).get("type") not in _ENDS:
                 frames.append(await socket.receive_str())
     return frames
 
@@ -65,22 +65,26 @@ async def _serve(tokens_per_s: float) -> None:
     """Each with whether it is a delta, which waits for its time."""
 
     async def take(request: web.Request) -> web.Response:
-        frames[:] = [(frame, frame.startswith(_DELTAS)) for frame in await request.json()]
+        frames[:] = [(frame, decode(frame).get("type") in FIRST_TOKENS) for frame in await request.json()]
         return web.Response()
 
     async def send(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(compress=False)
         await socket.prepare(request)
-        clock = asyncio.get_running_loop().time
-        async for _ in socket:
-            due = clock()
-            for frame, is_delta in frames:
-                if is_delta and tokens_per_s:
-                    due += 1 / tokens_per_s
-                    if (wait_s := due - clock()) > 0:
-                        await asyncio.sleep(wait_s)
-                await socket.send_str(frame)
+        with contextlib.suppress(ConnectionError):  # its client has left
+            async for _ in socket:
+                await answer(socket)
         return socket
+
+    async def answer(socket: web.WebSocketResponse) -> None:
+        clock = asyncio.get_running_loop().time
+        due = clock()
+        for frame, is_delta in frames:
+            if is_delta and tokens_per_s:
+                due += 1 / tokens_per_s
+                if (wait_s := due - clock()) > 0:
+                    await asyncio.sleep(wait_s)
+            await socket.send_str(frame)
 
     app = web.Application(client_max_size=2**30)
     app.router.add_post("/frames", take)
