@@ -27,6 +27,7 @@ from slipring.core.generation import Capabilities, Finished, Job, Model
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
 from slipring.core.session.turn_setup import new_definitions
+from slipring.core.turn import preparation
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
 from slipring.engines.llama.models import packaged_model, read_file
@@ -79,7 +80,9 @@ def begun(
     )
     turn = Turn(request, tenant="t", lane=None, size_bytes=0, ports=ports, stages=stages)
     turn.parent = parent
-    return turn, turn.begin(response_id, MODEL, items, 0.0, new_definitions(Limits()))
+    return turn, preparation.begin(
+        turn, response_id, MODEL, items, 0.0, new_definitions(Limits(), frozenset())
+    )
 
 
 def chain(renderer: DialectRenderer, tokens: int) -> ResponseState:

@@ -7,6 +7,9 @@ on one stream, the same on eight streams at once, and as fast as possible, one f
 event loop. No engine produces the last load; it shows the cost without any waiting. Rounds alternate, so that
 changes of the machine's speed affect both.
 
+The same slipring without its admin address, and so without metrics, runs in the same rounds: metrics are fed
+once per turn, so the ratio of the two is 1 within their spread.
+
 Then one stream of 4,000 tokens/s, and how late its deltas reach the client: a server that cannot keep up
 falls further and further behind its schedule, and ends late. The schedule begins with the first delta that
 arrives. The delay of the bare server is due to the machine.
@@ -37,23 +40,28 @@ LOADS = {  # streams, tokens/s of each
 
 
 async def measure(tokens: int, rounds: int, streams: int, tokens_per_s: int) -> dict[str, list[float]]:
-    """Return the CPU time per frame in µs, for each round and both servers."""
-    costs: dict[str, list[float]] = {"slipring": [], "bare": []}
+    """Return the CPU time per frame in µs, for each round and each server."""
+    costs: dict[str, list[float]] = {"slipring": [], "no metrics": [], "bare": []}
     engine = f"simulated:tokens_per_s={tokens_per_s},output_tokens={tokens}"
     async with AsyncExitStack() as stack:
         ours = stack.enter_context(slipring(engine))
+        blind = stack.enter_context(slipring(engine, "--admin", "off"))
         bare = stack.enter_context(started(__file__, "--bare", str(tokens_per_s)))
         loops = [await stack.enter_async_context(connected(ours.url)) for _ in range(streams)]
+        blinds = [await stack.enter_async_context(connected(blind.url)) for _ in range(streams)]
         floors = [await stack.enter_async_context(connected(bare.url)) for _ in range(streams)]
         http = await stack.enter_async_context(aiohttp.ClientSession())
         create = {"model": "simulated", "input": "go", "store": False}
         for number in range(rounds + 1):
             cost, frames = await _cpu_of(ours, [loop.turn(**create) for loop in loops])
+            blind_cost, unseen = await _cpu_of(blind, [loop.turn(**create) for loop in blinds])
+            assert len(unseen) == len(frames)
             await http.post(f"{bare.url}/frames", json=frames)
             bare_cost, echoed = await _cpu_of(bare, [floor.turn() for floor in floors])
             assert echoed == frames, "the bare server must send the same frames"
             if number:  # the first round warms both up
                 costs["slipring"].append(cost / len(frames) / streams * 1e6)
+                costs["no metrics"].append(blind_cost / len(frames) / streams * 1e6)
                 costs["bare"].append(bare_cost / len(frames) / streams * 1e6)
     return costs
 
@@ -171,13 +179,16 @@ def main() -> None:
     for name, (streams, rate) in LOADS.items():
         print(f"{name}: {arguments.rounds} rounds …", file=sys.stderr, flush=True)
         costs = asyncio.run(measure(arguments.tokens // streams, arguments.rounds, streams, rate))
-        ours, bare = spread(costs["slipring"]), spread(costs["bare"])
+        ours, blind, bare = (spread(costs[each]) for each in ("slipring", "no metrics", "bare"))
+        pairs = zip(costs["slipring"], costs["no metrics"], strict=True)
+        metrics = spread([with_them / without for with_them, without in pairs])
         ratio = ours["median"] / bare["median"]
         print(f"{name}: CPU per frame, median (range) of {arguments.rounds} rounds")
-        for label, each in (("slipring", ours), ("bare aiohttp", bare)):
+        for label, each in (("slipring", ours), ("no metrics", blind), ("bare aiohttp", bare)):
             print(f"  {label:13} {each['median']:6.1f} µs  ({each['low']:.1f} – {each['high']:.1f})")
         print(f"  ratio         {verdict(ratio, BUDGET)}")
-        figures[name] = {"us_per_frame": costs, "ratio": ratio}
+        print(f"  with metrics  {metrics['median']:.2f} × ({metrics['low']:.2f} – {metrics['high']:.2f})")
+        figures[name] = {"us_per_frame": costs, "ratio": ratio, "with_metrics": metrics["median"]}
     print(f"1 stream of {FASTEST:,} tokens/s: {arguments.rounds} rounds …", file=sys.stderr, flush=True)
     lags = asyncio.run(measure_lag(arguments.tokens, arguments.rounds))
     show_lag(lags)

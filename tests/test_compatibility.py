@@ -472,8 +472,8 @@ def open_session() -> Session:
     start = session.receive(frame, 0.0)[-1]
     assert isinstance(start, Start)
     usage = Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)
-    session.deltas(start.turn, [Text("Hello."), usage])
-    session.finished(start.turn, 0.0)
+    session.lifecycle.deltas(start.turn, [Text("Hello."), usage])
+    session.lifecycle.finished(start.turn, 0.0)
     return session
 
 
@@ -485,8 +485,8 @@ def checked(session: Session, check: Check) -> list[Action]:
     try:
         asyncio.run(IN_THREAD.check("tenant", check.grammars))
     except ApiError as error:
-        return session.failed(check.turn, error, 0.0)
-    return session.checked(check)
+        return session.lifecycle.failed(check.turn, error, 0.0)
+    return session.lifecycle.checked(check)
 
 
 def send(frame: Json) -> Outcome:
@@ -498,7 +498,7 @@ def send(frame: Json) -> Outcome:
         if isinstance(action, Load):
             stored = {STORED_ITEM.id: STORED_ITEM} if STORED_ITEM.id in action.item_ids else {}
             joined = Joined(action.conversation_id, 1) if action.conversation_id is not None else None
-            pending += session.loaded(action.turn, Loaded(items=stored, joined=joined), 0.0)
+            pending += session.lifecycle.loaded(action.turn, Loaded(items=stored, joined=joined), 0.0)
         elif isinstance(action, Check):
             pending += checked(session, action)
         elif isinstance(action, ResolveTools):
@@ -507,12 +507,12 @@ def send(frame: Json) -> Outcome:
             answers = {
                 kind: ResolvedBuiltin(ResolvedServer(None), "answer", "text") for kind in action.builtins
             }
-            pending += session.resolved(action.turn, found, 0.0, answers)
+            pending += session.lifecycle.resolved(action.turn, found, 0.0, answers)
         elif isinstance(action, Weigh):
-            pending += session.weighed(action, 0)
+            pending += session.lifecycle.weighed(action, 0)
         elif isinstance(action, Start):
             outcome.job = action.job
-            pending.append(Send(session.deltas(action.turn, [Accepted()])))
+            pending.append(Send(session.lifecycle.deltas(action.turn, [Accepted()])))
         elif isinstance(action, Send):
             for event in action.events:
                 decoded = json.loads(wire.encode(event))

@@ -15,16 +15,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_origin, get_type_hints
 
-from slipring.checks import CheckEntry, ChecksError, PolicyEntries, read_checks, read_policies
+from slipring.checks import CheckEntry, PolicyEntries, read_checks, read_policies
+from slipring.config_tables import TableError
 from slipring.core.limits import Limits
 from slipring.mcp_registrations import (
     BuiltinMapping,
     McpRegistration,
-    McpRegistrationError,
     read_builtin_tools,
     read_mcp_registrations,
 )
-from slipring.models import ModelEntry, ModelsError, read_models
+from slipring.models import ModelEntry, read_models
 from slipring.spelling import suggestion
 
 __all__ = [
@@ -532,7 +532,7 @@ def _from_file(path: str) -> dict[str, Any]:
     document = _read_toml(path)
     try:
         values = _tables(document)
-    except (ModelsError, McpRegistrationError, ChecksError) as error:
+    except TableError as error:
         raise ConfigError(f"{error} in {path}") from None
     for key, given in _entries(document, path):
         dotted = ".".join(key)
@@ -545,8 +545,7 @@ def _from_file(path: str) -> dict[str, Any]:
 
 
 def _tables(document: dict[str, Any]) -> dict[str, Any]:
-    """Remove the tables that only a file can have, and return their values. Raises ``ModelsError``,
-    ``McpRegistrationError`` and ``ChecksError``."""
+    """Remove the tables that only a file can have, and return their values. Raises ``TableError``."""
     values: dict[str, Any] = {}
     if _MODELS in document:
         values[_MODELS] = read_models(document.pop(_MODELS))

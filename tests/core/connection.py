@@ -336,7 +336,7 @@ class Connection:
 
     def check(self, lane: str | None = None) -> list[Json]:
         """The grammars of a request compile."""
-        return self._run(self.session.checked(self.checks.pop(self._at(self.checks, lane))))
+        return self._run(self.session.lifecycle.checked(self.checks.pop(self._at(self.checks, lane))))
 
     def check_appended(self, error: ApiError | None = None) -> list[Json]:
         """The grammars of the first append that waits compile, or fail with ``error``."""
@@ -348,7 +348,7 @@ class Connection:
         passes the others; None: it fails. A check that is not named flags texts that contain "bad"."""
         inspect = self.inspections.pop(number)
         return self._run(
-            self.session.inspected(inspect, verdicts_of(inspect.inspection, flags), self.server.now)
+            self.session.lifecycle.inspected(inspect, verdicts_of(inspect.inspection, flags), self.server.now)
         )
 
     def inspect_all(self, **flags: str | None) -> list[Json]:
@@ -366,12 +366,14 @@ class Connection:
     def weigh(self, tokens: int, lane: str | None = None) -> list[Json]:
         """The engine has counted the tokens of a job."""
         weigh = self.weighs.pop(self._at(self.weighs, lane))
-        return self._run(self.session.weighed(weigh, tokens))
+        return self._run(self.session.lifecycle.weighed(weigh, tokens))
 
     def generate(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
         turn = self._at(self.starts, lane)
-        sent = self._run([Send(self.session.deltas(turn, list(deltas)))])
-        return sent + self._run([*self.session.due_calls(turn), *self.session.due_inspections(turn)])
+        sent = self._run([Send(self.session.lifecycle.deltas(turn, list(deltas)))])
+        return sent + self._run(
+            [*self.session.lifecycle.due_calls(turn), *self.session.lifecycle.due_inspections(turn)]
+        )
 
     def finish(
         self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: Any = None
@@ -392,8 +394,8 @@ class Connection:
             position=position,
             context=context,
         )
-        sent = self._run([Send(self.session.deltas(turn, [*deltas, end]))])
-        after = self.session.finished(turn, self.server.now)
+        sent = self._run([Send(self.session.lifecycle.deltas(turn, [*deltas, end]))])
+        after = self.session.lifecycle.finished(turn, self.server.now)
         if isinstance(position, Seen):
             position.end = turn.output.began
         return sent + self._run(after)
@@ -408,7 +410,7 @@ class Connection:
             label = server.server_label
             tools = self.server.lists[label] if label in asked.fetch else None
             servers[label] = structs.replace(ResolvedServer(f"handle of {label}", tools), **changes)
-        return self._run(self.session.resolved(asked.turn, servers, self.server.now))
+        return self._run(self.session.lifecycle.resolved(asked.turn, servers, self.server.now))
 
     def claim(self, lane: str | None = None) -> list[Json]:
         """Mark the approvals of a turn as used, or refuse it."""
@@ -416,24 +418,24 @@ class Connection:
         ids = {(self.tenant, each) for each in claim.ids}
         if ids & self.server.used:
             error = InvalidRequest("Used.", param="input")
-            return self._run(self.session.failed(claim.turn, error, self.server.now))
+            return self._run(self.session.lifecycle.failed(claim.turn, error, self.server.now))
         self.server.used |= ids
-        return self._run(self.session.claimed(claim.turn))
+        return self._run(self.session.lifecycle.claimed(claim.turn))
 
     def end_call(self, call_id: str, output: str | None = "42", error: CallError | None = None) -> list[Json]:
         """A hosted call has ended."""
         action = self.calls.pop(call_id)
         outcome = CallOutcome(output) if error is None else CallOutcome(error=error)
-        return self._run(self.session.call_ended(action.turn, call_id, outcome, self.server.now))
+        return self._run(self.session.lifecycle.call_ended(action.turn, call_id, outcome, self.server.now))
 
     def report_progress(self, call_id: str, progress: float = 1.0, message: str | None = None) -> list[Json]:
         """The server of a hosted call reports progress."""
         report = CallProgress(progress, None, message)
-        return self._run(self.session.call_progressed(self.calls[call_id].turn, call_id, report))
+        return self._run(self.session.lifecycle.call_progressed(self.calls[call_id].turn, call_id, report))
 
     def end_prefill(self, response_id: str, tokens: int | None = 100) -> list[Json]:
         """The engine has prefilled so many tokens, or has failed."""
-        return self._run(self.session.prefilled(self.prefills.pop(response_id), tokens))
+        return self._run(self.session.lifecycle.prefilled(self.prefills.pop(response_id), tokens))
 
     def complete(self, lane: str | None = None, text: str = "ok") -> Json:
         """Finish with a text (a warmup with nothing), save if needed; returns the response object."""
@@ -451,7 +453,7 @@ class Connection:
         state = self.server.store.get((self.tenant, wanted.response_id or ""))
         own = (s.input + s.output for (tenant, _), s in self.server.store.items() if tenant == self.tenant)
         found = {item.id: item for items in own for item in items if item.id in wanted.item_ids}
-        return self._run(self.session.loaded(turn, Loaded(state, found), self.server.now))
+        return self._run(self.session.lifecycle.loaded(turn, Loaded(state, found), self.server.now))
 
     def load_conversation(self, *items: Json, tip: str | None = None) -> list[Json]:
         """The store loads a conversation with these new items, which continues the response ``tip``."""
@@ -461,13 +463,13 @@ class Connection:
         new = tuple(read_item(wire.encode(item), f"items[{n}]") for n, item in enumerate(items))
         state = self.server.store[self.tenant, tip] if tip is not None else None
         joined = Joined(wanted.conversation_id, 0, new)
-        return self._run(self.session.loaded(turn, Loaded(state, {}, joined), self.server.now))
+        return self._run(self.session.lifecycle.loaded(turn, Loaded(state, {}, joined), self.server.now))
 
     def save(self, lane: str | None = None) -> list[Json]:
         turn = self._at(self.saves, lane)
         state = self.saves.pop(turn).state
         self.server.store[self.tenant, state.id] = state
-        return self._run(self.session.saved(turn, self.server.now))
+        return self._run(self.session.lifecycle.saved(turn, self.server.now))
 
     # Failures and time.
 
@@ -476,7 +478,7 @@ class Connection:
         for work in self._work.values():
             for turn in [turn for turn in work if turn.lane == lane]:
                 del work[turn]
-                return self._run(self.session.failed(turn, error or ServerError(), self.server.now))
+                return self._run(self.session.lifecycle.failed(turn, error or ServerError(), self.server.now))
         raise LookupError(f"nothing runs on lane {lane!r}")
 
     def tick(self, seconds: float = 0.0) -> list[Json]:
@@ -572,12 +574,12 @@ class Connection:
         if start.job.parent is not None and not start.job.fork:
             self.prefills.pop(start.job.parent.id, None)
         if (error := self._refuses(start.job)) is not None:
-            self._run(self.session.failed(start.turn, error, self.server.now))
+            self._run(self.session.lifecycle.failed(start.turn, error, self.server.now))
             return
         self.starts[start.turn] = start
         self._first_output[start.turn] = len(start.turn.output.items)
         if self._accepts(start.job):
-            self._send(Send(self.session.deltas(start.turn, [Accepted()])))
+            self._send(Send(self.session.lifecycle.deltas(start.turn, [Accepted()])))
         if self._on_start is not None:
             self._on_start(start)
 

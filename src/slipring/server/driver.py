@@ -209,7 +209,7 @@ class Driver:
 
     def _prefill(self, action: StartPrefill) -> None:
         def ended(tokens: int | None) -> None:
-            self.run(self.session.prefilled(action, tokens))
+            self.run(self.session.lifecycle.prefilled(action, tokens))
 
         if not self.service.draining:
             engine = self.service.catalog.engine_of(action.prefill.job.model)
@@ -276,22 +276,24 @@ class Driver:
                 return await self._load(work)
             if isinstance(work, Check):
                 await self.service.compiler.check(self.session.tenant, work.grammars)
-                return self.session.checked(work)
+                return self.session.lifecycle.checked(work)
             if isinstance(work, ResolveTools):
                 return await self._resolve_tools(work)
             if isinstance(work, ClaimApprovals):
                 await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
-                return self.session.claimed(work.turn)
+                return self.session.lifecycle.claimed(work.turn)
             if isinstance(work, Weigh):
                 return await self._weigh(work)
             return await self._save(work.turn, work.state)
         except ApiError as error:
-            return self.session.failed(work.turn, error, now())
+            return self.session.lifecycle.failed(work.turn, error, now())
         except LeaseLost:
-            return self.session.failed(work.turn, ServerError("The response was ended elsewhere."), now())
+            return self.session.lifecycle.failed(
+                work.turn, ServerError("The response was ended elsewhere."), now()
+            )
         except Exception:
             log.exception("a turn failed unexpectedly")
-            return self.session.failed(work.turn, ServerError(), now())
+            return self.session.lifecycle.failed(work.turn, ServerError(), now())
 
     async def _check_appended(self, check: CheckAppended) -> None:
         """Compile the grammars of appended items. A failure refuses the append and nothing else."""
@@ -311,7 +313,7 @@ class Driver:
         """Have safety checks inspect texts, and tell the session what they say."""
         verdicts = await inspections.inspect(self.service.inspector, inspect.inspection, self.session.tenant)
         send = padding.padded_send(inspect.turn.request, self.sink.send)
-        for action in self.session.inspected(inspect, verdicts, now()):
+        for action in self.session.lifecycle.inspected(inspect, verdicts, now()):
             if isinstance(action, Send):
                 send(action.events)
             else:
@@ -321,7 +323,7 @@ class Driver:
 
     async def _keep_pace(self, turn: Turn) -> None:
         """Begin the inspections that are due, and wait while too much waits for them."""
-        self.run(self.session.due_inspections(turn))
+        self.run(self.session.lifecycle.due_inspections(turn))
         while turn.checks is not None and turn.checks.is_full and (tasks := self._inspecting(turn)):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
@@ -331,26 +333,26 @@ class Driver:
             self.caller, asked.servers, asked.fetch, turn.request.tools
         )
         answers = self.service.tool_runner.answers(self.caller, asked.builtins)
-        return self.session.resolved(turn, found, now(), answers)
+        return self.session.lifecycle.resolved(turn, found, now(), answers)
 
     async def _call_tool(self, action: CallTool) -> None:
         """Run a hosted call, and tell the session of its progress and its end."""
         turn, call = action.turn, action.call
 
         def on_progress(progress: CallProgress) -> None:
-            self.run(self.session.call_progressed(turn, call.id, progress))
+            self.run(self.session.lifecycle.call_progressed(turn, call.id, progress))
             if (waiting := self.sink.flush()) is not None:
                 self._flush_aside(waiting)
 
         outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress)
-        self.run(self.session.call_ended(turn, call.id, outcome, now()))
+        self.run(self.session.lifecycle.call_ended(turn, call.id, outcome, now()))
         if (waiting := self.sink.flush()) is not None:
             await waiting
 
     async def _load(self, load: Load) -> list[Action]:
         # First, so that a caller who is refused learns nothing about what is stored.
         await self.service.admit_turn(self.caller)
-        return self.session.loaded(load.turn, await self._read(load), now())
+        return self.session.lifecycle.loaded(load.turn, await self._read(load), now())
 
     async def _read(self, load: Load) -> Loaded:
         tenant = self.session.tenant
@@ -380,27 +382,27 @@ class Driver:
     async def _weigh(self, weigh: Weigh) -> list[Action]:
         upstream_permission.require_unbound(self.caller, weigh.job)
         engine = self.service.catalog.engine_of(weigh.job.model)
-        return self.session.weighed(weigh, await engine.count(weigh.job, weigh.enough))
+        return self.session.lifecycle.weighed(weigh, await engine.count(weigh.job, weigh.enough))
 
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
         upstream_permission.require_unbound(self.caller, job)
-        session, flush = self.session, self.sink.flush
+        lifecycle, flush = self.session.lifecycle, self.sink.flush
         send = padding.padded_send(turn.request, self.sink.send)
         engine = self.service.catalog.engine_of(job.model)
         if job.parent is not None and (job.recognised or not job.fork):
             await self.service.prefills.end(job.tenant, job.parent.id)
         async with aclosing(custom_inputs.generate(engine, job)) as batches:
             async for deltas in batches:
-                send(session.deltas(turn, deltas))
+                send(lifecycle.deltas(turn, deltas))
                 if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):
                     await self._keep_pace(turn)
                 if turn.has_due_calls:
-                    self.run(session.due_calls(turn))
+                    self.run(lifecycle.due_calls(turn))
                 if (waiting := flush()) is not None:
                     before = clock()
                     await waiting
                     turn.stages.send_s += clock() - before
-        return session.finished(turn, now())
+        return lifecycle.finished(turn, now())
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
         store, tenant = self.service.store, self.session.tenant
@@ -410,7 +412,7 @@ class Driver:
             await store.responses.save(tenant, state, appended=appended, tenure=tenure)
         elif appended is not None:
             await store.conversations.append(tenant, state.id, appended)
-        return self.session.saved(turn, now())
+        return self.session.lifecycle.saved(turn, now())
 
 
 class Exchange:

@@ -126,7 +126,9 @@ def test_errors_about_items_of_a_conversation_name_the_conversation():
     (turn,) = connection.loads
     connection.loads.clear()
     joined = Joined("conv_1", 0, (read_item(encode(brings), "items[0]"),))
-    connection._run(connection.session.loaded(turn, Loaded(None, {}, joined), connection.server.now))
+    connection._run(
+        connection.session.lifecycle.loaded(turn, Loaded(None, {}, joined), connection.server.now)
+    )
     assert params(connection) == [
         "input[0].tools[0].format.definition",
         "input[2].tools[0].format.definition",
@@ -143,7 +145,7 @@ def test_a_client_that_leaves_cancels_the_check():
     (check,) = connection.checks.values()
     connection.hang_up()
     assert connection.cancelled == [turn]
-    assert connection.session.checked(check) == []
+    assert connection.session.lifecycle.checked(check) == []
 
 
 def test_a_check_that_outlasts_the_grace_period_is_cancelled():

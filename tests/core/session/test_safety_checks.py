@@ -211,7 +211,7 @@ def test_a_connection_can_close_while_the_input_is_inspected():
     connection.create()
     (inspect,) = connection.inspections
     connection._run(connection.session.closed())
-    assert connection.session.inspected(inspect, [], connection.server.now) == []
+    assert connection.session.lifecycle.inspected(inspect, [], connection.server.now) == []
     assert [stage.name for stage in connection.reports[0].report.stages][-1] == "check"
 
 
@@ -536,7 +536,7 @@ class Hosting:
         self.turn = resolve.turn
         fetched = (self._tool,) if resolve.fetch else None
         found = {"s": ResolvedServer(None, fetched)}
-        return self.connection._run(self.session.resolved(self.turn, found, self.now))
+        return self.connection._run(self.session.lifecycle.resolved(self.turn, found, self.now))
 
     def call(self) -> list[Json]:
         """The model calls the tool."""
@@ -546,14 +546,14 @@ class Hosting:
     @property
     def running(self) -> list[str]:
         """The calls that run, by their ids."""
-        self.session.due_calls(self.turn)
+        self.session.lifecycle.due_calls(self.turn)
         hosted = self.turn.output.hosted
         return list(hosted.running) if hosted is not None else []
 
     def end_call(self, output: str) -> list[Json]:
         (call_id,) = self.running
         outcome = CallOutcome(output)
-        return self.connection._run(self.session.call_ended(self.turn, call_id, outcome, self.now))
+        return self.connection._run(self.session.lifecycle.call_ended(self.turn, call_id, outcome, self.now))
 
 
 def test_the_result_of_a_hosted_call_is_input():
@@ -605,7 +605,7 @@ def test_approved_calls_wait_for_the_input():
     hosting.create(previous_response_id=first["id"], input=[approval, {"role": "user", "content": "ok"}])
     hosting.connection.inspect()
     assert hosting.turn.phase.name == "CLAIMING"
-    hosting.connection._run(hosting.session.claimed(hosting.turn))
+    hosting.connection._run(hosting.session.lifecycle.claimed(hosting.turn))
     assert len(hosting.running) == 1
 
 
@@ -622,7 +622,7 @@ def test_a_verdict_can_arrive_while_a_hosted_call_runs():
         "approve": True,
     }
     hosting.create(previous_response_id=first["id"], input=[approval, {"role": "user", "content": "ok"}])
-    hosting.connection._run(hosting.session.claimed(hosting.turn))
+    hosting.connection._run(hosting.session.lifecycle.claimed(hosting.turn))
     assert hosting.turn.phase.name == "PAUSED"
     hosting.connection.inspect(watch=None)
     assert last(hosting.connection)["response"]["error"]["code"] == "server_error"

@@ -7,7 +7,7 @@ import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Text
 from slipring.core.session.actions import Counted, Loaded
-from slipring.core.turn.turn import Phase
+from slipring.core.turn.stages import Phase
 from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
 from tests.core.connection import (
     Connection,
@@ -144,7 +144,7 @@ def test_an_engine_that_ends_without_finished_is_an_internal_error():
     connection.create()
     (turn,) = connection.starts
     with pytest.raises(RuntimeError):
-        connection.session.finished(turn, 0.0)
+        connection.session.lifecycle.finished(turn, 0.0)
     assert types(connection.fail()) == ["failed"]
 
 
@@ -521,7 +521,7 @@ def test_a_response_that_could_not_be_stored_fails(reason):
     assert response["incomplete_details"] is None
     assert is_lost(connection, response["id"])
     assert is_lost(connection, first["id"])
-    assert connection.session.saved(turn, 0.0) == []
+    assert connection.session.lifecycle.saved(turn, 0.0) == []
 
 
 # Warmup.
@@ -717,10 +717,10 @@ def test_results_for_an_ended_turn_are_ignored():
     (turn,) = connection.starts
     connection.finish()
     assert turn.phase is Phase.ENDED
-    assert connection.session.deltas(turn, [Text("late")]) == []
-    assert connection.session.finished(turn, 0.0) == []
-    assert connection.session.saved(turn, 0.0) == []
-    assert connection.session.failed(turn, ServerError(), 0.0) == []
+    assert connection.session.lifecycle.deltas(turn, [Text("late")]) == []
+    assert connection.session.lifecycle.finished(turn, 0.0) == []
+    assert connection.session.lifecycle.saved(turn, 0.0) == []
+    assert connection.session.lifecycle.failed(turn, ServerError(), 0.0) == []
     assert connection.session.in_flight == 0
 
 
@@ -729,7 +729,7 @@ def test_results_for_an_ended_turn_are_ignored():
 
 def asking() -> Connection:
     connection = Connection()
-    connection.session.asks_each_turn = True
+    connection.session.lifecycle.asks_each_turn = True
     return connection
 
 
@@ -752,7 +752,7 @@ def test_with_asks_each_turn_one_load_also_fetches_what_is_missing():
     server = Server()
     stored = Connection(server).respond(store=True)
     connection = Connection(server)
-    connection.session.asks_each_turn = True
+    connection.session.lifecycle.asks_each_turn = True
     connection.create(previous=stored["id"])
     (load,) = connection.loads.values()
     assert load.response_id == stored["id"]
@@ -780,16 +780,16 @@ def test_a_load_that_ends_after_the_client_disconnected_starts_nothing():
     connection.create()
     (turn,) = connection.loads
     connection.hang_up()
-    assert connection.session.loaded(turn, Loaded(), connection.server.now) == []
+    assert connection.session.lifecycle.loaded(turn, Loaded(), connection.server.now) == []
 
 
 def test_a_session_that_only_counts_ends_a_turn_with_its_number_of_tokens():
     connection = Connection()
-    connection.session.counts_only = True
+    connection.session.lifecycle.counts_only = True
     assert connection.create() == []
     (weigh,) = connection.weighs.values()
     assert weigh.enough is None
-    assert connection.session.weighed(weigh, 42) == [Counted(42)]
+    assert connection.session.lifecycle.weighed(weigh, 42) == [Counted(42)]
     assert connection.session.in_flight == 0
     assert connection.session.closed() == []
 

@@ -281,12 +281,12 @@ def test_results_after_the_client_disconnected_are_ignored():
     running, loading, saving = [*connection.starts, *connection.loads, *connection.saves]
     connection.hang_up()
     session = connection.session
-    assert session.deltas(running, [Text("x"), DONE]) == []
-    assert session.finished(running, 0.0) == []
-    assert session.loaded(loading, Loaded(), 0.0) == []
-    assert session.saved(saving, 0.0) == []
+    assert session.lifecycle.deltas(running, [Text("x"), DONE]) == []
+    assert session.lifecycle.finished(running, 0.0) == []
+    assert session.lifecycle.loaded(loading, Loaded(), 0.0) == []
+    assert session.lifecycle.saved(saving, 0.0) == []
     for turn in (running, loading, saving):
-        assert session.failed(turn, ServerError(), 0.0) == []
+        assert session.lifecycle.failed(turn, ServerError(), 0.0) == []
     assert session.tick(1e9) == []
     assert session.end(ServerError(), code=1001, grace_s=0.0, now=0.0) == []
     assert session.receive('{"type": "response.create"}', 0.0) == []

@@ -27,7 +27,7 @@ from slipring.core.chain.known_contexts import KnownContext
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Start
-from slipring.core.turn.steer_queue import Steers
+from slipring.core.turn.steps.steer_queue import Steers
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
 from slipring.protocol.hosted.mcp_items import ProtocolError
@@ -557,7 +557,8 @@ class Peer:
     @property
     def rollout_bytes(self) -> int:
         """Bytes of its rollouts, read from the session because clients cannot know them."""
-        rollouts = [turn.rollout for turn in self.connection.session._lanes.running() if turn.rollout]
+        running = self.connection.session.lifecycle.lanes.running()
+        rollouts = [turn.rollout for turn in running if turn.rollout]
         return sum(each.size_bytes + each.held_bytes for each in rollouts)
 
     def _answer_to_append(self, asked: Pending | None, target: str, items: list[Json]) -> str | None:
@@ -1389,21 +1390,19 @@ class Connections(RuleBasedStateMachine):
         totals = {"alice": 0, "bob": 0}
         for peer in self.peers:
             session = peer.connection.session
-            held = session._charges._held
-            turns = (
-                [*session._lanes.running(), *session._lanes.queued()] if peer.connection.close is None else []
-            )
+            held = session.lifecycle.charges._held
+            turns = session.turns() if peer.connection.close is None else []
             for turn in turns:
                 taken = turn.size_bytes if not turn.follows or turn.steered_by is None else 0
                 assert held.get(turn, 0) >= taken, "a request is not counted"
             steers = [each for turn in turns for each in (turn.steers, turn.steered_by) if each is not None]
-            steers += session._successors._waiting.values()
+            steers += session.lifecycle.successors._waiting.values()
             assert {each: each.size_bytes for each in steers} == {
                 holder: size for holder, size in held.items() if isinstance(holder, Steers)
             }
-            growing = session._growing_outputs._growths.values()
+            growing = session.lifecycle.growing_outputs._growths.values()
             assert held.keys() <= {*turns, *steers, *growing}, "a request is counted after its end"
-            pinned = session._charges._pinned
+            pinned = session.lifecycle.charges._pinned
             assert pinned.keys() <= held.keys(), "a state is pinned after the end of its turn"
             nodes = {node for state in pinned.values() for node in state.chain()}
             totals[peer.tenant] += sum(held.values()) + sum(node.size_bytes for node in nodes)

@@ -325,7 +325,7 @@ def test_a_late_count_is_ignored() -> None:
     connection.create(context_management=MANAGED)
     (weigh,) = connection.weighs.values()
     connection.hang_up()
-    assert connection.session.weighed(weigh, 100) == []
+    assert connection.session.lifecycle.weighed(weigh, 100) == []
 
 
 def test_the_grace_period_may_end_during_a_compaction() -> None:
@@ -635,4 +635,4 @@ def test_a_summary_without_a_finished_delta_is_an_engine_error() -> None:
     connection.create(input=[message("hi"), TRIGGER])
     (turn,) = connection.starts
     with pytest.raises(RuntimeError):
-        connection.session.finished(turn, connection.server.now)
+        connection.session.lifecycle.finished(turn, connection.server.now)

@@ -41,7 +41,7 @@ def slow_turn(connection: Connection, **fields: Any) -> list[Json]:
     server.now += 16
     connection.generate(DONE)
     del connection.starts[turn]
-    return events + connection._run(connection.session.finished(turn, server.now))
+    return events + connection._run(connection.session.lifecycle.finished(turn, server.now))
 
 
 def test_every_stage_is_timed():

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from slipring.core.generation import Accepted, Finished, Text
+from slipring.core.generation import Accepted, Finished, Job, Text
 from slipring.core.limits import Limits
 from slipring.core.session.turn_setup import new_definitions
+from slipring.core.turn import preparation
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
 from slipring.errors import ServerError
@@ -24,15 +25,20 @@ def turn_on(lane: str | None = None, **fields: Any) -> Turn:
     )
 
 
+def begin(turn: Turn) -> Job:
+    definitions = new_definitions(Limits(), frozenset())
+    return preparation.begin(turn, "resp_1", PLAIN, (user_message("hi"),), 5.9, definitions)
+
+
 def begun(**fields: Any) -> Turn:
     turn = turn_on(**fields)
-    turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits(), frozenset()))
+    begin(turn)
     return turn
 
 
 def test_a_job_has_its_response_id_tenant_and_model():
     turn = turn_on("a")
-    job = turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits(), frozenset()))
+    job = begin(turn)
     assert (job.response_id, job.tenant, job.model) == ("resp_1", "t", PLAIN)
     assert (job.parent, job.generate) == (None, True)
     assert turn.response is not None

@@ -1,4 +1,7 @@
-"""Actions: what a session asks its driver to do. The driver runs a list of actions in order."""
+"""Actions: what a session asks its driver to do. The driver runs a list of actions in order.
+
+It reports their results to the session's ``TurnLifecycle``, whose methods are named in the actions.
+"""
 
 from msgspec import Struct
 
@@ -26,7 +29,7 @@ class Send(Struct, frozen=True, gc=False):
 class Load(Struct, frozen=True):
     """Load a response, items or a conversation from the store by id.
 
-    The driver calls ``session.loaded`` or ``session.failed``. An empty load asks only whether the turn may
+    The driver reports ``loaded`` or ``failed``. An empty load asks only whether the turn may
     begin.
     """
 
@@ -51,7 +54,7 @@ class Loaded(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
-    """Compile the grammars of a request. The driver calls ``session.checked`` or ``session.failed``."""
+    """Compile the grammars of a request. The driver reports ``checked`` or ``failed``."""
 
     turn: Turn
     job: Job
@@ -68,7 +71,7 @@ class CheckAppended(Struct, frozen=True, eq=False):
 
 class ResolveTools(Struct, frozen=True):
     """Look up the MCP servers of a request and what answers its built-in tools, and fetch the lists of some
-    servers. The driver calls ``session.resolved`` or ``session.failed``."""
+    servers. The driver reports ``resolved`` or ``failed``."""
 
     turn: Turn
     servers: tuple[McpTool, ...]
@@ -78,16 +81,16 @@ class ResolveTools(Struct, frozen=True):
 
 
 class ClaimApprovals(Struct, frozen=True):
-    """Mark approval requests as used, so that none is used twice. The driver calls ``session.claimed`` or
-    ``session.failed``."""
+    """Mark approval requests as used, so that none is used twice. The driver reports ``claimed`` or
+    ``failed``."""
 
     turn: Turn
     ids: tuple[str, ...]
 
 
 class CallTool(Struct, frozen=True, eq=False):
-    """Run a hosted call, beside the turn's other work. The driver calls ``session.call_progressed`` whenever
-    the server reports progress, and ``session.call_ended`` at the end, however it ends."""
+    """Run a hosted call, beside the turn's other work. The driver reports ``call_progressed`` whenever
+    the server reports progress, and ``call_ended`` at the end, however it ends."""
 
     turn: Turn
     call: HostedCall
@@ -100,7 +103,7 @@ class CancelTools(Struct, frozen=True):
 
 
 class Weigh(Struct, frozen=True):
-    """Count the tokens of a job. The driver calls ``session.weighed`` or ``session.failed``."""
+    """Count the tokens of a job. The driver reports ``weighed`` or ``failed``."""
 
     turn: Turn
     job: Job
@@ -120,8 +123,8 @@ class Counted(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """Run a job. The driver calls ``session.deltas`` for each batch, then ``session.finished`` or
-    ``session.failed``."""
+    """Run a job. The driver reports ``deltas`` for each batch, then ``finished`` or
+    ``failed``."""
 
     turn: Turn
     job: Job
@@ -129,7 +132,7 @@ class Start(Struct, frozen=True):
 
 class Inspect(Struct, frozen=True, eq=False):
     """Have safety checks inspect texts, beside the turn's other work. The driver calls
-    ``session.inspected``, also if a check fails."""
+    ``inspected``, also if a check fails."""
 
     turn: Turn
     inspection: Inspection
@@ -143,8 +146,8 @@ class StartAudit(Struct, frozen=True, eq=False):
 
 
 class Save(Struct, frozen=True):
-    """Save a response, or what it adds to its conversation. The driver calls ``session.saved`` or
-    ``session.failed``."""
+    """Save a response, or what it adds to its conversation. The driver reports ``saved`` or
+    ``failed``."""
 
     turn: Turn
     state: ResponseState
@@ -159,7 +162,7 @@ class Cancel(Struct, frozen=True):
 class StartPrefill(Struct, frozen=True, eq=False):
     """Have the engine prefill what a response will probably be continued with, beside all turns.
 
-    The driver calls ``session.prefilled`` when the engine is done, unless the prefill is ended before: by
+    The driver reports ``prefilled`` when the engine is done, unless the prefill is ended before: by
     ``EndPrefill``, or by a job that continues the response.
     """
 

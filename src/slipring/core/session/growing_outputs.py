@@ -22,6 +22,7 @@ from slipring.core.session.actions import Action, EndPrefill, Send, StartPrefill
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.turn.foreseen_job import foreseen_job
+from slipring.core.turn.steps import pauses
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, quoted
 from slipring.protocol import items, wire
@@ -141,7 +142,7 @@ class GrowingOutputs:
 
     def result(self, turn: Turn, cache: ConnectionCache) -> list[Action]:
         """A hosted call has ended while others of its step still run: its result can be prefilled."""
-        if turn.foreseen_job() is None:
+        if pauses.foreseen_job(turn) is None:
             return []
         response_id = turn.output.response_id
         self._growths.setdefault(response_id, _Growth()).is_due = True
@@ -203,7 +204,7 @@ class GrowingOutputs:
         """The job that continues a response with its outputs; None as long as that is not possible."""
         turn = self._lanes.find(response_id)
         if turn is not None:
-            foreseen = turn.foreseen_job()
+            foreseen = pauses.foreseen_job(turn)
             if foreseen is None or turn.is_calling:
                 return foreseen
             job, open_calls = foreseen, turn.rollout.open_calls if turn.rollout is not None else {}

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from slipring.core.limits import Limits
-from slipring.core.turn.turn import Phase, Turn
+from slipring.core.turn.stages import Phase
+from slipring.core.turn.turn import Turn
 from slipring.errors import LaneLimitReached, RateLimited
 
 _CREATED = (Phase.RUNNING, Phase.PAUSED, Phase.SAVING)

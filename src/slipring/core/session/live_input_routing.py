@@ -13,9 +13,10 @@ from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
 from slipring.core.session.turn_setup import new_definitions
-from slipring.core.turn import rollout, steer_queue
-from slipring.core.turn.rollout import AppendRefused
-from slipring.core.turn.turn import Phase, Turn
+from slipring.core.turn.stages import Phase
+from slipring.core.turn.steps import pauses, rollout, steer_queue
+from slipring.core.turn.steps.rollout import AppendRefused
+from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError
 from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
@@ -69,7 +70,7 @@ class LiveInput(Struct, frozen=True):
             message = "The response has been completed. Continue it instead."
             raise AppendRefused("response_already_completed", message)
         self._require_room(append)
-        emitted = turn.append(append, now + self.limits.rollout_wait_s)
+        emitted = pauses.append(turn, append, now + self.limits.rollout_wait_s)
         self.charges.take(turn, append.size_bytes)
         return emitted
 

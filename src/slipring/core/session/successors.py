@@ -12,9 +12,10 @@ from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
 from slipring.core.session.request_charges import Charges
-from slipring.core.turn import request_validation, steer_queue
+from slipring.core.turn import request_validation
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.steer_queue import SteerRefused, Steers
+from slipring.core.turn.steps import steer_queue
+from slipring.core.turn.steps.steer_queue import SteerRefused, Steers
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError
 from slipring.protocol.events import Event, SteerErrorCode

@@ -17,7 +17,7 @@ from slipring.core.limits import Limits
 from slipring.core.ports import Ports
 from slipring.core.session.actions import Load, Loaded
 from slipring.core.session.successors import Successors
-from slipring.core.turn import request_validation
+from slipring.core.turn import preparation, request_validation
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, PreviousResponseNotFound
 from slipring.protocol.definitions import Compilable, Definitions
@@ -67,7 +67,7 @@ def bind_loaded(turn: Turn, loaded: Loaded) -> None:
         turn.found = loaded.state.find_items(input_items.references(turn.input))
     turn.found = {**loaded.items, **turn.found}
     if loaded.joined is not None:
-        turn.join(loaded.joined, loaded.state)
+        preparation.join(turn, loaded.joined, loaded.state)
 
 
 def begin(
@@ -84,9 +84,11 @@ def begin(
         items = sealed_items.opened(items, ports.seal, turn.tenant)
         model = models.find(turn.request.model)
         recognise = not counts and turn.joined is None
-        job = turn.begin(ports.mint("resp"), model, items, now, definitions, recognise=recognise)
+        job = preparation.begin(turn, ports.mint("resp"), model, items, now, definitions, recognise=recognise)
         if not counts:
-            turn.inspect(policy_of_turn(policies, model.name, turn.request.moderation))
+            preparation.inspect(
+                turn, ports.verdicts, policy_of_turn(policies, model.name, turn.request.moderation)
+            )
     except ApiError as error:
         raise in_clients_terms(turn, error) from None
     return job, definitions.grammars

@@ -13,7 +13,9 @@ from collections import deque
 from msgspec import UNSET, structs
 
 from slipring.core.chain.state import ResponseState
-from slipring.core.turn.turn import Phase, Turn
+from slipring.core.turn import turn_reports
+from slipring.core.turn.stages import Phase
+from slipring.core.turn.turn import Turn
 from slipring.observation import live
 from slipring.protocol.timing import TurnReport
 from slipring.server.clock import now, unix_time
@@ -202,7 +204,7 @@ def _running(turn: Turn, driver: Driver) -> live.Turn:
 
 
 def _progress(turn: Turn) -> TurnReport:
-    report = turn.progress()
+    report = turn_reports.progress(turn)
     # The turn pauses for hosted calls as it does for its client; who looks at it wants to know for whom.
     is_calling = turn.phase is Phase.PAUSED and turn.is_calling
     return structs.replace(report, status="calling") if is_calling else report

@@ -27,7 +27,7 @@ async def count_tokens(service: Service, request: web.Request, caller: Caller) -
     create = await decode_create(service, request, caller, body, stages, read_create)
     create.store, create.background, create.context_management = False, None, None
     session = service.open_exchange(caller)
-    session.counts_only = True
+    session.lifecycle.counts_only = True
     reply = JsonReply()
     driver = Driver(
         service,

@@ -8,7 +8,7 @@ import pytest
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Record, Save
-from slipring.core.turn import rollout
+from slipring.core.turn.steps import rollout
 from slipring.errors import AuthenticationFailed, ContextLengthExceeded, Unavailable
 from tests.core.connection import (
     Connection,
@@ -608,7 +608,7 @@ def test_finished_steps_are_counted_if_a_later_one_fails():
 
 def test_with_asks_each_turn_a_load_precedes_every_step():
     connection = open_connection()
-    connection.session.asks_each_turn = True
+    connection.session.lifecycle.asks_each_turn = True
     connection.create(rollout=True, tools=TOOLS)
     connection.load()
     sent = connection.finish(*call(), *call("g"))

@@ -8,7 +8,7 @@ import pytest
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.core.ports import Betas
-from slipring.core.turn.hosted_calls import LOST
+from slipring.core.turn.output.hosted_calls import LOST
 from slipring.errors import AuthenticationFailed, ContextLengthExceeded, ExternalConnectorError, Unavailable
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
 from tests.core.connection import (
@@ -310,7 +310,7 @@ def test_calls_that_ended_are_not_reported() -> None:
     connection.end_call(call_id)
     connection.complete()
     session = connection.session
-    assert session.call_ended(turn, call_id, LOST, 0.0) == []
+    assert session.lifecycle.call_ended(turn, call_id, LOST, 0.0) == []
 
 
 # Client tools beside hosted ones.
@@ -598,7 +598,7 @@ def test_a_rollout_does_not_wait_for_its_client_on_a_connection_that_ends() -> N
 
 def test_a_key_that_is_refused_between_two_steps_ends_the_response() -> None:
     connection = Connection()
-    connection.session.asks_each_turn = True
+    connection.session.lifecycle.asks_each_turn = True
     connection.create(tools=HOSTED)
     connection.load()
     connection.resolve()
@@ -628,7 +628,7 @@ def test_a_background_response_runs_hosted_calls() -> None:
 
 def test_tokens_are_counted_with_the_tools_of_servers() -> None:
     connection = Connection()
-    connection.session.counts_only = True
+    connection.session.lifecycle.counts_only = True
     connection.create(tools=HOSTED)
     connection.resolve()
     (weigh,) = connection.weighs.values()

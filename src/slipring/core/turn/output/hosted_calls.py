@@ -3,8 +3,8 @@
 from slipring.core.chain import hosted_items
 from slipring.core.generation import CallStarted
 from slipring.core.hosted.tools import CallOutcome, HostedTool, HostedTools
-from slipring.core.turn import hosted_events
-from slipring.core.turn.hosted_events import (
+from slipring.core.turn.output import hosted_events
+from slipring.core.turn.output.hosted_events import (
     DroppedCall,
     HostedOutput,
     OpenApproval,
@@ -13,7 +13,7 @@ from slipring.core.turn.hosted_events import (
     RefusedCall,
     RunningCall,
 )
-from slipring.core.turn.hosted_forms import builtin_form
+from slipring.core.turn.output.hosted_forms import builtin_form
 from slipring.protocol.hosted.mcp_items import ProtocolError
 from slipring.protocol.items import Item
 

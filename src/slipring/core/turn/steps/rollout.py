@@ -14,10 +14,10 @@ from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import OpenCall, ResponseState
 from slipring.core.generation import Capabilities
 from slipring.core.ports import Betas
-from slipring.core.turn.output_events import Output
+from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.request_validation import refuse_unseen_content
-from slipring.core.turn.steer_queue import required_input
-from slipring.core.turn.steps import Steps
+from slipring.core.turn.steps.steer_queue import required_input
+from slipring.core.turn.steps.steps import Steps
 from slipring.errors import ApiError, InvalidRequest, quoted
 from slipring.protocol.events import (
     AppendErrorBody,

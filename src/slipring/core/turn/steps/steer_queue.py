@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct
 from slipring.core.chain import input_items
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Delta, Refused, Text
-from slipring.core.turn.output_events import Output
+from slipring.core.turn.output.output_events import Output
 from slipring.errors import quoted
 from slipring.protocol.events import (
     Event,

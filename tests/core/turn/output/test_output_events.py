@@ -195,7 +195,7 @@ def test_arguments_outside_a_call_are_an_engine_error():
     connection.create()
     (turn,) = connection.starts
     with pytest.raises(TypeError):
-        connection.session.deltas(turn, [Text("a"), CallArguments("{}")])
+        connection.session.lifecycle.deltas(turn, [Text("a"), CallArguments("{}")])
     connection.fail()
     connection.order.finish()
 
@@ -206,7 +206,7 @@ def test_the_end_of_a_call_outside_a_call_is_an_engine_error(before):
     connection.create()
     (turn,) = connection.starts
     with pytest.raises(TypeError):
-        connection.session.deltas(turn, [*before, CallEnded()])
+        connection.session.lifecycle.deltas(turn, [*before, CallEnded()])
     connection.fail()
     connection.order.finish()
 
@@ -216,7 +216,7 @@ def test_sequence_numbers_have_no_gap_after_a_batch_failed_midway():
     connection.create()
     (turn,) = connection.starts
     with pytest.raises(TypeError):
-        connection.session.deltas(turn, [Text("a"), CallArguments("{}")])
+        connection.session.lifecycle.deltas(turn, [Text("a"), CallArguments("{}")])
     connection.fail()
     assert [event["sequence_number"] for event in connection.events] == list(range(len(connection.events)))
     assert connection.events[-1]["response"]["output"][0]["content"][0]["text"] == "a"

@@ -27,16 +27,16 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.core.ports import Mint
-from slipring.core.turn.call_events import Call, ClientCallItem, WholeCall, open_call
-from slipring.core.turn.hosted_calls import HostedCalls
-from slipring.core.turn.hosted_events import (
+from slipring.core.turn.output.call_events import Call, ClientCallItem, WholeCall, open_call
+from slipring.core.turn.output.hosted_calls import HostedCalls
+from slipring.core.turn.output.hosted_events import (
     DroppedCall,
     OpenApproval,
     OpenHostedCall,
     OpenMcpCall,
     RefusedCall,
 )
-from slipring.core.turn.upstream_items import UpstreamItems
+from slipring.core.turn.output.upstream_items import UpstreamItems
 from slipring.protocol import events, item_listing, wire
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item

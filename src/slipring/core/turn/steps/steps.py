@@ -11,7 +11,7 @@ from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Finished, Job, Stop, UpstreamTools
 from slipring.core.hosted.tools import HostedTools
 from slipring.core.turn import response_object
-from slipring.core.turn.output_events import Output
+from slipring.core.turn.output.output_events import Output
 from slipring.protocol.items import CALL_OF_OUTPUT, MOST_ITEMS, Item
 from slipring.protocol.responses import Response
 from slipring.protocol.timing import StepCounts

@@ -11,7 +11,7 @@ from slipring.core.hosted.tools import (
     HostedTool,
     ResolvedServer,
 )
-from slipring.core.turn.hosted_forms import BuiltinForm, EventOutput, HostedForm, McpForm
+from slipring.core.turn.output.hosted_forms import BuiltinForm, EventOutput, HostedForm, McpForm
 from slipring.protocol import events
 from slipring.protocol.hosted.mcp_items import error_text
 from slipring.protocol.hosted.mcp_tools import ListedTool

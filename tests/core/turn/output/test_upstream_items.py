@@ -17,7 +17,7 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.core.ports import Betas
-from slipring.core.turn.output_events import Output
+from slipring.core.turn.output.output_events import Output
 from slipring.errors import ModelNotFound
 from slipring.protocol import events, wire
 from slipring.protocol.items import Item, read_item

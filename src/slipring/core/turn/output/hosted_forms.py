@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw
 
 from slipring.core.chain import hosted_items
 from slipring.core.hosted.tools import Builtin, CallOutcome, CallProgress, HostedTool
-from slipring.core.turn.call_events import CallOutput
+from slipring.core.turn.output.call_events import CallOutput
 from slipring.protocol import events
 from slipring.protocol.hosted.builtin_tools import FUNCTIONS
 from slipring.protocol.hosted.mcp_items import CallStatus, McpCall, error_text

@@ -1,0 +1,176 @@
+"""Prepares a turn for its engine: validates its request against parent and model, and makes its job."""
+
+from msgspec import structs
+
+from slipring.core.chain import input_items
+from slipring.core.chain.head import Head
+from slipring.core.chain.input_items import OpenCarry
+from slipring.core.chain.state import Carry, ResponseState
+from slipring.core.checks.known_verdicts import KnownVerdicts
+from slipring.core.checks.policies import Policy
+from slipring.core.generation import Job, Model, Settings
+from slipring.core.turn import response_object
+from slipring.core.turn.compaction import Compaction, read_plan
+from slipring.core.turn.output.hosted_calls import HostedCalls
+from slipring.core.turn.request_validation import (
+    ENCRYPTED_REASONING,
+    read_settings,
+    refuse_unseen_content,
+    require_something,
+)
+from slipring.core.turn.steps.rollout import Rollout, require_possible
+from slipring.core.turn.steps.steps import Steps
+from slipring.core.turn.turn import Joined, Turn
+from slipring.core.turn.turn_checks import TurnChecks
+from slipring.errors import InvalidPrompt
+from slipring.protocol.definitions import Definitions
+from slipring.protocol.items import Item
+from slipring.protocol.responses import ConversationEcho
+from slipring.protocol.tools import ToolChoice, merged
+
+
+def join(turn: Turn, joined: Joined, tip: ResponseState | None) -> None:
+    """Continue a conversation: ``tip`` is its last response, ``joined`` holds the items added since."""
+    references = input_items.references(turn.input)
+    if references:
+        known = tip.find_items(references) if tip is not None else {}
+        named = {item.id: item for item in joined.items if item.id in references}
+        turn.found = {**turn.found, **known, **{key: item for key, item in named.items() if key}}
+    turn.joined, turn.parent = joined, tip
+    turn.input = joined.items + turn.input
+
+
+def begin(
+    turn: Turn,
+    response_id: str,
+    model: Model,
+    items: tuple[Item, ...],
+    now: float,
+    definitions: Definitions,
+    *,
+    recognise: bool = True,
+) -> Job:
+    """Validate the request against its parent and the model; returns the job.
+
+    With ``recognise``, the job of a request without a parent continues the context that its items repeat.
+    Adds the request's grammars to ``definitions``; they are compiled before the engine starts. Raises
+    ``ApiError`` for an invalid request.
+    """
+    request, parent = turn.request, turn.parent
+    generate = not request.warms_up
+    plan = read_plan(request, items, model)
+    if request.rollout:
+        require_possible(request, compacts=plan is not None)
+    alone = plan is not None and plan.alone
+    if alone:
+        items = items[:-1]  # the compaction_trigger is not part of the context
+    if generate and parent is None:
+        require_something(request, items)
+    carry = _read_input(turn, items, definitions, complete=generate and not alone)
+    items = turn.input
+    settings = read_settings(request, carry, model, definitions, detached=turn.detached)
+    refuse_unseen_content(items, model.capabilities)
+    continued = _continued(turn, response_id, items, model, now, recognise=recognise)
+    turn.hosted.excuse(definitions, model)
+    head = Head.read(request, _known_head(turn, continued, carry), definitions)
+    passes_on = turn.hosted.upstream_tools is not None
+    choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
+    offer = choice.offer(merged(head.tools.callables, carry.tools))
+    turn.head, turn.carry = head, OpenCarry(carry)
+    turn.history_bytes = parent.context_bytes if parent is not None else 0
+    _open_response(turn, response_id, model, choice, settings, now)
+    job = Job(
+        response_id=response_id,
+        tenant=turn.tenant,
+        model=model,
+        head=head,
+        parent=continued,
+        input=turn.new_input(),
+        offer=offer,
+        settings=settings,
+        generate=generate,
+        fork=turn.forks or turn.recognition.match is not None,
+        recognised=turn.recognition.match is not None,
+        cache_key=request.prompt_cache_key,
+        upstream_tools=turn.hosted.upstream_tools,
+        stop=turn.stop,
+    )
+    turn.job = job
+    if plan is not None and not turn.hosted.approved:
+        turn.compaction = Compaction(plan, job, carry, continues=parent is not None)
+    if request.rollout or turn.output.hosted is not None:
+        turn.steps = Steps(job, choice)
+    if request.rollout and turn.steps is not None:
+        turn.rollout = Rollout(turn.steps, turn.carry, model.capabilities)
+    return job
+
+
+def _read_input(turn: Turn, items: tuple[Item, ...], definitions: Definitions, *, complete: bool) -> Carry:
+    """Set the input, and offer the hosted tools of the request; returns the carry of the context with the
+    input. ``complete``: a response will be generated."""
+    request, before = turn.request, input_items.carried(turn.parent)
+    turn.input = turn.hosted.read_input(before, items, complete=complete)
+    carry = input_items.join(before, turn.input, complete=complete, definitions=definitions)
+    if complete and carry.approvals:
+        carry = structs.replace(carry, approvals={})
+    if (offered := turn.hosted.offer(request, carry)) is not None:
+        includes = frozenset(request.include or ())
+        turn.output.hosted = HostedCalls(offered.tools, request.max_tool_calls, includes)
+        turn.output.sign = turn.hosted.sign
+    return carry
+
+
+def inspect(turn: Turn, verdicts: KnownVerdicts, policy: Policy) -> None:
+    """Have the input of a validated turn inspected. Raises if it is known to be refused."""
+    if turn.parent is not None and (check := turn.parent.refused_by) is not None:
+        raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
+    if policy.checks:
+        turn.checks = TurnChecks(policy, verdicts, turn.tenant)
+        request = turn.request
+        digests = dict(zip(map(id, request.items), request.content_digests, strict=True))
+        offered = turn.hosted.offered
+        lists = [tools for _, _, tools in offered.fetched] if offered is not None else []
+        turn.checks.begin(turn.parent, turn.head, turn.input, digests, lists)
+
+
+def _open_response(
+    turn: Turn, response_id: str, model: Model, choice: ToolChoice, settings: Settings, now: float
+) -> None:
+    """Make the response object, and prepare the output for it."""
+    turn.output.response_id = response_id
+    if ENCRYPTED_REASONING in (turn.request.include or ()):
+        turn.output.conceal = turn.conceal
+    turn.response = response_object.new_response(
+        turn.request, turn.head, choice, settings, response_id=response_id, model=model.name, now=now
+    )
+    if turn.detached:
+        turn.response = structs.replace(turn.response, status="queued", background=True)
+    if turn.joined is not None:
+        conversation = ConversationEcho(turn.joined.conversation_id)
+        turn.response = structs.replace(turn.response, conversation=conversation)
+
+
+def _continued(
+    turn: Turn, response_id: str, items: tuple[Item, ...], model: Model, now: float, *, recognise: bool
+) -> ResponseState | None:
+    """The state that the job continues: the parent, or a context that the items repeat."""
+    # What approved calls return will be part of the context, and is not known yet.
+    is_known = not turn.hosted.approved
+    if turn.parent is not None:
+        if is_known:
+            turn.recognition.follow(turn.parent, turn.request, items)
+        return turn.parent
+    if recognise and is_known:
+        turn.recognition.look_up(turn.request, items, model.name, now)
+    return turn.recognition.parent(items, response_id)
+
+
+def _known_head(turn: Turn, continued: ResponseState | None, carry: Carry) -> Head | None:
+    """The head that need not be read again if the request has the same.
+
+    In a history that the client sends itself, tools that items bring count towards the same limits as
+    those of the head, so all are read.
+    """
+    if continued is None or (turn.parent is None and carry.tools):
+        return None
+    return continued.head

@@ -1,0 +1,150 @@
+"""Between two steps of a response: hosted calls run, or the client of a rollout answers calls.
+
+A turn is paused from the end of a step that made calls until the job of its next step starts.
+"""
+
+from msgspec import structs
+
+from slipring.core.chain import input_items
+from slipring.core.generation import Accepted, Job
+from slipring.core.hosted.tools import CallOutcome, CallProgress
+from slipring.core.turn.stages import Phase
+from slipring.core.turn.turn import Turn
+from slipring.protocol.events import Event
+from slipring.protocol.live_input import Append
+
+
+def open_approved(turn: Turn) -> list[Event]:
+    """Begin the response with the calls that its client has approved."""
+    calls = turn.output.hosted
+    assert calls is not None
+    turn.progress.accepted = Accepted()
+    turn.phase = Phase.PAUSED
+    opening = turn.opening()
+    for each in turn.hosted.approved:
+        tool = turn.hosted.find_tool(each.approval)
+        assert tool is not None
+        calls.approve(turn.output, tool, each.approval.arguments, each.request_id)
+    return opening + turn.output.take_events()
+
+
+def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool) -> tuple[bool, list[Event]]:
+    """The engine has ended a step: pause if it made hosted calls, or calls that a rollout's client
+    answers. ``may_wait``: whether the client can still send outputs.
+
+    Returns whether it pauses, and the events so far.
+    """
+    steps, finished, output = turn.steps, turn.finished, turn.output
+    if steps is None or finished is None or turn.response is None:
+        return False, []
+    is_whole = finished.reason in ("stop", "steered")
+    if not output.calls and not output.calls_hosted:
+        return False, []
+    emitted = output.finish("completed" if is_whole else "incomplete")
+    calls_hosted = output.calls_hosted
+    waits = turn.rollout is not None and output.calls and not output.asks_approval
+    waits = waits and is_whole and may_wait
+    turn.observe()
+    fits = steps.may_continue(output, finished, most_bytes)
+    if not calls_hosted and not (waits and fits):
+        return False, emitted
+    turn.stages.lap("generate")
+    turn.progress.end_job()
+    turn.phase = Phase.PAUSED
+    asks = output.asks_approval or (output.calls and not waits)
+    steps.is_last = not is_whole or not fits or asks
+    if is_whole and not fits and not asks:
+        # The model will not read the results of its calls.
+        turn.finished = structs.replace(finished, reason="max_output_tokens")
+    carry = input_items.after_output(turn.carry.settled, output.latest)
+    steps.end(output.end_step(), turn.without_dropped(finished), turn.response, carry)
+    if not calls_hosted:
+        emitted += _wait_for_client(turn, waits_until, may_wait=True)
+    return True, emitted
+
+
+def progress_of(turn: Turn, call_id: str, progress: CallProgress, *, detailed: bool) -> list[Event]:
+    """The server of a hosted call reports progress. ``detailed``: the client wants numbers and text."""
+    hosted = turn.output.hosted
+    if hosted is None or (call := hosted.running.get(call_id)) is None:
+        return []
+    call.report(turn.output, progress, detailed=detailed)
+    return turn.output.take_events()
+
+
+def end_call(turn: Turn, call_id: str, outcome: CallOutcome) -> list[Event]:
+    """A hosted call has ended: its last events; none if it does not run."""
+    hosted = turn.output.hosted
+    if hosted is not None:
+        hosted.end(call_id, outcome, turn.output)
+    return turn.output.take_events()
+
+
+def calls_ended(turn: Turn, waits_until: float, *, may_wait: bool) -> list[Event]:
+    """All hosted calls of the last step have ended: add their results to the next step's input.
+    ``may_wait``: whether the client of a rollout can still send outputs."""
+    calls, steps = turn.output.hosted, turn.steps
+    assert calls is not None
+    assert steps is not None
+    turn.stages.lap("tools")
+    results = calls.take_results()
+    if turn.hosted.approved:
+        before = input_items.carried(turn.parent)
+        turn.input = turn.hosted.input_with(calls.approved_results, before)
+        steps.replace_input(turn.new_input())
+    else:
+        steps.add(results)
+    if turn.rollout is None or steps.is_last:
+        return []
+    emitted = _wait_for_client(turn, waits_until, may_wait=may_wait)
+    steps.is_last = not may_wait and not turn.rollout.is_answered
+    return emitted
+
+
+def _wait_for_client(turn: Turn, waits_until: float, *, may_wait: bool) -> list[Event]:
+    """Commit what the client has appended, and tell it what is missing."""
+    assert turn.rollout is not None
+    assert turn.response is not None
+    turn.rollout.waits_until = waits_until
+    return turn.rollout.pause(turn.output, turn.response.id, may_wait=may_wait)
+
+
+def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
+    """Accept call outputs from the client. While a step or its hosted calls run they are held.
+
+    Raises ``AppendRefused``.
+    """
+    assert turn.rollout is not None
+    turn.observe()
+    turn.rollout.hold(append, turn.output)
+    if turn.phase is not Phase.PAUSED or turn.is_calling:
+        return []
+    turn.rollout.waits_until = waits_until
+    return turn.rollout.commit(turn.output)
+
+
+def resume(turn: Turn) -> Job:
+    """Continue a paused response; returns the job of its next step."""
+    assert turn.steps is not None
+    if turn.rollout is not None and (not turn.stages.laps or turn.stages.laps[-1].name != "tools"):
+        turn.stages.lap("client")
+    turn.stages.fold()
+    turn.finished = None
+    turn.phase = Phase.RUNNING
+    turn.stop.asked = turn.steers is not None and turn.steers.may_end([])
+    hosted = turn.output.hosted
+    is_spent = hosted is not None and hosted.budget is not None and hosted.budget <= 0
+    job = turn.steps.next_job(turn.carry.current, hosted.tools if hosted is not None and is_spent else None)
+    if turn.checks is not None:
+        turn.checks.resume(job)
+    return job
+
+
+def foreseen_job(turn: Turn) -> Job | None:
+    """While paused: a warmup of the next step with the outputs that are there; None if hosted calls run
+    and none of them has a result to begin with."""
+    hosted, steps = turn.output.hosted, turn.steps
+    if turn.phase is not Phase.PAUSED or steps is None or steps.is_last or turn.hosted.approved:
+        return None
+    ready = hosted.ready_results() if hosted is not None else ()
+    return None if turn.is_calling and not ready else steps.foreseen_job(ready)

@@ -1,0 +1,148 @@
+"""Reports of turns: their stages, tokens and sizes, for the log, metrics, traces and the live page."""
+
+from functools import reduce
+
+from msgspec import UNSET, structs
+
+from slipring.core.generation import Finished
+from slipring.core.turn import response_object
+from slipring.core.turn.stages import Phase, as_ms
+from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn_checks import safety_id
+from slipring.errors import ApiError
+from slipring.protocol.timing import Mark, StageName, TurnReport
+
+_ID_LENGTH = 64
+"""Ids in reports are cut here: a client may send anything as one."""
+_TRACEPARENT = "ws_request_header_traceparent"
+"""Key of ``client_metadata`` under which Codex sends the trace context of a request over a WebSocket."""
+_TRACEPARENT_LENGTH = 55
+_STAGE_AFTER: dict[StageName, StageName] = {
+    "decode": "queue",
+    "queue": "resolve",
+    "resolve": "validate",
+    "list": "validate",
+    "validate": "render",
+    "weigh": "render",
+    "compact": "render",
+    "client": "render",
+    "tools": "render",
+    "render": "engine_queue",
+    "engine_queue": "prefill",
+    "prefill": "generate",
+    "check": "render",
+    "held": "generate",
+    "generate": "store",
+}
+"""The stage that begins when one has ended, where nothing else says so."""
+
+
+def cut_off_stage(turn: Turn) -> None:
+    """The turn ends within a stage: the time until now is that stage's."""
+    turn.stages.lap(_running_stage(turn))
+
+
+def _running_stage(turn: Turn) -> StageName:
+    ended = turn.stages.laps[-1].name if turn.stages.laps else "decode"
+    if turn.phase is Phase.PAUSED:
+        return "tools" if turn.is_calling else "client"
+    if turn.phase is Phase.LISTING:
+        return "list"
+    if turn.phase is Phase.INSPECTING:
+        return "check"
+    if turn.checks is not None and turn.checks.is_held:
+        return "held"
+    if ended in ("validate", "weigh") and (compaction := turn.compaction) is not None:
+        if compaction.is_running or compaction.finished is not None:
+            return "compact"
+        if ended == "validate" and compaction.must_weigh():
+            return "weigh"
+    return _STAGE_AFTER[ended]
+
+
+def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False) -> TurnReport:
+    """The report of a turn that has ended. ``error``: why it was refused. ``cancelled``: its client
+    disconnected before it had ended."""
+    accepted, finished, stages = turn.progress.accepted, turn.finished, turn.stages
+    if finished is None and cancelled:
+        finished = _spent(turn)
+    elif finished is None and turn.steps is not None:
+        finished = turn.steps.spent
+    previous = turn.request.previous_response_id
+    report = TurnReport(
+        status="cancelled" if cancelled else "refused",
+        request_bytes=turn.size_bytes,
+        stages=stages.laps,
+        total_ms=stages.total_ms,
+        previous_response_id=previous[:_ID_LENGTH] if previous is not None else UNSET,
+        error_code=error.code if error is not None else UNSET,
+        input_check_ms=turn.checks.input_ms if turn.checks is not None else UNSET,
+        flagged_by=(turn.checks.flagged_by or UNSET) if turn.checks is not None else UNSET,
+        safety_id=safety_id(turn.request.safety_identifier),
+    )
+    if accepted is None or turn.response is None:
+        return report
+    failure, hosted = turn.response.error, turn.output.hosted
+    return structs.replace(
+        report,
+        history_bytes=turn.history_bytes or UNSET,
+        marks=_marks(turn) or UNSET,
+        status="cancelled" if cancelled else turn.response.status,
+        response_id=turn.response.id,
+        model=turn.response.model,
+        input_items=len(turn.input),
+        recognised_items=turn.recognition.items or UNSET,
+        send_ms=as_ms(stages.send_s),
+        tokens=response_object.counts(accepted, finished) if finished is not None else UNSET,
+        fallback=accepted.fallback or UNSET,
+        dropped_items=accepted.dropped_items or UNSET,
+        steps=turn.steps.counts if turn.steps is not None and len(turn.steps.counts) > 1 else UNSET,
+        hosted_calls=hosted.made if hosted is not None and hosted.made else UNSET,
+        error_code=failure.code if failure is not None else UNSET,
+    )
+
+
+def _spent(turn: Turn) -> Finished | None:
+    """The tokens of the jobs that have finished, and an estimate for the one that is cut off."""
+    jobs = [turn.cut_off()]
+    if turn.steps is not None:
+        jobs.append(turn.steps.spent)
+    if turn.compaction is not None:
+        jobs.append(turn.compaction.finished)
+    spent = [job for job in jobs if job is not None]
+    return reduce(Finished.after, spent) if spent else None
+
+
+def progress(turn: Turn) -> TurnReport:
+    """The report of a turn that has not ended, with the stages that have: its status is its phase."""
+    previous, response = turn.request.previous_response_id, turn.response
+    return TurnReport(
+        status=turn.phase.name.lower(),
+        request_bytes=turn.size_bytes,
+        stages=turn.stages.laps.copy(),
+        total_ms=turn.stages.elapsed_ms,
+        response_id=response.id if response is not None else UNSET,
+        previous_response_id=previous[:_ID_LENGTH] if previous is not None else UNSET,
+        model=response.model if response is not None else UNSET,
+        input_items=len(turn.input),
+        history_bytes=turn.history_bytes or UNSET,
+        marks=_marks(turn) or UNSET,
+    )
+
+
+def traceparent(turn: Turn) -> str | None:
+    """The trace context that the request itself contains, not yet validated."""
+    given = (turn.request.client_metadata or {}).get(_TRACEPARENT)
+    return given if isinstance(given, str) and len(given) == _TRACEPARENT_LENGTH else None
+
+
+def _marks(turn: Turn) -> tuple[Mark, ...]:
+    marks: dict[Mark, bool] = {
+        "fork": turn.forks,
+        "warmup": turn.request.warms_up,
+        "steered": turn.follows,
+        "compaction": turn.compaction is not None and turn.compaction.finished is not None,
+        "rollout": turn.rollout is not None,
+        "background": turn.detached,
+    }
+    return tuple(mark for mark, applies in marks.items() if applies)
