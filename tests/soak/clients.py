@@ -26,6 +26,8 @@ _TOOL = {
     "description": "Look a word up.",
     "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
 }
+HOSTED_SERVER = "mirror"
+_HOSTED = {"type": "mcp", "server_label": HOSTED_SERVER, "require_approval": "never"}
 _LARGE = "Read this carefully. " * 35_000
 """Instructions. Three events of each response repeat them, so that a few responses fill every buffer."""
 _SLOW_LANES = 4
@@ -61,6 +63,7 @@ class Visitor:
             "queue": self.queue,
             "agent": self.agent,
             "rollout": self.rollout,
+            "hosted": self.hosted,
             "steer": self.steer,
             "reconnect": self.reconnect,
             "old-socket": self.old_socket,
@@ -222,6 +225,23 @@ class Visitor:
                 events = [*events, *step]
             chain.took(sent, events, answer=answer_of(step))
             self._turns[self._kind] += 1
+
+    async def hosted(self) -> None:
+        """Tools that the server calls itself: the results of an MCP server are part of the answer."""
+        chain = self._chain(store=self._random.random() < 0.5, tools=[_HOSTED])
+        async with self._connected() as socket:
+            sent = [self._message()]
+            events = await socket.turn(chain.create(*sent))
+            called = [item for item in answer_of(events) if item["type"] == "mcp_call"]
+            if not called or any(
+                json.loads(call["output"]) != json.loads(call["arguments"]) for call in called
+            ):
+                raise Wrong(f"not what the tool answers: {events}"[:2000])
+            read = [item for call in called for item in _as_read(call)]
+            said = [item for item in answer_of(events) if item["type"] == "message"]
+            chain.took([*sent, *read], events, answer=said)
+            self._turns[self._kind] += 1
+            await self._turn(socket, chain)
 
     async def steer(self) -> None:
         """Input for an answer that is being generated: it is cut, and a successor has read what there was."""
@@ -517,6 +537,12 @@ def _head(key: str, length: int) -> bytes:
         f"POST /v1/responses HTTP/1.1\r\nHost: soak\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     ).encode()
+
+
+def _as_read(call: Json) -> list[Json]:
+    """What a model reads of a hosted call."""
+    asked = {"type": "function_call", "name": call["name"], "arguments": call["arguments"]}
+    return [asked, {"type": "function_call_output", "output": call["output"]}]
 
 
 def _as_input(item: Json) -> Json:

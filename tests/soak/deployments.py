@@ -17,13 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from slipring.bench.subject.processes import Meter
 from tests.attack.server import family
 from tests.postgres import running_postgres
-from tests.soak.clients import KEYS, LONG, MAX_FRAME_BYTES, SHORT
+from tests.soak.clients import HOSTED_SERVER, KEYS, LONG, MAX_FRAME_BYTES, SHORT
 from tests.soak.judging import MIB
 from tests.soak.probe import PROBED
 from tests.test_cli import environment
 
 MAX_AGE_S = 60.0
 PARKED_S = 15.0
+_TOOL_SERVER = Path(__file__).parent.parent / "mcp" / "stdio_server.py"
 _START_S = 90.0
 _STOP_S = 40.0
 _MODELS = {
@@ -115,7 +116,9 @@ async def _serving(
     log = directory / f"{name}.log"
     config = directory / "slipring.toml"
     config.write_text(
-        "\n".join(
+        f'[[mcp]]\nname = "{HOSTED_SERVER}"\ncommand = "{sys.executable}"\n'
+        f'args = ["{_TOOL_SERVER}", "mirror"]\nenv = ["STDIO_LOG"]\n'
+        + "\n".join(
             f'[models.{name}]\nengine = "{text}"\nmodel = "simulated"\n' for name, text in _MODELS.items()
         )
     )
@@ -125,7 +128,10 @@ async def _serving(
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, *program, "serve", "--config", str(config), "--admin", "127.0.0.1:0"),
             *("--log-level", "warning", *limits, *flags),
-            env=environment(SLIPRING_API_KEYS=",".join(f"{name}:{key}" for name, key in KEYS.items())),
+            env=environment(
+                SLIPRING_API_KEYS=",".join(f"{name}:{key}" for name, key in KEYS.items()),
+                STDIO_LOG=os.devnull,
+            ),
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
             start_new_session=True,  # Ctrl-C goes to the soak alone, which then stops its servers

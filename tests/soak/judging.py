@@ -117,8 +117,9 @@ class Rest:
     """Processes that serve clients."""
 
 
-_REST_DESCRIPTORS = 24
-"""Of one process: connections to the database and to the compiling process, which the first requests open."""
+_REST_DESCRIPTORS = 48
+"""Of one process: connections to the database, and processes for compiling and for tools, which the first
+requests open. A leak by every hundredth client is more within minutes."""
 _REST_TASKS = 8
 
 

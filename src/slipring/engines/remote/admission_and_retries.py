@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import structs
 
 from slipring.engines.options import option
-from slipring.errors import RateLimited, ServerError, Unavailable
+from slipring.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable
 from slipring.observation import live
 
 log = logging.getLogger("slipring")
@@ -324,7 +324,9 @@ class Ticket:
 
 
 def _too_busy() -> RateLimited:
-    return RateLimited("The engine is busy, and too many requests wait for it.", retry_after_s=1.0)
+    return RateLimited(
+        "The engine is busy, and too many requests wait for it.", retry_after_s=OVERLOAD_RETRY_S
+    )
 
 
 def _jittered(seconds: float) -> float:
