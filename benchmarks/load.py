@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from common import RESULTS
 
-from slipring.bench.load.results import LoadRecord, Percentiles
+from slipring.bench.load.results import Level, LoadRecord, Percentiles
 
 ACTIVE, FLOOD = RESULTS / "load.json", RESULTS / "flood.json"
 _STREAM = "simulated:tokens_per_s=50,output_tokens=100,digest=true"
@@ -33,8 +33,8 @@ def table(record: LoadRecord) -> str:
     """The levels of the first run, and the bare socket."""
     lines = [
         "| active | idle | events/s | first token p50 / p99 | time per event p50 / p99 | CPU of the server"
-        " | others | |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        " | per event | others | |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     rows = [("", level) for level in record.levels]
     if record.bare is not None:
@@ -45,7 +45,7 @@ def table(record: LoadRecord) -> str:
         lines.append(
             f"| {name}{level.connections} | {level.open_idle:,} | {events:,.0f}"
             f" | {_two(level.first_token_ms)} | {_two(level.gap_ms)} | {level.server_cores or 0:.2f} cores"
-            f" | {level.others_cores or 0:.2f} cores | {verdict} |"
+            f" | {_event_us(level):.0f} µs | {level.others_cores or 0:.2f} cores | {verdict} |"
         )
     return "\n".join(lines)
 
@@ -107,6 +107,12 @@ def flood_sentence(record: LoadRecord) -> str:
         f" {sum(tally.failures.values()):,} of its waiting requests made room for those of users. After it,"
         f" the service level {recovery}."
     )
+
+
+def _event_us(level: Level) -> float:
+    """CPU time of the server per delta, in µs. Includes everything else that it did."""
+    deltas_per_s = (level.gap_ms.count if level.gap_ms is not None else 0) / level.seconds
+    return (level.server_cores or 0.0) / deltas_per_s * 1e6 if deltas_per_s else 0.0
 
 
 def _two(found: Percentiles | None) -> str:

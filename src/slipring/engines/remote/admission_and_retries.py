@@ -116,13 +116,18 @@ class JobQueue:
         """Jobs that wait for their turn."""
         return self._waiters
 
+    def require_room(self, tenant: str) -> None:
+        """Raise now what ``ticket`` would raise: before a context is rendered and tokenized in vain."""
+        if self._is_full and self._displaced_by(tenant) is None:
+            raise _too_busy()
+
     @contextmanager
     def ticket(self, tenant: str) -> Iterator["Ticket"]:
         """Take a place, or one in the tenant's queue. Raises ``RateLimited`` if the queue is full and no
         tenant has more jobs in it than this one."""
-        is_full = self._running >= self._max_jobs and self._waiters >= self._max_waiting
-        if is_full and not self._make_room(tenant):
-            raise _too_busy()
+        self.require_room(tenant)
+        if self._is_full:
+            self._make_room(tenant)
         ticket = Ticket(self, tenant)
         try:
             yield ticket
@@ -177,17 +182,23 @@ class JobQueue:
         self._waiters += 1
         return turn
 
-    def _make_room(self, tenant: str) -> bool:
-        """Refuse the latest waiting job of the tenant that has the most, if it has more than ``tenant`` would
-        have with one more. Returns whether there is room now."""
+    @property
+    def _is_full(self) -> bool:
+        return self._running >= self._max_jobs and self._waiters >= self._max_waiting
+
+    def _displaced_by(self, tenant: str) -> str | None:
+        """The tenant with the most waiting jobs, if it has more than ``tenant`` would have with one more."""
         most = max(self._waiting, key=lambda name: len(self._waiting[name]), default=tenant)
         own = len(self._waiting.get(tenant, ()))
-        if most == tenant or len(self._waiting[most]) <= own + 1:
-            return False
+        return most if most != tenant and len(self._waiting[most]) > own + 1 else None
+
+    def _make_room(self, tenant: str) -> None:
+        """Refuse the latest job of the tenant that has to make room for one of ``tenant``."""
+        most = self._displaced_by(tenant)
+        assert most is not None
         latest = self._waiting[most][-1]
         self._unqueue(most, latest)
         latest.set_exception(_too_busy())
-        return True
 
     def _leave(self) -> None:
         """End a job: the next tenant's first waiter starts in its place."""
@@ -238,14 +249,12 @@ class Gate(JobQueue):
             with contextlib.suppress(asyncio.CancelledError):
                 await self._probing
 
-    @contextmanager
-    def ticket(self, tenant: str) -> Iterator["Ticket"]:
+    def require_room(self, tenant: str) -> None:
         if self._probing is not None:
             raise Unavailable(
                 "The engine does not answer. Try again later.", retry_after_s=self._retry_after_s
             )
-        with super().ticket(tenant) as ticket:
-            yield ticket
+        super().require_room(tenant)
 
     async def begin(self, attempt: Callable[[], Awaitable[BegunStream[T]]]) -> BegunStream[T]:
         """Begin an answer: call ``attempt`` until one succeeds, fails for good, or no retry is left."""

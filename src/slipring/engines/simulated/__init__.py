@@ -68,6 +68,7 @@ class SimulatedEngine(Engine):
         return [Model(name="simulated", owner="slipring", capabilities=capabilities)]
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        self._queue.require_room(job.tenant)
         tally = await self.tokenizing.prepare(job, tally_job, job)
         trace = self._trace(job)
         cached = self._prefixes.longest(tally, job) if self.options.prefix_cache else 0

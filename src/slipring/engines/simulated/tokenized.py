@@ -80,6 +80,7 @@ class TokenizedEngine(Engine):
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         options = self.options
+        self._queue.require_room(job.tenant)
         rendering = await render(job, self.renderer, options.context_tokens, self.tokenizing)
         outputs = _count_tool_outputs(job, rendering)
         content = await prepare(job, outputs, options, self.compiler)
