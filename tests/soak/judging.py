@@ -77,10 +77,11 @@ class Trend:
 
 
 def periods(windows: Sequence[Window]) -> tuple[Sequence[Window], Sequence[Window]]:
-    """The early and the late windows: the two halves of what follows the warm-up."""
+    """The early and the late windows: the first and the last third of what follows the warm-up. What grows
+    evenly from the start has about doubled from one to the other."""
     judged = windows[int(len(windows) * _WARM_UP) :]
-    half = len(judged) // 2
-    return judged[:half], judged[-half:]
+    third = len(judged) // 3
+    return judged[:third], judged[len(judged) - third :]
 
 
 def is_long_enough(windows: Sequence[Window]) -> bool:

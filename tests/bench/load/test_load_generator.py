@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 
 from slipring.bench.client.transports import Access
+from slipring.bench.load.flood import Flood
 from slipring.bench.load.generator import Job, LocalGenerator, ProcessGenerator, Tally, merged
 from slipring.bench.load.idle_sockets import IdleSockets
 from slipring.bench.load.results import FloodResult, FloodTally, Level, Percentiles
@@ -130,18 +131,33 @@ async def test_a_bare_socket_sends_what_was_recorded() -> None:
         assert tally.gap_ms
 
 
-async def test_a_flood_is_refused_by_name_and_its_end_is_measured() -> None:
-    engine = "simulated:tokens_per_s=100,output_tokens=4,digest=true,max_jobs=1,max_waiting=1"
-    async with serve(engine) as server:
-        record = await loaded(options(server.url, connections=1, flood=6, think_ms=50.0))
-    flood = record.flood
-    assert flood is not None
-    assert flood.tally.turns > 0
-    assert list(flood.tally.refusals) == ["429 rate_limit_exceeded"]
-    assert flood.tally.with_retry_after == flood.tally.refusals["429 rate_limit_exceeded"]
-    assert not flood.is_other_tenant
-    assert flood.recovery_s is not None
-    assert "by the same tenant, 6 connections" in flood_verdict(record)[0]
+async def test_a_flood_counts_answers_and_refusals() -> None:
+    engine = "simulated:tokens_per_s=0,output_tokens=4,max_jobs=1,max_waiting=0"
+    async with serve(engine) as server, asyncio.timeout(60):
+        flood = Flood(_access(server.url), {"model": "simulated"}, 3)
+        flood.start()
+        (held,) = server.service.catalog.engines
+        with held._queue.ticket("another tenant"):  # takes the only place
+            while flood.refusals.total() < 6:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        while not flood.turns:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        tally = await flood.stop()
+    refused = tally.refusals["429 rate_limit_exceeded"]
+    assert (list(tally.refusals), tally.failures) == (["429 rate_limit_exceeded"], {})
+    assert refused == tally.with_retry_after >= 6
+    assert tally.refused_ms is not None
+    assert tally.refused_ms.count == refused
+
+
+async def test_users_are_measured_while_another_tenant_floods_and_after_it() -> None:
+    async with serve("simulated:tokens_per_s=0,output_tokens=4,digest=true") as server:
+        record = await loaded(options(server.url, connections=1, flood=2, hold_s=1.0))
+    assert record.flood is not None
+    assert not record.flood.is_other_tenant
+    assert record.flood.tally.turns > 0
+    assert record.flood.recovery_s == 0.0
+    assert "by the same tenant, 2 connections" in flood_verdict(record)[0]
 
 
 def _level(p99: float) -> Level:

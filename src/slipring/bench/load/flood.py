@@ -26,7 +26,8 @@ class Flood:
         self._tasks: list[asyncio.Task[None]] = []
         self._tally = FloodTally(connections=connections)
         self._refused_ms: list[float] = []
-        self._refusals: Counter[str] = Counter()
+        self.turns = 0
+        self.refusals: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._begun_at = 0.0
 
@@ -41,8 +42,8 @@ class Flood:
         if self._tasks:
             await asyncio.wait(self._tasks)
         tally = self._tally
-        tally.seconds = time.monotonic() - self._begun_at
-        tally.refusals, tally.failures = dict(self._refusals), dict(self._failures)
+        tally.turns, tally.seconds = self.turns, time.monotonic() - self._begun_at
+        tally.refusals, tally.failures = dict(self.refusals), dict(self._failures)
         tally.refused_ms = percentiles(self._refused_ms)
         return tally
 
@@ -58,7 +59,7 @@ class Flood:
                     while True:
                         await self._turn(socket)
             except aiohttp.WSServerHandshakeError as error:
-                self._refusals[f"{error.status} at the upgrade"] += 1
+                self.refusals[f"{error.status} at the upgrade"] += 1
             except (aiohttp.ClientError, OSError) as error:
                 self._failures[type(error).__name__] += 1
             await asyncio.sleep(_REPEATED_S)
@@ -73,13 +74,13 @@ class Flood:
             event = decode(received.data)
             if event["type"] == "error":
                 error = event["error"]
-                self._refusals[f"{event.get('status')} {error.get('code')}"] += 1
+                self.refusals[f"{event.get('status')} {error.get('code')}"] += 1
                 self._refused_ms.append((time.perf_counter_ns() - begun_ns) / 1e6)
                 self._tally.with_retry_after += "retry-after" in (error.get("headers") or {})
                 await asyncio.sleep(_REPEATED_S)
                 return
             if event["type"] in TERMINAL:
-                self._tally.turns += event["type"] != _FAILED
+                self.turns += event["type"] != _FAILED
                 if event["type"] == _FAILED:
                     code = (event["response"].get("error") or {}).get("code")
                     self._failures[f"response.failed {code}"] += 1
