@@ -15,8 +15,8 @@ from tests.soak.clients import KEYS, LONG, MAX_FRAME_BYTES, SHORT, Visitor
 from tests.soak.judging import BOUNDS, Rest, Window, is_long_enough, left_behind, trends
 
 _CALM = Window(resident_mib=120.0, descriptors=60.0, tasks=80.0, latency=4.0, cpu_ms=9.0)
-_COUNT = 20
-_GROWTH = {"resident_mib": 2.0, "descriptors": 4.0, "tasks": 5.0, "latency": 0.8, "cpu_ms": 0.5}
+_COUNT = 30
+_GROWTH = {"resident_mib": 2.0, "descriptors": 4.0, "tasks": 5.0, "latency": 0.8, "cpu_ms": 0.8}
 """What a leak adds in each window."""
 _REST = Rest(descriptors=25, tasks=13, in_use={"slipring_in_flight": 0})
 
