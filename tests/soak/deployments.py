@@ -28,10 +28,11 @@ _TOOL_SERVER = Path(__file__).parent.parent / "mcp" / "stdio_server.py"
 _START_S = 90.0
 _STOP_S = 40.0
 _MODELS = {
-    SHORT: "simulated:tokens_per_s=400,output_tokens=16,tool_calls=2,digest=true",
-    LONG: "simulated:tokens_per_s=200,output_tokens=80,tool_calls=2,digest=true",
-    PROBED: "simulated:tokens_per_s=0,output_tokens=2,digest=true",
+    SHORT: "simulated:tokens_per_s=400,output_tokens=16,tool_calls=2,digest=true,prefix_cache=false",
+    LONG: "simulated:tokens_per_s=200,output_tokens=80,tool_calls=2,digest=true,prefix_cache=false",
+    PROBED: "simulated:tokens_per_s=0,output_tokens=2,digest=true,prefix_cache=false",
 }
+"""Without the prefix cache of the simulated engine, which tens of thousands of turns would fill."""
 _LIMITS = {
     "max_frame_bytes": MAX_FRAME_BYTES,
     "max_age_s": MAX_AGE_S,
