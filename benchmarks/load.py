@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "0",
     )
     _bench("--engine", _STREAM, "--idle", str(given.idle), "--bare", *ramp, *hold, "--json", str(ACTIVE))
-    chat = ("--connections", "10", "--think-ms", "1000", "--flood", "200")
+    chat = ("--connections", "10", "--think-ms", "1000", "--flood", "100")
     _bench("--engine", _QUEUE, *chat, *hold, "--json", str(FLOOD))
 
 
