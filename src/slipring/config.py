@@ -107,6 +107,11 @@ _SHARE = Rule("must be from 0 to 1", lambda number: 0 <= number <= 1)
 _HTTP_URL = Rule(
     "must be an http:// or https:// URL", lambda url: not url or url.startswith(("http://", "https://"))
 )
+_NODE_URL = Rule(
+    # It is in the store, and requests between nodes are signed.
+    "must be an http:// or https:// URL without a user or a password",
+    lambda url: not url or (url.startswith(("http://", "https://")) and "@" not in url),
+)
 _POSITIVE = Rule("must be finite and above 0", lambda number: 0 < number < math.inf)
 _NOT_NEGATIVE = Rule("must be finite and not below 0", lambda number: 0 <= number < math.inf)
 _ADMIN = Rule(
@@ -147,6 +152,7 @@ class Config:
     )
     store: str = field(
         default="sqlite",
+        repr=False,
         metadata={
             "help": "where to store responses: sqlite (a file in the user's data directory), sqlite:PATH,"
             " postgresql://…, or memory (lost when the server stops)"
@@ -164,7 +170,7 @@ class Config:
         default="",
         metadata={
             "help": "URL at which other nodes on the same store reach this one; empty: they do not connect",
-            "rule": _ANY,
+            "rule": _NODE_URL,
             "metavar": "URL",
         },
     )

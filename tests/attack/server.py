@@ -29,9 +29,7 @@ ENGINES = {
 _START_S = 60.0
 _STOP_S = 20.0
 _SAMPLED_S = 0.05
-_SIGNS = re.compile(
-    r"Traceback|unexpectedly|never retrieved|never awaited|Fatal|Task was destroyed|\bERROR\b"
-)
+SIGNS = re.compile(r"Traceback|unexpectedly|never retrieved|never awaited|Fatal|Task was destroyed|\bERROR\b")
 """Log messages of unexpected faults."""
 
 _MOST_WARNINGS = 100
@@ -96,7 +94,7 @@ def foreign_cpu_s() -> float:
 def faults_in(log: str) -> list[str]:
     """Return log lines that must not exist: unexpected faults, too many warnings, and secrets of clients."""
     lines = log.splitlines()
-    found = [" | ".join(lines[place : place + 30]) for place, line in enumerate(lines) if _SIGNS.search(line)]
+    found = [" | ".join(lines[place : place + 30]) for place, line in enumerate(lines) if SIGNS.search(line)]
     warnings = sum(" WARNING " in line for line in lines)
     if warnings > _MOST_WARNINGS:
         found.append(f"{warnings} warnings, an attack must not fill the log; the last: {lines[-1]}")
@@ -124,7 +122,7 @@ def running(spec: Spec) -> Iterator[Server]:
             )
         server = Server(process, log)
         try:
-            server.url = _announced(process) or ""
+            server.url = announced(process) or ""
             if not server.url:
                 raise RuntimeError(f"the server did not start: {server.log()[-2000:]}")
             yield server
@@ -143,9 +141,9 @@ def _end(process: "subprocess.Popen[str]") -> None:
     process.stdout.close()
 
 
-def _announced(process: "subprocess.Popen[str]") -> str | None:
+def announced(process: "subprocess.Popen[str]", within_s: float = _START_S) -> str | None:
     """Return the URL that a server prints when it is ready. None: it has ended, or takes too long."""
-    timer = threading.Timer(_START_S, process.kill)
+    timer = threading.Timer(within_s, process.kill)
     timer.start()
     try:
         assert process.stdout is not None
