@@ -43,7 +43,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-oracles test-browser clients autobahn fuzz fuzz-frames check coverage fix bench bench-more lock audit dist clean
+.PHONY: help run install test test-slow test-crash test-upgrade test-attack soak test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-oracles test-browser clients autobahn fuzz fuzz-frames check coverage fix bench bench-more lock audit dist clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ test-upgrade: .venv/.dev ## an earlier version, installed from the history, is u
 
 test-attack: .venv/.dev ## one tenant attacks a server while another is watched, about six minutes (ONLY=unread for a part, SEED=1 to choose)
 	$(BIN)/python -m tests.attack $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: .venv/.dev ## random clients of every kind against real servers, half an hour (SOAK_SECONDS=600 for less, ONLY=workers, nodes or single, SEED=1 to choose)
+	$(BIN)/python -m tests.soak $(if $(SOAK_SECONDS),--seconds $(SOAK_SECONDS)) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 test-vllm: .venv/.dev ## the tests against a real vLLM server (named by SLIPRING_TEST_VLLM)
 	@test -n "$$SLIPRING_TEST_VLLM" || { echo "SLIPRING_TEST_VLLM is not set: it names a server, as in http://127.0.0.1:8000"; exit 1; }

@@ -72,7 +72,7 @@ class Server:
 
     def resident_mib(self) -> float:
         """Resident memory of the process and its descendants."""
-        return sum(map(_resident_bytes, _family(self.pid))) / MIB
+        return sum(map(_resident_bytes, family(self.pid))) / MIB
 
     def descriptors(self) -> int:
         with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ def foreign_cpu_s() -> float:
     """Return the CPU time of all processes of the machine except this one and its descendants."""
     ticks = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]))
     busy_s = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-    return busy_s - sum(map(_cpu_s, _family(os.getpid())))
+    return busy_s - sum(map(_cpu_s, family(os.getpid())))
 
 
 def faults_in(log: str) -> list[str]:
@@ -184,7 +184,7 @@ def _bound_descriptors(most: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
     """Return a process and all its descendants."""
     found = [pid]
     for parent in found:
