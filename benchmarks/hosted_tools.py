@@ -1,10 +1,11 @@
-"""Measures tools that a server runs inside one response: slipring, and OGX if it is installed, in front of
-the same model server, with the same MCP server (``hosted_upstream.py``).
+"""Measures tools that a server runs inside one response: slipring, and OGX and agentic-api if they are
+installed, in front of the same model server, with the same MCP server (``hosted_upstream.py``). agentic-api
+asks the model by Responses, the others by Chat Completions.
 
 Model and tool answer at once, so that a step takes what the servers add. ``direct`` is the least that a step
 can take: the benchmark itself asks the model and calls the tool, over connections that stay open.
 
-    python benchmarks/peers/setup.py --only ogx litellm    # once
+    python benchmarks/peers/setup.py --only ogx litellm agentic-api    # once
     python benchmarks/hosted_tools.py [--repeats 5]
 """
 
@@ -34,9 +35,11 @@ EMBEDDED, EMBEDDED_TURNS = "llama:slots=1,context=2048", 3
 PAIRS = 7
 """Turns with and without steps in each repeat."""
 LABEL = "tools"
-NOT_MEASURED = {
-    "agentic-api": "agentic-api 0.9.0 has wheels for Linux on x86_64 and for macOS only, no source package"
+WHY_NOT = {
+    "ogx": "OGX is not installed",
+    "agentic-api": f"agentic-api {servers.AGENTIC} has wheels for Linux on x86_64 and for macOS only",
 }
+"""Peers that are left out if they are not there."""
 Json = dict[str, Any]
 
 
@@ -273,8 +276,14 @@ async def measure_chain(agent: Agent, services: Services) -> dict[str, float]:
 
 def _installed() -> dict[str, Callable[[str], Any]]:
     """The servers that can be measured here."""
-    own = {"slipring": lambda url: servers.slipring(url, "--mcp-urls", "any")}
-    return {**own, "ogx": servers.ogx} if servers.installed("ogx") else own
+    found: dict[str, Callable[[str], Any]] = {
+        "slipring": lambda url: servers.slipring(url, "--mcp-urls", "any")
+    }
+    if servers.installed("ogx"):
+        found["ogx"] = servers.ogx
+    if servers.installed("agentic-api") == servers.AGENTIC:
+        found["agentic-api"] = lambda url: servers.agentic(servers.Server("instant", url, 0, "instant"))
+    return found
 
 
 @asynccontextmanager
@@ -402,7 +411,7 @@ def main() -> None:
         versions = {name: version for each in running.values() for name, version in each.versions.items()}
     print(table(figures))
     print(f"the embedded model: {prefill_sentence(prefills)}")
-    left_out = dict(NOT_MEASURED) if "ogx" in running else {**NOT_MEASURED, "ogx": "OGX is not installed"}
+    left_out = {name: why for name, why in WHY_NOT.items() if name not in running}
     setup = {"steps": STEPS, "parallel": PARALLEL, "turns": TURNS, "repeats": repeats}
     keep(
         "hosted_tools",

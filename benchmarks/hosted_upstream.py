@@ -3,10 +3,11 @@ stopped; both count what they are asked, at ``/counts``.
 
     python benchmarks/hosted_upstream.py model|tools
 
-The model server serves Chat Completions and decodes nothing. The last user message says what to do, as in
-``calls=lookup steps=10 parallel=1``: it calls that tool in so many steps, and then answers. It also finds out
-how many tokens an engine with an unlimited prefix cache would have to prefill: those after the longest
-beginning that a request has in common with an earlier one, at four characters per token.
+The model server serves Chat Completions, and Responses for agentic-api, and decodes nothing. The last user
+message says what to do, as in ``calls=lookup steps=10 parallel=1``: it calls that tool in so many steps, and
+then answers. It also finds out how many tokens an engine with an unlimited prefix cache would have to
+prefill: those after the longest beginning that a request has in common with an earlier one, at four
+characters per token.
 
 The tool server is one of the official MCP SDK, which speaks all revisions of the protocol.
 """
@@ -45,28 +46,49 @@ class Model:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         body = json.loads(raw)
-        context = json.dumps(body.get("tools") or []) + json.dumps(body["messages"])
-        known = max((_common(context, each) for each in self._contexts), default=0)
-        self._contexts = [*self._contexts[1 - _REMEMBERED :], context]
-        total = len(context) // 4
-        self.read.append({"bytes": len(raw), "tokens": total, "prefilled": total - known // 4})
-        calls = _calls(body)
+        total, known = self._take(raw, body, "messages")
+        calls = _calls(body["messages"], [tool["function"]["name"] for tool in body.get("tools") or []])
         usage = {
             **{"prompt_tokens": total, "completion_tokens": 8, "total_tokens": total + 8},
-            "prompt_tokens_details": {"cached_tokens": known // 4},
+            "prompt_tokens_details": {"cached_tokens": known},
         }
         if not body.get("stream"):
             return web.json_response(_completion(calls, usage))
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await answer.prepare(request)
-        await answer.write(b"".join(_events(calls, usage)))
-        await answer.write_eof()
-        return answer
+        return await _stream(request, _events(calls, usage))
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        body = json.loads(raw)
+        if isinstance(body["input"], str):
+            body["input"] = [{"role": "user", "content": body["input"]}]
+        total, known = self._take(raw, body, "input")
+        names = [tool["name"] for tool in body.get("tools") or [] if tool["type"] == "function"]
+        response = _response(body, _calls(body["input"], names), total, known)
+        if not body.get("stream"):
+            return web.json_response(response)
+        return await _stream(request, _response_events(response))
+
+    def _take(self, raw: bytes, body: dict[str, Any], field: str) -> tuple[int, int]:
+        """Read a request; returns its tokens, and how many of them an earlier one had."""
+        context = json.dumps(body.get("tools") or []) + json.dumps(body[field])
+        known = max((_common(context, each) for each in self._contexts), default=0) // 4
+        self._contexts = [*self._contexts[1 - _REMEMBERED :], context]
+        total = len(context) // 4
+        self.read.append({"bytes": len(raw), "tokens": total, "prefilled": total - known})
+        return total, known
 
     async def counts(self, request: web.Request) -> web.Response:
         """What was read since the last time."""
         read, self.read = self.read, []
         return web.json_response(read)
+
+
+async def _stream(request: web.Request, events: Iterator[bytes]) -> web.StreamResponse:
+    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await answer.prepare(request)
+    await answer.write(b"".join(events))
+    await answer.write_eof()
+    return answer
 
 
 def _common(one: str, other: str) -> int:
@@ -81,18 +103,20 @@ def _common(one: str, other: str) -> int:
     return low
 
 
-def _calls(body: dict[str, Any]) -> list[dict[str, Any]]:
+def _calls(messages: list[dict[str, Any]], tools: list[str]) -> list[dict[str, Any]]:
     """The calls of an answer; empty if the plan of the last user message is fulfilled."""
-    messages = body["messages"]
-    last = max(index for index, message in enumerate(messages) if message["role"] == "user")
+    last = max(index for index, message in enumerate(messages) if message.get("role") == "user")
     found = _PLAN.search(json.dumps(messages[last]["content"]))
     assert found is not None, messages[last]
     name, steps, parallel = found[1], int(found[2]), int(found[3])
-    done = sum(message["role"] == "tool" for message in messages[last:])
+    done = sum(
+        message.get("role") == "tool" or message.get("type") == "function_call_output"
+        for message in messages[last:]
+    )
     if done >= steps * parallel:
         return []
     # Servers put the name of the MCP server before that of the tool, or not.
-    tool = next(tool["function"]["name"] for tool in body["tools"] if tool["function"]["name"].endswith(name))
+    tool = next(tool for tool in tools if tool.endswith(name))
     return [
         {
             **{"index": index, "id": f"call_{next(_numbers)}", "type": "function"},
@@ -128,6 +152,54 @@ def _events(calls: list[dict[str, Any]], usage: dict[str, Any]) -> Iterator[byte
     yield b"data: [DONE]\n\n"
 
 
+def _response(body: dict[str, Any], calls: list[dict[str, Any]], total: int, known: int) -> dict[str, Any]:
+    text = {"type": "output_text", "text": "It is done.", "annotations": [], "logprobs": []}
+    message = {"type": "message", "role": "assistant", "content": [text]}
+    made = [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
+    output = [{"id": f"item_{next(_numbers)}", "status": "completed", **each} for each in made or [message]]
+    usage = {
+        **{"input_tokens": total, "output_tokens": 8, "total_tokens": total + 8},
+        "input_tokens_details": {"cached_tokens": known},
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }
+    echo = {name: body.get(name) for name in ("instructions", "previous_response_id", "metadata", "tools")}
+    return {
+        **{**echo, "metadata": {}, "tools": echo["tools"] or [], "tool_choice": "auto"},
+        **{"id": f"resp_{next(_numbers)}", "object": "response", "created_at": 0, "status": "completed"},
+        **{"error": None, "incomplete_details": None, "parallel_tool_calls": True, "temperature": 1.0},
+        **{"top_p": 1.0, "model": "instant", "output": output, "usage": usage},
+    }
+
+
+def _response_events(response: dict[str, Any]) -> Iterator[bytes]:
+    numbers = counting()
+
+    def event(kind: str, **fields: Any) -> bytes:
+        data = json.dumps({"type": f"response.{kind}", "sequence_number": next(numbers), **fields})
+        return f"event: response.{kind}\ndata: {data}\n\n".encode()
+
+    begun = {**response, "status": "in_progress", "output": [], "usage": None}
+    yield event("created", response=begun)
+    yield event("in_progress", response=begun)
+    for index, item in enumerate(response["output"]):
+        at = {"output_index": index, "item_id": item["id"]}
+        if item["type"] == "function_call":
+            empty = {**item, "status": "in_progress", "arguments": ""}
+            yield event("output_item.added", output_index=index, item=empty)
+            yield event("function_call_arguments.delta", delta=item["arguments"], **at)
+            yield event("function_call_arguments.done", arguments=item["arguments"], name=item["name"], **at)
+        else:
+            (part,) = item["content"]
+            empty = {**item, "status": "in_progress", "content": []}
+            yield event("output_item.added", output_index=index, item=empty)
+            yield event("content_part.added", content_index=0, part={**part, "text": ""}, **at)
+            yield event("output_text.delta", content_index=0, delta=part["text"], logprobs=[], **at)
+            yield event("output_text.done", content_index=0, text=part["text"], logprobs=[], **at)
+            yield event("content_part.done", content_index=0, part=part, **at)
+        yield event("output_item.done", output_index=index, item=item)
+    yield event("completed", response=response)
+
+
 async def models(request: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": [{"id": "instant", "max_model_len": 10**6}]})
 
@@ -136,7 +208,9 @@ async def serve_model() -> None:
     model = Model()
     app = web.Application(client_max_size=2**30)
     app.router.add_post("/v1/chat/completions", model.chat)
+    app.router.add_post("/v1/responses", model.respond)
     app.router.add_get("/v1/models", models)
+    app.router.add_get("/health", models)
     app.router.add_get("/counts", model.counts)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

@@ -237,6 +237,8 @@ def read_sse(text: str, foreign_tool_types: frozenset[str] = wire.NO_TYPES) -> l
     order = wire.Order()
     events = []
     for block in blocks:
+        if block == ": keepalive":
+            continue  # a busy machine may be silent for long
         name, data = block.split("\n")
         assert name.startswith("event: ")
         assert data.startswith("data: ")

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from slipring.checks import CheckEntry, ChecksError, PolicyEntries, read_checks, read_policies
+from slipring.checks import CheckEntry, PolicyEntries, read_checks, read_policies
+from slipring.config_tables import TableError
 from slipring.core.checks.policies import KINDS
 
 SMALL = {"name": "a", "source": "patterns"}
@@ -71,7 +72,7 @@ def test_all_keys_are_read() -> None:
     ],
 )
 def test_a_mistake_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ChecksError, match=f"^{message}") as raised:
+    with pytest.raises(TableError, match=f"^{message}") as raised:
         read(**fields)
     assert "secret value" not in str(raised.value)
 
@@ -87,7 +88,7 @@ def test_a_mistake_is_named(fields: dict[str, Any], message: str) -> None:
     ],
 )
 def test_tables_of_another_form_are_refused(tables: object, message: str) -> None:
-    with pytest.raises(ChecksError, match=f"^{message}"):
+    with pytest.raises(TableError, match=f"^{message}"):
         read_checks(tables)
 
 
@@ -113,5 +114,5 @@ def test_policies_name_checks() -> None:
     ],
 )
 def test_policies_that_make_no_sense_are_refused(given: object, message: str) -> None:
-    with pytest.raises(ChecksError, match=f"^{message}"):
+    with pytest.raises(TableError, match=f"^{message}"):
         read_policies(given, TWO)

@@ -733,6 +733,16 @@ COMPUTER_CALL = [
     },
     {"type": "computer_call_output", "call_id": "call_1", "output": SCREENSHOT},
 ]
+SAFETY_CHECKS = [{"id": "cu_sc_1", "code": "malicious_instructions", "message": "Careful."}]
+ACTIONS_WITH_ALL: list[Json] = [
+    {
+        "type": "computer_call",
+        "call_id": "call_1",
+        "actions": [{"type": "click", "button": "left", "x": 1, "y": 2}, {"type": "wait"}],
+        "pending_safety_checks": SAFETY_CHECKS,
+    },
+    {**COMPUTER_CALL[1], "acknowledged_safety_checks": SAFETY_CHECKS},
+]
 SHELL_CALL = [
     {"type": "shell_call", "call_id": "call_1", "action": {"commands": ["true"]}},
     {"type": "shell_call_output", "call_id": "call_1", "output": [SHELL_OUTPUT]},
@@ -908,6 +918,7 @@ ITEM_FIELD_SAMPLES: dict[str, list[Json]] = {
     "input": CUSTOM_CALL,
     **dict.fromkeys(("action", "environment", "max_output_length"), SHELL_WITH_ALL),
     "operation": PATCH_CALL,
+    **dict.fromkeys(("actions", "pending_safety_checks", "acknowledged_safety_checks"), ACTIONS_WITH_ALL),
     **dict.fromkeys(("queries", "results"), FOUND_FILES),
     **dict.fromkeys(("code", "outputs", "container_id"), ITEM_SAMPLES["code_interpreter_call"]),
     "encrypted_content": ITEM_SAMPLES["compaction"],
@@ -1113,8 +1124,9 @@ TOOL_CHOICE_SAMPLES: Json = {
 def test_a_tool_choice_is_treated_as_the_page_says(name: str) -> None:
     sample = TOOL_CHOICE_SAMPLES[name]
     assert name in (sample, sample["type"] if isinstance(sample, dict) else sample)
-    is_builtin = name in TOOL_SAMPLES and TOOLS[name].status == "supported"
-    own = [TOOL_SAMPLES[name]] if is_builtin and name not in ("function", "custom", "mcp") else []
+    tool = "computer" if name == "computer_use" else name
+    is_builtin = tool in TOOL_SAMPLES and TOOLS[tool].status == "supported"
+    own = [TOOL_SAMPLES[tool]] if is_builtin and name not in ("function", "custom", "mcp") else []
     outcome = send({**GOOD, "tools": [*GOOD["tools"], *own], "tool_choice": sample})
     check(TOOL_CHOICES[name], outcome)
     if outcome.response is not None:

@@ -7,6 +7,7 @@ import io
 import re
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,15 @@ def toml(tmp_path: Path) -> WriteToml:
     return write
 
 
+@cache
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line. Parsing does not change it, and making it takes ten milliseconds."""
+    return build_parser()
+
+
 def load(argv: list[str], environ: dict[str, str]) -> Config:
     """The configuration of `slipring serve` with these flags and environment variables."""
-    return from_namespace(build_parser().parse_args(["serve", *argv]), environ)
+    return from_namespace(parser().parse_args(["serve", *argv]), environ)
 
 
 def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:

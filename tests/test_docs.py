@@ -75,7 +75,8 @@ def commands() -> list[tuple[str, str]]:
         (where, line.split("  #")[0].strip())
         for where, text in blocks("sh")
         for line in text.replace("\\\n", "").splitlines()
-        if line.strip() and not line.startswith("#")
+        # Those of backups are run for real by ``tests/stores/test_backups.py``.
+        if line.strip() and not line.startswith("#") and not where.startswith("backups.md")
     ]
 
 
@@ -194,6 +195,19 @@ def _shown(name: str, default: float) -> str:
         unit, size = ("MiB", 2**20) if default >= 2**20 else ("KiB", 2**10)
         return f"{default / size:g} {unit}"
     return f"{default:g} s" if name.endswith("_s") else str(default)
+
+
+def test_the_tests_that_the_threat_model_names_exist() -> None:
+    page = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    assert len(named) == page.count("::")
+    for path, name in named:
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), f"{path} has no {name}"
+    promises = [line for line in page.partition("## Tenants")[2].splitlines() if line.startswith("| ")]
+    rows = [line for line in promises if not line.startswith(("| promise", "| ---"))]
+    assert rows
+    assert all("::" in line for line in rows), "every promise has a test"
 
 
 def test_the_readme_is_short() -> None:

@@ -84,6 +84,16 @@ def test_a_key_is_printed_once_and_listed_without_its_secret(capsys: pytest.Capt
         assert secret not in table + text
 
 
+def test_a_key_without_mcp_is_listed_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    create(capsys, "--tenant", "a", "--no-mcp")
+    _, table, _ = run(capsys, "list", "--store", "sqlite:keys.db")
+    assert columns(table.splitlines()[1])[4] == "none"
+    both = ("create", "--store", "sqlite:keys.db", "--tenant", "a", "--no-mcp", "--mcp-server", "weather")
+    code, out, err = run(capsys, *both)
+    assert (code, out) == (2, "")
+    assert "not allowed with" in err
+
+
 def test_a_key_is_revoked_once(capsys: pytest.CaptureFixture[str]) -> None:
     key_id, _ = create(capsys, "--tenant", "a")
     revoke = ["revoke", "--store", "sqlite:keys.db"]

@@ -5,6 +5,7 @@ pure: no I/O, no clock, no randomness.
 """
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -13,13 +14,15 @@ SRC = Path(__file__).parent.parent / "src" / "slipring"
 ALLOWED: dict[str, tuple[str, ...]] = {
     "errors": (),
     "aiohttp_internals": (),
+    "garbage_collection": (),
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
-    "models": (),
-    "mcp_registrations": (),
     "spelling": (),
-    "checks": ("core.checks", "spelling"),
-    "config": ("checks", "core.limits", "mcp_registrations", "models", "spelling"),
+    "config_tables": ("spelling",),
+    "models": ("config_tables",),
+    "mcp_registrations": ("config_tables",),
+    "checks": ("config_tables", "core.checks", "spelling"),
+    "config": ("checks", "config_tables", "core.limits", "mcp_registrations", "models", "spelling"),
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "recording": (),
@@ -37,8 +40,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "observation": ("protocol.timing", "observation"),
     "keys": ("errors", "config", "progress", "protocol.wire", "stores", "keys"),
     "server": (
-        *("", "aiohttp_internals", "errors", "config", "models", "protocol", "recording"),
-        *("mcp", "mcp_registrations"),
+        *("", "aiohttp_internals", "errors", "config", "garbage_collection", "models", "protocol"),
+        *("recording", "mcp", "mcp_registrations"),
         *("core", "engines", "safety", "sandbox", "stores", "keys.token", "observation", "server"),
     ),
     "inspection": (
@@ -51,11 +54,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "launch": ("launch",),
     "progress": (),
     "openapi": ("", "protocol", "openapi"),
-    "serve": ("", "config", "progress", "server", "chat.options"),
+    "serve": ("", "config", "garbage_collection", "progress", "server", "chat.options"),
     "cli": (
-        *("", "errors", "config", "serve", "inspection", "chat", "top", "launch", "keys", "openapi"),
-        "bench",
-        "spelling",
+        *("", "errors", "config", "garbage_collection", "serve", "inspection", "chat", "top", "launch"),
+        *("keys", "openapi", "bench", "spelling"),
     ),
     "__main__": ("cli",),
     "__init__": (),
@@ -88,8 +90,17 @@ def syntax_tree(path: Path) -> ast.Module:
 @cache
 def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """Every import in a file, those for type checkers included."""
-    nodes = ast.walk(syntax_tree(path))
+    nodes = statements(syntax_tree(path))
     return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement below a node, without looking into expressions, which are most of a tree."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(node, name, ())
+        for each in inner if isinstance(inner, list) else ():
+            yield each
+            yield from statements(each)
 
 
 @cache

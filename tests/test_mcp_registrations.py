@@ -7,11 +7,11 @@ import tomllib
 import pytest
 
 from slipring.config import Config
+from slipring.config_tables import TableError
 from slipring.mcp_registrations import (
     BuiltinMapping,
     HeaderVariable,
     McpRegistration,
-    McpRegistrationError,
     read_builtin_tools,
     read_mcp_registrations,
 )
@@ -116,7 +116,8 @@ def table(**fields: object) -> str:
         (table(url=None), "mcp[0]: either 'url' or 'command' must be given"),
         (table(command='"x"'), "mcp[0]: either 'url' or 'command' must be given"),
         (table(url='"ftp://h/"'), "mcp[0]: 'url' must be an http:// or https:// URL"),
-        (table(uri='"http://h/"'), "mcp[0]: unknown key 'uri' (known: name, url, command"),
+        (table(uri='"http://h/"'), "mcp[0]: unknown key 'uri': did you mean url?"),
+        (table(server='"http://h/"'), "mcp[0]: unknown key 'server' (known: name, url, command"),
         (table(args='["x"]'), "mcp[0]: 'args' needs 'command'"),
         (table(env='["X"]'), "mcp[0]: 'env' needs 'command'"),
         (table(url=None, command='"x"', headers='{ X = "$Y" }'), "mcp[0]: 'headers' needs 'url'"),
@@ -140,7 +141,7 @@ def table(**fields: object) -> str:
     ],
 )
 def test_a_bad_table_is_refused_by_its_key_and_without_its_values(text: str, complaint: str) -> None:
-    with pytest.raises(McpRegistrationError) as caught:
+    with pytest.raises(TableError) as caught:
         read_mcp_registrations(tomllib.loads(text)["mcp"])
     assert complaint in str(caught.value)
     assert SECRET not in str(caught.value)
@@ -203,5 +204,5 @@ SERVERS = (
     ],
 )
 def test_built_in_tools_that_cannot_work_are_refused(tables: object, problem: str) -> None:
-    with pytest.raises(McpRegistrationError, match=re.escape(problem)):
+    with pytest.raises(TableError, match=re.escape(problem)):
         read_builtin_tools(tables, SERVERS)

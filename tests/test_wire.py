@@ -613,6 +613,14 @@ def test_a_failed_response_may_lack_finished_items_but_keeps_their_order() -> No
         see_all(changed(events, "response.failed", response__output=[second, message()]))
 
 
+def test_a_failed_response_that_is_kept_lacks_only_its_last_items() -> None:
+    second = message(item_id="msg_2")
+    events = changed(turn(message(), second, status="failed"), "response.failed", response__usage=usage())
+    see_all(changed(events, "response.failed", response__output=[message()]))
+    with complains("output of a failed response that is kept"):
+        see_all(changed(events, "response.failed", response__output=[second]))
+
+
 def test_a_failed_response_may_lack_the_open_item() -> None:
     events = turn(message(), {**FUNCTION_CALL, "status": "incomplete"}, status="failed")
     events = numbered([event for event in events if event is not events[-2]])

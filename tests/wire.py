@@ -79,6 +79,10 @@ def _models_by_type(union: Any) -> dict[str, type[BaseModel]]:
     return models
 
 
+# The events that contain a response then use its validator. Otherwise each would build another of the same,
+# when it is first used.
+Response.model_rebuild()
+
 _WEBSOCKET_EVENTS = _models_by_type(ResponsesServerEvent)
 _BETA_EVENTS = {
     "response.inject.created": "BetaResponseInjectCreatedEvent",
@@ -615,7 +619,9 @@ class _Item:
     @property
     def runs(self) -> bool:
         """Whether this is a hosted call that the model has written: other items may begin while it runs."""
-        return self.type == "mcp_call" and self.text.is_done
+        if self.type == "mcp_call":
+            return self.text.is_done
+        return bool(self.progress) and self.progress[-1].endswith((".searching", ".interpreting"))
 
     def check_done(self, item: Json) -> None:
         for key in ("id", "type", "call_id", "name"):
@@ -787,7 +793,11 @@ class _Turn:
             status = "cancelled" if status == "incomplete" else status
         _require_equal(response["status"], status, f"status in {event['type']}")
         _check_outcome(response)
-        if status in ("failed", "cancelled"):
+        if status == "failed" and response["usage"] is not None:
+            # It can be continued: it has its finished steps, and no part of a later one is missing.
+            kept = response["output"]
+            _require_equal(kept, self.done[: len(kept)], "output of a failed response that is kept")
+        elif status in ("failed", "cancelled"):
             self._check_failed_output(response["output"])
         else:
             _require(self.item is None and not self.running, f"{event['type']} while an item is open")

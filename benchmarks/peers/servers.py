@@ -244,7 +244,7 @@ def slipring_over(engine: Server) -> Iterator[Server]:
 
 @contextmanager
 def agentic(engine: Server) -> Iterator[Server]:
-    """Start agentic-api in front of a running vLLM."""
+    """Start agentic-api in front of a running vLLM, or of another server of Responses."""
     port = _free_port()
     command = [
         *(str(DIRECTORY / "agentic-api" / "bin" / "python"), "-m", "agentic_api", "serve"),

@@ -266,10 +266,13 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             stacks=True,
         ),
         Shown(
-            "Evictions",
-            table.CACHE_EVICTIONS.help,
+            "Evictions and compressions",
+            f"{table.CACHE_EVICTIONS.help} {table.CACHE_COMPRESSIONS.help}",
             "ops",
-            ((rate(table.CACHE_EVICTIONS, "scope"), "{{scope}}"),),
+            (
+                (rate(table.CACHE_EVICTIONS, "scope"), "{{scope}}"),
+                (rate(table.CACHE_COMPRESSIONS), "compressed"),
+            ),
         ),
         Shown(
             "Parked",
@@ -346,6 +349,18 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             "s",
             ((f"{rate(table.CHECK_SECONDS, 'check')} / {rate(table.CHECK_CALLS, 'check')}", "{{check}}"),),
             width=6,
+        ),
+        Shown(
+            "Withheld items",
+            table.WITHHELD_ITEMS.help,
+            "ops",
+            ((rate(table.WITHHELD_ITEMS, "check"), "{{check}}"),),
+        ),
+        Shown(
+            "Audits",
+            table.AUDITS.help,
+            "ops",
+            ((rate(table.AUDITS, "outcome"), "{{outcome}}"),),
         ),
     ),
     "Hosted tools": (

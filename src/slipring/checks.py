@@ -1,17 +1,18 @@
 """The `[[check]]` and `[policies]` tables of the TOML file: safety checks, and which turns they inspect.
 
 Checks the form of the tables only. Whether the sources of checks exist and accept their settings is checked
-at startup. The message of a ``ChecksError`` contains no value except the names of checks.
+at startup. The message of a ``TableError`` contains no value except the names of checks.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
 import msgspec
 
+from slipring.config_tables import NOT_EMPTY, Rule, TableError, is_number, one_of, require_form, whole_number
 from slipring.core.checks.policies import KINDS, KINDS_OF, Action, Ending, Mode, OnError, Scope
 from slipring.core.checks.verdicts import Kind
 from slipring.spelling import suggestion
@@ -19,10 +20,6 @@ from slipring.spelling import suggestion
 ANY_CATEGORY = "*"
 """The key of the threshold for categories that have none of their own."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-
-
-class ChecksError(ValueError):
-    """A table is invalid. The message names the key and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,76 +62,61 @@ class PolicyEntries:
     """Of all policies."""
 
 
-_Demand = tuple[Callable[[Any], bool], str]
-
-
-def _one_of(values: tuple[str, ...]) -> _Demand:
-    return (lambda value: isinstance(value, str) and value in values), f"must be one of {', '.join(values)}"
-
-
-def _whole(least: int) -> _Demand:
-    return (lambda value: type(value) is int and value >= least), f"must be a whole number, {least} or more"
-
-
-def _is_number(value: object, least: float, most: float) -> bool:
-    return type(value) in (int, float) and least <= cast(float, value) <= most
-
-
 _SUBJECTS = (*KINDS_OF, *KINDS)
-_KEYS: dict[str, _Demand] = {
+_KEYS: dict[str, Rule] = {
     "name": (
         lambda value: isinstance(value, str) and _NAME.fullmatch(value) is not None,
         "must be a name of letters, digits, '_', '-' and '.'",
     ),
-    "source": (lambda value: isinstance(value, str) and value != "", "must be a string and not empty"),
+    "source": NOT_EMPTY,
     "settings": (lambda value: isinstance(value, dict), "must be a table"),
     "thresholds": (
-        lambda value: isinstance(value, dict) and all(_is_number(each, 0, 1) for each in value.values()),
+        lambda value: isinstance(value, dict) and all(is_number(each, 0, 1) for each in value.values()),
         "must be a table of numbers from 0 to 1",
     ),
     "subjects": (
         lambda value: isinstance(value, list) and value != [] and all(each in _SUBJECTS for each in value),
         f"must be a list of some of {', '.join(_SUBJECTS)}",
     ),
-    "action": _one_of(get_args(Action)),
-    "mode": _one_of(get_args(Mode)),
-    "on_error": _one_of(get_args(OnError)),
+    "action": one_of(get_args(Action)),
+    "mode": one_of(get_args(Mode)),
+    "on_error": one_of(get_args(OnError)),
     "before": (lambda value: type(value) is bool, "must be true or false"),
-    "context": _whole(0),
-    "ending": _one_of(get_args(Ending)),
+    "context": whole_number(0),
+    "ending": one_of(get_args(Ending)),
     "timeout_s": (
-        lambda value: _is_number(value, 0, math.inf) and 0 < value < math.inf,
+        lambda value: is_number(value, 0, math.inf) and 0 < value < math.inf,
         "must be a number above 0",
     ),
-    "max_chars": _whole(0),
-    "at_once": _whole(1),
+    "max_chars": whole_number(0),
+    "at_once": whole_number(1),
 }
 
 
 def read_checks(given: object) -> tuple[CheckEntry, ...]:
-    """The entries of the ``check`` tables, in their order. Raises ``ChecksError``."""
+    """The entries of the ``check`` tables, in their order. Raises ``TableError``."""
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-        raise ChecksError("check: must be tables, each under a line [[check]]")
+        raise TableError("check: must be tables, each under a line [[check]]")
     entries = tuple(_read_check(each, _place(each, index)) for index, each in enumerate(given))
     names = [entry.name for entry in entries]
     for name in names:
         if names.count(name) > 1:
-            raise ChecksError(f"check: the name {name!r} is given twice")
+            raise TableError(f"check: the name {name!r} is given twice")
     return entries
 
 
 def read_policies(given: object, checks: tuple[CheckEntry, ...]) -> PolicyEntries:
-    """The entries of the ``policies`` table, which name ``checks``. Raises ``ChecksError``."""
+    """The entries of the ``policies`` table, which name ``checks``. Raises ``TableError``."""
     if not isinstance(given, dict):
-        raise ChecksError("policies: must be a table")
+        raise TableError("policies: must be a table")
     known = [check.name for check in checks]
     for key in given:
         if key not in ("default", "models", "tenants", "keys", "scope"):
-            raise ChecksError(f"policies: unknown key {key!r} (known: default, models, tenants, keys, scope)")
+            raise TableError(f"policies: unknown key {key!r} (known: default, models, tenants, keys, scope)")
     scope = given.get("scope", "new")
-    holds, demand = _one_of(get_args(Scope))
+    holds, demand = one_of(get_args(Scope))
     if not holds(scope):
-        raise ChecksError(f"policies: 'scope' {demand}")
+        raise TableError(f"policies: 'scope' {demand}")
     default = _read_names(given["default"], "policies.default", known) if "default" in given else None
     models, tenants, keys = (
         _read_named(given.get(key, {}), key, known) for key in ("models", "tenants", "keys")
@@ -149,15 +131,7 @@ def _place(table: Mapping[str, object], index: int) -> str:
 
 
 def _read_check(table: dict[str, Any], where: str) -> CheckEntry:
-    for key, value in table.items():
-        if key not in _KEYS:
-            raise ChecksError(f"{where}: unknown key {key!r}{suggestion(key, _KEYS)}")
-        holds, demand = _KEYS[key]
-        if not holds(value):
-            raise ChecksError(f"{where}: {key!r} {demand}")
-    for key in ("name", "source"):
-        if key not in table:
-            raise ChecksError(f"{where}: {key!r} is missing")
+    require_form(table, where, _KEYS, required=("name", "source"))
     values = dict(table)
     action = values.setdefault("action", "flag")
     values.setdefault("mode", "hold" if action == "block" else "follow")
@@ -182,19 +156,19 @@ def _as_json(settings: dict[str, Any], where: str) -> str:
     try:
         return msgspec.json.encode(settings).decode()
     except (TypeError, ValueError):
-        raise ChecksError(f"{where}: 'settings' holds a value that JSON cannot express") from None
+        raise TableError(f"{where}: 'settings' holds a value that JSON cannot express") from None
 
 
 def _read_named(given: object, key: str, known: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if not isinstance(given, dict):
-        raise ChecksError(f"policies.{key}: must be a table of lists of checks")
+        raise TableError(f"policies.{key}: must be a table of lists of checks")
     return tuple((name, _read_names(names, f"policies.{key}.{name}", known)) for name, names in given.items())
 
 
 def _read_names(given: object, where: str, known: list[str]) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise ChecksError(f"{where}: must be a list of names of checks")
+        raise TableError(f"{where}: must be a list of names of checks")
     for name in given:
         if name not in known:
-            raise ChecksError(f"{where}: there is no check {name!r}{suggestion(name, known)}")
+            raise TableError(f"{where}: there is no check {name!r}{suggestion(name, known)}")
     return tuple(dict.fromkeys(given))

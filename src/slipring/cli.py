@@ -17,6 +17,7 @@ from slipring.bench.errors import BadRecording, CannotMeasure, CannotStart, Unre
 from slipring.chat.errors import Unreachable
 from slipring.config import ConfigError, add_flags, from_namespace
 from slipring.errors import StartupError
+from slipring.garbage_collection import collection_paused
 from slipring.launch.errors import CannotLaunch
 from slipring.spelling import suggestion
 from slipring.top.errors import UnusableOption
@@ -259,8 +260,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     config = from_namespace(arguments, os.environ)
-    from slipring.serve import serve
-
+    with collection_paused():
+        from slipring.serve import serve
     return serve(config)
 
 

@@ -15,16 +15,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_origin, get_type_hints
 
-from slipring.checks import CheckEntry, ChecksError, PolicyEntries, read_checks, read_policies
+from slipring.checks import CheckEntry, PolicyEntries, read_checks, read_policies
+from slipring.config_tables import TableError
 from slipring.core.limits import Limits
 from slipring.mcp_registrations import (
     BuiltinMapping,
     McpRegistration,
-    McpRegistrationError,
     read_builtin_tools,
     read_mcp_registrations,
 )
-from slipring.models import ModelEntry, ModelsError, read_models
+from slipring.models import ModelEntry, read_models
 from slipring.spelling import suggestion
 
 __all__ = [
@@ -107,6 +107,11 @@ _SHARE = Rule("must be from 0 to 1", lambda number: 0 <= number <= 1)
 _HTTP_URL = Rule(
     "must be an http:// or https:// URL", lambda url: not url or url.startswith(("http://", "https://"))
 )
+_NODE_URL = Rule(
+    # It is in the store, and requests between nodes are signed.
+    "must be an http:// or https:// URL without a user or a password",
+    lambda url: not url or (url.startswith(("http://", "https://")) and "@" not in url),
+)
 _POSITIVE = Rule("must be finite and above 0", lambda number: 0 < number < math.inf)
 _NOT_NEGATIVE = Rule("must be finite and not below 0", lambda number: 0 <= number < math.inf)
 _ADMIN = Rule(
@@ -147,6 +152,7 @@ class Config:
     )
     store: str = field(
         default="sqlite",
+        repr=False,
         metadata={
             "help": "where to store responses: sqlite (a file in the user's data directory), sqlite:PATH,"
             " postgresql://…, or memory (lost when the server stops)"
@@ -164,7 +170,7 @@ class Config:
         default="",
         metadata={
             "help": "URL at which other nodes on the same store reach this one; empty: they do not connect",
-            "rule": _ANY,
+            "rule": _NODE_URL,
             "metavar": "URL",
         },
     )
@@ -532,7 +538,7 @@ def _from_file(path: str) -> dict[str, Any]:
     document = _read_toml(path)
     try:
         values = _tables(document)
-    except (ModelsError, McpRegistrationError, ChecksError) as error:
+    except TableError as error:
         raise ConfigError(f"{error} in {path}") from None
     for key, given in _entries(document, path):
         dotted = ".".join(key)
@@ -545,8 +551,7 @@ def _from_file(path: str) -> dict[str, Any]:
 
 
 def _tables(document: dict[str, Any]) -> dict[str, Any]:
-    """Remove the tables that only a file can have, and return their values. Raises ``ModelsError``,
-    ``McpRegistrationError`` and ``ChecksError``."""
+    """Remove the tables that only a file can have, and return their values. Raises ``TableError``."""
     values: dict[str, Any] = {}
     if _MODELS in document:
         values[_MODELS] = read_models(document.pop(_MODELS))

@@ -75,6 +75,15 @@ class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
 
 
+class TooExpensive(InvalidRequest):
+    """Client input exceeds a compile limit. ``reason`` continues a sentence that begins with "it"."""
+
+    def __init__(self, reason: str, param: str | None = None) -> None:
+        named = f"Invalid '{param}'" if param is not None else "The request cannot be served"
+        super().__init__(f"{named}: it {reason}.", param=param)
+        self.reason = reason
+
+
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
@@ -106,10 +115,10 @@ class InvalidEncryptedContent(InvalidRequest):
 class PreviousResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
 
-    def __init__(self, response_id: str) -> None:
-        super().__init__(
-            f"Previous response with id {quoted(response_id)} not found.", param="previous_response_id"
-        )
+    def __init__(self, response_id: str, reason: str | None = None) -> None:
+        """``reason``: why it is not there any more, as a sentence."""
+        message = f"Previous response with id {quoted(response_id)} not found."
+        super().__init__(message if reason is None else f"{message} {reason}", param="previous_response_id")
 
 
 class InvalidStreamId(InvalidRequest):

@@ -8,17 +8,15 @@ startup.
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
+
+from slipring.config_tables import NOT_EMPTY, Rule, TableError, is_text, one_of, require_form
 
 Approval = Literal["client", "always"]
 OnListError = Literal["fail", "continue"]
 Transport = Literal["auto", "streamable", "sse"]
-
-
-class McpRegistrationError(ValueError):
-    """A table is invalid. The message names the key and the problem, and no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +79,12 @@ _HEADER_VALUE = re.compile(r"(?:([A-Za-z][A-Za-z0-9-]*) )?\$([A-Za-z_][A-Za-z0-9
 _OF_URLS = ("headers", "transport")
 _OF_COMMANDS = ("args", "env", "cwd", "per_tenant")
 
-_Check = tuple[Callable[[Any], bool], str]
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value.strip() != "" and "\0" not in value
-
 
 def _is_list(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) and "\0" not in each for each in value)
 
 
-def _one_of(*words: str) -> _Check:
-    return (lambda value: value in words), f"must be one of {', '.join(words)}"
-
-
-_CHECKS: dict[str, _Check] = {
+_RULES: dict[str, Rule] = {
     "name": (
         lambda value: isinstance(value, str) and _NAME.fullmatch(value) is not None,
         "must have 1 to 64 letters, digits, '_' and '-'",
@@ -105,30 +93,30 @@ _CHECKS: dict[str, _Check] = {
         lambda value: isinstance(value, str) and value.startswith(("http://", "https://")),
         "must be an http:// or https:// URL",
     ),
-    "command": (_is_text, "must be a string and not empty"),
+    "command": NOT_EMPTY,
     "args": (_is_list, "must be a list of strings"),
     "env": (
         lambda value: _is_list(value) and all(_VARIABLE.fullmatch(each) for each in value),
         "must be a list of names of environment variables",
     ),
-    "cwd": (_is_text, "must be a string and not empty"),
+    "cwd": NOT_EMPTY,
     "per_tenant": (lambda value: isinstance(value, bool), "must be true or false"),
     "headers": (
         lambda value: isinstance(value, dict) and all(map(_is_variable, value.values())),
         "must be a table whose values name environment variables, as '$NAME' or 'Bearer $NAME'",
     ),
-    "transport": _one_of("auto", "streamable", "sse"),
+    "transport": one_of(get_args(Transport)),
     "allowed_tools": (
         lambda value: _is_list(value) and value != [] and all(value),
         "must be a list of names, none of them empty",
     ),
-    "approval": _one_of("client", "always"),
+    "approval": one_of(get_args(Approval)),
     "parallel": (lambda value: type(value) is int and 1 <= value <= 1000, "must be from 1 to 1000"),
     "timeout_s": (
         lambda value: type(value) in (int, float) and 0 < value <= 86_400 and math.isfinite(value),
         "must be above 0 and at most 86400",
     ),
-    "on_list_error": _one_of("fail", "continue"),
+    "on_list_error": one_of(get_args(OnListError)),
 }
 
 
@@ -137,21 +125,21 @@ def _is_variable(value: object) -> bool:
 
 
 def read_mcp_registrations(tables: object) -> tuple[McpRegistration, ...]:
-    """Return the registered servers, in their order. Raises ``McpRegistrationError``."""
+    """Return the registered servers, in their order. Raises ``TableError``."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise McpRegistrationError("mcp: must be an array of tables, each beginning with [[mcp]]")
+        raise TableError("mcp: must be an array of tables, each beginning with [[mcp]]")
     found = tuple(_read(table, f"mcp[{index}]") for index, table in enumerate(tables))
     names = [each.name for each in found]
     for name in names:
         if names.count(name) > 1:
-            raise McpRegistrationError(f"mcp: the name {name!r} is given twice")
+            raise TableError(f"mcp: the name {name!r} is given twice")
     return found
 
 
 def read_builtin_tools(tables: object, servers: Collection[McpRegistration]) -> tuple[BuiltinMapping, ...]:
-    """Return the tools that answer built-in types. Raises ``McpRegistrationError``."""
+    """Return the tools that answer built-in types. Raises ``TableError``."""
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise McpRegistrationError("builtin_tools: must have tables, such as [builtin_tools.web_search]")
+        raise TableError("builtin_tools: must have tables, such as [builtin_tools.web_search]")
     registered = {server.name: server for server in servers}
     return tuple(_read_builtin(kind, table, registered) for kind, table in tables.items())
 
@@ -162,54 +150,39 @@ def _read_builtin(
     where = f"builtin_tools.{kind}"
     known = next((each for each in get_args(BuiltinType) if each == kind), None)
     if known is None:
-        raise McpRegistrationError(f"{where}: unknown type (known: {', '.join(get_args(BuiltinType))})")
-    for key, value in table.items():
-        if key not in _BUILTIN_CHECKS:
-            raise McpRegistrationError(f"{where}: unknown key {key!r} (known: {', '.join(_BUILTIN_CHECKS)})")
-        holds, demand = _BUILTIN_CHECKS[key]
-        if not holds(value):
-            raise McpRegistrationError(f"{where}: {key!r} {demand}")
-    for key in ("server", "tool"):
-        if key not in table:
-            raise McpRegistrationError(f"{where}: {key!r} is missing")
+        raise TableError(f"{where}: unknown type (known: {', '.join(get_args(BuiltinType))})")
+    require_form(table, where, _BUILTIN_RULES, required=("server", "tool"))
     server = servers.get(table["server"])
     if server is None:
-        raise McpRegistrationError(f"{where}: 'server' must be the name of a [[mcp]] table")
+        raise TableError(f"{where}: 'server' must be the name of a [[mcp]] table")
     if server.allowed_tools and table["tool"] not in server.allowed_tools:
-        raise McpRegistrationError(f"{where}: 'tool' is not among the allowed_tools of the server")
+        raise TableError(f"{where}: 'tool' is not among the allowed_tools of the server")
     if server.approval == "always":
-        raise McpRegistrationError(f"{where}: built-in tools have no approvals, which the server needs")
+        raise TableError(f"{where}: built-in tools have no approvals, which the server needs")
     fields = tuple(table.get("fields", {}).items())
     argument = table.get("argument", "code" if known == "code_interpreter" else "query")
     return BuiltinMapping(known, table["server"], table["tool"], argument, fields)
 
 
-_BUILTIN_CHECKS: dict[str, _Check] = {
-    "server": (_is_text, "must be the name of a registered server"),
-    "tool": (_is_text, "must be a string and not empty"),
-    "argument": (_is_text, "must be a string and not empty"),
+_BUILTIN_RULES: dict[str, Rule] = {
+    "server": (is_text, "must be the name of a registered server"),
+    "tool": NOT_EMPTY,
+    "argument": NOT_EMPTY,
     "fields": (
-        lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+        lambda value: isinstance(value, dict) and all(map(is_text, value.values())),
         "must be a table whose values are names of arguments",
     ),
 }
 
 
 def _read(table: Mapping[str, Any], where: str) -> McpRegistration:
-    for key, value in table.items():
-        if key not in _CHECKS:
-            raise McpRegistrationError(f"{where}: unknown key {key!r} (known: {', '.join(_CHECKS)})")
-        holds, demand = _CHECKS[key]
-        if not holds(value):
-            raise McpRegistrationError(f"{where}: {key!r} {demand}")
-    if "name" not in table:
-        raise McpRegistrationError(f"{where}: 'name' is missing")
+    require_form(table, where, _RULES, required=("name",))
     if ("url" in table) == ("command" in table):
-        raise McpRegistrationError(f"{where}: either 'url' or 'command' must be given")
+        raise TableError(f"{where}: either 'url' or 'command' must be given")
     other, needed = (_OF_COMMANDS, "command") if "url" in table else (_OF_URLS, "url")
     for key in other:
         if key in table:
-            raise McpRegistrationError(f"{where}: {key!r} needs {needed!r}")
+            raise TableError(f"{where}: {key!r} needs {needed!r}")
     given = dict(table)
     command = (given.pop("command"), *given.pop("args", ())) if "command" in given else ()
     headers = tuple(_header(name, value) for name, value in given.pop("headers", {}).items())

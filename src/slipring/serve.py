@@ -17,13 +17,9 @@ from typing import TYPE_CHECKING
 from slipring import __version__
 from slipring.chat.options import ChatOptions
 from slipring.config import Config
+from slipring.garbage_collection import collection_paused, exempt_from_collection, skip_last_collection
 from slipring.progress import ProgressLine
-from slipring.server.process.runtime import (
-    exempt_from_collection,
-    loop_factory,
-    set_up_logging,
-    skip_last_collection,
-)
+from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
 from slipring.server.process.worker_messages import Serving
@@ -45,8 +41,8 @@ def serve(config: Config) -> int:
         refuse_private_store(config)
         serving = _supervise(Supervisor(config))
     else:
-        from slipring.server.process.server import Server
-
+        with collection_paused():
+            from slipring.server.process.server import Server
         serving = _serve(Server(config, has_admin=True))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serving)

@@ -24,6 +24,8 @@ _MODEL_EVENT_MS = 250.0
 """Limit of the embedded model's time per event on two cores, with a second client."""
 _TIMED_S = 1.0
 """Shortest time over which the victim is measured: percentiles of a shorter time mean nothing."""
+_PAUSE_S = 0.2
+"""Pause between turns of a victim whose latency is not judged: it then needs less of the CPU."""
 _NICE = 10
 """Niceness of the attackers. Real ones are on other machines, so they get only the CPU that server and victim
 leave."""
@@ -66,10 +68,9 @@ class Outcome:
 class Arena:
     """A server and its victim, for several attacks in sequence."""
 
-    def __init__(self, server: Server, watch: Watch, spec: Spec, shortest_s: float) -> None:
-        """``shortest_s`` is the shortest time over which the victim is measured."""
+    def __init__(self, server: Server, watch: Watch, spec: Spec, *, timed: bool) -> None:
         self.server = server
-        self._shortest_s = shortest_s
+        self._shortest_s = _TIMED_S if timed else 0.0
         self.spec = spec
         self.is_impaired = False
         self._watch = watch
@@ -162,10 +163,10 @@ def _run(attack: Attack, stage: Stage) -> None:
 
 
 @contextlib.contextmanager
-def arena(spec: Spec, shortest_s: float) -> Iterator[Arena]:
+def arena(spec: Spec, *, timed: bool) -> Iterator[Arena]:
     """Start a server with a victim, and wait until it is served on every transport."""
-    with running(spec) as server, watching(server, spec) as watch:
-        arena = Arena(server, watch, spec, shortest_s)
+    with running(spec) as server, watching(server, spec, 0.0 if timed else _PAUSE_S) as watch:
+        arena = Arena(server, watch, spec, timed=timed)
         if not watch.whole_turns(_TURNS_S):
             raise Unserved(f"the victim is not served: {watch.cut().faults[:3]}\n{server.log()[-2000:]}")
         yield arena
@@ -205,7 +206,7 @@ class Campaign:
         current = self._arena
         if current is None or current.spec != spec or current.is_impaired or not current.server.is_alive:
             self._replace()
-            self._arena = self._stack.enter_context(arena(spec, _TIMED_S if self._timed else 0))
+            self._arena = self._stack.enter_context(arena(spec, timed=self._timed))
         assert self._arena is not None
         return self._arena
 

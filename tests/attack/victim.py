@@ -1,10 +1,11 @@
 """The second tenant: a process that makes turns all the time, checks every answer and measures the latency.
 
-    python -m tests.attack.victim URL KEY MODEL…
+    python -m tests.attack.victim URL KEY PAUSE MODEL…
 
-It continues chains over WebSocket, SSE and plain POST, each in its own task. It opens new connections
-repeatedly, so that it notices an attack that locks out new clients. A line on its standard input requests a
-report: a line of JSON with the findings since the last one.
+It continues chains over WebSocket, SSE and plain POST, each in its own task, with a pause of this many
+seconds between two turns. It opens new connections repeatedly, so that it notices an attack that locks out
+new clients. A line on its standard input requests a report: a line of JSON with the findings since the last
+one.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ _TOKENS = 16
 _PATIENCE_S = 60.0
 _TIMEOUT = aiohttp.ClientTimeout(total=_PATIENCE_S)
 """Time limit of one turn, and of opening a WebSocket."""
-_PAUSE_S = 0.2
+_RETRY_S = 0.2
 _SHOWN = 300
 _ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
@@ -65,8 +66,9 @@ class Times:
 class Victim:
     """The tasks of the second tenant, and their findings."""
 
-    def __init__(self, url: str, key: str, models: list[str]) -> None:
+    def __init__(self, url: str, key: str, pause_s: float, models: list[str]) -> None:
         self._url = url
+        self._pause_s = pause_s
         self._headers = {"Authorization": f"Bearer {key}"}
         self._models = models
         self._times = {model: Times() for model in models}
@@ -91,7 +93,7 @@ class Victim:
                 await chain(task, model)
             except Exception as error:  # any error kept the victim from its answer
                 self._faults.append(f"{task}: {type(error).__name__} {error}"[:_SHOWN])
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(_RETRY_S)
             finally:
                 self._times[model].rest(task)
 
@@ -132,7 +134,7 @@ class Victim:
 
                 async with asyncio.timeout(_PATIENCE_S):
                     chain.take(await self._follow(task, model, events()), create)
-                self._done(task, began)
+                await self._done(task, model, began)
 
     async def _stream_chain(self, task: str, model: str) -> None:
         times = self._times[model]
@@ -146,7 +148,7 @@ class Victim:
                     if answer.status != 200:
                         raise Wrong(f"{answer.status} {await answer.text()}")
                     chain.take(await self._follow(task, model, _events_of(answer)), create)
-                self._done(task, began)
+                await self._done(task, model, began)
 
     async def _plain_chain(self, task: str, model: str) -> None:
         chain = _Chain()
@@ -164,7 +166,7 @@ class Victim:
                 async with http.get(f"{self._url}/responses/{response['id']}") as stored:
                     if (found := await stored.json()) != response:
                         raise Wrong(f"{response} was answered, but {found} is stored")
-            self._done(task, began)
+            await self._done(task, model, began)
 
     def _create(self, model: str, chain: "_Chain") -> Json:
         self._numbers += 1
@@ -175,9 +177,13 @@ class Victim:
             "previous_response_id": chain.id,
         }
 
-    def _done(self, task: str, began: float) -> None:
+    async def _done(self, task: str, model: str, began: float) -> None:
+        """Count a turn that has ended, and pause before the next one."""
         if began >= self._cut_at:
             self._turns[task] += 1
+        if self._pause_s:
+            self._times[model].rest(task)
+            await asyncio.sleep(self._pause_s)
 
     async def _follow(self, task: str, model: str, events: AsyncIterator[Json]) -> Json:
         """Read a stream of events; return its response, if the events are in order and match it."""
@@ -232,4 +238,4 @@ async def _events_of(answer: aiohttp.ClientResponse) -> AsyncIterator[Json]:
 
 if __name__ == "__main__":
     with asyncio.Runner() as runner:
-        runner.run(Victim(sys.argv[1], sys.argv[2], sys.argv[3:]).live())
+        runner.run(Victim(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4:]).live())

@@ -98,11 +98,11 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watching(server: Server, spec: Spec) -> Iterator[Watch]:
-    """Run a victim of this server until the block ends."""
+def watching(server: Server, spec: Spec, pause_s: float) -> Iterator[Watch]:
+    """Run a victim of this server until the block ends. It pauses between its turns."""
     models = list(ENGINES[spec.engine])
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.attack.victim", server.url, VICTIM_KEY, *models],
+        [sys.executable, "-m", "tests.attack.victim", server.url, VICTIM_KEY, str(pause_s), *models],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -42,6 +42,7 @@ from slipring.core.session.actions import (
     CheckAppended,
     ClaimApprovals,
     Close,
+    Compress,
     Counted,
     EndPrefill,
     Inspect,
@@ -228,7 +229,11 @@ class Connection:
         """``accepts``: whether the engine accepts a job at once; if not, the test sends the first delta."""
         self.server = server = server or Server()
         self.tenant = tenant
-        self.cache = ConnectionCache(server.limits.connection_cache_bytes, server.scopes.of(tenant))
+        self.cache = ConnectionCache(
+            server.limits.connection_cache_bytes,
+            server.scopes.of(tenant),
+            compressible_bytes=server.limits.connection_compressed_bytes,
+        )
         self.session = Session(
             tenant=tenant,
             models=server.models,
@@ -258,6 +263,7 @@ class Connection:
         self.inspected: list[tuple[str, str, str]] = []
         """Everything that was inspected: when, its kind, its text."""
         self.audits: list[StartAudit] = []
+        self.compressions: list[Compress] = []
         self.prefills: dict[str, StartPrefill] = {}
         """Those that run, by response."""
         self.cancelled: list[Turn] = []
@@ -437,6 +443,12 @@ class Connection:
         """The engine has prefilled so many tokens, or has failed."""
         return self._run(self.session.lifecycle.prefilled(self.prefills.pop(response_id), tokens))
 
+    def compress(self, count: int | None = None) -> list[Json]:
+        """The items of the states that wait are compressed; ``count``: of so many of them."""
+        action = self.compressions.pop(0)
+        items = [state.compressed() for state in action.states[:count]]
+        return self._run(self.session.lifecycle.compressed(action, items))
+
     def complete(self, lane: str | None = None, text: str = "ok") -> Json:
         """Finish with a text (a warmup with nothing), save if needed; returns the response object."""
         self.finish(*([Text(text)] if self.job(lane).generate else []), lane=lane)
@@ -528,6 +540,8 @@ class Connection:
             self.counted.append(action.tokens)
         elif isinstance(action, StartPrefill | EndPrefill | Inspect | StartAudit):
             self._begin_beside(action)
+        elif isinstance(action, Compress):
+            self.compressions.append(action)
         elif isinstance(action, Record):
             self.reports.append(action)
         elif isinstance(action, Close):
@@ -652,9 +666,14 @@ def verdicts_of(inspection: Inspection, flags: Mapping[str, str | None]) -> list
 
 
 def node(
-    id: str, parent: ResponseState | None = None, *, text: str = "hi", output: tuple[Item, ...] = ()
+    id: str,
+    parent: ResponseState | None = None,
+    *,
+    text: str = "hi",
+    input: tuple[Item, ...] | None = None,
+    output: tuple[Item, ...] = (),
 ) -> ResponseState:
-    """The state of a finished response."""
+    """The state of a finished response, to ``input`` or a message of the user with ``text``."""
     response = Response(
         id=id,
         created_at=0,
@@ -686,7 +705,7 @@ def node(
         response=response,
         parent=parent,
         head=parent.head if parent is not None else _HEAD,
-        input=(user_message(text),),
+        input=(user_message(text),) if input is None else input,
         output=output,
         carry=parent.carry if parent is not None else Carry(),
     )

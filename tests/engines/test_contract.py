@@ -248,6 +248,28 @@ async def test_a_stream_that_breaks_fails_the_response_once(kind: str, fault: An
 
 
 @EVERY
+async def test_a_step_that_breaks_is_repeated_alone(kind: str) -> None:
+    """The next create continues the failed rollout from its last finished step: only outputs are rendered."""
+    header = {"OpenAI-Beta": "slipring_rollout=v1"}
+    async with running(kind) as (fake, server), server.connect(headers=header) as socket:
+        fake.script(Call("get_weather", ARGUMENTS), Stop())
+        fake.script(Say(("It ", "is")), HangUp())
+        fake.script(Say(("It is sunny.",)), Stop())
+        await socket.create(**ASK, tools=[WEATHER], rollout=True)
+        done = (await socket.until("response.done"))[-1]
+        output = {"call_id": done["required_input"][0]["call_id"], "output": "sunny"}
+        appended = [{"type": "function_call_output", **output}]
+        await socket.send(type="response.append", response_id=done["response_id"], input=appended)
+        failed = (await socket.until(*TERMINAL))[-1]["response"]
+        assert [item["type"] for item in failed["output"]] == ["function_call", "function_call_output"]
+        again = await socket.response(
+            input=[], previous_response_id=failed["id"], tools=[WEATHER], store=False
+        )
+        assert text_of(again) == "It is sunny."
+        assert not server.service.render_fallbacks
+
+
+@EVERY
 @pytest.mark.parametrize("fault", [Refuse(503), HangUp()])
 async def test_a_failure_before_the_first_token_is_retried(kind: str, fault: Any) -> None:
     async with running(kind, retries=2) as (fake, server), server.connect() as socket:

@@ -302,6 +302,29 @@ def test_the_packed_size_of_a_turn_does_not_grow_with_the_chain(writer: str) -> 
     assert max(sizes[1:]) < 4 * (counts[-1] - counts[-2]) + 500
 
 
+LONG = test_rendering.user("word " * 400)
+
+
+def test_a_rewritten_context_is_stored_as_what_it_does_not_share() -> None:
+    """The template drops the thoughts of earlier turns: every turn is rendered in full."""
+    writes = template_renderer("thinking")
+    thinks = Turn((LONG,), list(range(300, 330)), (thought("hm " * 9), SAYS))
+    states = chain_of(writes, [thinks] * 6)
+    whole = [POSITIONS.pack(state.position, None) for state in states if state.position is not None]
+    sizes, whole_sizes = [len(packed(state)) for state in states], [len(data or b"") for data in whole]
+    assert whole_sizes[5] > 4 * whole_sizes[0]
+    assert max(sizes) < 1.2 * sizes[0]
+    for state, again in zip(states, all_read_back(states), strict=True):
+        one, other = position_of(state), position_of(again)
+        assert one is not None
+        assert other is not None
+        assert_same(one, other)
+    # Another parent than it was packed for, or none.
+    data = packed(states[5])
+    for parent in (None, states[3].position):
+        assert POSITIONS.unpack(data, parent, HEAD) is None
+
+
 def test_a_whole_context_needs_no_parent() -> None:
     """The parent has the same renderer and the same head, but the context was rendered in full."""
     writes = template_renderer("thinking")

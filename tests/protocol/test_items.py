@@ -157,6 +157,7 @@ def test_every_type_is_either_supported_or_carried():
     assert not SUPPORTED_TYPES & CARRIED_TYPES
 
 
+SCREENSHOT = {"type": "computer_screenshot", "image_url": "data:image/png;base64,"}
 TIMED_OUT = {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}}
 GOOD: list[Json] = [
     {
@@ -223,6 +224,13 @@ GOOD: list[Json] = [
     {"type": "local_shell_call_output", "call_id": "c", "output": "x"},
     {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
     {"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": None},
+    {"type": "computer_call", "call_id": "c", "actions": [{"type": "wait"}], "pending_safety_checks": []},
+    {
+        "type": "computer_call_output",
+        "call_id": "c",
+        "output": SCREENSHOT,
+        "acknowledged_safety_checks": None,
+    },
     {"type": "web_search_call", "id": "ws_1", "status": "completed"},
     {"type": "web_search_call", "id": "ws_1", "action": {"type": "open_page", "url": "https://a.example"}},
     {"type": "file_search_call", "id": "fs_1", "queries": ["x"], "results": None},

@@ -84,7 +84,7 @@ def test_an_append_without_input_returns_an_empty_list() -> None:
         ([{"type": "nope"}], True, "input[0].type"),
         (TOO_MANY, True, "input"),
         ([OUTPUT, {"type": "message", **MESSAGE}], False, "input[1].type"),
-        ([{"type": "computer_call_output", "output": {}}], False, "input[0].call_id"),
+        ([{"type": "tool_search_output", "tools": []}], False, "input[0].call_id"),
     ],
     ids=["no items", "unknown type", "too many", "message", "no call_id"],
 )

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from slipring.errors import InvalidRequest, RateLimited, ServerError, Unavailable
-from slipring.sandbox.sandbox import MIB, TASKS, InThread, Sandbox, SandboxLimits, TooExpensive
+from slipring.errors import InvalidRequest, RateLimited, ServerError, TooExpensive, Unavailable
+from slipring.sandbox.sandbox import MIB, TASKS, InThread, Sandbox, SandboxLimits
 
 NAMES = "echo count hold spin repeat allocate retain crash leave reject fail nest chatter whoami".split()
 TEST_TASKS = dict.fromkeys(NAMES, "tests.sandbox.tasks")
@@ -333,3 +333,13 @@ async def test_without_a_server_tasks_run_in_a_thread() -> None:
     with pytest.raises(KeyError):
         await InThread().run("t", "echo", 1)
     assert await InThread().run("t", "check_grammar", "regex", "a+", 1000) is None
+
+
+async def test_a_child_imports_no_event_loop_engine_or_tokenizer() -> None:
+    """They would take more than half of the time that a child takes to start."""
+    modules = ", ".join(sorted(set(TASKS.values())))
+    code = f"import sys, slipring.sandbox.child, {modules}; print(*sys.modules)"
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    output, _ = await child.communicate()
+    unneeded = {"asyncio", "tokenizers", "slipring.engines.base", "slipring.engines.simulated"}
+    assert not unneeded.intersection(output.decode().split())

@@ -8,8 +8,9 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, closing
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -139,14 +140,17 @@ class Party:
                     return True
         return False
 
-    async def frame(self, **fields: Any) -> bytes:
-        """All events that answer a create on a socket."""
-        async with self.server.connect(key=self.key, abandoned=True) as socket:
-            await socket.create(**fields)
-            events = []
-            while not events or events[-1]["type"] not in (*TERMINAL, "error"):
-                events.append(await socket.receive())
-            return json.dumps(events).encode()
+    def connect(self) -> AbstractAsyncContextManager[Socket]:
+        return self.server.connect(key=self.key, abandoned=True)
+
+
+async def events_after(socket: Socket, **fields: Any) -> bytes:
+    """All events that answer a create on a socket."""
+    await socket.create(**fields)
+    events: list[Json] = []
+    while not events or events[-1]["type"] not in (*TERMINAL, "error"):
+        events.append(await socket.receive())
+    return json.dumps(events).encode()
 
 
 class Estate(NamedTuple):
@@ -469,10 +473,11 @@ async def test_responses_of_another_tenant_are_not_found_on_a_socket(store: str,
     async with scene(store, ("owners", "attackers"), configured=configured) as at:
         estate, before = at.estate, await everything(at)
         targets = {**estate.responses, **estate.items, "conversation": estate.conversation}
-        for kind, target in targets.items():
-            for name, attack in ON_SOCKETS.items():
-                answered = masked(await at.attacker.frame(**attack(target)), target)
-                assert answered == masked(await at.attacker.frame(**attack(ghost(target))), ghost(target))
+        async with at.attacker.connect() as socket:
+            for (kind, target), (name, attack) in product(targets.items(), ON_SOCKETS.items()):
+                absent = ghost(target)
+                answered = masked(await events_after(socket, **attack(target)), target)
+                assert answered == masked(await events_after(socket, **attack(absent)), absent)
                 (error,) = json.loads(answered)
                 assert error["status"] in (400, 404), (name, kind)
                 assert b"secret" not in answered
@@ -587,7 +592,10 @@ async def test_tenants_with_similar_names_are_separate(tenants: tuple[str, str])
             for name in ("continue", "read", "delete", "cancel", "list input", "stream"):
                 answer = await require_same(at, name, ON_RESPONSES[name], target)
                 assert answer.status in (400, 404)
-            answered = masked(await at.attacker.frame(**ON_SOCKETS["continue unstored"](target)), target)
+            async with at.attacker.connect() as socket:
+                answered = masked(
+                    await events_after(socket, **ON_SOCKETS["continue unstored"](target)), target
+                )
             assert json.loads(answered)[-1]["type"] == "error"
         for name, attack in ON_CONVERSATIONS.items():
             answer = await require_same(at, name, attack, estate.conversation)

@@ -100,8 +100,6 @@ async def test_a_planned_call_has_arguments_in_the_form_of_its_tool(kind: str) -
     [
         ({"type": "shell", "environment": {"type": "container_auto"}}, "tools[0].environment.type"),
         ({"type": "shell", "allowed_callers": ["programmatic"]}, "tools[0].allowed_callers"),
-        ({"type": "computer"}, "tools[0].type"),
-        ({"type": "computer_use_preview"}, "tools[0].type"),
         ({"type": "programmatic_tool_calling"}, "tools[0].type"),
     ],
 )

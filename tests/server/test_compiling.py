@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.engines.constraints import grammar_matcher
-from slipring.engines.simulated import drafts
+from slipring.engines.constraints import drafts, grammar_matcher
 from slipring.sandbox.sandbox import TASKS
 from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.sandbox.holding import HOLD

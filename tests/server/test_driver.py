@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from slipring.core.generation import CallArguments, CallStarted
+from slipring.core.limits import Limits
 from slipring.server.driver import Driver
-from tests.harness import PuppetEngine, serve
+from tests import wire
+from tests.harness import WEATHER, PuppetEngine, serve
 from tests.server.issuing import issue, serve_stored
 
 GRAMMAR = {
@@ -113,3 +116,47 @@ async def test_a_failed_save_ends_its_turn_and_no_other(monkeypatch: pytest.Monk
             (*_, failed) = await socket.until("response.failed")
             assert failed["response"]["error"]["code"] == "server_error"
         assert (await socket.response(input="again", store=True))["status"] == "completed"
+
+
+async def test_a_rollout_that_fails_in_a_later_step_is_stored_and_continued() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        async with server.connect(headers={"OpenAI-Beta": "slipring_rollout=v1"}) as socket:
+            await socket.create(input="hello", tools=[WEATHER], rollout=True)
+            first = await engine.next()
+            first.emit(CallStarted("function", "get_weather"), CallArguments("{}"))
+            first.finish()
+            done = (await socket.until("response.done"))[-1]
+            output = {"call_id": done["required_input"][0]["call_id"], "output": "sun"}
+            appended = [{"type": "function_call_output", **output}]
+            await socket.send(type="response.append", response_id=done["response_id"], input=appended)
+            second = await engine.next()
+            second.say("hal")
+            second.fail(RuntimeError("broken"))
+            failed = (await socket.until("response.failed"))[-1]["response"]
+        kinds = ["function_call", "function_call_output"]
+        assert [item["type"] for item in failed["output"]] == kinds
+        async with server.http.get(f"{server.url}/responses/{failed['id']}") as reply:
+            assert wire.check_response(await reply.json()) == failed
+        retry = asyncio.create_task(server.post(input=[], previous_response_id=failed["id"], tools=[WEATHER]))
+        third = await engine.next()
+        assert [item.type for item in third.job.input] == ["function_call_output"]
+        third.say("sunny")
+        third.finish()
+        assert (await retry)[1]["status"] == "completed"
+
+
+async def test_a_chain_that_exceeds_the_connections_memory_is_compressed_and_goes_on() -> None:
+    limits = Limits(connection_cache_bytes=60_000, connection_compressed_bytes=400_000)
+    engine = PuppetEngine()
+    async with serve(engine, limits=limits) as server, server.connect() as socket:
+        previous = None
+        for number in range(6):
+            await socket.create(input=f"{number} " * 8000, previous_response_id=previous, store=False)
+            performance = await engine.next()
+            performance.say("ok")
+            performance.finish()
+            previous = (await socket.until("response.completed"))[-1]["response"]["id"]
+        assert len(list(performance.job.context())) == 11
+        while server.service.scopes.process.compressions < 3:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)

@@ -80,10 +80,11 @@ async def test_an_audit_stores_what_it_has_found() -> None:
     store: Any = Store()
     audits, one = Audits(checks, store), audit()
     audits.start(one)
-    await asyncio.wait(audits._tasks)
+    await audits.wait()
     assert one.state.refused_by == "late"
     assert store.kept == {"resp_1": one.state.verdicts}
     await audits.close()
+    assert (audits.passed, audits.refused, audits.lost) == (0, 1, 0)
 
 
 @pytest.mark.parametrize("is_up", [True, False])
@@ -97,8 +98,10 @@ async def test_an_audit_is_ended_with_the_server_and_survives_a_store_that_is_do
         checks.may_answer.clear()
     audits.start(one)
     if not is_up:
-        await asyncio.wait(audits._tasks)
+        await audits.wait()
         assert "could not be stored" in caplog.text
     await audits.close()
     assert (one.state.refused_by is None) == is_up
     assert store.kept == {}
+    assert audits.lost == is_up
+    assert ("1 audits had not ended" in caplog.text) == is_up

@@ -142,6 +142,60 @@ async def test_a_resent_history_is_inspected_once() -> None:
         assert questions == [f"question {number}" for number in range(4)]
 
 
+async def test_a_refused_message_does_not_end_a_conversation(tmp_path: Path) -> None:
+    """Over every transport, with the whole history and by delta; nothing refused is stored."""
+    engine, check = PuppetEngine(), Guard("guard")
+    store, checks = f"sqlite:{tmp_path}/store.db", (entry(before=True, subjects=("message",)),)
+
+    async def answered(asking: Any) -> Any:
+        """What a request gets whose engine answers; and what the engine has read."""
+        task = asyncio.ensure_future(asking)
+        performance = await engine.next()
+        performance.say("ok")
+        performance.finish()
+        texts = [item.raw.decode() for item in performance.job.context()]
+        assert not any("apples" in text for text in texts)
+        assert sum("[Withheld: the safety check 'guard'" in text for text in texts) == 1
+        return await task
+
+    async with serve(engine, checks=checks, store=store) as server, server.connect() as socket:
+        bad = {"role": "user", "content": "bad apples"}
+        status, _ = await server.post(input=[bad])
+        assert status == 400
+        _, body = await answered(server.post(input=[bad, {"role": "user", "content": "sorry"}]))
+        assert body["moderation"]["input"]["categories"] == {"guard": True, "withheld": True}
+        events = await answered(server.stream(input=[bad, {"role": "user", "content": "again"}]))
+        assert events[-1]["type"] == "response.completed"
+        await socket.create(input=[bad, {"role": "user", "content": "over a socket"}])
+        (*_, last) = await answered(socket.until(*TERMINAL))
+        await socket.create(input="go on", previous_response_id=last["response"]["id"])
+        (*_, last) = await answered(socket.until(*TERMINAL))
+        assert last["response"]["moderation"]["input"]["flagged"] is False
+        _, conversation = await _call(server, "POST", "conversations", {})
+        conversation = {"conversation": conversation["id"]}
+        status, _ = await server.post(input=[bad], **conversation)
+        assert status == 400
+        await answered(server.post(input=[bad, {"role": "user", "content": "sorry"}], **conversation))
+        await answered(server.post(input="go on", **conversation))
+        _, page = await _call(server, "GET", f"conversations/{conversation['conversation']}/items")
+        assert "apples" not in json.dumps(page)
+        _, page = await _call(server, "GET", f"responses/{body['id']}/input_items")
+        assert [item["content"][0]["text"][:9] for item in page["data"]] == ["sorry", "[Withheld"]
+    assert check.inspected == ["bad apples", "sorry", "again", "over a socket", "go on"]
+    assert b"sorry" in _kept(tmp_path)
+    assert b"apples" not in _kept(tmp_path)
+
+
+def _kept(directory: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in directory.glob("store.db*"))
+
+
+async def _call(server: Running, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    headers = {"Authorization": "Bearer test-key"}
+    async with server.http.request(method, f"{server.url}/{path}", headers=headers, json=body) as answer:
+        return answer.status, await answer.json()
+
+
 async def test_a_full_gate_stops_pulling_the_engine() -> None:
     engine, check = PuppetEngine(), Guard("guard")
     check.may_answer.clear()
@@ -202,14 +256,47 @@ async def test_an_audit_outlives_its_request_and_a_restart(tmp_path: Path) -> No
         _, second = await server.post(input="fine", previous_response_id=first["id"])
         assert second["status"] == "completed"
         check.may_answer.set()
-        while server.service.audits._tasks:
-            await asyncio.wait(server.service.audits._tasks)
+        await server.service.audits.wait()
         status, body = await server.post(input="go on", previous_response_id=second["id"])
         assert (status, body["error"]["code"]) == (400, "invalid_prompt")
     async with serve(checks=checks, store=store) as server:
         for response in (first, second):
             status, body = await server.post(input="go on", previous_response_id=response["id"])
             assert (status, body["error"]["code"]) == (400, "invalid_prompt")
+
+
+async def test_a_server_that_stops_waits_for_audits(tmp_path: Path, monkeypatch: Any) -> None:
+    check = Guard("guard")
+    check.may_answer.clear()
+    store = f"sqlite:{tmp_path}/store.db"
+    checks = (entry(mode="audit", subjects=("message",)),)
+    async with serve(checks=checks, store=store) as server:
+        _, first = await server.post(input="bad")
+        await asyncio.wait_for(check.asked.wait(), 60)
+        service = server.service
+        wait = service.audits.wait
+
+        async def answer_and_wait() -> None:
+            check.may_answer.set()
+            await wait()
+
+        monkeypatch.setattr(service.audits, "wait", answer_and_wait)
+    assert (service.audits.refused, service.audits.lost) == (1, 0)
+    async with serve(checks=checks, store=store) as server:
+        status, body = await server.post(input="go on", previous_response_id=first["id"])
+        assert (status, body["error"]["code"]) == (400, "invalid_prompt")
+
+
+async def test_audits_that_do_not_end_within_the_drain_are_counted(caplog: Any) -> None:
+    check = Guard("guard")
+    check.may_answer.clear()
+    async with serve(checks=(entry(mode="audit", subjects=("message",)),)) as server:
+        await server.post(input="bad")
+        await asyncio.wait_for(check.asked.wait(), 60)
+        service = server.service
+        server.server.stop_request.immediate.set()
+    assert service.audits.lost == 1
+    assert "1 audits had not ended" in caplog.text
 
 
 async def test_a_request_can_ask_for_checks() -> None:

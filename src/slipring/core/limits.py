@@ -107,6 +107,11 @@ class Limits:
     connection_cache_bytes: int = _limit(
         64 * _MIB, "memory for the state of earlier responses on one connection"
     )
+    connection_compressed_bytes: int = _limit(
+        192 * _MIB,
+        "items of one connection that are compressed, by their size before that: the oldest of a chain that"
+        " is not stored and exceeds connection_cache_bytes; a larger chain is forgotten",
+    )
     tenant_cache_bytes: int = _limit(1024 * _MIB, "the same for all connections of one tenant")
     process_cache_bytes: int = _limit(2048 * _MIB, "the same for all connections of one process")
     store_bytes: int = _limit(1024 * _MIB, "size of the memory store")

@@ -75,6 +75,10 @@ class Borrowed:
         if self._url is not None:
             self._on_suspicion(self._url)
 
+    def rejects_grammar(self, slot: int) -> bool:
+        """False: the owner logs it."""
+        return False
+
     def move(self, url: str | None) -> None:
         """Set the address that the owner reports. A new address means that the engine has lost its slots."""
         if self._url not in (None, url) and self._on_loss is not None:

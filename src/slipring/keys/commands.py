@@ -54,7 +54,9 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="maximum number of tokens in a day, input and output",
     )
-    create.add_argument(
+    servers = create.add_mutually_exclusive_group()
+    servers.add_argument("--no-mcp", action="store_true", help="the key may use no MCP server at all")
+    servers.add_argument(
         "--mcp-server",
         action="append",
         type=_text,
@@ -140,7 +142,7 @@ async def _create(store: Store, arguments: argparse.Namespace) -> int:
         models=tuple(dict.fromkeys(arguments.permitted)),
         requests_per_minute=arguments.requests_per_minute,
         tokens_per_day=arguments.tokens_per_day,
-        mcp_servers=tuple(dict.fromkeys(arguments.mcp_server)),
+        mcp_servers=_servers(arguments),
         mcp_tools=tuple(dict.fromkeys(arguments.mcp_tool)),
     )
     await store.keys.create(key)
@@ -149,6 +151,12 @@ async def _create(store: Store, arguments: argparse.Namespace) -> int:
         f"slipring: created key {key.id} of tenant '{key.tenant}'; it cannot be shown again", file=sys.stderr
     )
     return 0
+
+
+def _servers(arguments: argparse.Namespace) -> tuple[str, ...] | None:
+    """The MCP servers that a new key may use; None: all."""
+    named = tuple(dict.fromkeys(arguments.mcp_server))
+    return named if named or arguments.no_mcp else None
 
 
 async def _list(store: Store, *, as_json: bool) -> int:
@@ -190,7 +198,7 @@ def _row(key: Key) -> Sequence[str]:
         key.tenant,
         key.name or "-",
         ", ".join(key.models) or "all",
-        ", ".join((*key.mcp_servers, *key.mcp_tools)) or "all",
+        "none" if key.mcp_servers == () else ", ".join((*(key.mcp_servers or ()), *key.mcp_tools)) or "all",
         _or_dash(key.requests_per_minute),
         _or_dash(key.tokens_per_day),
         _date(key.created_at),

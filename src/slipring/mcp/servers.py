@@ -22,6 +22,8 @@ _UNSAFE_URL = re.compile(r"[\x00-\x20\x7f-\x9f\\]")
 _AUTHORITY_END = re.compile(r"[/?#]")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+_CREDENTIAL_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"://[^/?#@\s:]*:([^/?#\s]+)@")
 _REFUSED_HEADERS = frozenset(
     "host connection keep-alive te trailer trailers transfer-encoding upgrade expect via cookie cookie2"
     " set-cookie origin referer forwarded x-real-ip x-original-url x-rewrite-url x-http-method"
@@ -153,6 +155,12 @@ class StdioServer:
     def secrets(self) -> list[str]:
         """What the process got from the environment because the configuration names it."""
         return list(self.env.values())
+
+    def credentials(self) -> list[str]:
+        """Those of the secrets that are credentials, by the names of their variables, and passwords in URLs.
+        Others may be paths or addresses, which belong in results."""
+        named = [value for name, value in self.env.items() if _CREDENTIAL_NAME.search(name)]
+        return [*named, *(found[1] for value in self.env.values() for found in _URL_PASSWORD.finditer(value))]
 
 
 McpServer = HttpServer | StdioServer

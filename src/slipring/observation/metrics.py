@@ -265,6 +265,11 @@ CACHE_EVICTIONS = Metric(
     "States that were evicted, by the limit that was exceeded.",
     (Label("scope", SCOPES),),
 )
+CACHE_COMPRESSIONS = Metric(
+    "slipring_cache_compressions_total",
+    "counter",
+    "States that were compressed because a chain that is not stored exceeded `connection_cache_bytes`.",
+)
 MEMORY_USES = ("states", "parked", "recognised", "requests", "unread", "compiled", "verdicts")
 MEMORY_BYTES = Metric(
     "slipring_memory_bytes",
@@ -326,6 +331,20 @@ CHECK_CALLS = Metric(
 )
 CHECK_SECONDS = Metric(
     "slipring_check_seconds_total", "counter", "Time that these calls took.", (CHECK,), parts=NANOSECONDS
+)
+
+AUDIT_OUTCOMES = ("passed", "refused", "lost")
+AUDITS = Metric(
+    "slipring_audits_total",
+    "counter",
+    "Responses that were inspected after their end. `lost`: the server has ended before.",
+    (Label("outcome", AUDIT_OUTCOMES),),
+)
+WITHHELD_ITEMS = Metric(
+    "slipring_withheld_items_total",
+    "counter",
+    "Items of histories that a check had refused before, so that the model got a placeholder instead.",
+    (CHECK,),
 )
 
 STORE_COMMIT_SECONDS = Metric(

@@ -1,6 +1,7 @@
 """Stores rendered contexts as bytes, so that a chain loaded from a store is not rendered again.
 
-The bytes hold what a response appends to its parent's context, or the whole context if it was not appended.
+The bytes hold what a response appends to its parent's context. If the context was rendered anew, they hold
+what it does not share with its parent's, and which ranges of ids it does share; without a parent, all of it.
 They identify the renderer and the vocabulary of the ids. They do not include the head, which the store keeps
 with the response. Bytes that cannot be read give None, not an error: a context can always be rendered from
 its items.
@@ -9,20 +10,27 @@ its items.
 import struct
 import zlib
 from array import array
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import Literal
 
-from msgspec import Raw, Struct, msgpack
+from msgspec import Raw, Struct, msgpack, structs
 
 from slipring.core.chain.head import Head
+from slipring.prompts import shared_ids
 from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Step, empty
+from slipring.prompts.shared_ids import Piece
 from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TextFormat
 
 _IS_LITTLE_ENDIAN = array("I", [1]).tobytes()[0] == 1
 _VERSION = 2
-"""Increase it when the format changes. ``Block`` values and ``Tail`` fields are part of the format."""
+"""Of what is appended, and of whole contexts. Increase it when the format changes. ``Block`` values and
+``Tail`` fields are part of the format."""
+_VERSION_REWRITTEN = 3
+"""Of contexts that share ranges of ids with their parent's. Servers that read version 2 only render them."""
+_WORTH_SHARING_BYTES = 1024
 _header = struct.Struct("<BI")
 """Version and CRC-32 of the rest: corrupt ids must not pass for those that the model emitted."""
 
@@ -41,7 +49,7 @@ class _Addition(Struct, frozen=True, array_like=True):
 
     writer: str
     after: int | None
-    """Number of tokens in the parent's body; None: a whole context, which needs no parent."""
+    """Number of tokens in the parent's body; None: a context that appends to none."""
     preface: _Preface | None
     """None: the same as the parent's."""
     earlier: bytes
@@ -51,8 +59,18 @@ class _Addition(Struct, frozen=True, array_like=True):
     tail: Block | Tail | None
 
 
+class _Rewritten(_Addition, frozen=True, array_like=True):
+    """A context that was rendered anew, and has ids of its parent's in it."""
+
+    checksum: int
+    """CRC-32 of all ids of the parent's body."""
+    shared: list[Piece]
+    """Stands for ``earlier``, which is empty."""
+
+
 _encoder = msgpack.Encoder()
 _decoder = msgpack.Decoder(_Addition)
+_decoder_of_rewritten = msgpack.Decoder(_Rewritten)
 
 
 class RenderingCodec:
@@ -75,12 +93,15 @@ class RenderingCodec:
             preface=None if shares_preface else _pack_preface(position.preface),
             # No context branches off within a response, so its steps can be merged, except for the last:
             # engines take that for the answer.
-            earlier=b"".join(map(_pack_ids, reversed(new[1:]))),
+            earlier=_pack_steps(reversed(new[1:])),
             last=_pack_ids(new[0]) if new else None,
             tail=tail if new else None,
         )
+        if base is None and isinstance(parent, Rendered) and parent.writer == position.writer:
+            addition = _sharing(addition, parent)
+        version = _VERSION_REWRITTEN if isinstance(addition, _Rewritten) else _VERSION
         packed = _encoder.encode(addition)
-        return _header.pack(_VERSION, zlib.crc32(packed)) + packed
+        return _header.pack(version, zlib.crc32(packed)) + packed
 
     def unpack(self, data: bytes, parent: object, head: Head) -> Rendered | None:
         """Decode a position. None if the bytes are invalid or do not fit the parent."""
@@ -107,6 +128,21 @@ def _pack_preface(preface: Preface) -> _Preface:
     return _Preface(format.kind, bytes(format.echo), format.schema, _pack_ids(preface.step))
 
 
+def _pack_steps(steps: Iterable[Step]) -> bytes:
+    return b"".join(map(_pack_ids, steps))
+
+
+def _sharing(whole: _Addition, parent: Rendered) -> _Addition:
+    """A context with what it shares with its parent's; unchanged if that saves little: a whole context can be
+    read without its parent's."""
+    theirs = _pack_steps(parent.body.steps())
+    pieces = shared_ids.shared(whole.earlier, theirs)
+    if sum(piece[1] for piece in pieces if not isinstance(piece, bytes)) < _WORTH_SHARING_BYTES:
+        return whole
+    fields = {**structs.asdict(whole), "earlier": b""}
+    return _Rewritten(**fields, checksum=zlib.crc32(theirs), shared=pieces)
+
+
 def _pack_ids(step: Step) -> bytes:
     """Four bytes per token, little-endian on every machine."""
     return (step.ids if _IS_LITTLE_ENDIAN else _swapped(step.ids)).tobytes()
@@ -121,9 +157,9 @@ def _swapped(ids: "array[int]") -> "array[int]":
 def _read(data: bytes) -> _Addition:
     version, checksum = _header.unpack_from(data)
     packed = data[_header.size :]
-    if version != _VERSION or checksum != zlib.crc32(packed):
+    if version not in (_VERSION, _VERSION_REWRITTEN) or checksum != zlib.crc32(packed):
         raise ValueError
-    return _decoder.decode(packed)
+    return _decoder.decode(packed) if version == _VERSION else _decoder_of_rewritten.decode(packed)
 
 
 def _append(addition: _Addition, parent: Rendered | None, head: Head) -> Rendered | None:
@@ -140,8 +176,14 @@ def _append(addition: _Addition, parent: Rendered | None, head: Head) -> Rendere
         preface = _unpack_preface(addition.preface, head)
     if preface is None:
         return None
-    if addition.earlier:
-        body = body.then(_unpack_ids(addition.earlier), None)
+    earlier = addition.earlier
+    if isinstance(addition, _Rewritten):
+        theirs = _pack_steps(parent.body.steps()) if parent is not None else b""
+        if zlib.crc32(theirs) != addition.checksum:
+            return None
+        earlier = shared_ids.joined(addition.shared, theirs)
+    if earlier:
+        body = body.then(_unpack_ids(earlier), None)
     if addition.last is not None:
         body = body.then(_unpack_ids(addition.last), addition.tail)
     return Rendered(addition.writer, preface, body)

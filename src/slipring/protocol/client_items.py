@@ -1,10 +1,10 @@
 """Calls of built-in tools that the client runs, and their outputs: shells, and patches of files.
 
 A model knows none of these forms. It calls a function of the tool's name and reads the output as a text:
-``arguments`` and ``text`` are what a model wrote and reads.
+``arguments`` and ``text`` are what a model wrote and reads. ``computer_items`` has those of ``computer``.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -54,6 +54,7 @@ FileOperation = CreateFile | UpdateFile | DeleteFile
 class ShellCall(Struct):
     """The body of ``shell_call``."""
 
+    function: ClassVar[str] = "shell"
     call_id: CallId
     action: ShellAction
     status: CallStatus | None = None
@@ -66,6 +67,7 @@ class ShellCall(Struct):
 class LocalShellCall(Struct):
     """The body of ``local_shell_call``."""
 
+    function: ClassVar[str] = "local_shell"
     call_id: CallId
     action: LocalShellAction
     status: CallStatus | None = None
@@ -78,6 +80,7 @@ class LocalShellCall(Struct):
 class ApplyPatchCall(Struct):
     """The body of ``apply_patch_call``."""
 
+    function: ClassVar[str] = "apply_patch"
     call_id: CallId
     operation: FileOperation
     status: CallStatus | None = None

@@ -97,6 +97,17 @@ def present(item: Item, item_id: str, within: ListKind) -> Raw:
         for name, value in fields.items()
         if name not in shown and (known is None or name in known)
     }
+    _present_content(kind, item, fields, shown)
+    if within == "conversation" and kind in _WITHOUT_IN_CONVERSATIONS:
+        for name in ("status", "created_by"):
+            shown.pop(name, None)
+    elif kind in _HAVE_STATUS:
+        shown["status"] = _status(fields, strict=known is not None)
+    return wire.raw(shown)
+
+
+def _present_content(kind: str, item: Item, fields: _Fields, shown: _Shown) -> None:
+    """Replace the fields that differ between what clients may send and what lists show."""
     if kind == "message":
         _present_message(fields, shown)
     elif kind in ("function_call_output", "custom_tool_call_output"):
@@ -109,12 +120,8 @@ def present(item: Item, item_id: str, within: ListKind) -> Raw:
         _present_update(fields, shown)
     elif kind in ("tool_search_call", "tool_search_output"):
         _present_search(fields, shown)
-    if within == "conversation" and kind in _WITHOUT_IN_CONVERSATIONS:
-        for name in ("status", "created_by"):
-            shown.pop(name, None)
-    elif kind in _HAVE_STATUS:
-        shown["status"] = _status(fields, strict=known is not None)
-    return wire.raw(shown)
+    elif kind == "computer_call" and not _is_given(fields, "pending_safety_checks"):
+        shown["pending_safety_checks"] = []
 
 
 def _is_given(fields: _Fields, name: str) -> bool:

@@ -22,6 +22,7 @@ from slipring.protocol.client_items import (
     ShellCall,
     ShellCallOutput,
 )
+from slipring.protocol.computer_items import ComputerCall, ComputerCallOutput
 from slipring.protocol.hosted.builtin_items import CodeInterpreterCall, FileSearchCall, WebSearchCall
 from slipring.protocol.hosted.mcp_items import (
     McpApprovalRequest,
@@ -267,8 +268,6 @@ BODIES: dict[str, type[Body]] = {
 CARRIED_TYPES = frozenset(
     {
         "agent_message",
-        "computer_call",
-        "computer_call_output",
         "image_generation_call",
         "multi_agent_call",
         "multi_agent_call_output",
@@ -278,7 +277,8 @@ CARRIED_TYPES = frozenset(
 )
 
 
-_CLIENT_CALLS: dict[str, type[ShellCall | LocalShellCall | ApplyPatchCall]] = {
+_CLIENT_CALLS: dict[str, type[ShellCall | LocalShellCall | ApplyPatchCall | ComputerCall]] = {
+    "computer_call": ComputerCall,
     "shell_call": ShellCall,
     "local_shell_call": LocalShellCall,
     "apply_patch_call": ApplyPatchCall,
@@ -292,6 +292,7 @@ FORMS: dict[str, type[Struct]] = {
     **BODIES,
     **_CLIENT_CALLS,
     **_CLIENT_OUTPUTS,
+    "computer_call_output": ComputerCallOutput,
     "tool_search_call": ToolSearchCall,
     "tool_search_output": ToolSearchOutput,
 }
@@ -312,12 +313,11 @@ class _ClientCallDecoder:
     """Decodes calls of built-in client tools into the function call that a model sees."""
 
     def __init__(self, kind: str) -> None:
-        self._name = kind.removesuffix("_call")
         self._decoder = msgspec.json.Decoder(_CLIENT_CALLS[kind])
 
     def decode(self, data: bytes | str, /) -> Body:
         call = self._decoder.decode(data)
-        return FunctionCall(call.call_id, self._name, call.arguments, status=call.status)
+        return FunctionCall(call.call_id, call.function, call.arguments, status=call.status)
 
 
 class _ClientOutputDecoder:
@@ -331,11 +331,24 @@ class _ClientOutputDecoder:
         return CallOutput(output.call_id, output.text)
 
 
+class _ScreenshotDecoder:
+    """Decodes outputs of the ``computer`` tool into an output with one image."""
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(ComputerCallOutput)
+
+    def decode(self, data: bytes | str, /) -> Body:
+        answer = self._decoder.decode(data)
+        shown = answer.output
+        return CallOutput(answer.call_id, [InputImage(shown.image_url, shown.file_id, shown.detail)])
+
+
 _DECODERS: dict[str, wire.Decoder[Body]] = {
     **{name: _ClientCallDecoder(name) for name in _CLIENT_CALLS},
     **{name: _ClientOutputDecoder(name) for name in _CLIENT_OUTPUTS},
     **{name: msgspec.json.Decoder(body) for name, body in BODIES.items()},
     **{name: msgspec.json.Decoder(Carried) for name in CARRIED_TYPES},
+    "computer_call_output": _ScreenshotDecoder(),
     "tool_search_call": _SearchDecoder(ToolSearchCall),
     "tool_search_output": _SearchDecoder(ToolSearchOutput),
 }
@@ -537,6 +550,23 @@ def kept_tools(item: Item) -> Item | None:
 def user_message(text: str) -> Item:
     content = wire.encode(text)
     return Item(type="message", raw=b'{"type":"message","role":"user","content":' + content + b"}")
+
+
+def part_param(item: Item, index: int, place: int) -> str:
+    """How errors name a part of the content or output of an item: by the position of both."""
+    if item.type != "computer_call_output":
+        return f"input[{index}].{'content' if item.type == 'message' else 'output'}[{place}]"
+    body = item.body()
+    assert isinstance(body, CallOutput)
+    is_url = any(isinstance(part, InputImage) and part.image_url is not None for part in body.output)
+    return f"input[{index}].output.{'image_url' if is_url else 'file_id'}"
+
+
+def may_have_images(item: Item) -> bool:
+    """Whether an item may have images or files; decides without decoding it."""
+    if item.type == "computer_call_output":
+        return True
+    return b'"input_' in item.raw and (b'"input_image"' in item.raw or b'"input_file"' in item.raw)
 
 
 def plain_text(content: str | Iterable[Part]) -> str:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.protocol.client_items import FileOperation, LocalShellAction, ShellAction
+from slipring.protocol.computer_items import ComputerAction, SafetyCheck
 from slipring.protocol.hosted.builtin_items import CodeStatus, SearchStatus
 from slipring.protocol.hosted.mcp_items import CallError, CallStatus
 from slipring.protocol.hosted.mcp_tools import ListedTool
@@ -119,6 +120,17 @@ class ApplyPatchCallItem(Struct, tag_field="type", tag="apply_patch_call"):
     status: Literal["in_progress", "completed"]
 
 
+class ComputerCallItem(Struct, tag_field="type", tag="computer_call"):
+    """What the client does at a computer: ``actions`` of ``computer``, ``action`` of the preview tool."""
+
+    id: str
+    call_id: str
+    status: ItemStatus
+    action: ComputerAction | UnsetType = UNSET
+    actions: list[ComputerAction] | UnsetType = UNSET
+    pending_safety_checks: list[SafetyCheck] = []
+
+
 class CompactionItem(Struct, tag_field="type", tag="compaction"):
     """Replaces the items before it; only this server can decrypt it."""
 
@@ -217,6 +229,7 @@ OutputItem = (
     | ShellCallItem
     | LocalShellCallItem
     | ApplyPatchCallItem
+    | ComputerCallItem
     | CompactionItem
     | McpListToolsItem
     | McpCallItem

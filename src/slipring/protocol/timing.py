@@ -101,6 +101,8 @@ class TurnReport(Struct, frozen=True):
     is a stage ``check``."""
     flagged_by: tuple[str, ...] | UnsetType = UNSET
     """The safety checks that have flagged something."""
+    withheld: dict[str, int] | UnsetType = UNSET
+    """By safety check: how many input items it had refused before, so that a placeholder stood for each."""
     safety_id: str | UnsetType = UNSET
     """A digest of the ``safety_identifier`` of the request."""
 

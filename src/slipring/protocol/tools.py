@@ -18,6 +18,8 @@ from slipring.protocol.client_tools import (
     ApplyPatchTool,
     ClientKind,
     ClientTool,
+    ComputerTool,
+    ComputerUsePreviewTool,
     LocalShellTool,
     ShellTool,
 )
@@ -35,7 +37,9 @@ from slipring.protocol.items import TOOL_SEARCH, Name
 from slipring.protocol.wire import NULL, given
 
 Kind = Literal["function", "custom", "tool_search"] | ClientKind | BuiltinKind
-_NAMED_BY_TYPE: frozenset[str] = frozenset({*KIND_OF_TYPE, *PARAMETERS})
+_OTHER_NAMES = {**KIND_OF_TYPE, "computer_use": "computer"}
+"""Types by which ``tool_choice`` names tools, and their kinds, where the two differ."""
+_NAMED_BY_TYPE: frozenset[str] = frozenset({*_OTHER_NAMES, *PARAMETERS})
 """Tools that ``tool_choice`` names by their type alone."""
 
 
@@ -131,6 +135,8 @@ _CLIENT_TOOLS: dict[str, msgspec.json.Decoder[ClientTool]] = {
     "shell": msgspec.json.Decoder(ShellTool),
     "local_shell": msgspec.json.Decoder(LocalShellTool),
     "apply_patch": msgspec.json.Decoder(ApplyPatchTool),
+    "computer": msgspec.json.Decoder(ComputerTool),
+    "computer_use_preview": msgspec.json.Decoder(ComputerUsePreviewTool),
 }
 _DECODERS: dict[str, msgspec.json.Decoder[Definition | NamespaceTool]] = {
     "function": msgspec.json.Decoder(FunctionTool),
@@ -480,7 +486,7 @@ class _ToolIndex:
             return self._by_name.get((named.type, TOOL_SEARCH), [])
         else:
             # A list of allowed tools may have types that nothing here answers.
-            kind = KIND_OF_TYPE.get(named.type, named.type)
+            kind = _OTHER_NAMES.get(named.type, named.type)
             return self._by_name.get((kind, kind), [])
         if not found:
             raise _not_found(named)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from slipring.core.tenant_cache import Key, TenantCache
-from slipring.errors import InvalidRequest, ServerError, Unavailable
+from slipring.errors import InvalidRequest, ServerError, TooExpensive, Unavailable
 from slipring.sandbox import pipe_messages
 from slipring.sandbox.call_queue import FairQueue
 from slipring.sandbox.child_process import ChildProcess
@@ -19,8 +19,8 @@ log = logging.getLogger("slipring")
 
 TASKS: Mapping[str, str] = {
     "check_grammar": "slipring.engines.constraints.grammar_matcher",
-    "draft_document": "slipring.engines.simulated.drafts",
-    "draft_input": "slipring.engines.simulated.drafts",
+    "draft_document": "slipring.engines.constraints.drafts",
+    "draft_input": "slipring.engines.constraints.drafts",
     "write_constraint": "slipring.engines.constraints.answer_constraint",
     "write_structural_tag": "slipring.engines.constraints.answer_constraint",
     "write_grammar": "slipring.engines.constraints.answer_grammar",
@@ -47,15 +47,6 @@ class SandboxLimits:
     cache_bytes: int = 64 * MIB
     niceness: int = 10
     """How much the child leaves the processor to others."""
-
-
-class TooExpensive(InvalidRequest):
-    """Client input exceeds a compile limit. ``reason`` continues a sentence that begins with "it"."""
-
-    def __init__(self, reason: str, param: str | None = None) -> None:
-        named = f"Invalid '{param}'" if param is not None else "The request cannot be served"
-        super().__init__(f"{named}: it {reason}.", param=param)
-        self.reason = reason
 
 
 class Runner(Protocol):

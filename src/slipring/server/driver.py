@@ -7,7 +7,7 @@ SSE stream and a plain POST.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeGuard, get_args
@@ -27,6 +27,7 @@ from slipring.core.session.actions import (
     CheckAppended,
     ClaimApprovals,
     Close,
+    Compress,
     Counted,
     EndPrefill,
     Inspect,
@@ -63,7 +64,7 @@ _GOING_AWAY = 1001
 Work = Start | Load | ResolveTools | Check | ClaimApprovals | Weigh | Save
 """Actions that take time, and belong to a turn."""
 _WORK = frozenset(get_args(Work))
-Subject = Turn | CheckAppended | CallTool | Inspect
+Subject = Turn | CheckAppended | CallTool | Inspect | Compress
 """What a task of a driver belongs to."""
 
 
@@ -79,6 +80,10 @@ class Sink:
     def flush(self) -> Awaitable[None] | None:
         """Write queued events; returns an awaitable, to be awaited, while the client does not keep up."""
         return None
+
+    async def secure(self) -> None:
+        """Wait until everything sent so far survives this process, if the sink keeps anything at all. Raises
+        ``LeaseLost`` if that cannot be."""
 
     def close(self, code: int, reason: str) -> None:
         """Close the connection once everything has been sent."""
@@ -167,7 +172,7 @@ class Driver:
             self._spawn(action, self._inspect(action))
         elif isinstance(action, Cancel | CancelTools):
             self._cancel(action)
-        elif isinstance(action, StartPrefill | EndPrefill | StartAudit):
+        elif isinstance(action, StartPrefill | EndPrefill | StartAudit | Compress):
             self._run_beside(action)
         elif isinstance(action, Record | Refused):
             self._report(action)
@@ -198,12 +203,14 @@ class Driver:
         self.service.turn_ended(turn, content)
         self.sink.record(turn)
 
-    def _run_beside(self, action: StartPrefill | EndPrefill | StartAudit) -> None:
-        """Begin or end work that belongs to a response, and not to this connection."""
+    def _run_beside(self, action: StartPrefill | EndPrefill | StartAudit | Compress) -> None:
+        """Begin or end work that belongs to responses, and not to a turn."""
         if isinstance(action, StartPrefill):
             self._prefill(action)
         elif isinstance(action, EndPrefill):
             self.service.prefills.cancel(self.session.tenant, action.response_id)
+        elif isinstance(action, Compress):
+            self._spawn(action, self._compress(action))
         else:
             self.service.audits.start(action.audit)
 
@@ -309,6 +316,14 @@ class Driver:
         if (waiting := self.sink.flush()) is not None:
             await waiting
 
+    async def _compress(self, action: Compress) -> None:
+        """Compress the items of earlier responses."""
+        items: list[bytes] = []
+        try:
+            items = await self.service.decoder.in_thread(self.session.tenant, _compressed, action.states)
+        finally:
+            self.run(self.session.lifecycle.compressed(action, items))
+
     async def _inspect(self, inspect: Inspect) -> None:
         """Have safety checks inspect texts, and tell the session what they say."""
         verdicts = await inspections.inspect(self.service.inspector, inspect.inspection, self.session.tenant)
@@ -344,6 +359,11 @@ class Driver:
             if (waiting := self.sink.flush()) is not None:
                 self._flush_aside(waiting)
 
+        try:
+            # A call that may have run is never forgotten: its item is safe before it begins.
+            await self.sink.secure()
+        except LeaseLost:
+            return  # the response was ended elsewhere, and this driver is about to be stopped
         outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress)
         self.run(self.session.lifecycle.call_ended(turn, call.id, outcome, now()))
         if (waiting := self.sink.flush()) is not None:
@@ -406,7 +426,9 @@ class Driver:
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
         store, tenant = self.service.store, self.session.tenant
-        appended = _appended(turn.joined, state) if turn.joined is not None else None
+        # A failed response adds nothing to its conversation: its client sends the same input again.
+        joined = turn.joined if not turn.has_failed else None
+        appended = _appended(joined, state) if joined is not None else None
         if turn.stores:
             tenure = await self._tenure if self._tenure is not None else None
             await store.responses.save(tenant, state, appended=appended, tenure=tenure)
@@ -432,6 +454,10 @@ class Exchange:
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         self.driver.wind_down(error, grace_s)
+
+
+def _compressed(states: Sequence[ResponseState]) -> list[bytes]:
+    return [state.compressed() for state in states]
 
 
 def _is_work(action: Action) -> TypeGuard[Work]:

@@ -75,12 +75,17 @@ def _for_check(subject: Subject, check: Check) -> Subject:
 
 
 class Audits:
-    """The running audits of one process."""
+    """The running audits of one process, and how those that have ended did so."""
 
     def __init__(self, inspector: Inspector, responses: Responses) -> None:
         self._inspector = inspector
         self._responses = responses
         self._tasks: set[asyncio.Task[None]] = set()
+        self.passed = 0
+        self.refused = 0
+        self.lost = 0
+        """Audits that the end of the server has ended: their responses can be continued, whatever they
+        contain."""
 
     def start(self, audit: Audit) -> None:
         """Inspect a response that has ended, and keep the verdicts with it."""
@@ -88,19 +93,30 @@ class Audits:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def wait(self) -> None:
+        """Wait until no audit runs."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def close(self) -> None:
-        """End all audits."""
+        """End all audits that still run, and log how many these were."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        if lost := sum(task.cancelled() for task in tasks):
+            self.lost += lost
+            log.warning("%d audits had not ended when the server did: nothing is refused by them", lost)
 
     async def _run(self, audit: Audit) -> None:
         must_store = audit.settle(await inspect(self._inspector, audit.inspection, audit.tenant))
         state = audit.state
         assert state.verdicts is not None
-        if state.verdicts.refused_by is not None:
+        if state.verdicts.refused_by is None:
+            self.passed += 1
+        else:
+            self.refused += 1
             log.warning("%s was refused by the safety check %r", state.id, state.verdicts.refused_by)
         if must_store:
             try:

@@ -20,7 +20,7 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
-from slipring.core.chain.state_cache import ConnectionCache, NoCache, SharedScopes
+from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.ports import NO_BETAS, Betas, Mint, Ports
 from slipring.core.session.session import Session
@@ -191,12 +191,17 @@ class Service:
 
     def open_session(self, caller: Caller, betas: Betas) -> Session:
         """A new session for a WebSocket connection."""
-        cache = ConnectionCache(self.config.limits.connection_cache_bytes, self.scopes.of(caller.tenant))
+        limits = self.config.limits
+        cache = ConnectionCache(
+            limits.connection_cache_bytes,
+            self.scopes.of(caller.tenant),
+            compressible_bytes=limits.connection_compressed_bytes,
+        )
         return self._session(caller, cache, betas)
 
     def open_exchange(self, caller: Caller, betas: Betas = NO_BETAS) -> Session:
         """A new session for a single request: it remembers nothing."""
-        return self._session(caller, NoCache(), betas)
+        return self._session(caller, self.scopes.exchange(caller.tenant), betas)
 
     def _session(self, caller: Caller, cache: ConnectionCache, betas: Betas) -> Session:
         session = Session(

@@ -111,11 +111,16 @@ class Key(Struct, frozen=True):
     """The models that the key may use; empty: all."""
     requests_per_minute: int | None = None
     tokens_per_day: int | None = None
-    mcp_servers: tuple[str, ...] = ()
-    """The registered MCP servers that the key may use, by name; empty: all, and what ``mcp_urls`` allows."""
+    mcp_servers: tuple[str, ...] | None = None
+    """The registered MCP servers that the key may use, by name; None: all, and what ``mcp_urls`` allows."""
     mcp_tools: tuple[str, ...] = ()
     """Tools as ``SERVER.TOOL``: of a server that is named here, the key may use only these."""
     revoked_at: int | None = None
+
+    @property
+    def limits_mcp(self) -> bool:
+        """Whether it may not use every MCP server and tool."""
+        return self.mcp_servers is not None or bool(self.mcp_tools)
 
 
 class Usage(Struct, frozen=True):

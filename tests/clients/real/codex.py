@@ -283,6 +283,55 @@ async def _(stage: Stage) -> None:
     assert relay.exchanges == []
 
 
+@codex.check("SSE", "an answer that a safety check cuts, and ends as a refusal, is asked for once")
+async def _(stage: Stage) -> None:
+    flags = stage.blocking("xyzzy", action="cut", ending="refusal")
+    said = [say("Here it is: xyzzy. That was it.")]
+    async with stage.serve(
+        said, said, flags=flags, disturbance=Refusing(426), foreign_tool_types=_FOREIGN
+    ) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", "Say something")
+    assert ended.lines[-1]["type"] == "turn.completed", ended
+    assert len(relay.exchanges) == 1
+
+
+_SECRET_COMMAND = "echo xyz''zy"
+"""Prints a word that a safety check refuses, and does not contain it."""
+
+
+@codex.check(
+    "WebSocket", "a session goes on after a blocked message, and after a blocked output of a command"
+)
+async def _(stage: Stage) -> None:
+    runs: list[Answer] = [[call("exec_command", cmd=_SECRET_COMMAND)]]
+    for asked, script in (("Say xyzzy", []), ("Run it", runs)):
+        flags = stage.blocking("xyzzy", before=True, subjects=["message", "tool_output"])
+        async with stage.serve(*script, [say("Hi.")], flags=flags, foreign_tool_types=_FOREIGN) as relay:
+            blocked = await _exec(stage, relay, asked)
+            ended = await _exec(stage, relay, "resume", "--last", "Say hello")
+        assert blocked.lines[-1]["type"] == "turn.failed", blocked
+        _require_turn(ended, "Hi.", commands=0)
+        warmup, *turns = relay.sockets[-1].sent
+        assert (warmup["generate"], len(turns)) == (False, 1)
+        assert "xyzzy" in json.dumps(turns[0]["input"]), "Codex has not sent it again"
+        found = relay.sockets[-1].responses[-1]["moderation"]["input"]
+        assert found["categories"]["withheld"] is True, found
+
+
+@codex.check("SSE", "a session goes on after a blocked message")
+async def _(stage: Stage) -> None:
+    flags = stage.blocking("xyzzy", before=True)
+    async with stage.serve(
+        [say("Hi.")], flags=flags, disturbance=Refusing(426), foreign_tool_types=_FOREIGN
+    ) as relay:
+        await _exec(stage, relay, "Say xyzzy")
+        ended = await _exec(stage, relay, "resume", "--last", "Say hello")
+    _require_turn(ended, "Hi.", commands=0)
+    blocked, answered = relay.exchanges
+    assert (blocked.status, answered.status) == (400, 200)
+    assert "xyzzy" in json.dumps(answered.body["input"]), "Codex has not sent it again"
+
+
 @codex.check("SSE", "a turn that a safety check blocks is sent once")
 async def _(stage: Stage) -> None:
     for asked, before in (("Say xyzzy", False), ("Say xyzzy", True), ("Say something", False)):

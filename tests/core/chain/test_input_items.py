@@ -42,6 +42,7 @@ FORMS: dict[str, Any] = {
     "local_shell_call": {"action": {"type": "exec", "command": ["ls"], "env": {}}},
     "apply_patch_call": {"operation": {"type": "delete_file", "path": "a"}},
     "shell_call_output": {"output": []},
+    "computer_call_output": {"output": {"type": "computer_screenshot", "file_id": "file_1"}},
     "apply_patch_call_output": {"status": "completed"},
 }
 """What calls and outputs of these types have beside what all have."""
@@ -77,7 +78,7 @@ def test_an_error_names_the_output_without_call(kind, noun):
 
 
 @pytest.mark.parametrize("kind", ["computer_call", "computer_call_output"])
-def test_calls_and_outputs_of_carried_types_need_a_call_id(kind):
+def test_calls_and_outputs_need_a_call_id(kind):
     with pytest.raises(InvalidRequest) as caught:
         join(message("hi"), {"type": kind})
     assert (caught.value.param, caught.value.code) == ("input[1].call_id", "missing_required_parameter")

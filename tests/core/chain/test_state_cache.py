@@ -2,8 +2,9 @@
 
 import pytest
 
+from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import ResponseState
-from slipring.core.chain.state_cache import ConnectionCache, NoCache, Retention, Scope, SharedScopes
+from slipring.core.chain.state_cache import ConnectionCache, NoCache, Scope, SharedScopes
 from tests.core.connection import line, node
 
 SIZE = node("n").size_bytes

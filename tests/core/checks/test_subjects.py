@@ -82,9 +82,9 @@ def test_the_text_of_an_item_is_inspected(sent: dict[str, Any], subject: Subject
 @pytest.mark.parametrize(
     ("item_type", "kind"),
     [
-        ("computer_call_output", "tool_output"),
+        ("program_output", "tool_output"),
         ("image_generation_call", "tool_output"),
-        ("computer_call", "call"),
+        ("multi_agent_call", "call"),
         ("agent_message", "message"),
     ],
 )
@@ -107,7 +107,7 @@ def test_items_of_every_type_that_models_read_are_inspected():
         *("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
         *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
         *("shell_call", "shell_call_output", "local_shell_call", "local_shell_call_output"),
-        *("apply_patch_call", "apply_patch_call_output"),
+        *("apply_patch_call", "apply_patch_call_output", "computer_call", "computer_call_output"),
         *("web_search_call", "file_search_call", "code_interpreter_call"),
     }
     assert covered | silent == SUPPORTED_TYPES
@@ -126,7 +126,7 @@ def test_messages_of_the_assistant_calls_and_reasoning_are_the_models():
 def test_the_names_of_called_tools_are_found_by_call_id():
     items = [
         item(**CALL),
-        item(type="computer_call", call_id="s"),
+        item(type="multi_agent_call", call_id="s"),
         item(type="message", role="user", content="hi"),
     ]
     assert dict(called_names(items)) == {"c": "f"}

@@ -7,22 +7,34 @@ where it comes from. A check refuses every text that contains a word that begins
 
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from typing import Any
 
-from hypothesis import settings
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from slipring.core.chain.state import ResponseState
-from slipring.core.checks.policies import KINDS, Check, Policy
-from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
+from slipring.core.checks.gate import Gate
+from slipring.core.checks.policies import KINDS, Check, Policy, Scope
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Finished, Text, Thought
 from slipring.core.ports import Betas
-from slipring.core.session.actions import Inspect
+from slipring.core.session.actions import Inspect, Start
 from slipring.core.turn.turn import Turn
 from tests.core.connection import Connection, Json, Server, call_output, function, message, verdicts_of
 
 LANES = [None, "a"]
+UNSHRUNK = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
+"""A failed run is shown as it was found: making it smaller takes minutes, more than a test has."""
 _WORD = re.compile(r"(?:good|bad)\d+")
 CHECKS = st.builds(
     Check,
@@ -43,8 +55,13 @@ class Safety(RuleBasedStateMachine):
         self.calls = 0
         self.refused: set[str] = set()
         """Words of refused windows of answers, under a check that holds."""
+        self.sent: set[str] = set()
+        """Words in events, those that were sent in pieces included."""
+        self.pieces: dict[str, str] = {}
+        """By item: what has been sent of its text, its thought or its arguments."""
         self.blocked: set[str] = set()
         """Words of refused input."""
+        self.refused_messages: list[str] = []
         self.inspected: Counter[str] = Counter()
         """By word of the input: how often the check that may refuse was asked about it, and has answered."""
         self.unsure: set[str] = set()
@@ -54,11 +71,16 @@ class Safety(RuleBasedStateMachine):
 
     @initialize(check=CHECKS, watches=st.booleans(), scope=st.sampled_from(["new", "all"]))
     def begin(self, check, watches, scope):
+        self._serve(check, watches, scope)
+
+    def _serve(self, check: Check, watches: bool, scope: Scope) -> None:
         watch = [Check("watch", action="flag", subjects=("message", "answer"))] if watches else []
         self.check = check
         self.server = Server()
         self.server.policy = Policy((check, *watch), scope)
-        self.connections = [Connection(self.server, betas=Betas(rollout=True)) for _ in range(2)]
+        self.connections = [
+            Connection(self.server, betas=Betas(rollout=True), on_start=self._start) for _ in range(2)
+        ]
 
     def _text(self, count: int, bad: int) -> str:
         """New words, the one with this number bad."""
@@ -74,13 +96,18 @@ class Safety(RuleBasedStateMachine):
         who=st.integers(0, 1),
         lane=st.sampled_from(LANES),
         pick=st.integers(0, 9),
-        how=st.sampled_from(["new", "continue", "resend", "resend", "warm up", "roll out", "store"]),
+        how=st.sampled_from(
+            ["new", "continue", "resend", "resend", "warm up", "roll out", "store", "insist"]
+        ),
         bad=st.integers(0, 9),
     )
     def create(self, who, lane, pick, how, bad):
         connection = self.connections[who]
         fields: Json = {"input": [message(self._text(3, bad))], "tools": [function("f")]}
         made = [made for made in self.made if made[0] is connection]
+        if how == "insist" and self.refused_messages:
+            refused = self.refused_messages[pick % len(self.refused_messages)]
+            fields["input"] = [message(refused), *fields["input"]]
         if how in ("continue", "resend") and made:
             _, _, response_id = made[pick % len(made)]
             state = connection.cache.find(response_id)
@@ -164,6 +191,8 @@ class Safety(RuleBasedStateMachine):
             elif subject.side == "input":
                 self.inspected.update(words - self.unsure)
                 self.blocked |= words - self._kept() if guard.flagged else set()
+                if guard.flagged and subject.kind == "message":
+                    self.refused_messages.append(subject.text)
             elif guard.flagged and self.check.mode == "hold":
                 self.refused |= words
 
@@ -198,6 +227,11 @@ class Safety(RuleBasedStateMachine):
 
     # What must hold.
 
+    def _start(self, start: Start) -> None:
+        """No engine reads what was refused before it got its job."""
+        context = b" ".join(item.raw for item in start.job.context()).decode()
+        assert not self.blocked.intersection(_WORD.findall(context)), "an engine reads refused words"
+
     def _look(self) -> None:
         """Note the responses that have ended, and compare what clients have received."""
         for connection in self.connections:
@@ -211,8 +245,12 @@ class Safety(RuleBasedStateMachine):
                 if kind == "error" or kind == "response.failed":
                     error = event["error"] if kind == "error" else event["response"]["error"]
                     assert not _WORD.search(error["message"])
-                sent = set(_WORD.findall(json.dumps(event)))
-                assert not sent & self.refused, kind
+                self.sent.update(_WORD.findall(json.dumps(event)))
+                if kind.endswith(".delta"):
+                    self.pieces[event["item_id"]] = self.pieces.get(event["item_id"], "") + event["delta"]
+                    self.sent.update(_WORD.findall(self.pieces[event["item_id"]]))
+        # Also what was sent before it was refused.
+        assert not self.sent & self.refused, "refused words were sent"
 
     @invariant()
     def nothing_refused_is_kept(self):
@@ -255,5 +293,30 @@ class Safety(RuleBasedStateMachine):
         return True
 
 
-Safety.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Safety.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, phases=UNSHRUNK)
 TestSafety = Safety.TestCase
+
+
+class Holding(Safety):
+    """The machine with a check that holds every answer."""
+
+    @initialize()
+    def begin(self):
+        self._serve(
+            Check("guard", action="cut", mode="hold", subjects=("answer",)), watches=False, scope="new"
+        )
+
+
+def test_the_machine_notices_a_gate_that_holds_nothing_back(monkeypatch):
+    monkeypatch.setattr(Gate, "_take_passed", take_all)
+    soon = settings(Safety.TestCase.settings, max_examples=20, report_multiple_bugs=False, database=None)
+    with pytest.raises(AssertionError, match="refused words were sent"):
+        run_state_machine_as_test(Holding, settings=soon)
+
+
+def take_all(gate: Gate) -> list[Any]:
+    """What ``Gate._take_passed`` would take if everything had passed."""
+    taken = [held for held in gate._held if not isinstance(held.delta, Finished)]
+    gate._held = deque(held for held in gate._held if isinstance(held.delta, Finished))
+    gate._held_bytes = 0
+    return taken

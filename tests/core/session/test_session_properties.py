@@ -49,6 +49,7 @@ LIMITS = {
     "max_queued": 6,
     "max_steers": 3,
     "connection_cache_bytes": 8_000,  # about three responses
+    "connection_compressed_bytes": 1_500,
     "tenant_cache_bytes": 11_000,
     "process_cache_bytes": 14_000,
     "recognised_bytes": 30_000,  # about seven responses
@@ -208,6 +209,8 @@ class Pending:
     held: list[list[Json]] = field(default_factory=list)
     """Accepted appends that are not committed."""
     paused: bool = False
+    unsaved: bool = False
+    """Whether the store fails to save it."""
 
     @property
     def output(self) -> list[Json]:
@@ -390,7 +393,7 @@ class Model:
         parent = self.made.get(asked.previous or "")
         calls = open_calls(asked.input, parent.open_calls if parent else [])
         for item in asked.output:
-            cut_off = status == "incomplete" and item is asked.output[-1]
+            cut_off = status != "completed" and item is asked.output[-1]
             if is_complete_call(item) and not cut_off:
                 calls.append(item["call_id"])
             elif item["type"] == "function_call_output":
@@ -577,10 +580,11 @@ class Peer:
 
     @contextmanager
     def evicting_only_evictable(self) -> Iterator[None]:
-        """Check that responses are evicted only by failures on their own lane."""
-        before = self.cached()
+        """Check that responses are evicted only by failures on their own lane, or by a limit: a response that
+        fails may be kept."""
+        before, evictions = self.cached(), self.evictions
         yield
-        assert before - self.cached() <= self.evictable
+        assert before - self.cached() <= self.evictable or self.evictions > evictions
 
     def begins_at_once(self, lane: str | None) -> bool:
         return not self.queues[lane] and len(self.busy) < LIMITS["max_in_flight"]
@@ -721,7 +725,7 @@ class Peer:
         assert not asked.held, "neither committed nor returned"
         asked.paused = False
         if response["status"] == "failed":
-            self._check_eviction(asked)
+            self._see_failed(response, asked)
             self.owed.update(asked.steers)
             if self._waits_for(asked):
                 self.owed.update(self.waiting[asked.previous or ""])
@@ -731,6 +735,24 @@ class Peer:
             self.model.finish(self, asked, response["status"], stored=response["store"])
             if asked.steers:
                 self._expect_successor(asked, response["id"])
+
+    def _see_failed(self, response: Json, asked: Pending) -> None:
+        """A response that fails in a later step keeps the earlier ones. The client sees that by its usage."""
+        is_kept = response["usage"] is not None
+        if asked.starts > 1 and asked.left is None and not asked.unsaved:
+            assert is_kept, "its finished steps are lost"
+        if not is_kept:
+            self._check_eviction(asked)
+            return
+        assert asked.starts > 1 or asked.told or asked.step or asked.approved, "nothing to keep"
+        if response["output"] != asked.output:
+            # Without what the failed step wrote, unless it called hosted tools.
+            asked.done = {n: item for n, item in asked.done.items() if item in response["output"]}
+            assert response["output"] == asked.output
+            asked.step.clear()
+            assert not asked.results, "the results of hosted calls are lost"
+        self._check_cached(response["id"], asked.lane)
+        self.model.finish(self, asked, "failed", stored=response["store"])
 
     # Steers.
 
@@ -1201,6 +1223,13 @@ class Connections(RuleBasedStateMachine):
         error = ProtocolError(1, f"error {self.asked}") if pick % 5 == 0 else None
         peer.connection.end_call(calls[pick % len(calls)], f"result {self.asked}", error)
 
+    @precondition(lambda self: any(peer.connection.compressions for peer in self.peers))
+    @rule(count=st.sampled_from([None, None, None, 1, 0]))
+    def compress(self, count):
+        """Items of old responses are compressed, or some of them."""
+        peer = next(peer for peer in self.peers if peer.connection.compressions)
+        peer.connection.compress(count)
+
     @precondition(lambda self: any(peer.connection.calls for peer in self.peers))
     @rule(pick=st.integers(0, 8), ends=st.booleans())
     def go_on_with_a_call(self, pick, ends):
@@ -1293,6 +1322,7 @@ class Connections(RuleBasedStateMachine):
             return  # no work is in progress that could fail
         self.quiet_steps = 0
         peer.head(lane).loading = any(turn.lane == lane for turn in peer._beginning())
+        peer.head(lane).unsaved = peer.is_at("saves", lane)
         with peer.evicting_only_evictable():
             peer.connection.fail(lane)
 
@@ -1374,16 +1404,22 @@ class Connections(RuleBasedStateMachine):
         totals = {"alice": 0, "bob": 0}
         for peer in self.peers:
             cache = peer.connection.cache
-            states = [cache._entries[response_id].state for response_id in cache._entries]
-            held = {node for state in states for node in state.chain()}
-            assert cache.used_bytes == sum(node.size_bytes for node in held)
-            assert cache.used_bytes <= LIMITS["connection_cache_bytes"]
+            pinned = [state for _, state in peer.connection.session.lifecycle._pinned.values()]
+            held = {node for state in [*cache.states(), *pinned] for node in state.chain()}
+            assert cache.used_bytes == sum(cache._retention._sizes[node] for node in held)
+            assert cache._compressed <= held
+            assert cache._own.compressed_bytes == sum(node.compressed_bytes for node in cache._compressed)
+            assert cache._uncompressed_bytes == sum(node.item_bytes for node in cache._compressed)
+            # What running turns continue, and what is about to be compressed, stays.
+            assert not cache._own.exceeded or not len(cache) or peer.connection.compressions
             totals[peer.tenant] += cache.used_bytes
             peer.evictions_before = peer.evictions
         for tenant, total in totals.items():
             scope, process = self.server.scopes.of(tenant)
-            assert scope.used_bytes == total <= LIMITS["tenant_cache_bytes"]
-        assert process.used_bytes == sum(totals.values()) <= LIMITS["process_cache_bytes"]
+            assert scope.used_bytes == total
+            assert not scope.exceeded or scope.oldest() is None
+        assert process.used_bytes == sum(totals.values())
+        assert not process.exceeded or process.oldest() is None
 
     @invariant()
     def request_bytes_count_while_requests_wait_or_run(self):

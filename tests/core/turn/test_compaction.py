@@ -622,12 +622,12 @@ def test_open_calls_that_models_see_get_placeholder_outputs() -> None:
     search = {"type": "tool_search_call", "call_id": "s", "arguments": {}, "execution": "client"}
     shell = {"type": "shell_call", "call_id": "t", "action": {"commands": ["ls"]}}
     connection = Connection()
-    computer = {"type": "computer_call", "call_id": "u"}
+    computer = {"type": "computer_call", "call_id": "u", "actions": [{"type": "wait"}]}
     connection.create(input=[message("hi"), search, shell, computer, TRIGGER])
-    *_, found, printed, asks = connection.job().input
-    kinds = [item.type for item in (found, printed, asks)]
-    assert kinds == ["tool_search_output", "function_call_output", "message"]
-    assert (found.call_id, printed.call_id) == ("s", "t")
+    *_, found, printed, seen, asks = connection.job().input
+    kinds = [item.type for item in (found, printed, seen, asks)]
+    assert kinds == ["tool_search_output", "function_call_output", "function_call_output", "message"]
+    assert (found.call_id, printed.call_id, seen.call_id) == ("s", "t", "u")
 
 
 def test_a_summary_without_a_finished_delta_is_an_engine_error() -> None:

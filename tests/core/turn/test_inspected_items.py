@@ -28,6 +28,7 @@ from slipring.protocol.tools import Toolset
 from tests.core.connection import function, node
 
 POLICY = Policy((Check("guard", action="block"),))
+WITHHELD = user_message("[Withheld: the safety check 'guard' has refused this content.]")
 
 
 def item(**fields: Any) -> Item:
@@ -51,14 +52,15 @@ class Turn:
         head: Head | None = None,
         tenant: str = "t",
     ) -> None:
-        self.policy, self.parent, self.input = policy, parent, tuple(items)
+        self.policy, self.parent = policy, parent
         self.gate = Gate(policy)
         self.items = InspectedItems(self.gate, known, tenant)
+        self.input = self.items.withhold(tuple(items), {})
         self.seen: list[Subject] = []
         self.error: ApiError | None = None
         head = head or (parent.head if parent is not None else Head())
         try:
-            self.items.begin(parent, head, self.input, {})
+            self.items.begin(parent, head, self.input)
         except ApiError as error:
             self.error = error
         self.run()
@@ -89,8 +91,7 @@ class Turn:
     def end(self, name: str, *output: Item) -> ResponseState:
         """The state of the response."""
         assert self.error is None
-        state = node(name, self.parent, output=output)
-        state.input = self.input
+        state = node(name, self.parent, input=self.input, output=output)
         state.verdicts = NodeVerdicts(self.policy.digest)
         self.audits = self.items.completed(output)
         return state
@@ -133,7 +134,7 @@ def test_a_check_that_failed_inspects_again():
     known = KnownVerdicts(10**6)
     turn = Turn(KnownVerdicts(0))
     turn.items = InspectedItems(turn.gate, known, "t")
-    turn.items.begin(None, Head(), (message("one"),), {})
+    turn.items.begin(None, Head(), (message("one"),))
     (inspection,) = turn.gate.take_due()
     turn.items.judged(inspection.subjects, [[Verdict("guard", "", flagged=False, failed="timeout")]])
     assert Turn(known, [message("one")]).texts == ["one"]
@@ -156,22 +157,45 @@ def test_an_unknown_item_is_not_let_through_wherever_it_stands():
     assert isinstance(turn.error, InvalidPrompt)
 
 
-def test_what_was_refused_before_does_not_end_a_conversation_that_has_gone_on():
-    known = KnownVerdicts(10**6)
-    assert Turn(known, [message("bad")]).error is not None
-    history = [message("bad"), message("sorry"), answer("fine"), message("go on")]
-    assert Turn(known, history[:2]).error is not None
-    Turn(known, [message("hello")]).end("a", history[2])
-    assert Turn(known, history).error is None
-    assert Turn(known, [*history, message("bad")]).error is not None
-
-
-def test_with_the_scope_all_it_does():
-    policy = Policy(POLICY.checks, scope="all")
+@pytest.mark.parametrize("scope", ["new", "all"])
+def test_what_was_refused_before_is_withheld_once_something_else_is_behind_it(scope: Any):
+    policy = Policy(POLICY.checks, scope=scope)
     known = KnownVerdicts(10**6)
     assert Turn(known, [message("bad")], policy=policy).error is not None
-    history = [message("bad"), answer("fine"), message("go on")]
-    assert Turn(known, history, policy=policy).error is not None
+    history = [message("bad"), message("sorry")]
+    turn = Turn(known, history, policy=policy)
+    assert (turn.error, turn.texts) == (None, ["sorry"])
+    assert turn.input == (WITHHELD, history[1])
+    history.append(answer("fine"))
+    turn.end("a", history[-1])
+    longer = Turn(known, [*history, message("go on")], policy=policy)
+    assert (longer.error, longer.texts) == (None, ["go on"])
+    assert longer.input[:1] == (WITHHELD,)
+    again = Turn(known, [*history, message("go on"), message("bad")], policy=policy)
+    assert (type(again.error), again.texts) == (InvalidPrompt, [])
+    assert again.input[0] == WITHHELD
+
+
+def test_the_same_request_is_refused_again():
+    known = KnownVerdicts(10**6)
+    refused = [message("one"), message("bad"), message("two")]
+    for _ in range(2):
+        assert isinstance(Turn(known, refused).error, InvalidPrompt)
+    assert isinstance(Turn(known, [message("bad")]).error, InvalidPrompt)
+    assert Turn(known, refused).error is None
+    assert Turn(known, [*refused, message("three")]).error is None
+
+
+def test_a_refusal_is_known_before_the_other_checks_have_answered():
+    policy = Policy((*POLICY.checks, Check("watch"), Check("late", mode="audit")))
+    known = KnownVerdicts(10**6)
+    items = InspectedItems(Gate(policy), known, "t")
+    items.begin(None, Head(), (message("bad"),))
+    (subject,) = items._gate.take_due()[0].subjects
+    items.judged([subject], [[Verdict("guard", "", flagged=True)]])
+    turn = Turn(known, [message("bad"), message("sorry")], policy=policy)
+    assert turn.error is None
+    assert turn.input[0] == WITHHELD
 
 
 def test_with_the_scope_all_a_chain_is_inspected_once_under_a_new_policy():
@@ -207,7 +231,7 @@ def test_a_list_of_hosted_tools_is_inspected_once_whether_it_is_fetched_or_sent(
     sent = item(type="mcp_list_tools", server_label="s", tools=tools)
     assert len(Turn(known, [sent]).seen) == 1
     fetched = Turn(known)
-    fetched.items.begin(None, Head(), (), {}, [[ListedTool("find", Raw(b"{}"), "Finds.")]])
+    fetched.items.begin(None, Head(), (), [[ListedTool("find", Raw(b"{}"), "Finds.")]])
     assert fetched.gate.take_due() == []
     fetched.end("a", sent)
     assert fetched.audits == []

@@ -150,7 +150,11 @@ def test_text_that_mentions_input_image_is_only_text():
     assert Connection().respond(input='The type is "input_image".')["status"] == "completed"
 
 
-def test_images_in_outputs_of_hosted_tools_pass():
-    call = {"type": "computer_call", "call_id": "c", "action": {}}
-    output = {"type": "computer_call_output", "call_id": "c", "output": IMAGE}
-    assert Connection().respond(input=[call, output])["status"] == "completed"
+@pytest.mark.parametrize("field", ["image_url", "file_id"])
+def test_screenshots_are_images(field):
+    call = {"type": "computer_call", "call_id": "c", "actions": [{"type": "screenshot"}]}
+    screenshot = {"type": "computer_screenshot", field: "data:image/png;base64,"}
+    output = {"type": "computer_call_output", "call_id": "c", "output": screenshot}
+    assert Connection().respond(input=[call, output], model="able")["status"] == "completed"
+    error = only_error(Connection().create(input=[call, output]))["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", f"input[1].output.{field}")

@@ -11,6 +11,7 @@ from slipring.core.turn import preparation
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
 from slipring.errors import ServerError
+from slipring.protocol.events import OutputItemDone
 from slipring.protocol.items import user_message
 from slipring.protocol.requests import CreateRequest
 from tests.core.connection import PLAIN, Connection, Server, only_error, types
@@ -120,8 +121,8 @@ def test_a_failure_keeps_the_output_so_far():
     turn = begun()
     turn.accept([Accepted()])
     turn.feed([Text("half")])
-    events = turn.fail(ServerError("Gone."))
-    last: Any = events[-1]
+    assert isinstance(turn.fail(ServerError("Gone."))[-1], OutputItemDone)
+    last: Any = turn.terminal()
     response = last.response
     assert (response.status, response.error.message, response.usage) == ("failed", "Gone.", None)
     assert b"half" in bytes(response.output[0])

@@ -56,6 +56,7 @@ FILES = {"type": "namespace", "name": "files", "tools": [ADD, SHELL]}
 OPTIONS = ChatOptions(url="http://127.0.0.1:9/v1", model="m")
 WRITER = Writer()
 IMAGE = "data:image/png;base64,AAAA"
+SCREENSHOT = {"type": "computer_screenshot"}
 
 
 def tools_of(*definitions: Json) -> Toolset:
@@ -174,6 +175,27 @@ def test_images_that_a_tool_returns_follow_its_outputs() -> None:
     emitted = messages_of(call("f"), second, shown, text)
     assert [each["role"] for each in emitted] == ["assistant", "tool", "tool", "user"]
     assert emitted[-1]["content"][1] == {"type": "image_url", "image_url": {"url": IMAGE}}
+
+
+def test_a_screenshot_follows_the_call_of_the_computer() -> None:
+    made = item("computer_call", call_id="c", actions=[{"type": "screenshot"}])
+    shown = item("computer_call_output", call_id="c", output={**SCREENSHOT, "image_url": IMAGE})
+    asked, answered, seen = messages_of(made, shown)
+    (called,) = asked["tool_calls"]
+    assert called["function"] == {"name": "computer", "arguments": '{"actions":[{"type":"screenshot"}]}'}
+    assert (answered["role"], answered["tool_call_id"]) == ("tool", called["id"])
+    assert (seen["role"], seen["content"][1]) == ("user", {"type": "image_url", "image_url": {"url": IMAGE}})
+
+
+@pytest.mark.parametrize(
+    ("field", "images"), [("image_url", False), ("file_id", True)], ids=["no images", "no files"]
+)
+def test_a_screenshot_that_cannot_be_sent_is_refused_by_name(field: str, images: bool) -> None:
+    made = item("computer_call", call_id="c", actions=[])
+    shown = item("computer_call_output", call_id="c", output={**SCREENSHOT, field: IMAGE})
+    with pytest.raises(InvalidRequest) as refused:
+        body_of(job(made, shown), images=images)
+    assert refused.value.param == f"input[1].output.{field}"
 
 
 @pytest.mark.parametrize(

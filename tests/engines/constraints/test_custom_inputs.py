@@ -23,7 +23,7 @@ from slipring.core.generation import (
 from slipring.engines.base import Engine, Level
 from slipring.engines.catalog import open_engine
 from slipring.engines.constraints import custom_inputs
-from slipring.engines.simulated.drafts import draft_input
+from slipring.engines.constraints.drafts import draft_input
 from slipring.errors import ServerError
 from slipring.protocol.definitions import Grammar
 from slipring.protocol.tools import Offer, Toolset

@@ -400,7 +400,7 @@ class Voice:
         await self._item(item, stream, status="in_progress", content=[])
 
     async def think(self, step: Think) -> None:
-        item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "encrypted_content": "c2VjcmV0"}
+        item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "encrypted_content": step.secret}
         part = {"type": "reasoning_text", "text": ""}
         await self._item(
             item, lambda place: self._part(place, part, "reasoning_text", step), status="in_progress"

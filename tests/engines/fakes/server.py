@@ -37,9 +37,10 @@ class Deny:
 
 @dataclass(frozen=True)
 class Think:
-    """Reasoning, one chunk each."""
+    """Reasoning, one chunk each. ``secret``: its encrypted form, where a protocol has one."""
 
     words: tuple[str, ...]
+    secret: str = "c2VjcmV0"
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,9 @@ async def test_secrets_reach_the_upstream_and_nothing_else(
     assert b"of-the-client" not in stored + json.dumps(events).encode() + caplog.text.encode()
 
 
-@pytest.mark.parametrize("limits", [{"mcp_servers": ("files",)}, {"mcp_tools": ("files.read",)}])
+@pytest.mark.parametrize(
+    "limits", [{"mcp_servers": ("files",)}, {"mcp_servers": ()}, {"mcp_tools": ("files.read",)}]
+)
 async def test_a_key_with_limits_has_no_servers_called_upstream(tmp_path: Path, limits: Json) -> None:
     compact = [{"type": "compaction", "compact_threshold": 1000}]
     fake = FakeResponsesServer("websocket")
@@ -395,6 +397,29 @@ async def test_the_clients_shell_is_called_by_the_upstream() -> None:
             "output": [{"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}],
         }
         await socket.response(input=[output], tools=[tool], previous_response_id=first["id"], store=False)
+        assert fake.requests[1]["input"] == [output]
+
+
+async def test_the_clients_computer_is_used_by_the_upstream() -> None:
+    check = {"id": "cu_sc_1", "code": "sensitive_domain", "message": "Is this your bank?"}
+    call = {
+        **{"type": "computer_call", "call_id": "call_upstream1", "status": "completed"},
+        **{"actions": [{"type": "wait"}], "pending_safety_checks": [check]},
+    }
+    tools = [{"type": "computer"}, WEATHER]
+    async with upstream() as (fake, server), server.connect() as socket:
+        fake.script(Host(call, {"status": "in_progress"}), Stop())
+        first = await socket.response(
+            input="Go.", tools=tools, tool_choice={"type": "computer_use"}, store=False
+        )
+        assert first["output"][0]["pending_safety_checks"] == [check]
+        assert (fake.requests[0]["tools"], fake.requests[0]["tool_choice"]) == (tools, {"type": "computer"})
+        output = {
+            **{"type": "computer_call_output", "call_id": "call_upstream1"},
+            "output": {"type": "computer_screenshot", "file_id": "file_1"},
+            "acknowledged_safety_checks": [check],
+        }
+        await socket.response(input=[output], tools=tools, previous_response_id=first["id"], store=False)
         assert fake.requests[1]["input"] == [output]
 
 

@@ -16,11 +16,10 @@ from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Sett
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.simulated import SimulatedEngine, pace
 from slipring.engines.simulated.options import SimulatedOptions, read_options
-from slipring.errors import StartupError
+from slipring.errors import StartupError, TooExpensive
 from slipring.protocol.items import user_message
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import Offer
-from slipring.sandbox.sandbox import TooExpensive
 from tests.harness import WEATHER, Socket, serve
 
 pytestmark = pytest.mark.usefixtures("compiled_here")

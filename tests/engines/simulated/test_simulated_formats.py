@@ -23,7 +23,7 @@ from slipring.core.generation import (
     Settings,
     Text,
 )
-from slipring.engines.simulated.drafts import Draft
+from slipring.engines.constraints.drafts import Draft
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.plan import Content
 from slipring.engines.simulated.tokenized import TokenizedEngine

@@ -4,6 +4,7 @@ What the MCP client alone repels is tested with it. Here: that nothing in front 
 """
 
 import asyncio
+import json
 import logging
 import sys
 from collections.abc import AsyncIterator
@@ -200,6 +201,26 @@ async def test_no_answer_and_no_log_has_a_secret(
     everything = msgspec.json.encode([*shown, progress]).decode() + caplog.text
     for secret in SECRETS:
         assert secret not in everything
+
+
+async def test_a_result_of_a_process_has_no_credentials(tmp_path: Path) -> None:
+    environ = {
+        "STDIO_LOG": str(tmp_path / "log"),
+        "WIKI_TOKEN": "a-token-of-the-operator",
+        "WIKI_STORE": "postgres://wiki:a-password-of-the-operator@db.example/wiki",
+        "WIKI_PLACE": "https://wiki.example.com/pages",
+    }
+    process = McpRegistration("wiki", command=(sys.executable, str(STDIO), "calm"), env=tuple(environ))
+    runner = ToolRunner(Registry(Config(mcp=(process,)), environ), Limits())
+    try:
+        outcome = await call(runner, (await resolve(runner, "wiki", fetch=False))["wiki"], "env", "{}")
+    finally:
+        await runner.close()
+    assert outcome.output is not None
+    shown = json.loads(outcome.output)
+    assert shown["WIKI_TOKEN"] == "[redacted]"
+    assert shown["WIKI_STORE"] == "postgres://wiki:[redacted]@db.example/wiki"
+    assert shown["WIKI_PLACE"] == environ["WIKI_PLACE"]
 
 
 async def test_a_result_has_no_credentials(fake: FakeServer) -> None:

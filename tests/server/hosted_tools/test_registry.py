@@ -158,8 +158,17 @@ def test_for_a_key_only_its_servers_exist() -> None:
     assert refused("x", bound, server_url=PLAIN.url) == unregistered
 
 
+def test_for_a_key_without_mcp_no_server_exists() -> None:
+    bound = key("k", mcp_servers=())
+    assert "no MCP server with this name" in refused("files", bound)
+    assert "not registered" in refused("x", bound, "any", server_url=PLAIN.url)
+
+
+BOUND = [{"mcp_servers": ("files",)}, {"mcp_servers": ()}, {"mcp_tools": ("files.read",)}]
+
+
 @pytest.mark.parametrize("policy", ["public", "any"])
-@pytest.mark.parametrize("bound", [{"mcp_servers": ("files",)}, {"mcp_tools": ("files.read",)}])
+@pytest.mark.parametrize("bound", BOUND)
 def test_a_key_with_permissions_has_none_for_other_urls(policy: str, bound: dict[str, Any]) -> None:
     for url in ("https://mcp.example.com/mcp", "http://10.0.0.7:9000/other"):
         assert "not registered" in refused("x", key("k", **bound), policy, server_url=url)

@@ -12,7 +12,7 @@ from aiohttp import web
 from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.errors import ExternalConnectorError, InvalidRequest
-from slipring.mcp import Credential
+from slipring.mcp import Credential, StdioServer
 from slipring.observation import metrics as table
 from slipring.observation.snapshots import value_of
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
@@ -360,7 +360,7 @@ async def test_the_calls_of_one_tenant_do_not_hold_up_another(fake: FakeServer) 
 
 
 async def test_what_nobody_expected_fails_the_call_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    impossible = Target("no server", Credential(), "odd", None)  # type: ignore[arg-type]
+    impossible = Target(StdioServer("odd", (3,)), Credential(), "odd", None)  # type: ignore[arg-type]
     async with running() as runner:
         outcome = await call(runner, ResolvedServer(impossible))
     assert outcome.error == ProtocolError(-32603, f"The call failed.{UNKNOWN}")

@@ -301,6 +301,15 @@ async def test_the_times_of_a_turn() -> None:
     assert seconds(metrics, table.OVERHEAD_SECONDS) == 0.007
 
 
+async def test_items_that_are_withheld_are_counted_by_check() -> None:
+    _, metrics = await counting()
+    for withheld in ({"guard": 2}, {"guard": 1, "words": 1}):
+        report = TurnReport("completed", 9, [], 1.0, withheld=withheld)
+        metrics.observe(EndedTurn(report, None, Caller("t"), Origin("websocket", 1), 0.0))
+    assert value_of(metrics.snapshot(), table.WITHHELD_ITEMS, {"check": "guard"}) == 3
+    assert value_of(metrics.snapshot(), table.AUDITS, {"outcome": "lost"}) == 0
+
+
 async def test_a_warmup_has_no_first_token() -> None:
     _, metrics = await counting()
     marks: tuple[Mark, ...] = ("warmup",)

@@ -88,6 +88,12 @@ def test_the_full_form_has_every_field() -> None:
     }
 
 
+def test_it_names_the_checks_and_counts_what_was_withheld() -> None:
+    report = TurnReport("completed", 9, [], 1.0, flagged_by=("a", "b"), withheld={"a": 2, "b": 1})
+    line = fields(str(TurnLine(ended(report, Caller("acme")))))
+    assert (line["flagged"], line["withheld"]) == ("a,b", "3")
+
+
 def test_the_short_form_has_human_units() -> None:
     line = TurnLine(ended(REPORT, Caller("acme", KEY))).short()
     assert line == (

@@ -14,7 +14,7 @@ from tests.harness import TERMINAL
 from tests.server.process.test_workers import children_of, connected, health_by_pid, is_alive, until, workers
 from tests.test_cli import Process
 
-ENGINE, WORKER = "/slipring/engines/llama/child.py", "slipring.server.process.worker"
+ENGINE, WORKER = "/slipring/engines/llama/child.py", "slipring.server.process.worker_start"
 
 
 def with_model(path: str) -> tuple[str, str]:

@@ -21,10 +21,11 @@ async def test_keys_are_created_found_listed_and_revoked(store: SqlStore) -> Non
     early = key(
         "k2", tenant="u", created_at=2, mcp_servers=("weather",), mcp_tools=("weather.now", "time.utc")
     )
-    for each in (late, early):
+    barred = key("k0", created_at=1, mcp_servers=())
+    for each in (late, early, barred):
         await keys.create(each)
     assert await keys.find("k1") == late
-    assert await keys.list() == [early, late]
+    assert await keys.list() == [barred, early, late]
     with pytest.raises(UniqueViolated):
         await keys.create(key("k1"))
     assert await keys.revoke("k1", 9) is True

@@ -5,11 +5,12 @@ from contextlib import nullcontext
 
 import pytest
 
+from slipring.core.chain import item_ids
 from slipring.errors import Unavailable
 from slipring.stores.base import Appended, Conversation, LeaseLost
 from slipring.stores.databases.database import Statement
 from slipring.stores.databases.postgres import PostgresDatabase
-from slipring.stores.sql import responses
+from slipring.stores.sql import unknown_outcomes
 from slipring.stores.sql.store import SqlStore
 from tests.stores.postgres_relay import Relay
 from tests.stores.samples import chain, message, response, same, state
@@ -77,6 +78,30 @@ async def test_items_are_added_once_to_a_conversation(relay: Relay, far: SqlStor
     assert (thread.version, thread.tip, thread.added) == (1, "resp_1", ())
 
 
+@pytest.mark.parametrize("text", [COMMIT, b"slipring_conversation_items"])
+async def test_items_of_a_response_that_is_not_stored_are_added_once(
+    relay: Relay, far: SqlStore, text: bytes
+) -> None:
+    """Whether or not the first attempt was committed."""
+    await far.conversations.create("t", Conversation(id="conv_1", created_at=1), [])
+    own = message(item_ids.output_id("message", "resp_1", 0))
+    appended = Appended("conv_1", 0, (message("msg_of_somebody"), own))
+    relay.lose_reply_to(text)
+    await far.conversations.append("t", "resp_1", appended)
+    assert relay.replies_lost == 1
+    thread = await far.conversations.thread("t", "conv_1")
+    assert thread is not None
+    assert (thread.version, thread.tip, thread.added) == (1, "resp_1", ())
+    assert await far.conversations.all_items("t", "conv_1") == appended.items
+
+
+async def test_an_append_of_nothing_new_may_be_repeated(relay: Relay, far: SqlStore) -> None:
+    await far.conversations.create("t", Conversation(id="conv_1", created_at=1), [message("msg_1")])
+    relay.lose_reply_to(COMMIT)
+    await far.conversations.append("t", "resp_1", Appended("conv_1", 0, (message("msg_1"),)))
+    assert await far.conversations.all_items("t", "conv_1") == (message("msg_1"),)
+
+
 @pytest.mark.parametrize("text", [COMMIT, IN_TRANSACTION])
 async def test_a_run_that_is_taken_over_meanwhile_keeps_what_was_committed_and_saves_nothing_else(
     relay: Relay, far: SqlStore, near: PostgresDatabase, text: bytes
@@ -93,7 +118,7 @@ async def test_a_run_that_is_taken_over_meanwhile_keeps_what_was_committed_and_s
 async def test_an_outcome_that_cannot_be_found_out_is_reported_as_unknown(
     relay: Relay, far: SqlStore, near: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(unknown_outcomes, "_PAUSES_S", (0.0, 0.0))
     relay.lose_reply_to(COMMIT, relay.stop_listening)
     with pytest.raises(Unavailable, match="not known"):
         await far.responses.save("t", state("resp_1"))

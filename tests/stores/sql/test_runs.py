@@ -1,13 +1,16 @@
 """Background runs and their leases, on every kind of store."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec import structs
 
 from slipring.protocol import wire
 from slipring.protocol.responses import Response
-from slipring.stores.base import Appended, Conversation, LeaseLost, Run, Tenure
+from slipring.server.background import termination
+from slipring.server.background.termination import Claim
+from slipring.stores.base import Appended, Conversation, LeaseLost, Run, Store, Tenure
 from slipring.stores.databases.database import UniqueViolated
 from slipring.stores.sql.store import SqlStore
 from tests.stores.conftest import StoreLocation
@@ -117,6 +120,29 @@ async def test_a_run_may_fail_if_its_response_is_not_saved(store: SqlStore) -> N
     await store.responses.save("t", state("resp_2"))
     await store.runs.append(tenure, [event(2)], FAILED, lease_until=99)
     assert (await read(store)).status == "failed"
+
+
+async def test_a_run_whose_response_is_saved_as_failed_ends_as_failed(store: SqlStore) -> None:
+    """It has failed in a later step, and its finished steps are kept."""
+    tenure = await opened(store)
+    run = await read(store)
+    await store.responses.save("t", state("resp_1", status="failed"), tenure=tenure)
+    assert await store.runs.end(run, CANCELLED, event(2)) is False
+    await store.runs.append(tenure, [event(2)], FAILED, lease_until=99)
+    assert (await read(store)).status == "failed"
+
+
+@pytest.mark.parametrize("ending", [termination.cancel, termination.fail_abandoned])
+async def test_a_run_is_ended_with_the_failed_response_that_its_owner_has_saved(
+    store: SqlStore, ending: Callable[[Store, Run, Claim], Awaitable[object]]
+) -> None:
+    tenure = await opened(store)
+    await store.responses.save("t", state("resp_1", status="failed"), tenure=tenure)
+    await ending(store, await read(store), Claim("other", 99.0))
+    assert (await read(store)).status == "failed"
+    (*_, last) = await store.runs.events("t", "resp_1", after=-1, limit=9)
+    assert b'"type":"response.failed"' in last.data
+    assert b"I am resp_1" in last.data
 
 
 async def test_a_concurrent_save_and_cancel_have_one_winner(location: StoreLocation) -> None:

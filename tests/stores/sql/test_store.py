@@ -10,14 +10,34 @@ from tests.stores.conftest import StoreLocation
 from tests.stores.samples import HEAD, TokenPositions, Tokens, key, same, state
 
 
-async def test_a_database_with_a_newer_schema_is_refused(durable: StoreLocation) -> None:
+async def test_a_database_with_a_newer_schema_that_breaks_with_this_one_is_refused(
+    durable: StoreLocation,
+) -> None:
     store = await durable.open()
-    await store._database.write(Statement(schema.WRITE_VERSION, (99,)))
+    await store._database.write(
+        Statement(schema.WRITE_VERSION, (99,)),
+        Statement("INSERT INTO slipring_oldest_schema (version) VALUES ($1)", (99,)),
+    )
     await store.close()
     with pytest.raises(
-        StartupError, match=r"newer slipring \(schema version 99, this one supports up to 3\)"
+        StartupError, match=r"newer slipring \(schema version 99, this one supports up to 4\)"
     ):
         await durable.open()
+
+
+async def test_a_database_to_which_a_newer_slipring_has_only_added_is_used(durable: StoreLocation) -> None:
+    """A node of the version before can be started again while the others are upgraded, or all go back."""
+    store = await durable.open()
+    await store._database.write(
+        Statement("ALTER TABLE slipring_responses ADD COLUMN later BYTEA"),
+        Statement(schema.WRITE_VERSION, (99,)),
+    )
+    await store.responses.save("t", state("resp_1", head=HEAD))
+    await store.close()
+    again = await durable.open()
+    assert await again.responses.load("t", "resp_1") is not None
+    await again.responses.save("t", state("resp_2", head=HEAD))
+    assert await again._database.read(schema.READ_VERSION) == [(99,)]
 
 
 async def test_keys_of_the_first_schema_keep_their_permissions(

@@ -10,7 +10,7 @@ from msgspec import structs
 from slipring.core.chain import hosted_items
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.errors import InvalidRequest, quoted
-from slipring.protocol import requests, wire
+from slipring.protocol import requests
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import (
     CALL_OF_OUTPUT,
@@ -195,8 +195,7 @@ def _is_call_or_output(item: Item) -> bool:
 def _update(open_calls: dict[str, OpenCall], item: Item, index: int) -> None:
     """Add a call, or remove the one that an output answers. Raises for an output without its call."""
     call_id = item.call_id
-    if call_id is None:
-        raise wire.explain("Object missing required field `call_id`", f"input[{index}]")
+    assert call_id is not None  # the forms of all calls and outputs require it
     if item.type in _CALLS:
         open_calls[call_id] = opening(item)
         return

@@ -32,6 +32,8 @@ _PREFIXES = {
     "local_shell_call_output": "lsho",
     "apply_patch_call": "apc",
     "apply_patch_call_output": "apco",
+    "computer_call": "cu",
+    "computer_call_output": "cuo",
     "web_search_call": "ws",
     "file_search_call": "fs",
     "code_interpreter_call": "ci",

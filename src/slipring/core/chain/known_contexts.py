@@ -13,8 +13,8 @@ from hashlib import sha256
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
+from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import Position, echoed_bytes
-from slipring.core.chain.state_cache import Retention
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response

@@ -2,7 +2,7 @@
 
 Each ``ResponseState`` holds the items that are new in its response and a reference to its parent. A
 continuation is a new node that refers to this one; a fork is two. Nothing is copied, so memory per turn is
-the size of its new items. Nodes are immutable.
+the size of its new items. Nodes are immutable; the items of one may be kept in compressed form.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
-from slipring.core.chain import item_ids
+from slipring.core.chain import compressed_items, item_ids
 from slipring.core.chain.head import Head
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.protocol.items import CALL_OF_OUTPUT, Item, in_context, last_compaction
@@ -79,10 +79,12 @@ class Branch(Struct, frozen=True):
 
 
 class ResponseState:
-    """One finished response. Immutable, except that the engine owns ``position``, and that an audit may add
-    to ``verdicts``."""
+    """One finished response. Immutable, except that the engine owns ``position``, that an audit may add to
+    ``verdicts``, and that its items may be compressed."""
 
     __slots__ = (
+        "_item_bytes",
+        "_items",
         "_size_bytes",
         "branch",
         "carry",
@@ -90,8 +92,6 @@ class ResponseState:
         "depth",
         "digest",
         "head",
-        "input",
-        "output",
         "parent",
         "position",
         "response",
@@ -115,8 +115,7 @@ class ResponseState:
         self.response = response
         self.parent = parent
         self.head = head
-        self.input = input
-        self.output = output
+        self._items: compressed_items.Items | bytes = (input, output)
         self.carry = carry
         self.position = position
         self.verdicts: NodeVerdicts | None = None
@@ -132,10 +131,49 @@ class ResponseState:
         self.context_bytes: int = own_bytes + (parent.context_bytes if parent is not None else 0)
         """Length of the JSON of all items of the chain up to here."""
         self._size_bytes: int | None = None
+        self._item_bytes = 0
+
+    @property
+    def input(self) -> tuple[Item, ...]:
+        """The items of its request."""
+        return self._plain[0]
+
+    @property
+    def output(self) -> tuple[Item, ...]:
+        """The items of its answer."""
+        return self._plain[1]
+
+    @property
+    def _plain(self) -> compressed_items.Items:
+        items = self._items
+        return compressed_items.decompress(items) if isinstance(items, bytes) else items
+
+    @property
+    def compressed_bytes(self) -> int:
+        """The memory of its items in compressed form; 0 if they are not compressed."""
+        return len(self._items) if isinstance(self._items, bytes) else 0
+
+    @property
+    def item_bytes(self) -> int:
+        """The memory of its items, before they were compressed."""
+        if isinstance(self._items, bytes):
+            return self._item_bytes
+        return sum([item.size_bytes for items in self._items for item in items])
+
+    def compressed(self) -> bytes:
+        """Its items in compressed form. To be called in a thread."""
+        return compressed_items.compress(self._plain)
+
+    def keep_compressed(self, data: bytes) -> None:
+        """Keep its items as ``compressed`` has returned them, and in no other form."""
+        self._item_bytes = self.item_bytes
+        self._size_bytes = self.size_bytes - self._item_bytes + len(data)
+        self._items = data
+        self.response = structs.replace(self.response, output=[])
 
     @property
     def size_bytes(self) -> int:
-        """The memory of this node that it does not share with its parent. Measured once, on first access."""
+        """The memory of this node that it does not share with its parent. Measured on first access."""
         if self._size_bytes is None:
             self._size_bytes = self._measure()
         return self._size_bytes
@@ -246,7 +284,7 @@ class ResponseState:
         return found
 
     def _measure(self) -> int:
-        own = _NODE_BYTES + sum([item.size_bytes for item in self.input + self.output])
+        own = _NODE_BYTES + self.item_bytes
         own += echoed_bytes(self.response)
         own += self.verdicts.size_bytes if self.verdicts is not None else 0
         head, carry, parent = self.head, self.carry, self.parent

@@ -4,77 +4,21 @@ Three scopes count the same bytes: the connection, its tenant and the process. A
 connection while any cached response reaches it, so an ancestor of a newer cached response costs nothing more.
 A scope over its limit evicts the oldest responses that are not the latest of their lane, then the oldest
 latest ones. If the process is over its limit, the tenant that uses the most bytes evicts: no tenant loses
-states because another tenant uses much.
+states because another tenant uses much. States that running turns continue count too.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, Self, TypeVar
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import ResponseState
 
-
-class Node(Protocol):
-    """A part of a chain that is counted."""
-
-    @property
-    def parent(self) -> Self | None: ...
-
-    @property
-    def size_bytes(self) -> int:
-        """The memory that it does not share with its parent."""
-
-
-N = TypeVar("N", bound=Node)
-
-
-class Retention(Generic[N]):
-    """Reference counts of chain nodes.
-
-    Counts references from cached nodes and from retained children, so that ``hold`` and ``release`` take
-    time proportional to the nodes gained or freed, not to the length of the chain.
-    """
-
-    __slots__ = ("_counts",)
-
-    def __init__(self) -> None:
-        self._counts: dict[N, int] = {}
-
-    def weigh(self, state: N) -> int:
-        """Return the bytes that ``hold`` would retain in addition."""
-        gained = 0
-        node: N | None = state
-        while node is not None and node not in self._counts:
-            gained += node.size_bytes
-            node = node.parent
-        return gained
-
-    def hold(self, state: N) -> int:
-        """Retain a state and its ancestors; returns the bytes that were not retained before."""
-        gained = 0
-        node: N | None = state
-        while node is not None:
-            count = self._counts.get(node, 0)
-            self._counts[node] = count + 1
-            if count:
-                break
-            gained += node.size_bytes
-            node = node.parent
-        return gained
-
-    def release(self, state: N) -> int:
-        """Drop one reference to a state; returns the bytes that are no longer retained."""
-        freed = 0
-        node: N | None = state
-        while node is not None:
-            count = self._counts[node] - 1
-            if count:
-                self._counts[node] = count
-                break
-            del self._counts[node]
-            freed += node.size_bytes
-            node = node.parent
-        return freed
+_LEAST_AT_ONCE = 1024**2
+_MOST_AT_ONCE = 4 * 1024**2
+"""Bytes of items that are compressed at once: not often, and for a fifth of a second at most."""
+_OUTGROWN = 32
+Pins = dict[ResponseState, tuple[int, int]]
+"""States that turns continue: how many turns, and the bytes that are counted for them."""
 
 
 class _Entry:
@@ -93,6 +37,7 @@ class Scope:
     """A limit on cached bytes, and the order of eviction."""
 
     __slots__ = (
+        "compressions",
         "connection_evictions",
         "evictions",
         "hits",
@@ -109,6 +54,8 @@ class Scope:
         """Responses that were evicted because this limit was exceeded."""
         self.connection_evictions = 0
         """Of the process: those that were evicted because of the limit of their connection."""
+        self.compressions = 0
+        """Of the process: states whose items were compressed."""
         self.hits = 0
         """Of the process: turns that found the response to continue in the memory of their connection."""
         self.superseded: OrderedDict[_Entry, None] = OrderedDict()
@@ -128,18 +75,67 @@ class Scope:
         return None
 
 
+class _ConnectionScope(Scope):
+    """The scope of one connection. What is compressed has a limit of its own."""
+
+    __slots__ = ("compressed_bytes",)
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        self.compressed_bytes = 0
+        """Memory of the compressed items."""
+
+    @property
+    def excess_bytes(self) -> int:
+        return self.used_bytes - self.compressed_bytes - self.limit_bytes
+
+    @property
+    def exceeded(self) -> bool:
+        return self.excess_bytes > 0
+
+
 class ConnectionCache:
-    """The cached states of one connection, within its own limit and the shared ones."""
+    """The cached states of one connection, within its own limit and the shared ones.
 
-    __slots__ = ("_entries", "_lanes", "_retention", "_scopes", "on_freed")
+    The chain of a response that is not stored exists nowhere else. If it is larger than the connection's
+    limit, the items of its oldest responses are compressed: ``take_compressible`` returns them, and the cache
+    exceeds its limit until ``keep_compressed``. Their size before compression is limited too. A chain that is
+    larger is evicted.
+    """
 
-    def __init__(self, limit_bytes: int, shared: tuple[Scope, ...] = ()) -> None:
+    __slots__ = (
+        "_compressed",
+        "_compressible_bytes",
+        "_entries",
+        "_is_compressing",
+        "_lanes",
+        "_outgrown",
+        "_own",
+        "_retention",
+        "_scopes",
+        "_uncompressed_bytes",
+        "on_freed",
+    )
+
+    def __init__(
+        self, limit_bytes: int, shared: tuple[Scope, ...] = (), *, compressible_bytes: int = 0
+    ) -> None:
+        """``compressible_bytes``: the most item bytes that are kept compressed, before compression."""
         self.on_freed: Callable[[int], None] | None = None
         """Called with the number of bytes freed by an eviction."""
-        self._scopes: tuple[Scope, ...] = (Scope(limit_bytes), *shared)
+        self._own = _ConnectionScope(limit_bytes)
+        self._scopes: tuple[Scope, ...] = (self._own, *shared)
         self._retention: Retention[ResponseState] = Retention()
         self._entries: dict[str, _Entry] = {}
         self._lanes: dict[str | None, _Entry] = {}
+        self._compressible_bytes = compressible_bytes
+        self._compressed: set[ResponseState] = set()
+        """Retained states that are compressed, except those that another connection has compressed since."""
+        self._uncompressed_bytes = 0
+        """The bytes of their items before that."""
+        self._is_compressing = False
+        self._outgrown: deque[str] = deque(maxlen=_OUTGROWN)
+        """Responses that were not stored and were evicted for the size of their chain."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -149,11 +145,16 @@ class ConnectionCache:
 
     @property
     def used_bytes(self) -> int:
-        return self._scopes[0].used_bytes
+        return self._own.used_bytes
 
     @property
     def limit_bytes(self) -> int:
-        return self._scopes[0].limit_bytes
+        return self._own.limit_bytes
+
+    @property
+    def compressed_states(self) -> int:
+        """States that are kept in compressed form."""
+        return len(self._compressed)
 
     def find(self, response_id: str) -> ResponseState | None:
         entry = self._entries.get(response_id)
@@ -179,23 +180,33 @@ class ConnectionCache:
         """Whether a cached response is the latest of its lane. Raises ``KeyError`` if it is not cached."""
         return self._entries[response_id].latest
 
+    def why_forgotten(self, response_id: str) -> str | None:
+        """Why this connection has a response no longer, as a sentence for the client; None if not for the
+        size of its chain."""
+        if response_id not in self._outgrown:
+            return None
+        most = f"{self.limit_bytes} bytes"
+        if self._compressible_bytes:
+            most += f", and {self._compressible_bytes} bytes that are compressed"
+        return f"Its chain was not stored, and is larger than this connection keeps ({most})."
+
     def remember(self, state: ResponseState, lane: str | None) -> None:
         """Cache a finished response as the latest of its lane, then evict what exceeds a limit."""
         self.evict(state.id)
         self._supersede(lane)
         entry = _Entry(self, state, lane)
         self._entries[state.id] = self._lanes[lane] = entry
-        gained = self._retention.hold(state)
         for scope in self._scopes:
             scope.latest[entry] = None
-            scope.used_bytes += gained
-        own, *shared = self._scopes
-        evicted = own.evictions
-        _make_room(own)
-        if shared:
-            shared[-1].connection_evictions += own.evictions - evicted
-        for scope in shared:
-            _make_room(scope)
+        self._hold(state)
+
+    def pin(self, state: ResponseState) -> None:
+        """Count a state and its ancestors, cached or not, until ``unpin``: a turn runs that continues it."""
+        self._hold(state)
+
+    def unpin(self, state: ResponseState) -> None:
+        """The turn has ended."""
+        self._release(state)
 
     def evict(self, response_id: str) -> None:
         """Remove a response, if cached. Ancestors that other cached responses share stay."""
@@ -204,17 +215,109 @@ class ConnectionCache:
             return
         if self._lanes.get(entry.lane) is entry:
             del self._lanes[entry.lane]
-        freed = self._retention.release(entry.state)
         for scope in self._scopes:
             del scope.tier(entry)[entry]
-            scope.used_bytes -= freed
-        if freed and self.on_freed is not None:
-            self.on_freed(freed)
+        self._release(entry.state)
 
     def clear(self) -> None:
         """Remove all responses."""
         for response_id in list(self._entries):
             self.evict(response_id)
+
+    def take_compressible(self) -> list[ResponseState]:
+        """The states to compress next, so that the connection fits its limit: oldest first, enough for a
+        while, and not too many at once. Until ``keep_compressed`` is called there are no others."""
+        if self._is_compressing or not self._own.exceeded:
+            return []
+        wanted = min(max(2 * self._own.excess_bytes, _LEAST_AT_ONCE), _MOST_AT_ONCE)
+        room = self._compressible_bytes - self._uncompressed_bytes
+        taken: list[ResponseState] = []
+        taken_bytes = 0
+        for state in self._candidates():
+            taken_bytes += state.item_bytes
+            if taken_bytes > room:
+                break
+            taken.append(state)
+            if taken_bytes >= wanted:
+                break
+        self._is_compressing = bool(taken)
+        return taken
+
+    def keep_compressed(self, compressed: Sequence[tuple[ResponseState, bytes]]) -> None:
+        """The states that ``take_compressible`` returned are compressed, or as many of them as could be."""
+        self._is_compressing = False
+        grown = 0
+        for state, data in compressed:
+            if state not in self._retention or state.compressed_bytes:
+                continue
+            state.keep_compressed(data)
+            grown += self._retention.resize(state)
+            self._count_compressed(state)
+            self._scopes[-1].compressions += 1
+        self._add(grown)
+
+    def _candidates(self) -> Iterator[ResponseState]:
+        """The states that may be compressed, the oldest of each chain first."""
+        seen: set[ResponseState] = set()
+        for entry in list(self._lanes.values()):
+            chain: list[ResponseState] = []
+            node = entry.state.parent if entry.state.response.store is False else None
+            while node is not None and not node.compressed_bytes and node not in seen:
+                seen.add(node)
+                chain.append(node)
+                node = node.parent
+            yield from reversed(chain)
+
+    def _may_shrink(self) -> bool:
+        """Whether the connection will use less memory once states are compressed."""
+        room = self._compressible_bytes - self._uncompressed_bytes
+        if self._is_compressing or room <= 0:
+            return self._is_compressing
+        oldest = next(self._candidates(), None)
+        return oldest is not None and oldest.item_bytes <= room
+
+    def _hold(self, state: ResponseState) -> None:
+        nodes: list[ResponseState] = []
+        gained = self._retention.hold(state, nodes)
+        for node in nodes:
+            if node.compressed_bytes:
+                self._count_compressed(node)
+        self._add(gained)
+
+    def _count_compressed(self, state: ResponseState) -> None:
+        self._compressed.add(state)
+        self._uncompressed_bytes += state.item_bytes
+        self._own.compressed_bytes += state.compressed_bytes
+
+    def _add(self, size_bytes: int) -> None:
+        """Count bytes, then evict what exceeds a limit."""
+        for scope in self._scopes:
+            scope.used_bytes += size_bytes
+        own, shared = self._own, self._scopes[1:]
+        while own.exceeded and (entry := own.oldest()) is not None:
+            if entry.latest:
+                if self._may_shrink():
+                    break
+                if entry.state.response.store is False:
+                    self._outgrown.append(entry.state.id)
+            own.evictions += 1
+            if shared:
+                shared[-1].connection_evictions += 1
+            self.evict(entry.state.id)
+        for scope in shared:
+            _make_room(scope)
+
+    def _release(self, state: ResponseState) -> None:
+        nodes: list[ResponseState] = []
+        freed = self._retention.release(state, nodes)
+        for node in self._compressed.intersection(nodes) if self._compressed else ():
+            self._compressed.remove(node)
+            self._uncompressed_bytes -= node.item_bytes
+            self._own.compressed_bytes -= node.compressed_bytes
+        for scope in self._scopes:
+            scope.used_bytes -= freed
+        if freed and self.on_freed is not None:
+            self.on_freed(freed)
 
     def _supersede(self, lane: str | None) -> None:
         entry = self._lanes.get(lane)
@@ -227,15 +330,37 @@ class ConnectionCache:
 
 
 class NoCache(ConnectionCache):
-    """Stores nothing. For exchanges of a single response, such as an HTTP request."""
+    """Stores nothing. For exchanges of a single response, such as an HTTP request.
 
-    __slots__ = ()
+    What their turns continue is counted in one step, by the size of its context, and once for all exchanges
+    of the tenant.
+    """
 
-    def __init__(self) -> None:
-        super().__init__(0)
+    __slots__ = ("_pins",)
+
+    def __init__(self, shared: tuple[Scope, ...] = (), pins: Pins | None = None) -> None:
+        """``pins``: of all exchanges of the tenant."""
+        super().__init__(0, shared)
+        self._pins: Pins = {} if pins is None else pins
 
     def remember(self, state: ResponseState, lane: str | None) -> None:
         return
+
+    def pin(self, state: ResponseState) -> None:
+        count, size_bytes = self._pins.get(state, (0, 0))
+        if not count:
+            position = state.position
+            size_bytes = state.context_bytes + (position.size_bytes if position is not None else 0)
+            self._add(size_bytes)
+        self._pins[state] = count + 1, size_bytes
+
+    def unpin(self, state: ResponseState) -> None:
+        count, size_bytes = self._pins.pop(state)
+        if count > 1:
+            self._pins[state] = count - 1, size_bytes
+        else:
+            for scope in self._scopes:
+                scope.used_bytes -= size_bytes
 
 
 def _make_room(scope: Scope) -> None:
@@ -261,9 +386,10 @@ class _ProcessScope(Scope):
 class SharedScopes:
     """The scopes shared by connections: one per tenant, one for the process."""
 
-    __slots__ = ("_tenant_bytes", "_tenants", "process")
+    __slots__ = ("_pins", "_tenant_bytes", "_tenants", "process")
 
     def __init__(self, tenant_bytes: int, process_bytes: int) -> None:
+        self._pins: dict[str, Pins] = {}
         self._tenant_bytes = tenant_bytes
         self._tenants: dict[str, Scope] = {}
         self.process: Scope = _ProcessScope(process_bytes, self._tenants)
@@ -278,3 +404,7 @@ class SharedScopes:
         if scope is None:
             scope = self._tenants[tenant] = Scope(self._tenant_bytes)
         return scope, self.process
+
+    def exchange(self, tenant: str) -> NoCache:
+        """A cache for an exchange of a single response."""
+        return NoCache(self.of(tenant), self._pins.setdefault(tenant, {}))

@@ -72,8 +72,8 @@ class Policy(Struct, frozen=True):
 
     checks: tuple[Check, ...] = ()
     scope: Scope = "new"
-    """What a turn may be refused for. ``new``: what it adds to its context. ``all``: the whole context, also
-    the part of a chain that was made under another policy, and items that a model has answered since."""
+    """What of a turn is inspected. ``new``: what it adds to its context. ``all``: the whole context, also the
+    part of a chain that was made under another policy."""
     digest: bytes = b""
     """Identifies the checks and all that they lead to."""
 

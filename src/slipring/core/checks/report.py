@@ -1,5 +1,6 @@
 """The report of a turn's checks: for the response object, and for the node that the response leaves."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -9,6 +10,8 @@ from slipring.core.checks.rulings import answer_of
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.protocol.responses import ResponseModeration, ResponseModerationError, ResponseModerationResult
 
+WITHHELD = "withheld"
+"""The category of input that was refused before, and that a model did not get."""
 _TEXT: list[Literal["text", "image"]] = ["text"]
 
 
@@ -54,7 +57,7 @@ class _Side:
 class Report:
     """The verdicts of a turn, as they arrive."""
 
-    __slots__ = ("_findings", "_input", "_output", "input_ms")
+    __slots__ = ("_findings", "_input", "_output", "input_ms", "withheld")
 
     def __init__(self) -> None:
         self._input = _Side()
@@ -62,6 +65,8 @@ class Report:
         self._findings: dict[Finding, None] = {}
         self.input_ms = 0.0
         """The time of the check of the input that took longest."""
+        self.withheld: Counter[str] = Counter()
+        """By check: how many items of the input were withheld."""
 
     def add(self, subject: Subject, checks: Iterable[Check], verdicts: Sequence[Verdict]) -> None:
         """Note the verdicts of these checks about a subject."""
@@ -75,6 +80,13 @@ class Report:
                     subject.side, subject.kind, verdict.check, verdict.version, verdict.categories
                 )
                 self._findings[finding] = None
+
+    def withhold(self, check: str, verdicts: Iterable[Verdict]) -> None:
+        """Note that an item of the input is withheld, because this check has refused it before."""
+        self.withheld[check] += 1
+        self._input.hits.add(WITHHELD)
+        for verdict in verdicts:
+            self._input.add(verdict)
 
     @property
     def findings(self) -> tuple[Finding, ...]:

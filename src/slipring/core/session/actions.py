@@ -6,6 +6,7 @@ It reports their results to the session's ``TurnLifecycle``, whose methods are n
 from msgspec import Struct
 
 from slipring.core.chain.state import ResponseState
+from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.gate import Inspection
 from slipring.core.generation import Job, Prefill
 from slipring.core.hosted.tools import HostedCall
@@ -183,6 +184,13 @@ class Close(Struct, frozen=True):
     reason: str
 
 
+class Compress(Struct, frozen=True, eq=False):
+    """Compress the items of states, in a thread. The driver reports ``compressed``."""
+
+    cache: ConnectionCache
+    states: tuple[ResponseState, ...]
+
+
 class Record(Struct, frozen=True):
     """Log and count an ended turn."""
 
@@ -221,6 +229,7 @@ Action = (
     | Cancel
     | StartPrefill
     | EndPrefill
+    | Compress
     | Close
     | Record
     | Refused

@@ -8,8 +8,8 @@ it. A pinned chain is charged once, however many turns of the connection pin it.
 """
 
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import ResponseState
-from slipring.core.chain.state_cache import Retention
 from slipring.errors import ApiError, RateLimited, Unavailable
 
 

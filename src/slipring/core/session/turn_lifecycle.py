@@ -24,6 +24,7 @@ from slipring.core.session.actions import (
     Check,
     ClaimApprovals,
     Close,
+    Compress,
     Counted,
     Inspect,
     Load,
@@ -45,7 +46,7 @@ from slipring.core.session.successors import Successors
 from slipring.core.turn import turn_reports
 from slipring.core.turn.foreseen_job import foreseen_job
 from slipring.core.turn.stages import Phase
-from slipring.core.turn.steps import pauses
+from slipring.core.turn.steps import failed_steps, pauses
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, InvalidPrompt, ServerError
 from slipring.protocol.events import Error, Event
@@ -72,6 +73,7 @@ class TurnLifecycle:
         "_lifetime",
         "_limits",
         "_models",
+        "_pinned",
         "_policies",
         "_ports",
         "_tenant",
@@ -115,6 +117,8 @@ class TurnLifecycle:
         self.growing_outputs.is_on = not any(check.before for check in policies.checks.values())
         self._finished: dict[Turn, ResponseState] = {}
         """States of turns that are being saved."""
+        self._pinned: dict[Turn, tuple[ConnectionCache, ResponseState]] = {}
+        """What running turns continue, and where it is counted."""
         self._held_back: dict[Turn, tuple[_Held, Phase]] = {}
         """What is done once the input of a turn has passed, and the phase that then begins."""
 
@@ -131,9 +135,10 @@ class TurnLifecycle:
         if turn.phase is not Phase.LOADING:
             return []
         try:
-            turn_setup.bind_loaded(turn, loaded)
+            turn_setup.bind_loaded(turn, loaded, self.cache)
         except ApiError as error:
             return self._reject(turn, error, now)
+        self._pin(turn)
         return self._start(turn, now) + self.advance(now)
 
     def resolved(
@@ -217,7 +222,10 @@ class TurnLifecycle:
         """Safety checks have inspected texts: ``verdicts`` has those about each subject, failed ones
         included."""
         turn = inspect.turn
-        if turn.checks is None or turn.phase not in _INSPECTED:
+        if turn.checks is None:
+            return []
+        if turn.phase not in _INSPECTED:
+            turn.checks.remember(inspect.inspection, verdicts)
             return []
         released = turn.judge(inspect.inspection, verdicts)
         if (error := turn.checks.error) is not None:
@@ -273,10 +281,20 @@ class TurnLifecycle:
         if turn.saves:
             turn.stages.lap("store")
         state = self._finished[turn]
+        self._unpin(turn)
         self.cache.remember(state, turn.lane)
-        if not self._betas.keeps_nothing:
+        if not self._betas.keeps_nothing and not turn.has_failed:
             turn.remember(state, now)
-        return self._end(turn, [turn.terminal()], now)
+        return [*self._compress(self.cache), *self._end(turn, [turn.terminal()], now)]
+
+    def compressed(self, compress: Compress, items: Sequence[bytes]) -> list[Action]:
+        """The items of earlier responses are compressed, or as many of them as could be."""
+        compress.cache.keep_compressed(list(zip(compress.states, items, strict=False)))
+        return [] if self._lifetime.is_closed else self._compress(compress.cache)
+
+    def _compress(self, cache: ConnectionCache) -> list[Action]:
+        states = cache.take_compressible()
+        return [Compress(cache, tuple(states))] if states else []
 
     def failed(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         """The engine, the compiler or the store has failed."""
@@ -293,14 +311,19 @@ class TurnLifecycle:
         return self._fail(turn, error, now)
 
     def _fail(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
-        """End a response that was created with ``response.failed``."""
+        """End a response that was created with ``response.failed``, and keep its finished steps."""
         turn_reports.cut_off_stage(turn)
         cancelled = [CancelTools(turn)] if turn.is_calling else []
-        self._evict_parent(turn, error)
         self._finished.pop(turn, None)  # a response that cannot be saved leaves no state
-        returned = self.successors.return_steers(turn, error)
         ended = self.growing_outputs.end(turn.output.response_id)
-        return [*cancelled, *ended, *self._end(turn, turn.fail(error) + returned, now)]
+        closing = turn.fail(error)
+        state = failed_steps.keep(turn, error)
+        if state is not None:
+            closing += self.successors.return_steers(turn, error)
+            return [*cancelled, *ended, Send(closing), *self._save(turn, state, now)]
+        self._evict_parent(turn, error)
+        last = [*closing, turn.terminal(), *self.successors.return_steers(turn, error)]
+        return [*cancelled, *ended, *self._end(turn, last, now)]
 
     # Running turns.
 
@@ -328,6 +351,7 @@ class TurnLifecycle:
             load = turn_setup.bind(turn, self.cache, self.successors)
         except ApiError as error:
             return self._drop(turn, error)
+        self._pin(turn)
         ended = [] if turn.forks else self.growing_outputs.end(turn.request.previous_response_id)
         if load.is_empty and not self.asks_each_turn:
             return [*ended, *self._start(turn, now)]
@@ -388,9 +412,13 @@ class TurnLifecycle:
     def _conclude(self, turn: Turn, now: float) -> list[Action]:
         """Close the output of a turn, and save its state if needed."""
         closing, state = turn.finish(now)
+        return [Send(closing), *self._save(turn, state, now)]
+
+    def _save(self, turn: Turn, state: ResponseState, now: float) -> list[Action]:
+        """Save the state of a response that has ended, if needed."""
         self._finished[turn] = state
         turn.phase = Phase.SAVING
-        return [Send(closing), *([Save(turn, state)] if turn.saves else self.saved(turn, now))]
+        return [Save(turn, state)] if turn.saves else self.saved(turn, now)
 
     def _reject(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         return self._drop(turn, error) + self.advance(now)
@@ -410,6 +438,7 @@ class TurnLifecycle:
         """End a turn that has no response, and let the next one of its lane run."""
         turn.phase = Phase.ENDED
         self._held_back.pop(turn, None)
+        self._unpin(turn)
         self.charges.release(turn)
         self.lanes.release(turn)
 
@@ -417,13 +446,16 @@ class TurnLifecycle:
         """End a turn with its last events, then begin its successor and whatever may run now."""
         turn.phase = Phase.ENDED
         self._held_back.pop(turn, None)
+        self._unpin(turn)
         self.charges.release(turn)
         state = self._finished.pop(turn, None)
         turn.stages.lap("terminal")
         report = turn_reports.report(turn)
         if self._betas.timing:
             last.append(turn.output.timing_event(report))
-        about_steers, successor = self.successors.after(turn, state, self._lifetime.refusal)
+        about_steers, successor = self.successors.after(
+            turn, state if not turn.has_failed else None, self._lifetime.refusal
+        )
         actions: list[Action] = [Send(last + about_steers), self._record(turn, report)]
         if successor is None:
             self.lanes.release(turn)
@@ -435,6 +467,17 @@ class TurnLifecycle:
             return actions
         audit = turn.audit(state)
         return [*actions, *([StartAudit(audit)] if audit is not None else []), *self._foresee(turn, state)]
+
+    def _pin(self, turn: Turn) -> None:
+        """Count the state that a turn continues for as long as the turn runs."""
+        if turn.parent is not None and turn not in self._pinned:
+            self._pinned[turn] = self.cache, turn.parent
+            self.cache.pin(turn.parent)
+
+    def _unpin(self, turn: Turn) -> None:
+        if (pinned := self._pinned.pop(turn, None)) is not None:
+            cache, state = pinned
+            cache.unpin(state)
 
     def _record(self, turn: Turn, report: TurnReport) -> Record:
         content = None if self._betas.keeps_nothing else turn
@@ -547,6 +590,8 @@ class TurnLifecycle:
                 actions += [] if is_queued else [Cancel(turn)]
                 actions.append(self._record(turn, turn_reports.report(turn, cancelled=True)))
             turn.phase = Phase.ENDED
+        for turn in list(self._pinned):
+            self._unpin(turn)
         self._finished.clear()
         self._held_back.clear()
         actions += self.growing_outputs.end_all()

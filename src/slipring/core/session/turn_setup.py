@@ -57,12 +57,12 @@ def bind(turn: Turn, cache: ConnectionCache, successors: Successors) -> Load:
     return Load(turn, previous if turn.parent is None else None, frozenset(missing), conversation_id)
 
 
-def bind_loaded(turn: Turn, loaded: Loaded) -> None:
+def bind_loaded(turn: Turn, loaded: Loaded, cache: ConnectionCache) -> None:
     """Bind what the store found. Raises ``PreviousResponseNotFound``."""
     previous = turn.request.previous_response_id
     if turn.parent is None and previous is not None:
         if loaded.state is None:
-            raise PreviousResponseNotFound(previous)
+            raise PreviousResponseNotFound(previous, cache.why_forgotten(previous))
         turn.parent = loaded.state
         turn.found = loaded.state.find_items(input_items.references(turn.input))
     turn.found = {**loaded.items, **turn.found}
@@ -84,11 +84,12 @@ def begin(
         items = sealed_items.opened(items, ports.seal, turn.tenant)
         model = models.find(turn.request.model)
         recognise = not counts and turn.joined is None
+        if not counts:
+            policy = policy_of_turn(policies, model.name, turn.request.moderation)
+            items = preparation.withhold(turn, items, ports.verdicts, policy)
         job = preparation.begin(turn, ports.mint("resp"), model, items, now, definitions, recognise=recognise)
         if not counts:
-            preparation.inspect(
-                turn, ports.verdicts, policy_of_turn(policies, model.name, turn.request.moderation)
-            )
+            preparation.inspect(turn)
     except ApiError as error:
         raise in_clients_terms(turn, error) from None
     return job, definitions.grammars

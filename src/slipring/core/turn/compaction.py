@@ -142,7 +142,7 @@ class Compaction:
         # Upstream servers refuse a context with a call that has no output.
         waiting = (_placeholder_output(call_id, call) for call_id, call in self._carry.open_calls.items())
         asked = (output_item(request_id, _NO_OUTPUT) for request_id in self._carry.approvals)
-        items = (*job.input, *filter(None, waiting), *asked, user_message(_ASK))
+        items = (*job.input, *waiting, *asked, user_message(_ASK))
         return structs.replace(job, input=items, offer=Offer(forbidden=True), settings=settings)
 
     def take(self, deltas: list[Delta]) -> None:
@@ -213,13 +213,11 @@ def condensed(
     )
 
 
-def _placeholder_output(call_id: str, call: OpenCall) -> Item | None:
-    """An output for an open call, so that the summary's context is valid; None if models see no such call."""
+def _placeholder_output(call_id: str, call: OpenCall) -> Item:
+    """An output for an open call, so that the summary's context is valid."""
     if call.type == "tool_search_call":
         raw = wire.encode({"type": "tool_search_output", "call_id": call_id, "tools": []})
         return Item(type="tool_search_output", raw=raw, call_id=call_id)
-    if call.type == "computer_call":
-        return None
     # A model reads the outputs of all calls as texts, whatever forms clients have for them.
     kind = "custom_tool_call_output" if call.type == "custom_tool_call" else "function_call_output"
     raw = wire.encode({"type": kind, "call_id": call_id, "output": _NO_OUTPUT})

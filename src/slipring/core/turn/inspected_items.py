@@ -5,10 +5,8 @@ earlier. ``InspectedItems`` finds what was not, gives it to the turn's gate, and
 later turns.
 
 An item that was never inspected is not let through, wherever in the input it stands: clients write their
-histories themselves. What was refused before is refused again only where it is new. If a model has written
-something behind it, it is not: a client that keeps a refused message in its history would otherwise never get
-an answer again. A policy with the scope ``all`` refuses it everywhere, and also inspects what a chain
-contains from turns under other policies.
+histories themselves. What was refused before is withheld (``withheld_items``), or refused again. A policy
+with the scope ``all`` also inspects what a chain contains from turns under other policies.
 """
 
 from collections import deque
@@ -18,11 +16,12 @@ from hashlib import sha256
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.gate import Gate
-from slipring.core.checks.known_verdicts import Known, KnownVerdicts
+from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.rulings import checks_of, rule
 from slipring.core.checks.subjects import called_names, is_models, subject_of
 from slipring.core.checks.verdicts import Side, Subject, Verdict
 from slipring.core.turn.compaction import is_summary
+from slipring.core.turn.withheld_items import Behind, Refusals, withheld
 from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.item_digests import content_digest
@@ -32,18 +31,30 @@ from slipring.protocol.items import Item
 class _Waiting:
     """An item some of whose verdicts are missing."""
 
-    __slots__ = ("digest", "subject", "verdicts")
+    __slots__ = ("behind", "digest", "subject", "verdicts")
 
-    def __init__(self, subject: Subject, digest: bytes) -> None:
+    def __init__(self, subject: Subject, digest: bytes, behind: bytes = b"") -> None:
         self.subject = subject
         self.digest = digest
+        self.behind = behind
         self.verdicts: dict[str, Verdict] = {}
 
 
 class InspectedItems:
     """What a turn's policy has inspected, and what it has still to inspect."""
 
-    __slots__ = ("_callers", "_context", "_gate", "_known", "_names", "_policy", "_tenant", "_waiting")
+    __slots__ = (
+        "_behind",
+        "_callers",
+        "_context",
+        "_digests",
+        "_gate",
+        "_known",
+        "_names",
+        "_policy",
+        "_tenant",
+        "_waiting",
+    )
 
     def __init__(self, gate: Gate, known: KnownVerdicts, tenant: str) -> None:
         self._gate = gate
@@ -58,19 +69,31 @@ class InspectedItems:
         """By ``id()`` of the subject, which the entry keeps alive."""
         self._context: deque[str] = deque(maxlen=max(check.context for check in self._policy.checks))
         """The last texts of the context, as many as a check reads."""
+        self._digests: Mapping[int, bytes] = {}
+        """Of items whose content was digested before, by ``id()``."""
+        self._behind = Behind((), {})
+
+    def withhold(self, items: tuple[Item, ...], digests: Mapping[int, bytes]) -> tuple[Item, ...]:
+        """The items of a request, with placeholders for what was refused before. ``digests``: of items whose
+        content was digested before, by ``id()``; the caller keeps these items alive."""
+        self._digests, self._behind = digests, Behind(items, digests)
+        items, refusals = withheld(items, digests, Refusals(self._policy, self._known, self._tenant))
+        for refusal in refusals:
+            self._gate.report.withhold(refusal.ruling.check, refusal.known.verdicts)
+        return items
 
     def begin(
         self,
         parent: ResponseState | None,
         head: Head,
         items: tuple[Item, ...],
-        digests: Mapping[int, bytes],
         lists: Iterable[list[ListedTool]] = (),
     ) -> None:
         """Have the gate inspect what is new in the context of a turn.
 
-        ``digests``: of items whose content was digested before, by ``id()``. ``lists``: of hosted tools that
-        were fetched. Raises the error of a blocked turn if it is known already that an item is refused.
+        ``items``: those that ``withhold`` has returned, with their hosted items opened. ``lists``: of hosted
+        tools that were fetched. Raises the error of a blocked turn if it is known already that an item is
+        refused.
         """
         subjects = self._of_head(parent, head)
         for tools in lists:
@@ -79,10 +102,11 @@ class InspectedItems:
             self._callers.append(parent.output)
             subjects += self._of_chain(parent)
         self._callers.append(items)
-        new = list(_sealed_and_open(items))
-        last = _last_of_model(new) if self._policy.scope == "new" else 0
-        for index, (item, is_sealed) in enumerate(new):
-            subjects += self._unknown(item, digests.get(id(item)), is_sealed, is_new=index >= last)
+        new = [(index, *each) for index, item in enumerate(items) for each in _sealed_and_open((item,))]
+        last = _last_of_model([item for _, item, _ in new]) if self._policy.scope == "new" else 0
+        for place, (index, item, is_sealed) in enumerate(new):
+            digest, behind = self._digests.get(id(item)), self._behind[index]
+            subjects += self._unknown(item, digest, is_sealed, is_new=place >= last, behind=behind)
         self._inspect(subjects)
 
     def add(self, items: Iterable[Item], called: Iterable[Item] = (), *, is_sealed: bool = False) -> None:
@@ -105,9 +129,15 @@ class InspectedItems:
             if waiting is None:
                 continue
             waiting.verdicts.update((each.check, each) for each in given if each.failed is None)
-            if all(check.name in waiting.verdicts for check in self._policy.on(subject.kind)):
+            known = tuple(waiting.verdicts.values())
+            checks = self._policy.on(subject.kind)
+            answered = [check for check in checks if check.name in waiting.verdicts]
+            ruling = rule(subject, answered, known)
+            is_refused = ruling is not None and ruling.stops
+            # Whoever refuses an item ends the turn, and with it what other checks would say.
+            if is_refused or len(answered) == len(checks):
                 del self._waiting[id(subject)]
-                self._remember(waiting.digest, tuple(waiting.verdicts.values()))
+                self._remember(waiting.digest, known, waiting.behind if is_refused else b"")
 
     def completed(self, output: Iterable[Item]) -> list[Subject]:
         """The turn has ended, and its output has passed; returns what is still to be audited."""
@@ -168,19 +198,24 @@ class InspectedItems:
                 texts += [] if subject is None else [subject.text]
         self._context.extend(reversed(texts[:most]))
 
-    def _unknown(self, item: Item, digest: bytes | None, is_sealed: bool, *, is_new: bool) -> list[Subject]:
-        """The subject of an item, if nothing is known about it."""
+    def _unknown(
+        self, item: Item, digest: bytes | None, is_sealed: bool, *, is_new: bool, behind: bytes = b""
+    ) -> list[Subject]:
+        """The subject of an item, if nothing is known about it. ``is_new``: it is reported again if a check
+        has flagged it. ``behind``: identifies what follows it in the request."""
         if item.type == "mcp_list_tools":
             listed = self._subject(item, "input", is_sealed)
             return [] if listed is None else self._of_definitions(listed.text)
         digest = digest or content_digest(item)
         known = self._known.find(self._tenant, self._policy.digest, digest)
-        if known == () and not self._context.maxlen:
+        if known is not None and not known.verdicts and not self._context.maxlen:
             return []  # it need not even be decoded
         subject = self._subject(item, "input", is_sealed)
-        return [] if subject is None else self._unless_known(subject, digest, is_new=is_new)
+        return [] if subject is None else self._unless_known(subject, digest, is_new=is_new, behind=behind)
 
-    def _unless_known(self, subject: Subject, digest: bytes, *, is_new: bool) -> list[Subject]:
+    def _unless_known(
+        self, subject: Subject, digest: bytes, *, is_new: bool, behind: bytes = b""
+    ) -> list[Subject]:
         subject = Subject(
             *(subject.side, subject.kind, subject.text, subject.role, subject.name), tuple(self._context)
         )
@@ -190,13 +225,15 @@ class InspectedItems:
             return []
         known = self._known.find(self._tenant, self._policy.digest, digest)
         if known is None:
-            self._waiting[id(subject)] = _Waiting(subject, digest)
+            self._waiting[id(subject)] = _Waiting(subject, digest, behind)
             return [subject]
-        if is_new and known:
-            self._gate.report.add(subject, checks, known)
-            ruling = rule(subject, checks, known)
-            if ruling is not None and ruling.stops:
-                raise ruling.error()
+        ruling = rule(subject, checks, known.verdicts) if known.verdicts else None
+        is_refused = ruling is not None and ruling.consequence == "block"
+        if known.verdicts and (is_new or is_refused):
+            self._gate.report.add(subject, checks, known.verdicts)
+        if ruling is not None and is_refused:
+            self._remember(digest, known.verdicts, behind)
+            raise ruling.error()
         return []
 
     def _subject(self, item: Item, side: Side, is_sealed: bool) -> Subject | None:
@@ -215,13 +252,13 @@ class InspectedItems:
         self._gate.inspect_input(subjects)
         self._gate.context = tuple(self._context)
 
-    def _remember(self, digest: bytes, verdicts: Known) -> None:
-        self._known.remember(self._tenant, self._policy.digest, digest, verdicts)
+    def _remember(self, digest: bytes, verdicts: tuple[Verdict, ...], behind: bytes = b"") -> None:
+        self._known.remember(self._tenant, self._policy.digest, digest, verdicts, behind)
 
 
-def _last_of_model(items: list[tuple[Item, bool]]) -> int:
+def _last_of_model(items: list[Item]) -> int:
     """The index of the last item that a model has written; 0 if there is none."""
-    return next((index for index in range(len(items) - 1, 0, -1) if is_models(items[index][0])), 0)
+    return next((index for index in range(len(items) - 1, 0, -1) if is_models(items[index])), 0)
 
 
 def _sealed_and_open(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:

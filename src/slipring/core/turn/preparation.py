@@ -120,17 +120,27 @@ def _read_input(turn: Turn, items: tuple[Item, ...], definitions: Definitions, *
     return carry
 
 
-def inspect(turn: Turn, verdicts: KnownVerdicts, policy: Policy) -> None:
+def withhold(
+    turn: Turn, items: tuple[Item, ...], verdicts: KnownVerdicts, policy: Policy
+) -> tuple[Item, ...]:
+    """Set the checks of a turn; returns the items of its request, with placeholders for what was refused
+    before."""
+    if not policy.checks:
+        return items
+    turn.checks = TurnChecks(policy, verdicts, turn.tenant)
+    request = turn.request
+    digests = dict(zip(map(id, request.items), request.content_digests, strict=True))
+    return turn.checks.withhold(items, digests)
+
+
+def inspect(turn: Turn) -> None:
     """Have the input of a validated turn inspected. Raises if it is known to be refused."""
     if turn.parent is not None and (check := turn.parent.refused_by) is not None:
         raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
-    if policy.checks:
-        turn.checks = TurnChecks(policy, verdicts, turn.tenant)
-        request = turn.request
-        digests = dict(zip(map(id, request.items), request.content_digests, strict=True))
+    if turn.checks is not None:
         offered = turn.hosted.offered
         lists = [tools for _, _, tools in offered.fetched] if offered is not None else []
-        turn.checks.begin(turn.parent, turn.head, turn.input, digests, lists)
+        turn.checks.begin(turn.parent, turn.head, turn.input, lists)
 
 
 def _open_response(

@@ -10,7 +10,15 @@ from slipring.core.generation import Capabilities, Model, Settings
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import requests
 from slipring.protocol.definitions import Definitions
-from slipring.protocol.items import CallOutput, InputFile, InputImage, Item, Message
+from slipring.protocol.items import (
+    CallOutput,
+    InputFile,
+    InputImage,
+    Item,
+    Message,
+    may_have_images,
+    part_param,
+)
 from slipring.protocol.requests import TEXT, CreateRequest
 
 T = TypeVar("T", int, float)
@@ -125,13 +133,10 @@ def read_include(include: list[str]) -> list[str]:
     return include
 
 
-_UNSEEN = (b'"input_image"', b'"input_file"')
-
-
 def refuse_unseen_content(items: tuple[Item, ...], capabilities: Capabilities) -> None:
     """Refuse images and files that the model does not support."""
     for index, item in enumerate(items):
-        if b'"input_' not in item.raw or not any(kind in item.raw for kind in _UNSEEN):
+        if not may_have_images(item):
             continue
         body = item.body()
         content: object = None
@@ -144,8 +149,7 @@ def refuse_unseen_content(items: tuple[Item, ...], capabilities: Capabilities) -
                 isinstance(part, InputFile) and not capabilities.files
             )
             if unseen:
-                field = "content" if isinstance(body, Message) else "output"
                 raise UnsupportedParameter(
                     "This model takes text only: images and files are not supported.",
-                    param=f"input[{index}].{field}[{place}]",
+                    param=part_param(item, index, place),
                 )

@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, structs
 from slipring.core.chain import hosted_items, input_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import OpenCall, ResponseState
+from slipring.core.chain.state import OpenCall, Position, ResponseState
 from slipring.core.checks.gate import Inspection
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.verdicts import Verdict
@@ -49,6 +49,11 @@ from slipring.protocol.responses import (
     Response,
 )
 
+_TERMINAL: dict[str, type[events.ResponseEvent]] = {
+    "completed": events.Completed,
+    "incomplete": events.Incomplete,
+    "failed": events.Failed,
+}
 _NOTHING = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
 """The end of a job that did not run to its end."""
 
@@ -177,8 +182,13 @@ class Turn:
 
     @property
     def saves(self) -> bool:
-        """Whether the store must save something before the response completes."""
-        return self.stores or self.joined is not None
+        """Whether the store must save something before the response ends."""
+        return self.stores or (self.joined is not None and not self.has_failed)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the response ends with ``response.failed``."""
+        return self.response is not None and self.response.status == "failed"
 
     # Before the engine starts.
 
@@ -475,22 +485,7 @@ class Turn:
             usage=response_object.usage(finished),
             moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
-        # Without the appends that were held and have just been returned.
-        latest = tuple(self.output.items[self.output.since :])
-        carry = input_items.after_output(self.carry.settled, latest, cut_off=not stopped)
-        self.carry.current = carry = self.hosted.carry_on(carry)
-        self.carry.settle(self.output.finished)
-        state = ResponseState(
-            response=response,
-            parent=self.parent,
-            head=self.head,
-            input=self.input,
-            output=self._state_output(),
-            carry=carry,
-            position=finished.position,
-            fork=self.forks,
-        )
-        state.verdicts = self._verdicts()
+        state = self.new_state(self.output.items, finished.position, cut_off=not stopped)
         if state.unread and self.progress.is_rendered:
             # Its last step answered nothing, so that the items do not show that it has read the outputs.
             state.position = None
@@ -498,12 +493,34 @@ class Turn:
         self.recognition.complete(state, dropped_items=accepted.dropped_items if accepted is not None else 0)
         return closing, state
 
-    def _state_output(self) -> tuple[Item, ...]:
-        """The output, in which the items of hosted tools stand for what the model has seen of them."""
+    def new_state(self, items: list[Item], position: Position | None, *, cut_off: bool) -> ResponseState:
+        """The state of the response, which has ended with these output items: all, or the first ones.
+        ``cut_off``: the last one is incomplete."""
+        assert self.response is not None
+        # Without the appends that were held and have just been returned.
+        latest = tuple(items[self.output.since :])
+        carry = input_items.after_output(self.carry.settled, latest, cut_off=cut_off)
+        self.carry.current = carry = self.hosted.carry_on(carry)
+        self.carry.settle(self.output.finished)
+        state = ResponseState(
+            response=self.response,
+            parent=self.parent,
+            head=self.head,
+            input=self.input,
+            output=self._opened(items),
+            carry=carry,
+            position=position,
+            fork=self.forks,
+        )
+        state.verdicts = self._verdicts()
+        return state
+
+    def _opened(self, items: list[Item]) -> tuple[Item, ...]:
+        """Output items, of which those of hosted tools stand for what the model has seen of them."""
         if self.hosted.is_upstream:
-            return tuple(self.output.items)
+            return tuple(items)
         hosted = self.output.hosted
-        return hosted_items.opened(self.output.items, hosted.approved_results if hosted is not None else None)
+        return hosted_items.opened(items, hosted.approved_results if hosted is not None else None)
 
     def _verdicts(self) -> NodeVerdicts | None:
         if self.checks is not None:
@@ -522,13 +539,13 @@ class Turn:
         self.recognition.remember(state, self.finished, is_shared=is_shared, now=now)
 
     def terminal(self) -> Event:
-        """The terminal event of a finished response."""
+        """The terminal event of a response that has finished or failed."""
         assert self.response is not None
-        completed = self.response.status == "completed"
-        return self.output.announce(events.Completed if completed else events.Incomplete, self.response)
+        return self.output.announce(_TERMINAL[self.response.status], self.response)
 
     def fail(self, error: ApiError) -> list[Event]:
-        """The engine or the store failed: the events that close the output, and ``response.failed``."""
+        """The engine or the store failed: the events that close the output. ``terminal`` returns the last
+        event."""
         assert self.response is not None
         closing = self.output.finish("incomplete") + self.end_calls() + self._return_held()
         self.response = structs.replace(
@@ -537,10 +554,10 @@ class Turn:
             completed_at=None,
             incomplete_details=None,
             output=self.output.raw_items(),
+            usage=None,
             error=response_object.failure(error),
             moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
-        closing.append(self.output.announce(events.Failed, self.response))
         return closing
 
     def cut_off(self) -> Finished | None:

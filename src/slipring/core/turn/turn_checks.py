@@ -67,17 +67,21 @@ class TurnChecks:
 
     # The input.
 
+    def withhold(self, items: tuple[Item, ...], digests: Mapping[int, bytes]) -> tuple[Item, ...]:
+        """The items of a request, with placeholders for what was refused before. ``digests``: of items whose
+        content was digested before, by ``id()``; the caller keeps these items alive."""
+        return self._items.withhold(items, digests)
+
     def begin(
         self,
         parent: ResponseState | None,
         head: Head,
         items: tuple[Item, ...],
-        digests: Mapping[int, bytes],
         lists: Iterable[list[ListedTool]],
     ) -> None:
         """Inspect what is new in the context, with the lists of hosted tools that were fetched for it. Raises
         an ``ApiError`` if that is known to be refused."""
-        self._items.begin(parent, head, items, digests, lists)
+        self._items.begin(parent, head, items, lists)
 
     def add(self, items: Iterable[Item], called: Iterable[Item] = (), *, is_sealed: bool = False) -> None:
         """Inspect what is added to the context. Raises as ``begin`` does."""
@@ -138,9 +142,13 @@ class TurnChecks:
         """Deltas of the engine: returns those that are released now."""
         return self._gate.feed(deltas)
 
+    def remember(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> None:
+        """The verdicts of an inspection: they are known to later turns."""
+        self._items.judged(inspection.subjects, verdicts)
+
     def judge(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Delta]:
         """The verdicts of an inspection: returns the deltas that are released now."""
-        self._items.judged(inspection.subjects, verdicts)
+        self.remember(inspection, verdicts)
         return self._gate.judge(inspection.ticket, verdicts)
 
     def ended(self, finished: Finished, *, may_refuse: bool) -> tuple[list[Delta], Finished]:
@@ -170,8 +178,14 @@ class TurnChecks:
 
     @property
     def flagged_by(self) -> tuple[str, ...]:
-        """The checks that have flagged something."""
-        return tuple(dict.fromkeys(finding.check for finding in self._gate.report.findings))
+        """The checks that have flagged something, or had flagged before what is withheld now."""
+        flagging = (finding.check for finding in self._gate.report.findings)
+        return tuple(dict.fromkeys((*flagging, *self._gate.report.withheld)))
+
+    @property
+    def withheld(self) -> dict[str, int]:
+        """By check: how many items of the input are withheld because of it."""
+        return dict(self._gate.report.withheld)
 
     def verdicts(self, parent: ResponseState | None) -> NodeVerdicts:
         """What the response keeps of the verdicts about its items."""

@@ -46,6 +46,8 @@ def _running_stage(turn: Turn) -> StageName:
     ended = turn.stages.laps[-1].name if turn.stages.laps else "decode"
     if turn.phase is Phase.PAUSED:
         return "tools" if turn.is_calling else "client"
+    if turn.phase is Phase.SAVING:
+        return "store"
     if turn.phase is Phase.LISTING:
         return "list"
     if turn.phase is Phase.INSPECTING:
@@ -78,6 +80,7 @@ def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False
         error_code=error.code if error is not None else UNSET,
         input_check_ms=turn.checks.input_ms if turn.checks is not None else UNSET,
         flagged_by=(turn.checks.flagged_by or UNSET) if turn.checks is not None else UNSET,
+        withheld=(turn.checks.withheld or UNSET) if turn.checks is not None else UNSET,
         safety_id=safety_id(turn.request.safety_identifier),
     )
     if accepted is None or turn.response is None:

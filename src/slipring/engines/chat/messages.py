@@ -25,6 +25,8 @@ from slipring.protocol.items import (
     Message,
     Part,
     Reasoning,
+    may_have_images,
+    part_param,
     plain_text,
 )
 
@@ -247,17 +249,17 @@ def refuse_unsendable(items: Iterable[Item], *, images: bool, new: bool) -> None
     """Raise ``UnsupportedParameter`` for files and images that cannot be sent. ``new``: the items are the
     request's own, and the error names their place in it."""
     for index, item in enumerate(items):
-        if b'"input_image"' not in item.raw and b'"input_file"' not in item.raw:
+        if not may_have_images(item):
             continue
         body = item.body()
         if isinstance(body, Message):
-            parts, field, can_show = body.content, "content", images and body.role == "user"
+            parts, can_show = body.content, images and body.role == "user"
         elif isinstance(body, CallOutput):
-            parts, field, can_show = body.output, "output", images
+            parts, can_show = body.output, images
         else:
             continue
         for place, part in enumerate(parts):
-            param = f"input[{index}].{field}[{place}]" if new else "previous_response_id"
+            param = part_param(item, index, place) if new else "previous_response_id"
             _refuse_part(part, can_show, param)
 
 

@@ -7,12 +7,11 @@ works for models that write calls as JSON.
 
 import json
 import re
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct, structs
 
-from slipring.core.generation import Job
 from slipring.engines.constraints.answer_form import (
     ANY_OBJECT,
     CalledTool,
@@ -22,14 +21,16 @@ from slipring.engines.constraints.answer_form import (
     form_of,
     param_of,
 )
-from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.lark.gbnf_writer import ANY_STRING, gbnf_rules
 from slipring.engines.constraints.shapes.answer_shapes import answer_shape
 from slipring.engines.constraints.structural_tag import structural_tag
-from slipring.errors import UnsupportedParameter
+from slipring.errors import TooExpensive, UnsupportedParameter
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
-from slipring.prompts.rendering import Renderer
-from slipring.sandbox.sandbox import TooExpensive
+
+if TYPE_CHECKING:  # the sandbox's process needs none of them
+    from slipring.core.generation import Job
+    from slipring.engines.constraints.grammar_compiler import Compiler
+    from slipring.prompts.rendering import Renderer
 
 
 class Constraint(Struct, frozen=True):
@@ -43,9 +44,9 @@ class Constraint(Struct, frozen=True):
 
 
 async def tag_of(
-    job: Job,
-    renderer: Renderer,
-    compiler: Compiler,
+    job: "Job",
+    renderer: "Renderer",
+    compiler: "Compiler",
     *,
     opens_thought: bool = False,
     after_thought: bool = False,
@@ -77,7 +78,7 @@ def write_structural_tag(form: bytes) -> str:
 
 
 async def constraint_of(
-    job: Job, renderer: Renderer, compiler: Compiler, *, grammars: bool = True
+    job: "Job", renderer: "Renderer", compiler: "Compiler", *, grammars: bool = True
 ) -> Constraint | None:
     """The constraint of the answer to a job for a server without structural tags, or None for free text and
     for text that has to match a pattern, which such a server does not enforce.

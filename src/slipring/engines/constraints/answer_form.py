@@ -4,17 +4,21 @@ Schemas and grammars come from clients, so the constraint is written in a sandbo
 sandbox gets.
 """
 
+from typing import TYPE_CHECKING
+
 import msgspec
 from msgspec import Struct
 
-from slipring.core.generation import Job
 from slipring.errors import UnsupportedParameter
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.rendering import Renderer
 from slipring.prompts.tool_definitions import flat_name, parameters_of
 from slipring.protocol import wire
 from slipring.protocol.definitions import Grammar
 from slipring.protocol.tools import CallableTool, FunctionTool, Kind
+
+if TYPE_CHECKING:  # the sandbox's process needs none of them
+    from slipring.core.generation import Job
+    from slipring.prompts.rendering import Renderer
 
 ANY_OBJECT = b'{"type":"object"}'
 _MAX_CALLS = 16
@@ -72,7 +76,7 @@ class Form(Struct, frozen=True):
 decode_form = msgspec.msgpack.Decoder(Form).decode
 
 
-def may_be_constrained(job: Job) -> bool:
+def may_be_constrained(job: "Job") -> bool:
     """Whether anything in a job asks for a constraint of its answer."""
     settings = job.settings
     is_text = settings.format.kind == "text" and settings.pattern is None
@@ -84,7 +88,7 @@ def _is_limited(tool: CalledTool) -> bool:
     return tool.strict or tool.grammar is not None
 
 
-def form_of(job: Job, renderer: Renderer, *, opens_thought: bool = False) -> Form:
+def form_of(job: "Job", renderer: "Renderer", *, opens_thought: bool = False) -> Form:
     """The requirements on the answer to a job. Raises ``UnsupportedParameter`` if a call is required and the
     format of the model's calls is not known."""
     output, format, settings = renderer.output_format, job.settings.format, job.settings
@@ -107,7 +111,7 @@ def form_of(job: Job, renderer: Renderer, *, opens_thought: bool = False) -> For
     )
 
 
-def _may_think(renderer: Renderer) -> bool:
+def _may_think(renderer: "Renderer") -> bool:
     """Whether a model may begin a thought by itself: if its vocabulary has a token for that."""
     output = renderer.output_format
     return output.is_harmony or any(token in output.think_open for token in renderer.control_ids())

@@ -8,15 +8,13 @@ sandbox. A request that cannot be enforced is refused, with the field's name, be
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
-from slipring.core.generation import Job
 from slipring.engines.constraints import grammar_matcher
 from slipring.engines.constraints.answer_form import ANY_OBJECT, Form, form_of, param_of
-from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.lark.llguidance_writer import llguidance_rules
 from slipring.engines.constraints.shapes.answer_shapes import answer_shape
 from slipring.engines.constraints.shapes.shape import (
@@ -34,10 +32,13 @@ from slipring.engines.constraints.shapes.shape import (
     TextUntil,
     TextWithCalls,
 )
-from slipring.errors import InvalidRequest
-from slipring.prompts.rendering import Renderer
+from slipring.errors import InvalidRequest, TooExpensive
 from slipring.protocol.definitions import Grammar
-from slipring.sandbox.sandbox import TooExpensive
+
+if TYPE_CHECKING:  # the sandbox's process needs none of them
+    from slipring.core.generation import Job
+    from slipring.engines.constraints.grammar_compiler import Compiler
+    from slipring.prompts.rendering import Renderer
 
 _TOKENS = re.compile(r"<\[[0-9,]*\]>")
 """Token ids in a grammar. It is tried byte by byte: byte 255, which no text contains, replaces them."""
@@ -64,7 +65,7 @@ _decoder = msgspec.msgpack.Decoder(_GrammarRequest)
 
 
 async def grammar_of(
-    job: Job, renderer: Renderer, compiler: Compiler, *, opens_thought: bool = False
+    job: "Job", renderer: "Renderer", compiler: "Compiler", *, opens_thought: bool = False
 ) -> str | None:
     """The grammar that the answer to a job must follow; None if it is unconstrained. Raises
     ``InvalidRequest`` if it cannot be enforced, ``TooExpensive`` if compiling takes too long."""
@@ -84,7 +85,7 @@ async def grammar_of(
     return grammar
 
 
-def constrains_calls(job: Job) -> bool:
+def constrains_calls(job: "Job") -> bool:
     """Whether the grammar of a job, if it has one, makes calls well-formed. A document's grammar does not."""
     settings = job.settings
     return job.offer.required or (settings.format.kind == "text" and settings.pattern is None)

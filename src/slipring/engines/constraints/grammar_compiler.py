@@ -7,9 +7,9 @@ from typing import Any
 
 from slipring.engines.constraints import grammar_matcher
 from slipring.engines.constraints.grammar_matcher import TextMatcher
-from slipring.errors import InvalidRequest
+from slipring.errors import InvalidRequest, TooExpensive
 from slipring.protocol.definitions import Compilable, Grammar
-from slipring.sandbox.sandbox import InThread, Runner, TooExpensive
+from slipring.sandbox.sandbox import InThread, Runner
 
 _MAX_STATES = 10_000
 _CACHED_MATCHERS = 16

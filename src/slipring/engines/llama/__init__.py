@@ -29,7 +29,7 @@ from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.sharing import Borrowed, Share
 from slipring.engines.tokens.job_rendering import count, foresee, position_of, prefetch, render
-from slipring.errors import PermissionDenied
+from slipring.errors import PermissionDenied, ServerError
 from slipring.observation import live
 from slipring.prompts.rendering import Rendered, Rendering
 
@@ -224,11 +224,14 @@ class LlamaEngine(Engine):
                 **constraint,
             )
             slot.mark_uncertain(job.tenant, request.certain_context(slot))
+            self._host.rejects_grammar(slot.number)  # of an earlier job that ended before its first token
             trusted = "grammar" in constraint and constrains_calls(job)
             answer = LlamaAnswer(job, rendering, self.renderer, limit, trusted=trusted)
             async with aclosing(self._api.complete(body)) as chunks:
                 async for chunk in chunks:
                     slot.tenant = job.tenant  # the engine has begun: all other tenants' tokens are dropped
+                    if self._host.rejects_grammar(slot.number):
+                        raise ServerError("The engine does not enforce the grammar of this answer.")
                     if answer.ends_before(chunk):
                         break
                     if deltas := answer.take(chunk):

@@ -38,6 +38,10 @@ class Host(Protocol):
     def suspect(self) -> None:
         """Report that it has not answered for too long."""
 
+    def rejects_grammar(self, slot: int) -> bool:
+        """Whether it does not enforce the grammar of the job that began last in a slot, as far as this
+        process can know. Says so once."""
+
     async def start(self, on_loss: Callable[[], None]) -> None:
         """Start it or wait for it. ``on_loss`` is called when the contents of its slots are lost."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from slipring.engines.llama.rejected_grammars import RejectedGrammars
 from slipring.errors import StartupError, Unavailable
 
 log = logging.getLogger("slipring")
@@ -59,6 +60,7 @@ class ChildProcess:
         self._url: str | None = None
         self._watch: asyncio.Task[None] | None = None
         self._on_loss = self._on_return = _ignore
+        self._rejected_grammars = RejectedGrammars()
         self.restarts = 0
 
     @property
@@ -81,6 +83,9 @@ class ChildProcess:
         if self._child is not None and self._child.returncode is None:
             log.error("the embedded engine hangs; killing it")
             self._child.kill()
+
+    def rejects_grammar(self, slot: int) -> bool:
+        return self._rejected_grammars.take(slot)
 
     async def start(
         self, on_loss: Callable[[], None] = _ignore, on_return: Callable[[], None] = _ignore
@@ -115,7 +120,7 @@ class ChildProcess:
         assert child.stdout is not None
         assert child.stderr is not None
         child.stdin.write(self._settings.encode() + b"\n")
-        last_line = asyncio.create_task(_drain(child.stderr))
+        last_line = asyncio.create_task(self._drain(child.stderr))
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 line = await child.stdout.readline()
@@ -146,6 +151,18 @@ class ChildProcess:
             self.restarts += 1
             self._on_return()
             pause_s = _FIRST_PAUSE_S
+
+    async def _drain(self, stream: asyncio.StreamReader) -> str:
+        """Log and read the lines of a stream until it ends, so that its writer never blocks; returns the last
+        one that is not empty."""
+        last = "it printed no message"
+        async for line in stream:
+            text = line.decode("utf-8", "replace").strip()
+            if text:
+                log.debug("llama: %s", text)
+                self._rejected_grammars.read(text)
+                last = text
+        return last
 
     async def _kill(self) -> None:
         self._url = None
@@ -180,15 +197,3 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return True  # the process of another user
     return True
-
-
-async def _drain(stream: asyncio.StreamReader) -> str:
-    """Log the lines of a stream until it ends, so that its writer never blocks; returns the last one that is
-    not empty."""
-    last = "it printed no message"
-    async for line in stream:
-        text = line.decode("utf-8", "replace").strip()
-        if text:
-            log.debug("llama: %s", text)
-            last = text
-    return last

@@ -33,6 +33,10 @@ class External:
         """Ignored: slipring does not restart it."""
         return
 
+    def rejects_grammar(self, slot: int) -> bool:
+        """False: only its own log says so."""
+        return False
+
     async def start(self, on_loss: Callable[[], None]) -> None:
         """Does nothing: the server runs already. It does not report when it loses its slots."""
         return

@@ -25,7 +25,7 @@ from slipring.engines.responses.events import Event, decode_event
 from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.engines.responses.pool import Pool, Route, SocketsUnsupported
-from slipring.engines.responses.positions import Position, position_of
+from slipring.engines.responses.positions import Position, Step, earlier_step, position_of
 from slipring.engines.responses.request_body import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Lane
 from slipring.errors import ApiError, InvalidRequest, ServerError
@@ -110,7 +110,9 @@ class ResponsesEngine(Engine):
             except ApiError as error:
                 raise faults.without_ids(error, job.upstream_tools) from error.__cause__
         if cut.is_made:
-            yield [cut.finished()]  # without a position: the next turn sends the whole context
+            finished = cut.finished()
+            finished.position = self._position_of_cut(job)
+            yield [finished]  # the next turn sends the whole context
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         """The upstream's own count, if it has an endpoint for that; else an estimate."""
@@ -259,20 +261,32 @@ class ResponsesEngine(Engine):
         self, job: Job, answer: ResponsesAnswer, parent: Position | None, route: Route | None
     ) -> Position | None:
         """The position to leave with the response; None if the next turn could not use it."""
-        thoughts = tuple(answer.thoughts) if self.options.reasoning == "encrypted" else ()
+        step = Step(
+            answer.call_ids,
+            answer.thoughts if self.options.reasoning == "encrypted" else (),
+            others=answer.others,
+            whole=parent is None,
+            before=earlier_step(job, self),
+        )
         is_kept = bool(answer.upstream_id) and (route is not None or self.options.chain)
-        if not is_kept and not thoughts:
+        if not is_kept and not step.has_thoughts:
             return None
         return Position(
             answer.upstream_id,
             home=self,
             before=position_of(job, self),
-            whole=parent is None,
-            call_ids=tuple(answer.call_ids),
-            thoughts=thoughts,
+            step=step,
             socket=route.socket if route is not None else None,
             lane=route.lane if route is not None else None,
         )
+
+    def _position_of_cut(self, job: Job) -> Position | None:
+        """The position to leave with an answer that was cut off, which no turn can continue by its id: it has
+        the thoughts of the steps before."""
+        earlier = earlier_step(job, self)
+        if earlier is None or not earlier.has_thoughts:
+            return None
+        return Position("", home=self, before=position_of(job, self), step=Step(before=earlier, whole=True))
 
 
 def _read(answer: ResponsesAnswer, events: Iterable[Event]) -> tuple[list[Delta], ApiError | None]:

@@ -190,11 +190,11 @@ class ResponsesAnswer:
         self._count = 0
         self._kind = ""
         """The type of the item that was emitted last."""
-        self._others = 0
-        """How many items other than reasoning were emitted."""
         self._summaries = 0
         self._base = 0
         self.upstream_id = ""
+        self.others = 0
+        """How many items other than reasoning were emitted."""
         self.call_ids: list[str] = []
         self.thoughts: list[tuple[int, bytes]] = []
         """Encrypted reasoning items, each with the number of other items before it."""
@@ -339,7 +339,7 @@ class ResponsesAnswer:
                 opened.pending = []
             if opened.done:
                 if opened.thought is not None:
-                    self.thoughts.append((self._others, opened.thought))
+                    self.thoughts.append((self.others, opened.thought))
                 del self._items[key]
             elif not opened.started:
                 break
@@ -350,7 +350,7 @@ class ResponsesAnswer:
         kind, is_new = opened.kind, not opened.begun
         opened.begun = True
         if opened.passes:
-            self._others += is_new
+            self.others += is_new
             if not is_new:
                 return opened.pending
         elif kind == "reasoning":
@@ -363,12 +363,12 @@ class ResponsesAnswer:
                     self._summaries = max(self._summaries, delta.index + 1)
         elif is_new and opened.call_id is not None:
             self.call_ids.append(opened.call_id)
-            self._others += 1
+            self.others += 1
         elif kind != self._kind:
-            self._others += 1
+            self.others += 1
         elif is_new:
             # Joined to the message before it: reasoning in between is placed before both.
-            self.thoughts = [(min(at, self._others - 1), raw) for at, raw in self.thoughts]
+            self.thoughts = [(min(at, self.others - 1), raw) for at, raw in self.thoughts]
         self._kind = kind
         return opened.pending
 

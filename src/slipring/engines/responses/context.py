@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from slipring.core.generation import Job
-from slipring.engines.responses.positions import CALLS, own_position, upstream_call_id
+from slipring.engines.responses.positions import CALLS, own_position, steps_of, upstream_call_id
 from slipring.protocol import wire
 from slipring.protocol.items import Item
 
@@ -43,12 +43,18 @@ def everything(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
     pieces: list[bytes] = []
     nodes = list(job.parent.chain()) if job.parent is not None else []
     for node in reversed(nodes):
-        _add(node.prompt, pieces, keep_reasoning)
         position = own_position(node.position, home)
-        if position is not None and position.thoughts:
-            pieces += _with_thoughts(node.answer, position.thoughts)
-        else:
-            _add(node.answer, pieces, keep_reasoning)
+        if position is None or not position.step.has_thoughts:
+            _add((*node.prompt, *node.answer), pieces, keep_reasoning)
+            continue
+        prompt = node.prompt
+        _add(prompt[: len(prompt) - len(node.earlier_steps)], pieces, keep_reasoning)
+        for answer, outputs, step in reversed(list(steps_of(node, home))):
+            if step is not None and step.thoughts:
+                pieces += _with_thoughts(answer, step.thoughts)
+            else:
+                _add(answer, pieces, keep_reasoning)
+            _add(outputs, pieces, keep_reasoning)
     _add(job.input, pieces, keep_reasoning)
     return pieces
 
@@ -58,10 +64,10 @@ def without_id(raw: bytes) -> bytes:
     return _rewritten(raw, id=None)
 
 
-def _with_thoughts(output: tuple[Item, ...], thoughts: tuple[tuple[int, bytes], ...]) -> Iterator[bytes]:
-    """A response's items, with its encrypted reasoning items at their places instead of the readable ones."""
+def _with_thoughts(answer: tuple[Item, ...], thoughts: tuple[tuple[int, bytes], ...]) -> Iterator[bytes]:
+    """An answer, with its encrypted reasoning items at their places instead of the readable ones."""
     rest = list(thoughts)
-    others = [item for item in output if item.type != "reasoning"]
+    others = [item for item in answer if item.type != "reasoning"]
     for number, item in enumerate(others):
         while rest and rest[0][0] <= number:
             yield rest.pop(0)[1]

@@ -2,33 +2,60 @@
 
 A position refers to the upstream's response by the socket that it was made on, whose upstream forgets it when
 the socket closes, or by its id alone if the upstream stores responses. Call ids differ on the two sides, so a
-position has the upstream's call ids in order.
+position has the upstream's call ids in order. One response of ours may be several of the upstream's, a step
+each; its last position has what was kept of every step.
 """
 
 import weakref
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from slipring.core.generation import Job
 from slipring.engines.responses.sockets import Lane, Socket
+from slipring.protocol.items import CALL_OF_OUTPUT, Item
 
 _BYTES = 400
+_STEP_BYTES = 150
 CALLS = frozenset({"function_call", "custom_tool_call", "tool_search_call"})
 """Calls that have an id of ours. Others keep the upstream's."""
+
+
+class Step:
+    """What is kept of one answer of the upstream."""
+
+    __slots__ = ("before", "call_ids", "has_thoughts", "others", "size_bytes", "thoughts", "whole")
+
+    def __init__(
+        self,
+        call_ids: Sequence[str] = (),
+        thoughts: Sequence[tuple[int, bytes]] = (),
+        *,
+        others: int = 0,
+        whole: bool,
+        before: "Step | None",
+    ) -> None:
+        self.call_ids = tuple(call_ids)
+        """The upstream's ids of its calls, in order."""
+        self.thoughts = tuple(thoughts)
+        """Its encrypted reasoning items, each with the number of other items before it."""
+        self.others = others
+        """How many items other than reasoning it has."""
+        self.whole = whole
+        """Whether the whole context was sent for it, so that everything before it has our ids."""
+        self.before = before
+        """The step before it in the same response."""
+        self.has_thoughts: bool = bool(thoughts) or (before is not None and before.has_thoughts)
+        """Whether it or a step before it has encrypted reasoning."""
+        self.size_bytes: int = (
+            _STEP_BYTES + sum(map(len, self.call_ids)) + sum(len(raw) for _, raw in self.thoughts)
+        )
+        """Without the steps before it."""
 
 
 class Position:
     """What the engine leaves with a response, for the next turn."""
 
-    __slots__ = (
-        "__weakref__",
-        "_socket",
-        "call_ids",
-        "home",
-        "lane",
-        "size_bytes",
-        "thoughts",
-        "upstream_id",
-        "whole",
-    )
+    __slots__ = ("__weakref__", "_socket", "home", "lane", "size_bytes", "step", "upstream_id")
 
     def __init__(
         self,
@@ -36,24 +63,19 @@ class Position:
         *,
         home: object,
         before: "Position | None",
-        whole: bool,
-        call_ids: tuple[str, ...] = (),
-        thoughts: tuple[tuple[int, bytes], ...] = (),
+        step: Step,
         socket: Socket | None = None,
         lane: Lane | None = None,
     ) -> None:
         self.upstream_id = upstream_id
         self.home = home
         """The engine that left it: ids and thoughts mean nothing to another upstream."""
-        self.whole = whole
-        """Whether the whole context was sent, so that everything before this response has our ids."""
-        self.call_ids = call_ids
-        self.thoughts = thoughts
-        """Encrypted reasoning items, each with the number of other items before it."""
+        self.step = step
+        """The last step of the response."""
         self.lane = lane
         self._socket = None if socket is None else weakref.ref(socket)
-        own = sum(map(len, call_ids)) + sum(len(raw) for _, raw in thoughts)
-        self.size_bytes: int = _BYTES + own + (before.size_bytes if before is not None else 0)
+        shared = before.size_bytes if before is not None else 0
+        self.size_bytes: int = _BYTES + step.size_bytes + shared
 
     @property
     def socket(self) -> Socket | None:
@@ -71,15 +93,60 @@ def own_position(position: object, home: object) -> Position | None:
     return position if isinstance(position, Position) and position.home is home else None
 
 
+def earlier_step(job: Job, home: object) -> Step | None:
+    """The step that the job continues within its own response; None if it is the first."""
+    if job.parent is None or job.parent.id != job.response_id:
+        return None
+    position = own_position(job.parent.position, home)
+    return position.step if position is not None else None
+
+
+class _Answered(Protocol):
+    """A response of a chain, or one step of a response that runs."""
+
+    @property
+    def position(self) -> object: ...
+
+    @property
+    def answer(self) -> tuple[Item, ...]: ...
+
+    @property
+    def earlier_steps(self) -> tuple[Item, ...]: ...
+
+
+def steps_of(
+    node: _Answered, home: object
+) -> Iterator[tuple[tuple[Item, ...], tuple[Item, ...], Step | None]]:
+    """The steps of a response, last one first: the answer, the outputs of calls that another step has read
+    after it, and what was kept of it."""
+    position = own_position(node.position, home)
+    step = position.step if position is not None else None
+    yield node.answer, (), step
+    items = node.earlier_steps
+    end = len(items)
+    while end:
+        outputs = end
+        while outputs and items[outputs - 1].type in CALL_OF_OUTPUT:
+            outputs -= 1
+        start = outputs
+        while start and items[start - 1].type not in CALL_OF_OUTPUT:
+            start -= 1
+        step = step.before if step is not None else None
+        if step is not None and step.others != sum(item.type != "reasoning" for item in items[start:outputs]):
+            step = None  # the client has added something between: what was kept has no place here
+        yield items[start:outputs], items[outputs:end], step
+        end = start
+
+
 def upstream_call_id(job: Job, home: object, call_id: str) -> str:
     """The upstream's id of the call that we call ``call_id``, for a job that continues by id."""
     for node in job.parent.chain() if job.parent is not None else ():
-        position = own_position(node.position, home)
-        if position is None:
-            break
-        ours = [item.call_id for item in node.answer if item.type in CALLS]
-        if call_id in ours[: len(position.call_ids)]:
-            return position.call_ids[ours.index(call_id)]
-        if position.whole:
-            break  # everything older was sent with our ids
+        for answer, _, step in steps_of(node, home):
+            if step is None:
+                return call_id
+            ours = [item.call_id for item in answer if item.type in CALLS]
+            if call_id in ours[: len(step.call_ids)]:
+                return step.call_ids[ours.index(call_id)]
+            if step.whole:
+                return call_id  # everything older was sent with our ids
     return call_id

@@ -11,10 +11,11 @@ from slipring.engines.remote.http_client import spliced
 from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.responses.tools import sent_tools
 from slipring.protocol import wire
+from slipring.protocol.client_tools import PARAMETERS
 from slipring.protocol.items import AdditionalTools, LoadedTools
 from slipring.protocol.tools import CallableTool, Toolset, merged
 
-_BY_TYPE = frozenset({"tool_search", "shell", "local_shell", "apply_patch"})
+_BY_TYPE = frozenset({"tool_search", *PARAMETERS})
 """Tools that ``tool_choice`` names by their type. Those that slipring runs are functions to the upstream."""
 _LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED = "reasoning.encrypted_content"

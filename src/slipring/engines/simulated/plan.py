@@ -10,12 +10,11 @@ from msgspec import Struct
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text
 from slipring.engines.constraints.answer_form import CalledTool
+from slipring.engines.constraints.drafts import EMPTY_OBJECT, Draft, draft, input_for
 from slipring.engines.constraints.grammar_compiler import Compiler
-from slipring.engines.simulated.drafts import EMPTY_OBJECT, Draft, draft, input_for
 from slipring.engines.simulated.options import SimulatedOptions
-from slipring.errors import ApiError, InvalidRequest
+from slipring.errors import ApiError, InvalidRequest, TooExpensive
 from slipring.protocol.tools import CallableTool
-from slipring.sandbox.sandbox import TooExpensive
 
 WORDS = (
     "this is a simulated answer made of plain words that no model chose and that mean nothing beyond"

@@ -9,11 +9,11 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from slipring.core.checks.verdicts import Subject
-from slipring.errors import ApiError, InvalidRequest, StartupError
+from slipring.errors import ApiError, InvalidRequest, StartupError, TooExpensive
 from slipring.safety.source import Findings, SourceFailed
 from slipring.safety.sources.pattern_matching import VALIDATORS
 from slipring.safety.sources.secret_formats import LONGEST, SECRET_FORMATS
-from slipring.sandbox.sandbox import Sandbox, SandboxLimits, TooExpensive
+from slipring.sandbox.sandbox import Sandbox, SandboxLimits
 
 _MIB = 2**20
 _MATCHES = "find_matches", "slipring.safety.sources.pattern_matching"

@@ -7,6 +7,7 @@ good, so that no run is made twice or ends twice.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable
@@ -75,6 +76,10 @@ class LiveRun(Sink):
         self._tenure: asyncio.Future[Tenure] = loop.create_future()
         self._unwritten: list[RunEvent] = []
         self._unwritten_bytes = 0
+        self._last_sent = self._last_written = -1
+        """Numbers of events."""
+        self._is_urgent = asyncio.Event()
+        """Whether a hosted call waits until everything is written."""
         self._response: Response | None = None
         self._sent = Notifier()
         self._has_sent_last = False
@@ -107,6 +112,7 @@ class LiveRun(Sink):
             encoded = encode(event)
             self._unwritten.append(RunEvent(event.sequence_number, encoded))
             self._unwritten_bytes += len(encoded)
+            self._last_sent = event.sequence_number
             self._has_sent_last = self._has_sent_last or isinstance(event, TERMINAL)
         if self._response is not None and not self._opened.done():
             self._opened.set_result(self._response)
@@ -115,6 +121,14 @@ class LiveRun(Sink):
     def flush(self) -> Awaitable[None] | None:
         """Wait while the store does not keep up, so that the engine is not pulled meanwhile."""
         return self._wait_for_room() if self._is_full else None
+
+    async def secure(self) -> None:
+        number = self._last_sent
+        while self._last_written < number:
+            if self.is_over:
+                raise LeaseLost
+            self._is_urgent.set()
+            await self.written.wait()
 
     # Life cycle.
 
@@ -142,8 +156,7 @@ class LiveRun(Sink):
             self._tenure.exception()  # marked as retrieved: the driver may not wait for it
             raise
         self._tenure.set_result(tenure)
-        self.recent_events.add(first)
-        self.written.notify()
+        self._note_written(first)
         return response
 
     async def run(self) -> None:
@@ -155,7 +168,7 @@ class LiveRun(Sink):
                     await self._sent.wait()
                 await self._write(tenure)
                 if not self._has_sent_last:
-                    await asyncio.sleep(_BATCH_S)  # the first event is written at once, later ones in batches
+                    await self._gather()  # the first event is written at once, later ones in batches
         except LeaseLost:
             log.info("run %s was taken over by another node", tenure.response_id)
         finally:
@@ -180,8 +193,18 @@ class LiveRun(Sink):
             self._unwritten_bytes += sum(len(event.data) for event in batch)
             await asyncio.sleep(_BATCH_S)
             return
-        self.recent_events.add(batch)
+        self._note_written(batch)
+
+    def _note_written(self, events: list[RunEvent]) -> None:
+        if events:
+            self._last_written = events[-1].sequence_number
+        self.recent_events.add(events)
         self.written.notify()
+
+    async def _gather(self) -> None:
+        """Wait for more events to write together, unless some are urgent."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_urgent.wait(), _BATCH_S)
 
     @property
     def _is_full(self) -> bool:
@@ -193,6 +216,7 @@ class LiveRun(Sink):
 
     def _take_unwritten(self) -> list[RunEvent]:
         taken, self._unwritten, self._unwritten_bytes = self._unwritten, [], 0
+        self._is_urgent.clear()
         return taken
 
     def _lease(self) -> float:

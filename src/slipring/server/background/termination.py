@@ -4,12 +4,14 @@ The run is first taken over from its owner. The final response is built from the
 the run has not changed meanwhile: every run has exactly one terminal event.
 """
 
+from typing import Any
+
 from msgspec import Raw, Struct, json, structs
 
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEvent
 from slipring.protocol.hosted.mcp_items import ProtocolError
-from slipring.protocol.responses import McpCallItem, Response, ResponseError
+from slipring.protocol.responses import Response, ResponseError
 from slipring.protocol.wire import NULL, encode, raw
 from slipring.stores.base import Run, RunEvent, Store
 
@@ -17,9 +19,19 @@ _PAGE = 500
 _OWNER_DIED = "The server that made this response went away before it was finished."
 
 
-_TELLING = (b'"response.output_item.', b'"response.mcp_call_arguments.delta"')
+_TELLING = (
+    b'"response.output_item.',
+    b'"response.mcp_call_arguments.delta"',
+    b'"response.code_interpreter_call_code.done"',
+)
 """Events that say something of items."""
 _INTERNAL_ERROR = -32603
+_KINDS: dict[str, type[ResponseEvent]] = {
+    "completed": Completed,
+    "incomplete": Incomplete,
+    "failed": Failed,
+}
+"""The terminal events of saved responses, by status."""
 
 
 class _Outline(Struct):
@@ -27,16 +39,15 @@ class _Outline(Struct):
     output_index: int = 0
     item: Raw = NULL
     delta: str = ""
+    code: str = ""
 
 
-class _Kind(Struct):
-    type: str
-
-
+_Call = dict[str, Any]
+"""A hosted call as JSON: that of an upstream may have other fields than ours."""
 _response = json.Decoder(Response)
 _outline = json.Decoder(_Outline)
-_kind = json.Decoder(_Kind)
-_call = json.Decoder(McpCallItem)
+_item: json.Decoder[_Call] = json.Decoder(_Call)
+_HOSTED = frozenset({"mcp_call", "web_search_call", "file_search_call", "code_interpreter_call"})
 
 
 def read_response(data: bytes) -> Response:
@@ -79,8 +90,7 @@ async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Resp
 async def _last_event(store: Store, run: Run, number: int, *, cancelled: bool) -> ResponseEvent:
     saved = await store.responses.retrieve(run.tenant, run.response_id)
     if saved is not None:  # the owner saved the response, and died before it wrote the last event
-        kind = Completed if saved.status == "completed" else Incomplete
-        return kind(sequence_number=number, response=saved)
+        return _KINDS[saved.status](sequence_number=number, response=saved)
     response = structs.replace(read_response(run.response), output=await _output(store, run))
     if cancelled:
         # The API has no event for cancelled responses; the status distinguishes them.
@@ -92,7 +102,7 @@ async def _last_event(store: Store, run: Run, number: int, *, cancelled: bool) -
 async def _output(store: Store, run: Run) -> list[Raw]:
     """The finished output items and the hosted calls that had begun, from the events."""
     items: dict[int, Raw] = {}
-    calls: dict[int, McpCallItem] = {}
+    calls: dict[int, _Call] = {}
     after = -1
     while events := await store.runs.events(run.tenant, run.response_id, after=after, limit=_PAGE):
         after = events[-1].sequence_number
@@ -101,18 +111,25 @@ async def _output(store: Store, run: Run) -> list[Raw]:
                 _take(_outline.decode(event.data), items, calls)
     for index, call in calls.items():
         # It may have run, so nobody runs it again.
-        lost = structs.replace(call, status="failed", error=ProtocolError(_INTERNAL_ERROR, UNKNOWN_OUTCOME))
-        items[index] = raw(lost)
+        call["status"] = "failed"
+        if call["type"] == "mcp_call":
+            call["error"] = ProtocolError(_INTERNAL_ERROR, UNKNOWN_OUTCOME)
+        items[index] = raw(call)
     return [items[index] for index in sorted(items)]
 
 
-def _take(event: _Outline, items: dict[int, Raw], calls: dict[int, McpCallItem]) -> None:
+def _take(event: _Outline, items: dict[int, Raw], calls: dict[int, _Call]) -> None:
     """Note what an event says of an item: ``items`` are finished, ``calls`` are hosted and are not."""
     index = event.output_index
     if event.type == "response.output_item.done":
         items[index] = event.item
         calls.pop(index, None)
-    elif event.type == "response.output_item.added" and _kind.decode(event.item).type == "mcp_call":
-        calls[index] = _call.decode(event.item)
-    elif event.type == "response.mcp_call_arguments.delta":
-        calls[index].arguments += event.delta
+    elif event.type == "response.output_item.added":
+        item = _item.decode(event.item)
+        if item["type"] in _HOSTED:
+            calls[index] = item
+    elif index in calls:
+        if event.type == "response.mcp_call_arguments.delta":
+            calls[index]["arguments"] += event.delta
+        else:
+            calls[index]["code"] = event.code

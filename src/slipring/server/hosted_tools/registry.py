@@ -115,7 +115,7 @@ class Registry:
         # One URL may be registered several times, with different credentials: the label then chooses.
         at_urls.sort(key=lambda pair: pair[0].name != tool.server_label)
         # A key with permissions has them for registered servers.
-        is_bound = key is not None and (key.mcp_servers or key.mcp_tools)
+        is_bound = key is not None and key.limits_mcp
         policy = UrlPolicy.REGISTERED if is_bound else self._policy
         try:
             found = admit(tool.server_label, url, policy, [server for server, _ in at_urls], self._limits)
@@ -185,7 +185,7 @@ def _value(name: str, variable: str, environ: Mapping[str, str]) -> str:
 
 
 def _may_use(key: Key | None, name: str) -> bool:
-    return key is None or not key.mcp_servers or name in key.mcp_servers
+    return key is None or key.mcp_servers is None or name in key.mcp_servers
 
 
 def _target(registered: _Registered, tool: McpTool, key: Key | None) -> Target:

@@ -245,9 +245,9 @@ def _arguments(text: str) -> bytes | None:
 
 
 def _redaction(target: Target) -> Redaction:
-    """Removes the credentials of request and operator from what a server returns. Variables of processes may
-    be paths or names, which belong in results: they stay."""
-    operator = target.server.secrets() if isinstance(target.server, HttpServer) else []
+    """Removes the credentials of request and operator from what a server returns."""
+    server = target.server
+    operator = server.secrets() if isinstance(server, HttpServer) else server.credentials()
     return Redaction((*target.credential.secrets(), *operator), _SHORTEST_CREDENTIAL)
 
 

@@ -9,7 +9,7 @@ def require_unbound(caller: Caller, job: Job) -> None:
     """Refuse a key that is limited to MCP servers or tools: its permissions are for servers that are
     registered here, and the engine's server would not apply them."""
     tools, key = job.upstream_tools, caller.key
-    if tools is None or not tools.labels or key is None or not (key.mcp_servers or key.mcp_tools):
+    if tools is None or not tools.labels or key is None or not key.limits_mcp:
         return
     raise PermissionDenied(
         f"The MCP server {quoted(tools.labels[0])} would be called by the server of this model, where the"

@@ -56,6 +56,7 @@ class Metrics:
         self._overhead_seconds = registry.histogram(table.OVERHEAD_SECONDS)
         self._stage_seconds = registry.histogram(table.STAGE_SECONDS)
         self._send_blocked_seconds = registry.histogram(table.SEND_BLOCKED_SECONDS)
+        self._withheld_items = registry.counter(table.WITHHELD_ITEMS)
         self._tool_calls = registry.counter(table.TOOL_CALLS)
         self._tool_seconds = registry.histogram(table.TOOL_SECONDS)
         self._commit_seconds = registry.histogram(table.STORE_COMMIT_SECONDS)
@@ -129,9 +130,10 @@ class Metrics:
             self._history_bytes[transport,] += report.history_bytes
         if report.recognised_items is not UNSET:
             self._recognised_turns[model,] += 1
-        if report.marks is not UNSET:
-            for mark in report.marks:
-                self._marked_turns[mark,] += 1
+        for mark in report.marks or ():
+            self._marked_turns[mark,] += 1
+        for check, items in (report.withheld or {}).items():
+            self._withheld_items[check,] += items
         if report.send_ms is not UNSET:
             self._send_blocked_seconds.observe((transport,), report.send_ms / 1000)
         self._count_times(model, report)
@@ -197,6 +199,8 @@ def _readings(service: Service) -> Iterator[Reading]:
         yield from _engine(name, engine)
     for check in service.inspector.status():
         yield from _check(check)
+    for outcome in table.AUDIT_OUTCOMES:
+        yield table.AUDITS, (outcome,), getattr(service.audits, outcome)
 
 
 def _connections(service: Service) -> Iterator[Reading]:
@@ -234,6 +238,7 @@ def _caches(service: Service) -> Iterator[Reading]:
     yield table.CACHE_EVICTIONS, ("connection",), process.connection_evictions
     yield table.CACHE_EVICTIONS, ("tenant",), sum(scope.evictions for scope in tenants)
     yield table.CACHE_EVICTIONS, ("process",), process.evictions
+    yield table.CACHE_COMPRESSIONS, (), process.compressions
     yield table.CACHE_LOOKUPS, ("connection",), process.hits
     for source in ("parked", "store", "peer", "miss"):
         yield table.CACHE_LOOKUPS, (source,), service.lookups[source]

@@ -55,6 +55,7 @@ class TurnLine:
             "dropped": report.dropped_items,
             "safety_id": report.safety_id,
             "flagged": UNSET if report.flagged_by is UNSET else ",".join(report.flagged_by),
+            "withheld": UNSET if report.withheld is UNSET else sum(report.withheld.values()),
             "fallback": UNSET if report.fallback is UNSET else f'"{report.fallback}"',
         }
         if report.tokens is not UNSET:

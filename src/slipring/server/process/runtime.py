@@ -1,7 +1,6 @@
-"""Log, event loop and garbage collection of a serving process."""
+"""Log, event loop and threads of a serving process."""
 
 import asyncio
-import gc
 import logging
 import sys
 
@@ -35,16 +34,3 @@ def shorten_switch_interval() -> None:
     """Let the event loop run soon while threads compute. It releases the interpreter lock with every system
     call, and would wait up to 5 ms, Python's default switch interval, to get it back."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-
-
-def exempt_from_collection() -> None:
-    """Exempt what exists now from garbage collection. For a process that has just started: what it has loaded
-    stays for good, and full collections need not look at it."""
-    gc.collect()
-    gc.freeze()
-
-
-def skip_last_collection() -> None:
-    """Exempt every object from the collection with which the interpreter exits. It takes a tenth of a second,
-    and the kernel frees the memory anyway."""
-    gc.freeze()

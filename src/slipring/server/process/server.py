@@ -215,7 +215,7 @@ class Server:
         return Serving(models, self._store.name, str(keyring), keyring.is_open)
 
     async def stop(self, on_drain: Callable[[int], None] | None = None) -> None:
-        """Let running responses finish within the drain deadline, then close everything.
+        """Let running responses and their audits finish within the drain deadline, then close everything.
 
         Calls ``on_drain`` with the number of responses that it waits for.
         """
@@ -229,9 +229,7 @@ class Server:
             client.wind_down(shutting_down(), grace_s)
         if on_drain is not None:
             on_drain(sum(client.in_flight for client in self.service.clients))
-        await run_until(
-            self.stop_request.immediate, self.service.wait_until_idle(), timeout_s=grace_s + 2 * _TICK_S
-        )
+        await run_until(self.stop_request.immediate, self._drained(), timeout_s=grace_s + 2 * _TICK_S)
         self._lag.stop()
         await cancel_and_wait([self._ticker])
         await self.background.close()
@@ -239,6 +237,11 @@ class Server:
         await self._maintenance.stop()
         await self._runner.cleanup()
         await self._close_all()
+
+    async def _drained(self) -> None:
+        """Wait until no client is served, and the responses that they have got are audited."""
+        await self.service.wait_until_idle()
+        await self.service.audits.wait()
 
     async def serve(self, on_ready: Callable[["Server"], None]) -> None:
         """Serve until a signal stops the process; print what a graceful stop waits for."""

@@ -1,4 +1,4 @@
-"""A worker process: ``python -m slipring.server.process.worker``.
+"""A worker process, started by ``worker_start``.
 
 Runs one server. Commands arrive on standard input: what to serve, where engines are, when to stop. The worker
 exits when standard input closes, so that it never outlives its supervisor.
@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,13 +17,9 @@ from slipring.engines.base import Engine
 from slipring.engines.catalog import borrow_engine, open_engine
 from slipring.engines.sharing import Borrowed
 from slipring.errors import StartupError
+from slipring.garbage_collection import exempt_from_collection, skip_last_collection
 from slipring.server.admin.live_feed import LiveFeed
-from slipring.server.process.runtime import (
-    exempt_from_collection,
-    loop_factory,
-    set_up_logging,
-    skip_last_collection,
-)
+from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.server import Server
 from slipring.server.process.shutdown import IGNORED_SIGNALS, StopRequest, ignore, log_ignored_signals
 from slipring.server.process.worker_messages import (
@@ -211,7 +206,3 @@ def _read_lines(descriptor: int) -> Iterator[bytes]:
     while chunk := os.read(descriptor, 65536):
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -130,7 +130,7 @@ class WorkerSlot:
         self._failure = ""
         try:
             self._process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "slipring.server.process.worker"),
+                *(sys.executable, "-m", "slipring.server.process.worker_start"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_LONGEST_LINE,

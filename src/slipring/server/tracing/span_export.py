@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.sdk.resources import Resource
@@ -32,17 +32,22 @@ _STOP_S = 2.0
 """Time that a stop of the server waits for the last spans to be delivered."""
 _REASON_LENGTH = 300
 _QUERY = re.compile(r"\?[^\s)]*")
+"""Of a URL. It may hold a key."""
 
 
 class SpanExport:
     """A queue of turns, and the thread that sends their spans."""
 
-    def __init__(self, exporter: SpanExporter, resource: Resource, where: str) -> None:
-        """``where``: the address of the collector, for the log."""
+    def __init__(
+        self, exporter: SpanExporter, resource: Resource, where: str, secrets: Iterable[str] = ()
+    ) -> None:
+        """``where``: the address of the collector, for the log. ``secrets``: what is sent to it and must not
+        be in the log, although a collector may repeat it."""
         self.counts = TraceCounts()
         self._exporter = exporter
         self._resource = resource
         self._where = where
+        self._secrets = sorted(secrets, key=len, reverse=True)  # a secret may contain another
         self._queue: deque[TracedTurn] = deque()
         self._spans = self._content_bytes = 0
         """Of the turns in the queue."""
@@ -124,11 +129,18 @@ class SpanExport:
         if self._lost is None:
             self._lost = 0
             log.warning(
-                "traces do not reach %s, and are dropped until they do: %s", self._where, str(_failures)
+                "traces do not reach %s, and are dropped until they do: %s", self._where, self._reason()
             )
         self._lost += len(batch)
         with self._changed:
             self.counts.dropped += len(batch)
+
+    def _reason(self) -> str:
+        """Why the last request failed, without secrets."""
+        text = str(_failures)
+        for secret in self._secrets:
+            text = text.replace(secret, "…")
+        return _QUERY.sub("?…", text)[:_REASON_LENGTH]
 
     def _spans_of(self, batch: list[TracedTurn]) -> Iterator[ReadableSpan]:
         for turn in batch:
@@ -152,10 +164,11 @@ class _Failures(logging.Filter):
 
     def attach(self) -> None:
         logging.getLogger(trace_exporter.__name__).addFilter(self)  # does nothing the second time
+        # Its debug messages contain the query of the URL, which may hold a key.
+        logging.getLogger("urllib3").setLevel(logging.INFO)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # A query may hold a key.
-        self.first = self.first or _QUERY.sub("?…", record.getMessage())[:_REASON_LENGTH]
+        self.first = self.first or record.getMessage()
         return False
 
 

@@ -3,12 +3,14 @@
 import logging
 import os
 from collections.abc import Mapping
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_EXPORTER_OTLP_HEADERS,
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+    OTEL_EXPORTER_OTLP_TRACES_HEADERS,
 )
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.util.types import AttributeValue
@@ -39,7 +41,9 @@ class Tracer:
         url = traces_url(config.trace_endpoint, os.environ)
         self._where = without_secrets(url)
         # The exporter reads headers, certificates, compression and timeout from OTEL_EXPORTER_OTLP_… itself.
-        self._export = SpanExport(OTLPSpanExporter(endpoint=url), _resource(instance_id), self._where)
+        self._export = SpanExport(
+            OTLPSpanExporter(endpoint=url), _resource(instance_id), self._where, header_values(os.environ)
+        )
         self._sampling = Sampling(config.trace_sample, follows_clients=config.trace_client_sampling)
         self._recent = RecentSpans(_MOST_RECENT_SPANS)
         self._config = config
@@ -89,6 +93,16 @@ class Tracer:
         )
         if self._export.offer(traced) and report.response_id:
             self._recent.add(tenant, report.response_id, span)
+
+
+def header_values(environ: Mapping[str, str]) -> set[str]:
+    """The values of the headers that the exporter sends, whole and without a scheme such as ``Bearer``."""
+    values: set[str] = set()
+    for name in (OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TRACES_HEADERS):
+        for header in environ.get(name, "").split(","):
+            value = unquote(header.partition("=")[2]).strip()
+            values |= {value, value.rpartition(" ")[2]}
+    return values - {""}
 
 
 def traces_url(endpoint: str, environ: Mapping[str, str]) -> str:

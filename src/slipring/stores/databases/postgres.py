@@ -187,19 +187,23 @@ class PostgresDatabase(Database):
         assert self._pool is not None
         async with self._pool.acquire(timeout=_CONNECT_S) as connection:
             with suppress(pg.UndefinedTableError):
-                version = await connection.fetchval(schema.READ_VERSION)
-                if not schema.pending(version, self._address):
+                if not await self._pending(connection):
                     return
             async with connection.transaction():
                 await connection.execute(
                     "SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK, timeout=_MIGRATE_S
                 )
                 await connection.execute(schema.VERSION_TABLE)
-                version = await connection.fetchval(schema.READ_VERSION)
-                for number, statements in schema.pending(version, self._address):
+                for number, statements in await self._pending(connection):
                     for sql in statements:
                         await connection.execute(sql, timeout=_MIGRATE_S)
                     await connection.execute(schema.WRITE_VERSION, number)
+
+    async def _pending(self, connection: _Connection) -> list[tuple[int, tuple[str, ...]]]:
+        version = await connection.fetchval(schema.READ_VERSION)
+        newer = schema.is_newer(version)
+        oldest = await connection.fetchval(schema.READ_OLDEST) if newer else version
+        return schema.pending(version, oldest, self._address)
 
     @property
     def _address(self) -> str:

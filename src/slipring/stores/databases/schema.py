@@ -1,7 +1,10 @@
 """The tables of the store, as an append-only list of migrations.
 
 A database records how many migrations it has run. One that has run more than are listed here was migrated by
-a newer slipring and is refused at startup. Text that clients choose freely is stored as bytes, because a text
+a newer slipring, and records from which version on a slipring may use it: a migration that only adds leaves
+nodes of the version before in use, and lets them start again, while nodes are upgraded one after the other; a
+migration that older nodes cannot live with adds its own number to ``slipring_oldest_schema``, and they are
+refused at startup. Text that clients choose freely is stored as bytes, because a text
 column of PostgreSQL cannot hold NUL.
 """
 
@@ -9,6 +12,8 @@ from slipring.errors import StartupError
 
 VERSION_TABLE = "CREATE TABLE IF NOT EXISTS slipring_schema (version BIGINT PRIMARY KEY)"
 READ_VERSION = "SELECT COALESCE(MAX(version), 0) FROM slipring_schema"
+READ_OLDEST = "SELECT MAX(version) FROM slipring_oldest_schema"
+"""The version from which on a slipring may use the tables. Only in databases of version 4 and later."""
 WRITE_VERSION = "INSERT INTO slipring_schema (version) VALUES ($1)"
 
 _FIRST = (
@@ -150,15 +155,27 @@ _SECOND = (
 # The verdicts of safety checks; NULL: no policy applied.
 _THIRD = ("ALTER TABLE slipring_responses ADD COLUMN verdicts BYTEA",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD)
+# From which version on a slipring may use the tables: from the first that asks.
+_FOURTH = (
+    "CREATE TABLE slipring_oldest_schema (version BIGINT PRIMARY KEY)",
+    "INSERT INTO slipring_oldest_schema (version) VALUES (4)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
 
 
-def pending(version: int, where: str) -> list[tuple[int, tuple[str, ...]]]:
+def is_newer(version: int) -> bool:
+    """Whether a newer slipring has migrated a database that is at ``version``."""
+    return version > len(MIGRATIONS)
+
+
+def pending(version: int, oldest: int, where: str) -> list[tuple[int, tuple[str, ...]]]:
     """Return the migrations that a database at ``version`` lacks, each with the version that it leads to.
 
-    ``where`` names the database in the ``StartupError`` that is raised if it is newer than this slipring.
+    ``oldest`` is what ``READ_OLDEST`` returns if the database is newer than this slipring, else its version.
+    ``where`` names the database in the ``StartupError`` that is raised if this slipring must not use it.
     """
-    if version > len(MIGRATIONS):
+    if oldest > len(MIGRATIONS):
         raise StartupError(
             f"--store {where}: written by a newer slipring (schema version {version}, this one supports"
             f" up to {len(MIGRATIONS)})"

@@ -212,7 +212,8 @@ def _migrate(connection: apsw.Connection, where: str) -> None:
     try:
         connection.execute(schema.VERSION_TABLE)
         version: int = connection.execute(schema.READ_VERSION).get
-        for number, statements in schema.pending(version, where):
+        oldest = connection.execute(schema.READ_OLDEST).get if schema.is_newer(version) else version
+        for number, statements in schema.pending(version, oldest, where):
             for sql in statements:
                 connection.execute(_dialect(sql))
             connection.execute(schema.WRITE_VERSION, {"1": number})

@@ -6,14 +6,23 @@ before ``tip_position``.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
+from slipring.core.chain import item_ids
 from slipring.protocol import wire
 from slipring.protocol.items import Item
 from slipring.stores import base
 from slipring.stores.base import Appended, Conversation, Page, Thread
-from slipring.stores.databases.database import Database, Row, Statement
+from slipring.stores.databases.database import (
+    Database,
+    OutcomeUnknown,
+    RequiredRowMissing,
+    Row,
+    Statement,
+)
+from slipring.stores.sql.unknown_outcomes import until_known
 
 _CREATE = """
 INSERT INTO slipring_conversations
@@ -26,6 +35,13 @@ UPDATE slipring_conversations SET metadata = $3 WHERE tenant = $1 AND id = $2
 RETURNING id, created_at, metadata
 """
 _DELETE = "DELETE FROM slipring_conversations WHERE tenant = $1 AND id = $2 RETURNING id"
+# Takes the lock that every change takes, and changes nothing.
+_LOCK = "UPDATE slipring_conversations SET version = version WHERE tenant = $1 AND id = $2"
+_IS_NEW_ITEM = """
+SELECT 1 WHERE NOT EXISTS (
+    SELECT 1 FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 AND id = $3
+)
+"""
 _GROW = """
 UPDATE slipring_conversations SET version = version + 1, next_position = next_position + $3
 WHERE tenant = $1 AND id = $2
@@ -109,6 +125,20 @@ def append_statements(tenant: str, response_id: str, appended: Appended) -> list
     return [Statement(_ADVANCE, args), *_insert(tenant, appended.conversation_id, appended.items)]
 
 
+def _unless_appended(tenant: str, response_id: str, appended: Appended) -> list[Statement]:
+    """Return statements that roll back the write they begin if the conversation has a response's own items.
+
+    The first one waits for another transaction that changes the conversation, so the second one sees its
+    outcome. Without items of its own, a response adds nothing that could be there twice.
+    """
+    key = (tenant, appended.conversation_id)
+    for item in reversed(appended.items):
+        place = item_ids.place_of(item.id or "")
+        if place is not None and place.response_id == response_id:
+            return [Statement(_LOCK, key), Statement(_IS_NEW_ITEM, (*key, item.id), requires_row=True)]
+    return []
+
+
 def _insert(tenant: str, conversation_id: str, items: Sequence[Item]) -> list[Statement]:
     return [
         Statement(_INSERT_ITEM, (tenant, conversation_id, len(items) - number, item.id, _pack(item)))
@@ -152,7 +182,17 @@ class SqlConversations(base.Conversations):
         return bool(grown)
 
     async def append(self, tenant: str, response_id: str, appended: Appended) -> None:
-        await self._database.write(*append_statements(tenant, response_id, appended))
+        statements = append_statements(tenant, response_id, appended)
+        try:
+            await self._database.write(*statements)
+        except OutcomeUnknown:
+            guards = _unless_appended(tenant, response_id, appended)
+
+            async def again() -> None:
+                with suppress(RequiredRowMissing):
+                    await self._database.write(*guards, *statements)
+
+            await until_known(again, "whether the conversation has the response's items")
 
     async def items(self, tenant: str, conversation_id: str, page: Page) -> tuple[list[Item], bool] | None:
         cursor = _FIRST if page.ascending else _LAST

@@ -41,7 +41,7 @@ def _key(row: Row) -> Key:
         models=_names.decode(models),
         requests_per_minute=per_minute,
         tokens_per_day=per_day,
-        mcp_servers=_names.decode(servers) if servers is not None else (),
+        mcp_servers=_names.decode(servers) if servers is not None else None,
         mcp_tools=_names.decode(tools) if tools is not None else (),
         revoked_at=revoked_at,
     )
@@ -56,8 +56,8 @@ class SqlKeys(base.Keys):
         limits = (
             key.requests_per_minute,
             key.tokens_per_day,
-            _or_null(key.mcp_servers),
-            _or_null(key.mcp_tools),
+            wire.encode(key.mcp_servers) if key.mcp_servers is not None else None,
+            wire.encode(key.mcp_tools) if key.mcp_tools else None,
         )
         await self._database.write(Statement(_CREATE, (*identity, *limits, key.revoked_at)))
 
@@ -89,7 +89,3 @@ class SqlKeys(base.Keys):
 
 def _spend(spent: Usage, expires_at: float) -> Statement:
     return Statement(_SPEND, (spent.key_id, spent.window, spent.requests, spent.tokens, float(expires_at)))
-
-
-def _or_null(names: tuple[str, ...]) -> bytes | None:
-    return wire.encode(names) if names else None

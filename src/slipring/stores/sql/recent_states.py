@@ -8,8 +8,8 @@ deleted it.
 from collections import OrderedDict
 
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import ResponseState
-from slipring.core.chain.state_cache import Retention
 
 
 class RecentStates:

@@ -7,7 +7,6 @@ rows have ``expires_at`` 0, so that one index finds all rows that may be removed
 
 import asyncio
 from collections.abc import Iterable
-from contextlib import suppress
 
 from msgspec import structs
 
@@ -35,6 +34,7 @@ from slipring.stores.sql.recent_states import RecentStates
 from slipring.stores.sql.response_rows import Record
 from slipring.stores.sql.retention import Expiry
 from slipring.stores.sql.runs import require_tenure
+from slipring.stores.sql.unknown_outcomes import until_known
 
 _INSERT_HEAD = """
 INSERT INTO slipring_heads (tenant, digest, instructions, tools) VALUES ($1, $2, $3, $4)
@@ -104,8 +104,6 @@ DELETE FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 1 AND 
 """
 _MAX_ATTEMPTS = 3
 """Attempts at a save whose ancestors another transaction keeps removing."""
-_PAUSES_S = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Pauses before the attempts to find out whether a save was committed whose connection was lost."""
 _YIELD_EVERY = 100
 """States that are decoded before the event loop runs other tasks."""
 
@@ -230,20 +228,16 @@ class SqlResponses(base.Responses):
         The insert waits for a transaction that inserts the same row, so it also finds a save that the
         database has not finished yet.
         """
-        for pause_s in _PAUSES_S:
-            await asyncio.sleep(pause_s)
+
+        async def again() -> None:
             try:
                 await self._save(tenant, state, before, after, must_be_new=True)
-                return
             except RequiredRowMissing:
                 # It was saved, or the run has been taken over.
-                with suppress(Unavailable):
-                    if await self._database.read(_EXISTS, tenant, state.id, self._expiry.now()):
-                        return
+                if not await self._database.read(_EXISTS, tenant, state.id, self._expiry.now()):
                     raise LeaseLost(state.id) from None
-            except Unavailable:
-                continue
-        raise Unavailable("The store cannot be reached: it is not known whether the response is stored.")
+
+        await until_known(again, "whether the response is stored")
 
     def _insert(self, tenant: str, state: ResponseState, *, must_be_new: bool) -> list[Statement]:
         expires_at = self._expiry.expires_at(state.response.created_at)

@@ -27,9 +27,10 @@ INSERT INTO slipring_run_events (tenant, response_id, sequence_number, data) VAL
 _APPEND_EVENT = f"{_INSERT_EVENT}ON CONFLICT DO NOTHING\n"
 # The preceding update has locked the run's row, and a save updates that row first: no save can come in
 # between.
-_UNSAVED = """
+_NOT_SAVED_OTHERWISE = """
 SELECT 1 WHERE NOT EXISTS (
-    SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
+    SELECT 1 FROM slipring_responses
+    WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3 AND status <> $4
 )
 """
 _HOLD = """
@@ -169,10 +170,12 @@ class SqlRuns(base.Runs):
         return True
 
     def _unsaved(self, tenant: str, response: Response) -> list[Statement]:
-        """Return the condition for this status: a run may fail or be cancelled only if nothing was saved."""
+        """Return the condition for this status: a run may fail or be cancelled only if nothing was saved, or
+        if what was saved has failed too."""
         if response.status not in ("failed", "cancelled"):
             return []
-        return [Statement(_UNSAVED, (tenant, response.id, self._expiry.now()), requires_row=True)]
+        args = (tenant, response.id, self._expiry.now(), response.status)
+        return [Statement(_NOT_SAVED_OTHERWISE, args, requires_row=True)]
 
     async def abandoned(self, now: float, limit: int) -> list[Run]:
         return [_run(row) for row in await self._database.read(_ABANDONED, float(now), limit)]

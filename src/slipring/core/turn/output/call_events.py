@@ -8,8 +8,10 @@ from msgspec import UNSET, Raw, Struct
 from slipring.core.generation import CallStarted
 from slipring.protocol import events, wire
 from slipring.protocol.client_items import FileOperation, LocalShellAction, ShellAction, UpdateFile
+from slipring.protocol.computer_items import ComputerAction
 from slipring.protocol.responses import (
     ApplyPatchCallItem,
+    ComputerCallItem,
     CustomToolCallItem,
     FunctionCallItem,
     ItemStatus,
@@ -21,7 +23,9 @@ from slipring.protocol.responses import (
 from slipring.protocol.tools import Kind
 
 T = TypeVar("T")
-ClientCallItem = ToolSearchCallItem | ShellCallItem | LocalShellCallItem | ApplyPatchCallItem
+ClientCallItem = (
+    ToolSearchCallItem | ShellCallItem | LocalShellCallItem | ApplyPatchCallItem | ComputerCallItem
+)
 
 
 class CallOutput(Protocol):
@@ -170,6 +174,48 @@ class _PatchForm:
         return ApplyPatchCallItem(id=item_id, call_id=call_id, operation=operation, status="completed")
 
 
+class _ComputerForm:
+    """Calls of ``computer``: lists of actions."""
+
+    item_type = "computer_call"
+
+    def opened(self, item_id: str, call_id: str) -> ComputerCallItem:
+        return ComputerCallItem(id=item_id, call_id=call_id, actions=[], status="in_progress")
+
+    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ComputerCallItem:
+        written = _decoded(_actions, arguments)
+        if written is None:
+            written, status = _Actions([]), "incomplete"
+        return ComputerCallItem(id=item_id, call_id=call_id, actions=written.actions, status=status)
+
+
+class _ComputerPreviewForm:
+    """Calls of ``computer_use_preview``: single actions."""
+
+    item_type = "computer_call"
+
+    def opened(self, item_id: str, call_id: str) -> ComputerCallItem:
+        return ComputerCallItem(id=item_id, call_id=call_id, status="in_progress")
+
+    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ComputerCallItem:
+        written = _decoded(_one_action, arguments)
+        if written is None:
+            return ComputerCallItem(id=item_id, call_id=call_id, status="incomplete")
+        return ComputerCallItem(id=item_id, call_id=call_id, action=written.action, status=status)
+
+
+class _Actions(Struct):
+    """The arguments of ``computer`` as a model writes them."""
+
+    actions: list[ComputerAction]
+
+
+class _OneAction(Struct):
+    """The arguments of ``computer_use_preview`` as a model writes them."""
+
+    action: ComputerAction
+
+
 class _Program(Struct):
     """The arguments of ``local_shell`` as a model writes them."""
 
@@ -181,11 +227,15 @@ class _Program(Struct):
 _shell_action = msgspec.json.Decoder(ShellAction)
 _program = msgspec.json.Decoder(_Program)
 _operation: msgspec.json.Decoder[FileOperation] = msgspec.json.Decoder(FileOperation)
+_actions = msgspec.json.Decoder(_Actions)
+_one_action = msgspec.json.Decoder(_OneAction)
 _FORMS: dict[Kind, CallForm] = {
     "tool_search": _SearchForm(),
     "shell": _ShellForm(),
     "local_shell": _LocalShellForm(),
     "apply_patch": _PatchForm(),
+    "computer": _ComputerForm(),
+    "computer_use_preview": _ComputerPreviewForm(),
 }
 
 

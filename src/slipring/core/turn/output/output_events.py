@@ -43,6 +43,7 @@ from slipring.protocol.items import Item
 from slipring.protocol.responses import (
     ApplyPatchCallItem,
     CompactionItem,
+    ComputerCallItem,
     CustomToolCallItem,
     FunctionCallItem,
     ItemStatus,
@@ -73,6 +74,7 @@ _CALLS = (
     ShellCallItem,
     LocalShellCallItem,
     ApplyPatchCallItem,
+    ComputerCallItem,
 )
 ClientCall = FunctionCallItem | CustomToolCallItem | ClientCallItem
 _STREAMED_CALLS = (Call, OpenMcpCall)

@@ -132,6 +132,7 @@ def resume(turn: Turn) -> Job:
     turn.finished = None
     turn.phase = Phase.RUNNING
     turn.stop.asked = turn.steers is not None and turn.steers.may_end([])
+    turn.steps.begun_with = len(turn.output.items)
     hosted = turn.output.hosted
     is_spent = hosted is not None and hosted.budget is not None and hosted.budget <= 0
     job = turn.steps.next_job(turn.carry.current, hosted.tools if hosted is not None and is_spent else None)

@@ -7,7 +7,7 @@ engine processes the outputs alone.
 
 from msgspec import structs
 
-from slipring.core.chain.state import Carry, ResponseState
+from slipring.core.chain.state import Carry, Position, ResponseState
 from slipring.core.generation import Finished, Job, Stop, UpstreamTools
 from slipring.core.hosted.tools import HostedTools
 from slipring.core.turn import response_object
@@ -33,6 +33,7 @@ class Steps:
         "_job",
         "_node",
         "_unread",
+        "begun_with",
         "counts",
         "is_last",
         "size_bytes",
@@ -48,6 +49,8 @@ class Steps:
         """Of each finished step."""
         self.is_last = False
         """While paused: whether the response ends when its hosted calls have."""
+        self.begun_with: int | None = None
+        """How many output items there were when the running step began; None before the second step."""
         self._choice = choice
         self.begin(job)
 
@@ -113,11 +116,19 @@ class Steps:
             return finished.after(spent)
         # A response that waited for its client and got nothing has ended whole.
         ended = structs.replace(spent, reason=finished.reason if self.is_last else "stop")
-        # The engine has processed nothing that was added since the last step. Outputs of calls are the
-        # state's ``unread``; with anything else, its position is not that of the context.
-        if all(item.type in CALL_OF_OUTPUT for item in self._input):
-            return structs.replace(ended, context=None) if self._input else ended
-        return structs.replace(ended, position=None, context=None)
+        if not self._input:
+            return ended
+        # The engine has processed nothing that was added since the last step.
+        return structs.replace(ended, position=self.position, context=None)
+
+    @property
+    def position(self) -> Position | None:
+        """The engine's position after the last finished step, with which the response can be continued.
+        Outputs that were added since are the state's ``unread``; with anything else, the position is not that
+        of the context."""
+        if self.spent is None or any(item.type not in CALL_OF_OUTPUT for item in self._input):
+            return None
+        return self.spent.position
 
     def next_job(self, carry: Carry, hosted: HostedTools | None) -> Job:
         """The job of the next step, with what is left of the bound on tokens. ``hosted``: tools that may not

@@ -4,17 +4,19 @@ The engine calls ``draft`` and ``input_for``. They run ``draft_document`` and ``
 since a client's schema or grammar can take any amount of time and memory.
 """
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from slipring.engines.constraints import grammar_matcher
-from slipring.engines.constraints.grammar_compiler import Compiler
-from slipring.engines.simulated.masked import DeadEnd, write_json, write_text
+from slipring.engines.constraints.masked import DeadEnd, write_json, write_text
 from slipring.errors import InvalidRequest
 from slipring.protocol import wire
 from slipring.protocol.definitions import Grammar
+
+if TYPE_CHECKING:  # the sandbox's process does not need it
+    from slipring.engines.constraints.grammar_compiler import Compiler
 
 _CARGO = ("digest=0123456789abcdef and Words " * 7)[:240]
 """A property that accepts this accepts a digest, and filler words that make it longer."""
@@ -43,7 +45,7 @@ class Draft(Struct, frozen=True):
 EMPTY_OBJECT = Draft("{}")
 
 
-async def draft(compiler: Compiler, tenant: str, schema: bytes | None, *, strict: bool) -> Draft:
+async def draft(compiler: "Compiler", tenant: str, schema: bytes | None, *, strict: bool) -> Draft:
     """A document for a schema, with a place for a text in the first property that accepts any string.
 
     Raises ``InvalidRequest`` if the schema is malformed, if no value is found, or if ``strict`` and it uses
@@ -54,7 +56,7 @@ async def draft(compiler: Compiler, tenant: str, schema: bytes | None, *, strict
     return Draft(*await compiler.run(tenant, "draft_document", schema, strict, compiler.max_states))
 
 
-async def input_for(compiler: Compiler, tenant: str, grammar: Grammar) -> str | None:
+async def input_for(compiler: "Compiler", tenant: str, grammar: Grammar) -> str | None:
     """A text that fits a grammar; None if none is found."""
     found: str | None = await compiler.run(
         tenant, "draft_input", grammar.syntax, grammar.definition, compiler.max_states

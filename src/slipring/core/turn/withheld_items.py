@@ -1,0 +1,139 @@
+"""Withholds what a tenant was refused before from the models that its later turns ask.
+
+Many clients keep a message that was refused, and send it again with the next one. If that were refused too,
+they would never get an answer again; if it were let through, a model would read what was refused. So a
+placeholder stands for the item, and the turn goes on with what is behind it.
+
+A request that ends with what was refused is refused again, and so is one that is the same as before from the
+refused item on: it brings nothing else to answer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from slipring.core.chain import hosted_items
+from slipring.core.checks.known_verdicts import Known, KnownVerdicts
+from slipring.core.checks.placeholders import placeholder
+from slipring.core.checks.policies import Policy
+from slipring.core.checks.rulings import Ruling, rule
+from slipring.core.checks.subjects import subject_of
+from slipring.protocol.hosted.mcp_items import McpCall
+from slipring.protocol.item_digests import content_digest
+from slipring.protocol.items import Item
+
+_ASKS_NOTHING = frozenset({"additional_tools", "configuration_update"})
+"""Items behind which a model has no more to answer than before them."""
+_DIGEST_BYTES = 12
+
+
+class Behind:
+    """Identifies what stands behind each item of a request: how many items, and which is the last."""
+
+    __slots__ = ("_digests", "_items")
+
+    def __init__(self, items: Sequence[Item], digests: Mapping[int, bytes]) -> None:
+        self._items = items
+        self._digests = digests
+
+    def __getitem__(self, index: int) -> bytes:
+        """What stands behind the item with this index; empty if nothing does."""
+        count = len(self._items) - 1 - index
+        if count <= 0:
+            return b""
+        last = self._items[-1]
+        digest = self._digests.get(id(last)) or content_digest(last)
+        return count.to_bytes(4, "big") + digest[:_DIGEST_BYTES]
+
+
+class Refusal(Struct, frozen=True):
+    """Why an item is refused."""
+
+    ruling: Ruling
+    known: Known
+
+
+class Refusals:
+    """What is known to be refused under one policy."""
+
+    __slots__ = ("_known", "_policy", "_tenant")
+
+    def __init__(self, policy: Policy, known: KnownVerdicts, tenant: str) -> None:
+        self._policy = policy
+        self._known = known
+        self._tenant = tenant
+
+    @property
+    def may_be(self) -> bool:
+        """Whether any item can be refused by what is known."""
+        return self._known.has_flagged(self._tenant)
+
+    def of(self, item: Item, index: int, digest: bytes | None) -> Refusal | None:
+        """Why an item of a request is refused; None if it is not, or nothing is known about it."""
+        for part in _parts(item, index):
+            own = digest if part is item else None
+            known = self._known.find(self._tenant, self._policy.digest, own or content_digest(part))
+            if known is None or not known.verdicts:
+                continue
+            subject = subject_of(part, "input", _nameless)
+            if subject is None:
+                continue
+            ruling = rule(subject, self._policy.on(subject.kind), known.verdicts)
+            if ruling is not None and ruling.consequence == "block":
+                return Refusal(ruling, known)
+        return None
+
+    def passes(self, item: Item, index: int) -> None:
+        """An item need not be inspected: the server has made it."""
+        for part in _parts(item, index):
+            self._known.remember(self._tenant, self._policy.digest, content_digest(part), ())
+
+
+def withheld(
+    items: tuple[Item, ...], digests: Mapping[int, bytes], refusals: Refusals
+) -> tuple[tuple[Item, ...], list[Refusal]]:
+    """The items of a request with placeholders for those that were refused before, unless the request is to
+    be refused for them again; and why they are withheld. ``digests``: of items, by ``id()``."""
+    if not refusals.may_be:
+        return items, []
+    refused = {
+        index: refusal
+        for index, item in enumerate(items)
+        if (refusal := refusals.of(item, index, digests.get(id(item)))) is not None
+    }
+    last = max(_asking(items, refused), default=-1)
+    behind = Behind(items, digests)
+    together, why = list(items), []
+    for index, refusal in refused.items():
+        is_same = refusal.known.behind == behind[index]
+        stands_in = placeholder(items[index], refusal.ruling.check)
+        if index < last and not is_same and stands_in is not None:
+            refusals.passes(stands_in, index)
+            together[index] = stands_in
+            why.append(refusal)
+    return tuple(together), why
+
+
+def _asking(items: tuple[Item, ...], refused: Mapping[int, Refusal]) -> Iterator[int]:
+    """The indexes of the items that a model can answer."""
+    for index, item in enumerate(items):
+        if index not in refused and item.type not in _ASKS_NOTHING:
+            yield index
+
+
+def _parts(item: Item, index: int) -> Iterator[Item]:
+    """The items that a model reads of an item whose hosted calls are not opened yet."""
+    if item.type != "mcp_call":
+        yield from (item,) if item.opened is None else item.opened
+        return
+    call = item.body()
+    assert isinstance(call, McpCall)
+    call_id, text = item.id or f"call_{index}", hosted_items.result_text(call)
+    yield hosted_items.call_item(call_id, call.server_label, call.name, call.arguments)
+    yield hosted_items.output_item(call_id, text)
+    if call.approval_request_id is not None:
+        yield hosted_items.output_item(call.approval_request_id, text)
+
+
+def _nameless(call_id: str) -> None:
+    """The name of a called tool does not change what follows from a verdict."""
