@@ -43,7 +43,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-oracles test-browser clients autobahn fuzz check coverage fix bench bench-more lock audit dist clean
+.PHONY: help run install test test-slow test-crash test-upgrade test-attack soak test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-oracles test-browser clients autobahn fuzz fuzz-frames check coverage fix bench bench-more lock audit dist clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ test-upgrade: .venv/.dev ## an earlier version, installed from the history, is u
 
 test-attack: .venv/.dev ## one tenant attacks a server while another is watched, about six minutes (ONLY=unread for a part, SEED=1 to choose)
 	$(BIN)/python -m tests.attack $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: .venv/.dev ## random clients of every kind against real servers, half an hour (SOAK_SECONDS=600 for less, ONLY=workers, nodes or single, SEED=1 to choose)
+	$(BIN)/python -m tests.soak $(if $(SOAK_SECONDS),--seconds $(SOAK_SECONDS)) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 test-vllm: .venv/.dev ## the tests against a real vLLM server (named by SLIPRING_TEST_VLLM)
 	@test -n "$$SLIPRING_TEST_VLLM" || { echo "SLIPRING_TEST_VLLM is not set: it names a server, as in http://127.0.0.1:8000"; exit 1; }
@@ -98,6 +101,9 @@ test-browser: .venv/.dev ## the live page and the report of `slipring bench` in 
 
 fuzz: .venv/.dev .venv-fuzz/.ready ## requests of every kind, made from the OpenAPI document (FUZZ_SECONDS=600 for more, SEED=1 to choose)
 	$(BIN)/python -m tests.fuzz --tools .venv-fuzz/bin $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+fuzz-frames: .venv/.dev ## frames, JSON and events of every kind over real sockets, guided by coverage (FRAMES=50000 for less, SEED=1, ONLY=json,tight to choose)
+	$(BIN)/python -m tests.fuzz.frames $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 autobahn: .venv/.dev .venv-autobahn/.ready ## Autobahn's WebSocket suite against a real server (ONLY=plain for the short half; PYTHON2=… names a Python 2.7)
 	$(BIN)/python -m tests.autobahn --tools .venv-autobahn $(if $(ONLY),--only $(ONLY)) $(ARGS)
@@ -153,6 +159,8 @@ lock: .venv-lock/.ready ## write the lock files and the bill of materials from p
 	$(COMPILE) $(ARGS) $(addprefix --extra ,$(EXTRAS)) --output-file $(LOCK)/extras.txt pyproject.toml > /dev/null
 	$(COMPILE) $(ARGS) --extra dev --constraint $(LOCK)/extras.txt --output-file $(LOCK)/dev.txt pyproject.toml $(LOCK)/build.in > /dev/null
 	$(COMPILE) --extra llama --constraint $(LOCK)/dev.txt --output-file $(LOCK)/run.txt pyproject.toml $(LOCK)/build.in > /dev/null
+	$(COMPILE) --extra tokens --extra postgres --constraint $(LOCK)/dev.txt --output-file $(LOCK)/container.txt pyproject.toml > /dev/null
+	$(COMPILE) --constraint $(LOCK)/dev.txt --output-file $(LOCK)/build.txt $(LOCK)/build.in > /dev/null
 	$(COMPILE) --no-deps --output-file $(LOCK)/model.txt $(LOCK)/model.in > /dev/null
 	$(COMPILE) --no-deps --output-file $(LOCK)/vocabulary.txt $(LOCK)/vocabulary.in > /dev/null
 	.venv-lock/bin/python -m supply.bill_of_materials

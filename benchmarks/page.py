@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hosted_tools
+import load
 from budgets import all_budgets
 from common import RESULTS, spread
 from peers import comparison
@@ -98,6 +99,8 @@ def sections() -> dict[str, str]:
         "llama-server": peers_section("llama-server"),
         "tool output": tool_output_tables(),
         "hosted tools": hosted_tools_section(),
+        "load": load_section(),
+        "flood": flood_section(),
     }
 
 
@@ -107,6 +110,16 @@ def hosted_tools_section() -> str:
         f"The embedded model, in three turns of a chain: {hosted_tools.prefill_sentence(record['embedded'])}."
     )
     return "\n\n".join((hosted_tools.about(record), hosted_tools.table(record["ways"]), embedded))
+
+
+def load_section() -> str:
+    record = load.read()[0]
+    return "\n\n".join((load.table(record), load.sentence(record)))
+
+
+def flood_section() -> str:
+    record = load.read()[1]
+    return "\n\n".join((load.flood_table(record), load.flood_sentence(record)))
 
 
 def put(text: str, name: str, table: str) -> str:

@@ -60,7 +60,7 @@ def _decoded(raw: str | bytes) -> str:
         raise AssertionError(f"not JSON in UTF-8: {error}: {raw[:200]!r}") from error
 
 
-def _parse(text: str) -> Json:
+def parse(text: str) -> Json:
     """Parse one JSON object, stricter than Python's parser: no duplicate keys, no NaN or Infinity."""
     try:
         document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
@@ -227,7 +227,7 @@ def _check_usage(usage: Json) -> None:
 
 def check_response(body: Json | str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES) -> Json:
     """Check a response object, as POST and GET return it."""
-    response = body if isinstance(body, dict) else _parse(_decoded(body))
+    response = body if isinstance(body, dict) else parse(_decoded(body))
     validate(Response, _as_the_sdk_knows_it(response, foreign_tool_types))
     _check_response_rules(response)
     return response
@@ -291,7 +291,7 @@ def check_frame(raw: str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES)
 @lru_cache(maxsize=4096)
 def _check_frame(text: str, foreign_tool_types: frozenset[str]) -> None:
     """Check one message. The cache is for messages that the tap has seen and a test's client then reads."""
-    event = _parse(text)
+    event = parse(text)
     if event.get("type") == TIMING:
         _check_timing(event)
         return
@@ -327,7 +327,7 @@ def check_sse_event(
 @lru_cache(maxsize=4096)
 def _check_sse_event(event_name: str, data: str, foreign_tool_types: frozenset[str]) -> None:
     """Check one server-sent event. The cache is for events that the tap has seen and a client then reads."""
-    event = _parse(data)
+    event = parse(data)
     _require("stream_id" not in event, "lanes exist on the WebSocket only: stream_id over SSE")
     if event.get("type") == TIMING:
         _check_timing(event)
@@ -402,7 +402,7 @@ def _check_websocket_error(event: Json) -> None:
 
 def check_http_error(body: Json | str | bytes) -> Json:
     """Check the body of an HTTP response with a status of 400 or more."""
-    document = body if isinstance(body, dict) else _parse(_decoded(body))
+    document = body if isinstance(body, dict) else parse(_decoded(body))
     _require_equal(set(document), {"error"}, "keys of the error body")
     error = document["error"]
     _require(isinstance(error, dict), f"error is not an object: {error!r}")

@@ -28,6 +28,8 @@ details.
 from collections.abc import Iterable
 
 _LONGEST_QUOTE = 200
+OVERLOAD_RETRY_S = 1.0
+"""When to try again after a refusal because of what else runs: it may have ended by then."""
 
 
 def quoted(text: str) -> str:

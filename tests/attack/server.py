@@ -29,9 +29,7 @@ ENGINES = {
 _START_S = 60.0
 _STOP_S = 20.0
 _SAMPLED_S = 0.05
-_SIGNS = re.compile(
-    r"Traceback|unexpectedly|never retrieved|never awaited|Fatal|Task was destroyed|\bERROR\b"
-)
+SIGNS = re.compile(r"Traceback|unexpectedly|never retrieved|never awaited|Fatal|Task was destroyed|\bERROR\b")
 """Log messages of unexpected faults."""
 
 _MOST_WARNINGS = 100
@@ -74,7 +72,7 @@ class Server:
 
     def resident_mib(self) -> float:
         """Resident memory of the process and its descendants."""
-        return sum(map(_resident_bytes, _family(self.pid))) / MIB
+        return sum(map(_resident_bytes, family(self.pid))) / MIB
 
     def descriptors(self) -> int:
         with contextlib.suppress(OSError):
@@ -90,13 +88,13 @@ def foreign_cpu_s() -> float:
     """Return the CPU time of all processes of the machine except this one and its descendants."""
     ticks = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]))
     busy_s = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-    return busy_s - sum(map(_cpu_s, _family(os.getpid())))
+    return busy_s - sum(map(_cpu_s, family(os.getpid())))
 
 
 def faults_in(log: str) -> list[str]:
     """Return log lines that must not exist: unexpected faults, too many warnings, and secrets of clients."""
     lines = log.splitlines()
-    found = [" | ".join(lines[place : place + 30]) for place, line in enumerate(lines) if _SIGNS.search(line)]
+    found = [" | ".join(lines[place : place + 30]) for place, line in enumerate(lines) if SIGNS.search(line)]
     warnings = sum(" WARNING " in line for line in lines)
     if warnings > _MOST_WARNINGS:
         found.append(f"{warnings} warnings, an attack must not fill the log; the last: {lines[-1]}")
@@ -124,7 +122,7 @@ def running(spec: Spec) -> Iterator[Server]:
             )
         server = Server(process, log)
         try:
-            server.url = _announced(process) or ""
+            server.url = announced(process) or ""
             if not server.url:
                 raise RuntimeError(f"the server did not start: {server.log()[-2000:]}")
             yield server
@@ -143,9 +141,9 @@ def _end(process: "subprocess.Popen[str]") -> None:
     process.stdout.close()
 
 
-def _announced(process: "subprocess.Popen[str]") -> str | None:
+def announced(process: "subprocess.Popen[str]", within_s: float = _START_S) -> str | None:
     """Return the URL that a server prints when it is ready. None: it has ended, or takes too long."""
-    timer = threading.Timer(_START_S, process.kill)
+    timer = threading.Timer(within_s, process.kill)
     timer.start()
     try:
         assert process.stdout is not None
@@ -186,7 +184,7 @@ def _bound_descriptors(most: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
     """Return a process and all its descendants."""
     found = [pid]
     for parent in found:

@@ -375,6 +375,11 @@ LOOP_LAG_SECONDS = Metric(
     "How late the event loop is, sampled four times a second.",
     buckets=_LAG_BUCKETS,
 )
+TASKS = Metric(
+    "slipring_tasks",
+    "gauge",
+    "Tasks of the event loop. Their number follows that of connections and running turns.",
+)
 PROCESSES = Metric("slipring_processes", "gauge", "Processes that serve clients.")
 DRAINING = Metric("slipring_draining", "gauge", "Processes that stop and finish their last responses.")
 BUILD_INFO = Metric(

@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from typing import Generic, TypeVar
 
-from slipring.errors import RateLimited
+from slipring.errors import OVERLOAD_RETRY_S, RateLimited
 
 T = TypeVar("T")
 
@@ -23,7 +23,8 @@ class FairQueue(Generic[T]):
         calls = self._waiting.setdefault(tenant, deque())
         if len(calls) >= self._max_waiting:
             raise RateLimited(
-                f"{len(calls)} grammars or schemas of yours wait to be compiled. Try again later."
+                f"{len(calls)} grammars or schemas of yours wait to be compiled. Try again later.",
+                retry_after_s=OVERLOAD_RETRY_S,
             )
         calls.append(call)
 

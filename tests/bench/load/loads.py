@@ -20,6 +20,9 @@ class Silent:
     def level_finished(self, level: Level) -> None:
         pass
 
+    def phase_started(self, what: str, seconds: float) -> None:
+        pass
+
 
 def options(url: str, service_level: ServiceLevel = EASY, **settings: Any) -> LoadOptions:
     settings = {"connections": 4, "ramp_s": 0.0, "hold_s": 0.3, "think_ms": 1.0, **settings}

@@ -243,6 +243,7 @@ def test_a_create_beyond_the_queue_is_a_429_and_the_queue_continues():
     assert refused["stream_id"] == "a"
     assert refused["error"]["type"] == "rate_limit_error"
     assert refused["error"]["code"] == "rate_limit_exceeded"
+    assert refused["error"]["headers"] == {"retry-after": "1"}
     for _ in range(3):
         connection.complete("a")
     assert [response["status"] for response in connection.order.responses] == ["completed"] * 3

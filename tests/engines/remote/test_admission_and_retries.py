@@ -179,6 +179,31 @@ async def test_jobs_past_max_waiting_are_refused_at_once() -> None:
             pass  # the queue has room again
 
 
+async def test_a_tenant_that_fills_the_queue_makes_room_for_another() -> None:
+    gate = gate_to(ScriptedEngine(), max_jobs=1, max_waiting=4)
+    ran: list[str] = []
+
+    async def job(name: str) -> None:
+        with gate.ticket(name[0]) as ticket:
+            await ticket.turn()
+            ran.append(name)
+
+    with gate.ticket("a"):
+        jobs = [asyncio.create_task(job(f"a{number}")) for number in range(1, 6)]
+        await asyncio.sleep(0)  # a5 is refused: no tenant has more jobs waiting than its own
+        jobs += [asyncio.create_task(job(f"b{number}")) for number in range(1, 4)]
+        await asyncio.sleep(0)  # b1 and b2 replace a4 and a3; then both have two, and b3 is refused
+        assert gate.waiting == 4
+    results = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [isinstance(result, RateLimited) for result in results] == [
+        *(False, False, True, True, True),
+        *(False, False, True),
+    ]
+    assert all(result.retry_after_s == 1.0 for result in results if isinstance(result, RateLimited))
+    assert ran == ["a1", "b1", "a2", "b2"]
+    assert (gate.running, gate.waiting) == (0, 0)
+
+
 async def test_a_cancelled_job_lets_the_next_one_run() -> None:
     gate = gate_to(ScriptedEngine(), max_jobs=1)
     entered = asyncio.Event()

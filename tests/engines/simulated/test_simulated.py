@@ -536,3 +536,19 @@ async def test_a_waiting_answer_stops_when_its_client_disconnects() -> None:
             await socket.create(input="hello")
             await socket.until("response.in_progress")
         await asyncio.wait_for(server.service.wait_until_idle(), 60)
+
+
+@pytest.mark.parametrize("vocabulary", ["", ",vocabulary=smollm2"])
+async def test_jobs_past_max_jobs_wait_and_past_max_waiting_are_refused(vocabulary: str) -> None:
+    engine = f"simulated:tokens_per_s=0,output_tokens=4,max_jobs=1,max_waiting=1{vocabulary}"
+    async with serve(engine) as running, running.connect() as first, running.connect() as second:
+        (held,) = running.service.catalog.engines
+        with held._queue.ticket("another tenant"):  # takes the only place
+            await first.create(input="waits")
+            await first.until("response.in_progress")
+            assert (held.status().running, held.status().waiting) == (1, 1)
+            refused = await second.error(input="is refused")
+            assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert refused["error"]["headers"] == {"retry-after": "1"}
+        await first.until("response.completed")
+        assert (held.status().running, held.status().waiting) == (0, 0)

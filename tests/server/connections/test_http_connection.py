@@ -64,6 +64,16 @@ async def test_the_rest_of_a_compressed_body_is_not_read(monkeypatch: pytest.Mon
         assert (status, error["code"]) == (413, "request_too_large")
 
 
+@pytest.mark.parametrize(("body", "is_kept"), [(b"\xff\xfe\x00", False), (zlib.compress(b"[]"), True)])
+async def test_a_client_is_told_that_its_connection_closes_after_a_body_that_cannot_be_decompressed(
+    body: bytes, is_kept: bool
+) -> None:
+    head = f"Content-Encoding: deflate\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with serve() as server, open_tcp(server) as raw:
+        await raw.send(f"POST /v1/responses HTTP/1.1\r\nHost: a\r\n{head}".encode() + body)
+        assert (b"connection: close" not in (await raw.read_head()).lower()) == is_kept
+
+
 async def test_a_disconnect_during_the_handshake_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
     handshake = f"GET /v1/responses HTTP/1.1\r\nHost: a\r\n{UPGRADE}{key}\r\n\r\n"

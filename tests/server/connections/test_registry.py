@@ -89,12 +89,15 @@ async def cut(raw: RawSocket) -> bool:
 
 
 async def read_error(raw: RawSocket) -> tuple[int, str]:
-    """The status and the code of an error response; the connection may stay open."""
+    """The status and the code of an error response; the connection may stay open. One that is due to overload
+    says when to try again."""
     head = await raw.read_head()
     length = next(int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length: "))
     body = json.loads(await raw._read(length))
     wire.check_http_error(body)
-    return int(head.split()[1]), body["error"]["code"]
+    status = int(head.split()[1])
+    assert (b"\r\nretry-after: 1\r\n" in head.lower()) == (status in (429, 503))
+    return status, body["error"]["code"]
 
 
 # Clients that do not read.

@@ -13,7 +13,7 @@ def load(options: LoadOptions) -> int:
 
     Raises ``UsageError``, ``CannotMeasure`` and ``CannotStart``.
     """
-    raise_file_limit(options.connections)
+    raise_file_limit(options.connections + options.idle + options.flood)
     with LoadProgress(len(options.levels)) as progress:
         running = Load(options, progress)
         was_interrupted = run_until_interrupted(running.run())

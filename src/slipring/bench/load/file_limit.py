@@ -19,3 +19,13 @@ def raise_file_limit(connections: int) -> None:
         raise UsageError(f"--connections {connections}: the limit of open files is {hard} (see ulimit -n)")
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def raise_as_far_as_allowed() -> None:
+    """Allow this process as many open files as the system's hard limit does."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

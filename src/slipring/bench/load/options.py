@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipring.bench.errors import UsageError
@@ -30,6 +30,16 @@ class LoadOptions:
     hold_s: float = 10.0
     think_ms: float = 1000.0
     mode: str = "websocket"
+    idle: int = 0
+    """Idle connections, beside those of users."""
+    processes: int = 1
+    """Processes that generate the load."""
+    bare: bool = False
+    """Whether to measure a bare aiohttp socket too."""
+    flood: int = 0
+    """Connections of another tenant that floods the server after the levels."""
+    flood_key: str | None = field(default=None, repr=False)
+    """Key of that tenant; None: that of the users, or one of its own if the bench starts the server."""
     json: Path | None = None
 
     @property
@@ -73,6 +83,39 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="pause between an answer and the next turn, varied by ±50%% (default: 1000)",
     )
+    add(
+        *("--idle",),
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="idle WebSockets that are open beside those connections (default: 0)",
+    )
+    add(
+        *("--processes",),
+        type=whole(1),
+        default=1,
+        metavar="N",
+        help="processes that generate the load (default: 1)",
+    )
+    add(
+        *("--bare",),
+        action="store_true",
+        default=False,
+        help="measure a bare aiohttp WebSocket too that sends the same frames, under the same load",
+    )
+    add(
+        *("--flood",),
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="after the levels, N connections of another tenant send requests without pauses (default: 0)",
+    )
+    add(
+        *("--flood-key-env",),
+        default=None,
+        metavar="VARIABLE",
+        help="environment variable with the API key of that tenant, for a server at --url",
+    )
     add("--mode", choices=_MODES, default="websocket", help="mode of the connections (default: websocket)")
     add(
         *("--slo-ttft-ms",),
@@ -97,6 +140,12 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
         raise UsageError(f"{misplaced[0]} cannot be used with load (see slipring bench load --help)")
     if namespace.json is not None and not namespace.json.parent.is_dir():
         raise UsageError(f"cannot write {namespace.json}: there is no directory {namespace.json.parent}")
+    if namespace.bare and (namespace.mode != "websocket" or namespace.url is not None):
+        raise UsageError("--bare compares with the server that the bench starts, over --mode websocket")
+    flood_key_variable = namespace.flood_key_env
+    flood_key = environ.get(flood_key_variable, "").strip() if flood_key_variable is not None else None
+    if flood_key == "":
+        raise UsageError(f"--flood-key-env: {flood_key_variable} is not set")
     return LoadOptions(
         target=target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S),
         service_level=ServiceLevel(first_token_ms=namespace.slo_ttft_ms, errors=namespace.slo_errors),
@@ -106,5 +155,10 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
         hold_s=namespace.hold_s,
         think_ms=namespace.think_ms,
         mode=namespace.mode,
+        idle=namespace.idle,
+        processes=namespace.processes,
+        bare=namespace.bare,
+        flood=namespace.flood,
+        flood_key=flood_key,
         json=namespace.json,
     )

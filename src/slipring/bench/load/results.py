@@ -29,6 +29,10 @@ class Level(Struct, kw_only=True, omit_defaults=True):
     """Requested connections."""
     open_connections: int = 0
     """Connections that were open at the end."""
+    idle: int = 0
+    """Requested idle connections, beside those of users."""
+    open_idle: int = 0
+    """Idle connections that were open at the end."""
     seconds: float
     turns: int
     turns_per_s: float
@@ -49,7 +53,7 @@ class Level(Struct, kw_only=True, omit_defaults=True):
     server_cores: float | None = None
     """CPU use of the server, in cores."""
     client_cores: float = 0.0
-    """CPU use of the bench; near 1, the bench itself is the bottleneck."""
+    """CPU use of all processes of the bench. If it is near 1 for each, the bench itself is the bottleneck."""
     others_cores: float | None = None
     """CPU use of all other processes on the machine."""
     resident_bytes: int | None = None
@@ -78,12 +82,43 @@ class ServiceLevel(Struct, kw_only=True, frozen=True):
         if attempts and level.failed / attempts > self.errors:
             share = level.failed / attempts
             return f"{share:.1%} of turns failed (allowed: {self.errors:.1%})"
+        if level.open_idle < level.idle:
+            return f"{level.idle - level.open_idle:,} of {level.idle:,} idle connections were refused or lost"
         if level.first_token_ms is None:
             return "no turn finished"
         if level.first_token_ms.p95 > self.first_token_ms:
             late = level.first_token_ms.p95
             return f"first token after {late:,.0f} ms at p95 (allowed: {self.first_token_ms:,.0f} ms)"
         return None
+
+
+class FloodTally(Struct, kw_only=True):
+    """What a tenant that floods has got."""
+
+    connections: int
+    seconds: float = 0.0
+    turns: int = 0
+    refusals: dict[str, int] = {}
+    """Requests that were refused, by status and code."""
+    with_retry_after: int = 0
+    """Refusals that say when to try again."""
+    refused_ms: Percentiles | None = None
+    """Time from a request to its refusal."""
+    failures: dict[str, int] = {}
+    """Responses that failed after they had begun, and connections that were not opened or were lost."""
+
+
+class FloodResult(Struct, kw_only=True):
+    """What users saw while another tenant flooded the server, and after that."""
+
+    tally: FloodTally
+    is_other_tenant: bool
+    """Whether the flood had another key than the users."""
+    during: Level
+    after: Level
+    recovery_s: float | None
+    """Time from the end of the flood to the last violation of the service level; None: it was still violated
+    at the end."""
 
 
 class LoadRecord(Struct, kw_only=True):
@@ -99,7 +134,13 @@ class LoadRecord(Struct, kw_only=True):
     ramp_s: float
     hold_s: float
     service_level: ServiceLevel
+    processes: int = 1
+    """Processes that generate the load."""
     levels: list[Level] = []
+    bare: Level | None = None
+    """A bare aiohttp socket that sends the same frames, with as many connections as the last level that
+    held."""
+    flood: "FloodResult | None" = None
 
 
 def percentiles(values: Iterable[float]) -> Percentiles | None:

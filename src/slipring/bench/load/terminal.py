@@ -42,6 +42,9 @@ class LoadProgress:
         if level.broken is not None:
             self._line.report(f"{level.connections} connections: {level.broken}")
 
+    def phase_started(self, what: str, seconds: float) -> None:
+        self._line.show(f"{what} for {seconds:g} s", restarts=True)
+
 
 def show(record: LoadRecord) -> None:
     """Print the record to standard output."""
@@ -53,7 +56,7 @@ def show(record: LoadRecord) -> None:
     console.print(escape(f"Measured: {what}; model {endpoint.model}."))
     if simulated := simulation(endpoint):
         console.print(escape(f"Simulated. {simulated}"))
-    for line in verdict(record):
+    for line in (*verdict(record), *bare_verdict(record), *flood_verdict(record)):
         console.print(line)
 
 
@@ -62,7 +65,7 @@ def verdict(record: LoadRecord) -> list[str]:
     lines = []
     held = [level for level in record.levels if level.broken is None]
     broken = next((level for level in record.levels if level.broken is not None), None)
-    most = f"{held[-1].connections} connections ({held[-1].turns_per_s:.1f} turns/s)" if held else "no level"
+    most = f"{_connections(held[-1])} ({held[-1].turns_per_s:.1f} turns/s)" if held else "no level"
     if broken is not None:
         lines.append(
             f"The service level holds with {most} and is violated with {broken.connections}:"
@@ -70,9 +73,10 @@ def verdict(record: LoadRecord) -> list[str]:
         )
     elif held:
         lines.append(f"The service level holds with {most}; more were not tried.")
-    if any(level.client_cores > _BUSY_CORES for level in record.levels):
+    if any(level.client_cores > _BUSY_CORES * record.processes for level in record.levels):
+        whole = "a whole core" if record.processes == 1 else "a whole core in each of its processes"
         lines.append(
-            "[yellow]The bench used a whole core: it may have slowed down the measurement itself.[/yellow]"
+            f"[yellow]The bench used {whole}: it may have slowed down the measurement itself.[/yellow]"
         )
     others_cores = max((level.others_cores or 0.0 for level in record.levels), default=0.0)
     if busy := busy_warning(others_cores, record.machine):
@@ -94,22 +98,89 @@ def verdict(record: LoadRecord) -> list[str]:
     return lines
 
 
+def bare_verdict(record: LoadRecord) -> list[str]:
+    """The server beside the bare socket under the same load."""
+    held = [level for level in record.levels if level.broken is None]
+    bare = record.bare
+    if bare is None or not held or bare.gap_ms is None or held[-1].gap_ms is None:
+        return []
+    ours, floor = held[-1].gap_ms, bare.gap_ms
+    return [
+        f"A bare aiohttp socket that sends the same frames over {_connections(bare)}: time per event at p99"
+        f" {floor.p99:,.1f} ms, the server's {ours.p99:,.1f} ms ({ours.p99 / floor.p99:.2f} ×);"
+        f" CPU {_cores(bare)}, the server's {_cores(held[-1])}."
+    ]
+
+
+def flood_verdict(record: LoadRecord) -> list[str]:
+    """What users saw of a flood, what the flood got, and how long the server took to recover."""
+    flood = record.flood
+    if flood is None:
+        return []
+    tally, calm = flood.tally, record.levels[-1]
+    who = "another tenant" if flood.is_other_tenant else "the same tenant"
+    lines = [
+        f"A flood by {who}, {tally.connections:,} connections without pauses for {tally.seconds:.0f} s:"
+        f" {tally.turns:,} answers, {sum(tally.refusals.values()):,} refusals"
+        + (f" ({_listed(tally.refusals)})" if tally.refusals else "")
+        + (f", failures: {_listed(tally.failures)}" if tally.failures else "")
+        + "."
+    ]
+    if tally.refused_ms is not None:
+        lines.append(
+            f"Refusals came after {_ranks(tally.refused_ms)} ms ({_RANKS});"
+            f" {tally.with_retry_after:,} of {tally.refused_ms.count:,} said when to try again."
+        )
+    for what, level in (("before", calm), ("during", flood.during), ("after", flood.after)):
+        lines.append(
+            f"  users {what}: {level.turns_per_s:.1f} turns/s, first token {_ranks(level.first_token_ms)} ms,"
+            f" gap {_ranks(level.gap_ms)} ms, {level.failed} errors"
+            + (f" ({_listed(level.errors)})" if level.errors else "")
+        )
+    recovery = "did not recover" if flood.recovery_s is None else f"recovered within {flood.recovery_s:.1f} s"
+    lines.append(f"After the flood the service level {recovery}.")
+    return [escape(line) for line in lines]
+
+
+def _connections(level: Level) -> str:
+    idle = f" and {level.open_idle:,} idle ones" if level.idle else ""
+    return f"{level.connections} connections{idle}"
+
+
+def _cores(level: Level) -> str:
+    return f"{level.server_cores:.2f} cores" if level.server_cores is not None else "unknown"
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} × {what}" for what, count in counts.items())
+
+
 def _table(record: LoadRecord) -> Table:
     table = Table(
         title=f"{record.mode}: a short chat over each connection, {record.think_ms:g} ms between turns",
         title_justify="left",
         title_style="bold",
     )
+    has_idle = any(level.idle for level in record.levels)
     has_schedule = any(level.lag_ms is not None for level in record.levels)
     for heading in (
-        *("connec-\ntions", "open", "turns/s", f"first token ms\n{_RANKS}", f"gap ms\n{_RANKS}"),
+        *(
+            "connec-\ntions",
+            "open",
+            *(["idle"] if has_idle else []),
+            "turns/s",
+            f"first token ms\n{_RANKS}",
+            f"gap ms\n{_RANKS}",
+        ),
         *([f"lag ms\n{_RANKS}"] if has_schedule else []),
         *("server\ncores", "bench\ncores", "memory", "per con-\nnection", "still\nwaiting", "errors"),
     ):
         table.add_column(heading, justify="right")
     for level in record.levels:
         table.add_row(
-            *(f"{level.connections:,}", f"{level.open_connections:,}", f"{level.turns_per_s:,.1f}"),
+            *(f"{level.connections:,}", f"{level.open_connections:,}"),
+            *([f"{level.open_idle:,}"] if has_idle else []),
+            f"{level.turns_per_s:,.1f}",
             *(_ranks(level.first_token_ms), _ranks(level.gap_ms)),
             *([_ranks(level.lag_ms)] if has_schedule else []),
             f"{level.server_cores:.2f}" if level.server_cores is not None else "",

@@ -1,8 +1,10 @@
 """Simulated users: each opens a connection and chats over it, with pauses, until stopped."""
 
 import asyncio
+import math
 import random
 import re
+import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -26,8 +28,9 @@ _DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
 class TurnTally:
     """Figures of the turns of all users during one level."""
 
-    def __init__(self, tokens_per_s: float | None = None) -> None:
-        """``tokens_per_s``: simulated decoding speed; None if unknown, 0 if unlimited."""
+    def __init__(self, tokens_per_s: float | None = None, limit_ms: float = math.inf) -> None:
+        """``tokens_per_s``: simulated decoding speed; None if unknown, 0 if unlimited. ``limit_ms``: of the
+        time to the first token."""
         self.first_token_ms = array("d")
         self.gap_ms = array("d")
         self.lag_ms = array("d")
@@ -36,6 +39,9 @@ class TurnTally:
         self.waiting = 0
         self.waiting_late = 0
         self.stalled = 0
+        self.last_late_ns = 0
+        """When the last turn beyond the limit got its first token, or failed; 0: none did."""
+        self._limit_ms = limit_ms
         self._token_ms = 1000 / tokens_per_s if tokens_per_s else None
 
     def add(self, exchange: Exchange) -> None:
@@ -43,12 +49,19 @@ class TurnTally:
         self.turns += 1
         if (first_ms := exchange.first_ms(*FIRST_TOKENS)) is not None:
             self.first_token_ms.append(first_ms)
+            if first_ms > self._limit_ms:
+                self.last_late_ns = time.perf_counter_ns()
         arrivals = zip(exchange.events, exchange.arrivals_ns, strict=True)
         deltas = [at_ns for event, at_ns in arrivals if event.get("type") in FIRST_TOKENS]
         self.gap_ms.extend((after - before) / 1e6 for before, after in pairwise(deltas))
         if self._token_ms is not None and deltas:
             tokens = _usage(exchange).get("output_tokens") or len(deltas)
             self.lag_ms.append((deltas[-1] - deltas[0]) / 1e6 - (tokens - 1) * self._token_ms)
+
+    def add_error(self, reason: str) -> None:
+        """Add a turn or connection that failed."""
+        self.errors[reason] += 1
+        self.last_late_ns = time.perf_counter_ns()
 
     def add_unfinished(self, pending: Iterable[Exchange], limit_ms: float) -> None:
         """Add turns that have not finished when the level ends. A turn without a first token counts with the
@@ -58,6 +71,7 @@ class TurnTally:
                 self.waiting += 1
                 if (age_ms := exchange.age_ms) > limit_ms:
                     self.waiting_late += 1
+                    self.last_late_ns = time.perf_counter_ns()
                     self.first_token_ms.append(age_ms)
             elif (silence_ms := exchange.silence_ms) > limit_ms:
                 self.stalled += 1
@@ -76,7 +90,10 @@ class Users:
         think_ms: float,
         *,
         has_digests: bool = False,
+        is_checked: bool = True,
+        first: int = 0,
     ) -> None:
+        """``is_checked``: whether answers are checked. ``first``: the number of the first user."""
         self.tally = TurnTally()
         self.pending: set[Exchange] = set()
         """Turns that have not finished, and connections being opened."""
@@ -86,6 +103,8 @@ class Users:
         self._plan = plan
         self._think_s = think_ms / 1000
         self._gives_digests = has_digests
+        self._is_checked = is_checked
+        self._first = first
         self._transports: set[Transport] = set()
         self._users: list[asyncio.Task[None]] = []
 
@@ -97,7 +116,7 @@ class Users:
         """Add users up to this number, evenly over this time."""
         pause_s = within_s / max(1, count - len(self._users))
         while len(self._users) < count:
-            number = len(self._users)
+            number = self._first + len(self._users)
             self._users.append(asyncio.create_task(self._chat_forever(number, random.Random(number))))
             await asyncio.sleep(pause_s)
 
@@ -122,9 +141,9 @@ class Users:
                         await self._chat(transport, f"user {number} {chat}", chance)
                         chat += 1
             except TurnFailed as error:
-                self.tally.errors[self._access.redact(str(error))] += 1
+                self.tally.add_error(self._access.redact(str(error)))
             except TimeoutError:
-                self.tally.errors["no answer in time"] += 1
+                self.tally.add_error("no answer in time")
             await asyncio.sleep(_RETRY_S)
 
     @asynccontextmanager
@@ -167,7 +186,8 @@ class Users:
                 digest=str(digest) if self._gives_digests else None,
                 may_be_truncated="max_output_tokens" in head,
             )
-            if (faults := find_faults(exchange.events, exchange.answer, expected)) is not None:
+            faults = find_faults(exchange.events, exchange.answer, expected) if self._is_checked else None
+            if faults is not None:
                 # Without digests, equal faults are counted together.
                 raise TurnFailed(f"wrong answer: {_DIGEST.sub('…', faults)}")
             self.tally.add(exchange)

@@ -4,7 +4,7 @@ Can also put a proxy in front of it that adds a round trip.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -47,8 +47,10 @@ class OpenEndpoint(NamedTuple):
 
 
 @asynccontextmanager
-async def open_endpoint(target: Target, engine: str | None) -> AsyncIterator[OpenEndpoint]:
-    """The endpoint at ``target.url``, or a server started with ``engine``.
+async def open_endpoint(
+    target: Target, engine: str | None, keys: Mapping[str, str] | None = None
+) -> AsyncIterator[OpenEndpoint]:
+    """The endpoint at ``target.url``, or a server started with ``engine``, and with ``keys`` by tenant.
 
     Raises ``CannotStart``, and ``CannotMeasure`` if ``--server-pid`` names no readable process.
     """
@@ -61,7 +63,7 @@ async def open_endpoint(target: Target, engine: str | None) -> AsyncIterator[Ope
         yield OpenEndpoint(target.url, meter)
         return
     assert engine is not None
-    async with start_server(engine, target.serve_flags) as server:
+    async with start_server(engine, target.serve_flags, keys or {}) as server:
         yield OpenEndpoint(server.url, _readable(server.meter))
 
 

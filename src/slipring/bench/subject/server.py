@@ -8,13 +8,14 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from slipring.bench.errors import CannotStart
 from slipring.bench.subject.processes import Meter
 
 _STOP_TIMEOUT_S = 15.0
+_NO_KEYS: Mapping[str, str] = {}
 _URL = re.compile(rb"serves (http://\S+)")
 
 
@@ -27,9 +28,14 @@ class StartedServer:
 
 
 @asynccontextmanager
-async def start_server(engine: str, flags: Sequence[str] = ()) -> AsyncIterator[StartedServer]:
+async def start_server(
+    engine: str, flags: Sequence[str] = (), keys: Mapping[str, str] = _NO_KEYS
+) -> AsyncIterator[StartedServer]:
     """Start a server on a free port, without the caller's ``SLIPRING_*`` settings; stop it at the end of the
-    block. Raises ``CannotStart``."""
+    block. ``keys``: API keys that it asks for, by tenant. Raises ``CannotStart``."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
+    if keys:
+        clean["SLIPRING_API_KEYS"] = ",".join(f"{tenant}:{key}" for tenant, key in keys.items())
     command = [
         "-m",
         "slipring.bench.subject.exit_with_parent",
@@ -43,7 +49,7 @@ async def start_server(engine: str, flags: Sequence[str] = ()) -> AsyncIterator[
         sys.executable,
         *command,
         *("--store", "memory", "--engine", engine, *flags),
-        env={name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")},
+        env=clean,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,  # Ctrl-C goes to the bench alone, which then stops the server

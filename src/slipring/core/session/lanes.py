@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from slipring.core.limits import Limits
 from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Turn
-from slipring.errors import LaneLimitReached, RateLimited
+from slipring.errors import OVERLOAD_RETRY_S, LaneLimitReached, RateLimited
 
 _CREATED = (Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
 """Phases in which the client knows the response's id."""
@@ -77,7 +77,8 @@ class Lanes:
         if too_many or self.waiting_bytes + size_bytes > limits.max_queued_bytes:
             raise RateLimited(
                 f"Too many requests wait on this connection ({self.waiting})."
-                " Wait for a response to finish, or open another connection."
+                " Wait for a response to finish, or open another connection.",
+                retry_after_s=OVERLOAD_RETRY_S,
             )
 
     def next(self) -> Turn | None:

@@ -10,7 +10,7 @@ it. A pinned chain is charged once, however many turns of the connection pin it.
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import ResponseState
-from slipring.errors import ApiError, RateLimited, Unavailable
+from slipring.errors import OVERLOAD_RETRY_S, ApiError, RateLimited, Unavailable
 
 
 class Charges:
@@ -30,11 +30,13 @@ class Charges:
         if not self._ledger.fits_tenant(self._tenant, size_bytes):
             return RateLimited(
                 "The requests that wait or run for this tenant are too large in total"
-                f" (at most {self._ledger.tenant_limit_bytes} bytes). Wait for a response to finish."
+                f" (at most {self._ledger.tenant_limit_bytes} bytes). Wait for a response to finish.",
+                retry_after_s=OVERLOAD_RETRY_S,
             )
         if not self._ledger.fits(size_bytes):
             return Unavailable(
-                "The requests that wait or run on this server are too large in total. Try again later."
+                "The requests that wait or run on this server are too large in total. Try again later.",
+                retry_after_s=OVERLOAD_RETRY_S,
             )
         return None
 

@@ -30,20 +30,21 @@ _DIGEST_BYTES = 12
 class Behind:
     """Identifies what stands behind each item of a request: how many items, and which is the last."""
 
-    __slots__ = ("_digests", "_items")
+    __slots__ = ("_count", "_last", "_last_digest")
 
     def __init__(self, items: Sequence[Item], digests: Mapping[int, bytes]) -> None:
-        self._items = items
-        self._digests = digests
+        self._count = len(items)
+        self._last = items[-1] if items else None
+        self._last_digest = digests.get(id(self._last))
 
     def __getitem__(self, index: int) -> bytes:
         """What stands behind the item with this index; empty if nothing does."""
-        count = len(self._items) - 1 - index
-        if count <= 0:
+        count = self._count - 1 - index
+        if count <= 0 or self._last is None:
             return b""
-        last = self._items[-1]
-        digest = self._digests.get(id(last)) or content_digest(last)
-        return count.to_bytes(4, "big") + digest[:_DIGEST_BYTES]
+        if self._last_digest is None:
+            self._last_digest = content_digest(self._last)
+        return count.to_bytes(4, "big") + self._last_digest[:_DIGEST_BYTES]
 
 
 class Refusal(Struct, frozen=True):

@@ -63,6 +63,8 @@ class ChatEngine(Engine):
         await self._upstream.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        if job.generate:
+            self._gate.require_room(job.tenant)
         request = await self.tokenizing.prepare(job, write_request, job, self.options, self._writer)
         accepted = Accepted(fallback=request.fallback)
         if not job.generate and not (self.options.warmup and request.has_messages):

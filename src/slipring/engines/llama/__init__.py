@@ -134,6 +134,7 @@ class LlamaEngine(Engine):
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         if self.serves_one_tenant:
             self._refuse_second_tenant(job.tenant)
+        self._queue.require_room(job.tenant)
         rendering = await render(job, self.renderer, self.model.context, self.tokenizing)
         constraint = await self._constraint(job, rendering)
         with self._queue.ticket(job.tenant) as ticket:

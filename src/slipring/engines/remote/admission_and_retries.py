@@ -1,7 +1,7 @@
 """Admission to an engine: how many jobs run at once, who waits, and what happens when the engine fails.
 
 - At most ``max_jobs`` jobs run at once. The others wait, tenants in turn, up to a bound; past it they are
-  refused.
+  refused. A tenant that fills the queue does not keep others out of it: its latest jobs make room for theirs.
 - After several failures in a row the gate closes: jobs are refused at once, and the engine is probed until it
   answers.
 - An attempt that fails before its first batch is repeated, after a pause with jitter. After the first batch
@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import structs
 
 from slipring.engines.options import option
-from slipring.errors import RateLimited, ServerError, Unavailable
+from slipring.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable
 from slipring.observation import live
 
 log = logging.getLogger("slipring")
@@ -116,11 +116,18 @@ class JobQueue:
         """Jobs that wait for their turn."""
         return self._waiters
 
+    def require_room(self, tenant: str) -> None:
+        """Raise now what ``ticket`` would raise: before a context is rendered and tokenized in vain."""
+        if self._is_full and self._displaced_by(tenant) is None:
+            raise _too_busy()
+
     @contextmanager
     def ticket(self, tenant: str) -> Iterator["Ticket"]:
-        """Take a place, or one in the tenant's queue. Raises ``RateLimited`` if the queue is full."""
-        if self._running >= self._max_jobs and self._waiters >= self._max_waiting:
-            raise RateLimited("The engine is busy, and too many requests wait for it.", retry_after_s=1.0)
+        """Take a place, or one in the tenant's queue. Raises ``RateLimited`` if the queue is full and no
+        tenant has more jobs in it than this one."""
+        self.require_room(tenant)
+        if self._is_full:
+            self._make_room(tenant)
         ticket = Ticket(self, tenant)
         try:
             yield ticket
@@ -175,6 +182,24 @@ class JobQueue:
         self._waiters += 1
         return turn
 
+    @property
+    def _is_full(self) -> bool:
+        return self._running >= self._max_jobs and self._waiters >= self._max_waiting
+
+    def _displaced_by(self, tenant: str) -> str | None:
+        """The tenant with the most waiting jobs, if it has more than ``tenant`` would have with one more."""
+        most = max(self._waiting, key=lambda name: len(self._waiting[name]), default=tenant)
+        own = len(self._waiting.get(tenant, ()))
+        return most if most != tenant and len(self._waiting[most]) > own + 1 else None
+
+    def _make_room(self, tenant: str) -> None:
+        """Refuse the latest job of the tenant that has to make room for one of ``tenant``."""
+        most = self._displaced_by(tenant)
+        assert most is not None
+        latest = self._waiting[most][-1]
+        self._unqueue(most, latest)
+        latest.set_exception(_too_busy())
+
     def _leave(self) -> None:
         """End a job: the next tenant's first waiter starts in its place."""
         self._changed()
@@ -224,14 +249,12 @@ class Gate(JobQueue):
             with contextlib.suppress(asyncio.CancelledError):
                 await self._probing
 
-    @contextmanager
-    def ticket(self, tenant: str) -> Iterator["Ticket"]:
+    def require_room(self, tenant: str) -> None:
         if self._probing is not None:
             raise Unavailable(
                 "The engine does not answer. Try again later.", retry_after_s=self._retry_after_s
             )
-        with super().ticket(tenant) as ticket:
-            yield ticket
+        super().require_room(tenant)
 
     async def begin(self, attempt: Callable[[], Awaitable[BegunStream[T]]]) -> BegunStream[T]:
         """Begin an answer: call ``attempt`` until one succeeds, fails for good, or no retry is left."""
@@ -290,18 +313,29 @@ class Ticket:
         self._tenant = tenant
         self._turn = queue._enter(tenant)
 
+    @property
+    def has_to_wait(self) -> bool:
+        """Whether the job may not run yet."""
+        return self._turn is not None and not self._turn.done()
+
     async def turn(self) -> None:
-        """Wait until the job may run."""
+        """Wait until the job may run. Raises ``RateLimited`` if another tenant gets its place."""
         if self._turn is not None:
             # Shielded: a waiter that is cancelled is removed from the queue by ``give_back``.
             await asyncio.shield(self._turn)
 
     def give_back(self) -> None:
         """Leave the queue, or let the next job run."""
-        if self._turn is None or self._turn.done():
-            self._queue._leave()
-        else:
+        if self._turn is not None and not self._turn.done():
             self._queue._unqueue(self._tenant, self._turn)
+        elif self._turn is None or self._turn.exception() is None:
+            self._queue._leave()
+
+
+def _too_busy() -> RateLimited:
+    return RateLimited(
+        "The engine is busy, and too many requests wait for it.", retry_after_s=OVERLOAD_RETRY_S
+    )
 
 
 def _jittered(seconds: float) -> float:

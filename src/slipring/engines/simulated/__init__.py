@@ -6,8 +6,11 @@ real engine. It is called *simulated* wherever it is named.
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Literal
+
+from msgspec import structs
 
 from slipring.core.generation import (
     Accepted,
@@ -24,12 +27,14 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.engines.base import Engine, Level
+from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.simulated.context import PrefixCache, Tally, begin_last_item, position_of, tally_job
 from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.engines.simulated.pace import Pace
 from slipring.engines.simulated.plan import Content, Emit, Fail, Stall, Step, plan_answer, prepare
 from slipring.engines.simulated.script import Script, read_script
 from slipring.engines.simulated.trace import Trace, trace_job
+from slipring.observation import live
 
 
 def open_simulated(text: str) -> Engine:
@@ -52,6 +57,10 @@ class SimulatedEngine(Engine):
         self.options = options
         self._script = script
         self._prefixes = PrefixCache()
+        self._queue = JobQueue(options.max_jobs or sys.maxsize, options.max_waiting)
+
+    def status(self) -> live.Engine:
+        return structs.replace(super().status(), running=self._queue.running, waiting=self._queue.waiting)
 
     def models(self) -> Sequence[Model]:
         # Images and files are only counted, so they are accepted.
@@ -59,41 +68,45 @@ class SimulatedEngine(Engine):
         return [Model(name="simulated", owner="slipring", capabilities=capabilities)]
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        self._queue.require_room(job.tenant)
         tally = await self.tokenizing.prepare(job, tally_job, job)
         trace = self._trace(job)
         cached = self._prefixes.longest(tally, job) if self.options.prefix_cache else 0
         content = await self._prepare(job, tally)
-        yield [Accepted(rendered_tokens=tally.new_tokens), Begun()]
-        pace = Pace(self.options.tokens_per_s)
-        if rate := self.options.prefill_tokens_per_s:
-            pace.postpone((tally.tokens - cached) / rate)
-        if job.generate:
-            pace.postpone(self.options.ttft_ms / 1000)
-        await pace.reached()
-        self._prefixes.add(tally)
-        reason: Literal["stop", "max_output_tokens", "steered"] = "stop"
-        produced = thought = 0
-        emitted: list[Delta] = []
-        limit = job.settings.max_output_tokens
-        for step in self._plan(job, content, trace):
-            if type(step) is not Emit:
-                await _interrupt(step)
-                continue
-            if job.stop.asked and _is_between_items(emitted, step.deltas):
-                reason = "steered"
-                break
-            if produced == limit:
-                reason = "max_output_tokens"
-                break
-            await pace.token()
-            produced += 1
-            thought += step.is_reasoning
-            emitted += step.deltas
-            yield step.deltas
-        position = tally.after(emitted, trace)
-        self._prefixes.add(position)
-        context = tally.as_position(trace)
-        yield [Finished(reason, tally.tokens, cached, produced, thought, position, context)]
+        accepted = Accepted(rendered_tokens=tally.new_tokens)
+        with self._queue.ticket(job.tenant) as ticket:
+            waits = ticket.has_to_wait
+            yield [accepted] if waits else [accepted, Begun()]
+            if waits:
+                await ticket.turn()
+                yield [Begun()]
+            pace = self._pace(job, tally.tokens - cached)
+            await pace.reached()
+            self._prefixes.add(tally)
+            reason: Literal["stop", "max_output_tokens", "steered"] = "stop"
+            produced = thought = 0
+            emitted: list[Delta] = []
+            limit = job.settings.max_output_tokens
+            for step in self._plan(job, content, trace):
+                if type(step) is not Emit:
+                    await _interrupt(step)
+                    continue
+                if job.stop.asked and _is_between_items(emitted, step.deltas):
+                    reason = "steered"
+                    break
+                if produced == limit:
+                    reason = "max_output_tokens"
+                    break
+                await pace.token()
+                produced += 1
+                thought += step.is_reasoning
+                emitted += step.deltas
+                yield step.deltas
+            position = tally.after(emitted, trace)
+            self._prefixes.add(position)
+            context = tally.as_position(trace)
+            last = Finished(reason, tally.tokens, cached, produced, thought, position, context)
+        yield [last]  # after the ticket is given back: a slow reader must not hold up other jobs
 
     async def prefill(self, prefill: Prefill) -> int:
         job, done = prefill.job, prefill.done_tokens
@@ -121,6 +134,15 @@ class SimulatedEngine(Engine):
         if self._script is not None:
             return self._script.next()
         return plan_answer(job, content, self.options, trace.mark if trace is not None else "")
+
+    def _pace(self, job: Job, new_tokens: int) -> Pace:
+        """The pace of an answer whose prompt has so many tokens to read."""
+        pace = Pace(self.options.tokens_per_s)
+        if rate := self.options.prefill_tokens_per_s:
+            pace.postpone(new_tokens / rate)
+        if job.generate:
+            pace.postpone(self.options.ttft_ms / 1000)
+        return pace
 
     def _trace(self, job: Job) -> Trace | None:
         if not self.options.digest:

@@ -30,6 +30,10 @@ class SimulatedOptions:
     thinking: str = thinking_option()
     variables: str = variables_option()
     context_tokens: int = option(262_144, "context length in tokens, with a vocabulary", least=1)
+    max_jobs: int = option(0, "jobs that run at once; 0: any number")
+    max_waiting: int = option(
+        256, "jobs that may wait for their turn, tenants in turn; more are refused with 429"
+    )
     script: str = option("", "a file of scripted answers, played instead of planned ones")
 
 

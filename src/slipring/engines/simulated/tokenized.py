@@ -5,12 +5,14 @@ are encoded as ids and emitted one id at a time.
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Sequence
 
 from msgspec import structs
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model, Prefill
 from slipring.engines.base import Engine, Level
+from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.simulated.blocks import BlockCache, Blocks
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.pace import Pace
@@ -28,6 +30,7 @@ from slipring.engines.tokens.model_files import (
 from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.errors import StartupError
+from slipring.observation import live
 from slipring.prompts.rendering import Rendered, Renderer, Rendering, Step
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from slipring.protocol.items import Item
@@ -57,6 +60,10 @@ class TokenizedEngine(Engine):
         self.renderer = renderer or _open_renderer(options)
         self._wording = Wording(self.renderer, options)
         self._cache = BlockCache()
+        self._queue = JobQueue(options.max_jobs or sys.maxsize, options.max_waiting)
+
+    def status(self) -> live.Engine:
+        return structs.replace(super().status(), running=self._queue.running, waiting=self._queue.waiting)
 
     def models(self) -> Sequence[Model]:
         context_tokens = self.options.context_tokens
@@ -73,35 +80,41 @@ class TokenizedEngine(Engine):
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         options = self.options
+        self._queue.require_room(job.tenant)
         rendering = await render(job, self.renderer, options.context_tokens, self.tokenizing)
         outputs = _count_tool_outputs(job, rendering)
         content = await prepare(job, outputs, options, self.compiler)
-        yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items), Begun()]
-        pace = Pace(options.tokens_per_s)
-        known, cached = self._read(job, rendering, outputs)
-        if rate := options.prefill_tokens_per_s:
-            pace.postpone((rendering.prompt.total - cached) / rate)
-        if job.generate:
-            pace.postpone(options.ttft_ms / 1000)
-        await pace.reached()
-        answer = TokenAnswer(job, rendering, self.renderer, trusted=True)
-        answer.take(Piece(cached_tokens=cached))
-        ids, end = self._plan(job, rendering, known, content)
-        for id in ids:
-            await pace.token()
-            if answer.ends_here():
-                break
-            if deltas := answer.take(Piece([id])):
-                yield deltas
-        else:
-            answer.take(end)
-        *last, finished = answer.finish()
-        assert isinstance(finished, Finished)
-        assert isinstance(finished.position, Rendered)
-        yield [
-            *last,
-            structs.replace(finished, position=self._after(known, finished.position), context=known),
-        ]
+        accepted = Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)
+        with self._queue.ticket(job.tenant) as ticket:
+            waits = ticket.has_to_wait
+            yield [accepted] if waits else [accepted, Begun()]
+            if waits:
+                await ticket.turn()
+                yield [Begun()]
+            pace = Pace(options.tokens_per_s)
+            known, cached = self._read(job, rendering, outputs)
+            if rate := options.prefill_tokens_per_s:
+                pace.postpone((rendering.prompt.total - cached) / rate)
+            if job.generate:
+                pace.postpone(options.ttft_ms / 1000)
+            await pace.reached()
+            answer = TokenAnswer(job, rendering, self.renderer, trusted=True)
+            answer.take(Piece(cached_tokens=cached))
+            ids, end = self._plan(job, rendering, known, content)
+            for id in ids:
+                await pace.token()
+                if answer.ends_here():
+                    break
+                if deltas := answer.take(Piece([id])):
+                    yield deltas
+            else:
+                answer.take(end)
+            *last, finished = answer.finish()
+            assert isinstance(finished, Finished)
+            assert isinstance(finished.position, Rendered)
+            position = self._after(known, finished.position)
+            finished = structs.replace(finished, position=position, context=known)
+        yield [*last, finished]  # after the ticket is given back: a slow reader must not hold up other jobs
 
     async def prefill(self, prefill: Prefill) -> int:
         options = self.options

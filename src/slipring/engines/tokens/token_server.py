@@ -178,6 +178,7 @@ class TokenServer(Engine):
         await self._upstream.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        self._gate.require_room(job.tenant)
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
         constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)

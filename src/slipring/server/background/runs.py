@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable
 
 from slipring.core.turn.stages import Stages
-from slipring.errors import ApiError, RateLimited
+from slipring.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
@@ -261,10 +261,14 @@ class Background:
         if self._running_of[tenant] >= limits.tenant_runs:
             raise RateLimited(
                 "The limit of background responses that are being made for this tenant"
-                f" ({limits.tenant_runs}) is reached. Wait for one to finish."
+                f" ({limits.tenant_runs}) is reached. Wait for one to finish.",
+                retry_after_s=OVERLOAD_RETRY_S,
             )
         if self._running_of.total() >= limits.max_runs:
-            raise RateLimited("This server has reached its limit of background responses. Try again later.")
+            raise RateLimited(
+                "This server has reached its limit of background responses. Try again later.",
+                retry_after_s=OVERLOAD_RETRY_S,
+            )
         run = LiveRun(self.service, caller, traceparent)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running_of[tenant] += 1

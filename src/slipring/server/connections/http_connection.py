@@ -183,6 +183,9 @@ class HttpConnection(ServerProtocol):
         if response.status == RequestTimeout.status or "Content-Encoding" in request.headers:
             # The rest of the body does not arrive, or would be decompressed only to be dropped.
             self.stop_lingering()
+            if not request.content.is_eof():
+                # aiohttp closes the connection then. A client that is not told would use it once more.
+                response.force_close()
         return response
 
     def response_sent(self) -> None:

@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.limits import Limits
-from slipring.errors import RateLimited, Unavailable
+from slipring.errors import OVERLOAD_RETRY_S, RateLimited, Unavailable
 
 log = logging.getLogger("slipring")
 
@@ -180,13 +180,16 @@ class Connections:
         has too many. ``alone``: no keys are needed, so there is no other tenant to leave room for."""
         connection.is_surplus = connection.is_surplus and self.open > self.room
         if connection.is_surplus:
-            raise Unavailable("The server has too many connections. Try again later.")
+            raise Unavailable(
+                "The server has too many connections. Try again later.", retry_after_s=OVERLOAD_RETRY_S
+            )
         if connection.tenant == tenant or connection not in self._known:
             return
         if not alone and self._by_tenant[tenant] >= self._tenant_room and not self._close_idle(tenant):
             connection.is_surplus = True
             raise RateLimited(
-                f"Too many connections: one tenant may hold {self._tenant_room} at once on this server."
+                f"Too many connections: one tenant may hold {self._tenant_room} at once on this server.",
+                retry_after_s=OVERLOAD_RETRY_S,
             )
         self._count(connection.tenant, -1)
         self._count(tenant, 1)

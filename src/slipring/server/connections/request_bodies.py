@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import web
 
-from slipring.errors import ApiError, InvalidJson, InvalidRequest, RateLimited, Unavailable
+from slipring.errors import OVERLOAD_RETRY_S, ApiError, InvalidJson, InvalidRequest, RateLimited, Unavailable
 from slipring.server.access.auth import Caller
 from slipring.server.connections.http_connection import RequestTimeout
 from slipring.server.connections.registry import PROGRESS_BYTES
@@ -66,10 +66,14 @@ class _Reader:
     def _charge(self, size_bytes: int) -> None:
         if not self._ledger.fits_tenant(self._tenant, size_bytes):
             raise RateLimited(
-                "The bodies of the requests that are being sent at once are too large together."
+                "The bodies of the requests that are being sent at once are too large together.",
+                retry_after_s=OVERLOAD_RETRY_S,
             )
         if not self._ledger.fits(size_bytes):
-            raise Unavailable("The server is receiving too many bytes at once. Try again later.")
+            raise Unavailable(
+                "The server is receiving too many bytes at once. Try again later.",
+                retry_after_s=OVERLOAD_RETRY_S,
+            )
         self._ledger.add(self._tenant, size_bytes)
         self._charged += size_bytes
 

@@ -6,6 +6,7 @@ A server that serves its own ``/metrics`` exposes ``Metrics.snapshot()``. A work
 supervisor, which adds them up with ``observation.snapshots.Fold``, and those of its own process.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import get_args
@@ -187,6 +188,7 @@ class Metrics:
 def _readings(service: Service) -> Iterator[Reading]:
     yield table.PROCESSES, (), 1
     yield table.DRAINING, (), int(service.draining)
+    yield table.TASKS, (), len(asyncio.all_tasks())
     yield table.SOCKETS_OPENED, (), service.sockets_opened
     yield table.STORE_ERRORS, (), service.store.failed_writes
     if (recorded := service.recorded) is not None:

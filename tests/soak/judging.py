@@ -1,0 +1,136 @@
+"""Judges whether a server stays as it is: compares late windows of a soak with early ones.
+
+Pure: windows in, faults out. A figure is the median of its samples in a window, so that single moments do not
+count. The first part of a soak is a warm-up, in which caches fill.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+_WARM_UP = 0.3
+"""Share of the windows that are not judged."""
+_FEWEST = 3
+"""Windows that each of the two compared periods needs."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was seen in one part of a soak."""
+
+    resident_mib: float
+    descriptors: float
+    tasks: float
+    latency: float
+    """Time of a turn of the probe, as a multiple of the time of an echo in the same window."""
+    cpu_ms: float
+    """CPU time of the servers per answer. Other processes affect it less than latency; but the fewer answers
+    a busy machine lets them give, the more each costs."""
+    turns: int = 0
+    turn_ms: float = 0.0
+    echo_ms: float = 0.0
+    client_mib: float = 0.0
+    """Memory of the clients' own process."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How much a figure may grow from the early windows to the late ones."""
+
+    name: str
+    unit: str
+    share: float
+    """Growth that is tolerated, as a share of the early figure."""
+    slack: float
+    """Growth that is tolerated in any case."""
+
+    def allows(self, early: float, late: float) -> bool:
+        return late <= early * (1 + self.share) + self.slack
+
+
+BOUNDS = {
+    "resident_mib": Bound("memory", "MiB", 0.04, 6.0),
+    "descriptors": Bound("descriptors", "", 0.10, 8.0),
+    "tasks": Bound("tasks", "", 0.10, 12.0),
+    "latency": Bound("latency", "× an echo", 0.50, 1.0),
+    "cpu_ms": Bound("CPU per answer", "ms", 0.40, 1.0),
+}
+"""By the name of the field of ``Window``. Memory has the most precise bound, because it is measured most
+precisely; latency the least."""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """One figure: its medians over the early and over the late windows, and whether it has grown."""
+
+    bound: Bound
+    early: float
+    late: float
+    has_grown: bool
+
+    def __str__(self) -> str:
+        unit = f" {self.bound.unit}" if self.bound.unit else ""
+        verdict = "GROWS" if self.has_grown else "flat"
+        return f"{self.bound.name}: {self.early:.1f} → {self.late:.1f}{unit}, {verdict}"
+
+
+def periods(windows: Sequence[Window]) -> tuple[Sequence[Window], Sequence[Window]]:
+    """The early and the late windows: the first and the last third of what follows the warm-up. What grows
+    evenly from the start has about doubled from one to the other."""
+    judged = windows[int(len(windows) * _WARM_UP) :]
+    third = len(judged) // 3
+    return judged[:third], judged[len(judged) - third :]
+
+
+def is_long_enough(windows: Sequence[Window]) -> bool:
+    return len(windows) > 0 and len(periods(windows)[0]) >= _FEWEST
+
+
+def trends(windows: Sequence[Window]) -> list[Trend]:
+    """Judge every figure. One has grown if the median of the late windows is beyond the bound, and if most
+    of the late windows are above most of the early ones: a figure that jumps up and down has not."""
+    early, late = periods(windows)
+    found = []
+    for name, bound in BOUNDS.items():
+        before, after = ([getattr(window, name) for window in each] for each in (early, late))
+        first, last = statistics.median(before), statistics.median(after)
+        is_apart = sum(value > _upper(before) for value in after) * 4 >= len(after) * 3
+        found.append(Trend(bound, first, last, is_apart and not bound.allows(first, last)))
+    return found
+
+
+def _upper(values: Sequence[float]) -> float:
+    """The upper quartile."""
+    return sorted(values)[(3 * len(values)) // 4]
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What a server holds while it has no clients."""
+
+    descriptors: float
+    tasks: float
+    in_use: dict[str, float]
+    """Metrics that count what clients use."""
+    processes: float = 1
+    """Processes that serve clients."""
+
+
+_REST_DESCRIPTORS = 48
+"""Of one process: connections to the database, and processes for compiling and for tools, which the first
+requests open. A leak by every hundredth client is more within minutes."""
+_REST_TASKS = 8
+
+
+def left_behind(before: Rest, after: Rest) -> list[str]:
+    """What the clients of a soak have left behind."""
+    faults = [
+        f"{name} is {value:g} although no client is left" for name, value in after.in_use.items() if value
+    ]
+    if (more := after.descriptors - before.descriptors) > _REST_DESCRIPTORS * after.processes:
+        faults.append(f"{more:g} more descriptors than before the first client")
+    if (more := after.tasks - before.tasks) > _REST_TASKS * after.processes:
+        faults.append(f"{more:g} more tasks than before the first client")
+    return faults
