@@ -70,7 +70,8 @@ def sentence(record: LoadRecord) -> str:
         )
     paced = [level for level in held if _pace(level, record) >= _KEPT_PACE]
     kept = f"With {paced[-1].connections}, they" if paced else "With no level, they"
-    return f"{text}. {kept} also came at their pace; with {most.connections}, {_pace(most, record):.0%} of them did."
+    share = f"{_pace(most, record):.0%} of them did"
+    return f"{text}. {kept} also came at their pace; with {most.connections}, {share}."
 
 
 def _pace(level: Level, record: LoadRecord) -> float:
