@@ -159,6 +159,8 @@ lock: .venv-lock/.ready ## write the lock files and the bill of materials from p
 	$(COMPILE) $(ARGS) $(addprefix --extra ,$(EXTRAS)) --output-file $(LOCK)/extras.txt pyproject.toml > /dev/null
 	$(COMPILE) $(ARGS) --extra dev --constraint $(LOCK)/extras.txt --output-file $(LOCK)/dev.txt pyproject.toml $(LOCK)/build.in > /dev/null
 	$(COMPILE) --extra llama --constraint $(LOCK)/dev.txt --output-file $(LOCK)/run.txt pyproject.toml $(LOCK)/build.in > /dev/null
+	$(COMPILE) --extra tokens --extra postgres --constraint $(LOCK)/dev.txt --output-file $(LOCK)/container.txt pyproject.toml > /dev/null
+	$(COMPILE) --constraint $(LOCK)/dev.txt --output-file $(LOCK)/build.txt $(LOCK)/build.in > /dev/null
 	$(COMPILE) --no-deps --output-file $(LOCK)/model.txt $(LOCK)/model.in > /dev/null
 	$(COMPILE) --no-deps --output-file $(LOCK)/vocabulary.txt $(LOCK)/vocabulary.in > /dev/null
 	.venv-lock/bin/python -m supply.bill_of_materials

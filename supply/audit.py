@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from supply.locked import Package, read_lock
 
-LOCKS = ("dev.txt", "extras.txt", "model.txt", "run.txt", "vocabulary.txt")
+LOCKS = ("build.txt", "container.txt", "dev.txt", "extras.txt", "model.txt", "run.txt", "vocabulary.txt")
 CLEAN, VULNERABLE, UNREADABLE, UNREACHABLE = range(4)
 Json = dict[str, Any]
 

@@ -20,7 +20,8 @@ DEPLOYMENT, STORES = ROOT / "docs" / "deployment.md", ROOT / "docs" / "stores.md
 # Flags of other programs.
 THEIRS = {
     *("--create-home", "--home-dir", "--no-create-home", "--shell", "--system", "--uid"),  # useradd
-    *("--from", "--interval", "--no-cache-dir", "--retries", "--start-period", "--timeout"),  # Dockerfile
+    *("--from", "--interval", "--no-cache-dir", "--no-deps", "--require-hashes"),  # Dockerfile
+    *("--retries", "--start-period", "--timeout"),
     *("--read-only", "--rm", "--stop-timeout", "--tmpfs"),  # docker run
     *("--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint", "--model"),  # vLLM
     *("--model-path", "--host", "--port"),  # SGLang

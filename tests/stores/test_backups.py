@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
-import pytest
 
 from tests.harness import serve
 from tests.postgres import Postgres
@@ -86,18 +85,19 @@ async def check_restored(store: str, left: Json, acknowledged: list[str]) -> Non
         await client.create(input="and on", previous_response_id=acknowledged[-1])
 
 
-@pytest.mark.parametrize("word", [".backup", "VACUUM"])
-async def test_a_backup_of_an_sqlite_file_continues_its_chains(tmp_path: Path, word: str) -> None:
-    copy = tmp_path / "copy.db"
+async def test_backups_of_an_sqlite_file_continue_its_chains(tmp_path: Path) -> None:
     places = {
         "/opt/slipring/bin/python": shlex.quote(sys.executable),
         "/var/lib/slipring/slipring.db": str(tmp_path / "slipring.db"),
-        "/backup/slipring.db": str(copy),
+        "/backup/slipring.db": str(tmp_path / "copy.db"),
     }
-    left, acknowledged = await back_up(f"sqlite:{tmp_path}/slipring.db", block(word), places)
-    if word == ".backup":
-        assert os.stat(copy).st_mode & 0o077 == 0, "others cannot read it"
-    await check_restored(f"sqlite:{copy}", left, acknowledged)
+    vacuumed = block("VACUUM").replace("/backup/", "/backup/vacuumed-")
+    places["/backup/vacuumed-slipring.db"] = str(tmp_path / "vacuumed.db")
+    commands = block(".backup") + vacuumed
+    left, acknowledged = await back_up(f"sqlite:{tmp_path}/slipring.db", commands, places)
+    for name in ("copy.db", "vacuumed.db"):
+        assert os.stat(tmp_path / name).st_mode & 0o077 == 0, "others cannot read it"
+        await check_restored(f"sqlite:{tmp_path / name}", left, acknowledged)
 
 
 async def test_a_dump_of_postgresql_continues_its_chains(tmp_path: Path, postgres: Postgres) -> None:

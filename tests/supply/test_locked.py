@@ -47,7 +47,12 @@ def test_no_index_is_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "extras"),
-    [("dev.txt", ("dev",)), ("run.txt", ("llama",)), ("extras.txt", tuple(sorted(_EXTRAS.keys() - {"dev"})))],
+    [
+        ("dev.txt", ("dev",)),
+        ("run.txt", ("llama",)),
+        ("container.txt", ("tokens", "postgres")),
+        ("extras.txt", tuple(sorted(_EXTRAS.keys() - {"dev"}))),
+    ],
 )
 def test_the_lock_has_what_the_project_requires(name: str, extras: tuple[str, ...]) -> None:
     versions: dict[str, list[str]] = {}

@@ -20,7 +20,8 @@ Report = Callable[[str], None]
 _ENGINE = "simulated:tokens_per_s=500,output_tokens=40,tool_calls=1,digest=true"
 _CHAINS = 4
 """Parked chains that move in each direction at once."""
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
+"""Half of the time for which chains are parked."""
 _QUESTION = "What did we speak about?"
 
 
@@ -100,14 +101,15 @@ class RollingUpgrade:
         """A chain that is not stored goes from one node to the other and back, each time by a dropped
         connection, and is read in full each time."""
         ws = await http.ws_connect(f"{here}/responses")
-        tip = (await tool_loop(ws, store=False))[-1]
+        tip = (await tool_loop(ws, store=False))[-1]["id"]
         for url in (there, here):
-            expected = await _answer(ws, tip["id"])
+            expected = await socket_turn(ws, **_question(tip))
             reset(ws)
-            ws = await _connect_to_parked(http, url, tip["id"])
-            assert await _answer(ws, tip["id"]) == expected
+            ws, found = await _ask_parked(http, url, tip)
+            assert _read(found) == _read(expected)
             self.moved += 1
-            tip = await socket_turn(ws, input="Go on", store=False, previous_response_id=tip["id"])
+            go_on = {"input": "Go on", "store": False, "previous_response_id": found["id"]}
+            tip = (await socket_turn(ws, **go_on))["id"]
         await ws.close()
 
     async def _version(self) -> int:
@@ -123,35 +125,32 @@ class RollingUpgrade:
         assert "written by a newer slipring" in line, line
 
 
-async def _answer(ws: aiohttp.ClientWebSocketResponse, tip: str) -> tuple[str, int]:
-    """The answer to a question about a chain, which contains a digest of it."""
-    response = await socket_turn(
-        ws, input=_QUESTION, store=False, tool_choice="none", previous_response_id=tip
-    )
-    return response["output"][-1]["content"][0]["text"], response["usage"]["input_tokens"]
+def _question(tip: str) -> Json:
+    return {"input": _QUESTION, "store": False, "tool_choice": "none", "previous_response_id": tip}
 
 
-async def _connect_to_parked(
+def _read(answer: Json) -> tuple[str, int]:
+    """What shows the context that the engine has read: the answer contains a digest of it."""
+    return answer["output"][-1]["content"][0]["text"], answer["usage"]["input_tokens"]
+
+
+async def _ask_parked(
     http: aiohttp.ClientSession, url: str, tip: str
-) -> aiohttp.ClientWebSocketResponse:
-    """A socket that can continue a chain: its node may not have noticed yet that the connection is gone."""
+) -> tuple[aiohttp.ClientWebSocketResponse, Json]:
+    """Ask a question about a chain over a new socket; return the socket and the answer.
+
+    Repeated if the chain is not found, as clients do: the node that had it may not have noticed yet that the
+    connection is gone, or may have had no time to answer the other node.
+    """
     async with asyncio.timeout(_PATIENCE_S):
         while True:
             ws = await http.ws_connect(f"{url}/responses")
-            await ws.send_json(
-                {
-                    "type": "response.create",
-                    "input": "Ready?",
-                    "generate": False,
-                    "store": False,
-                    "previous_response_id": tip,
-                }
-            )
+            await ws.send_json({"type": "response.create", **_question(tip)})
             event = await ws.receive_json()
-            if event["type"] != "error":
-                while event["type"] != "response.completed":
-                    event = await ws.receive_json()
-                return ws
+            while event["type"] not in ("error", "response.completed"):
+                event = await ws.receive_json()
+            if event["type"] == "response.completed":
+                return ws, event["response"]
             assert event["error"]["code"] == "previous_response_not_found", event
             await ws.close()
             await asyncio.sleep(0.02)
