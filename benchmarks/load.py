@@ -19,6 +19,7 @@ from common import RESULTS
 from slipring.bench.load.results import Level, LoadRecord, Percentiles
 
 ACTIVE, FLOOD = RESULTS / "load.json", RESULTS / "flood.json"
+_KEPT_PACE = 0.95
 _STREAM = "simulated:tokens_per_s=50,output_tokens=100,digest=true"
 _QUEUE = "simulated:tokens_per_s=50,output_tokens=50,digest=true,max_jobs=32,max_waiting=32"
 
@@ -67,7 +68,16 @@ def sentence(record: LoadRecord) -> str:
             f"; p99 of the time per event {ours:.1f} ms, {bare.p99:.1f} ms over bare sockets"
             f" ({ours / bare.p99:.2f} ×)"
         )
-    return f"{text}."
+    paced = [level for level in held if _pace(level, record) >= _KEPT_PACE]
+    kept = f"With {paced[-1].connections}, they" if paced else "With no level, they"
+    share = f"{_pace(most, record):.0%} of them did"
+    return f"{text}. {kept} also came at their pace; with {most.connections}, {share}."
+
+
+def _pace(level: Level, record: LoadRecord) -> float:
+    """Deltas that came, as a share of those that were due."""
+    due_per_s = level.connections * (record.endpoint.tokens_per_s or 0.0)
+    return (level.gap_ms.count / level.seconds / due_per_s) if level.gap_ms is not None and due_per_s else 0.0
 
 
 def flood_table(record: LoadRecord) -> str:
