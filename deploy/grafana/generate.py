@@ -402,6 +402,7 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             "short",
             ((total(table.OPEN_FDS, "instance"), "{{instance}}"),),
         ),
+        Shown("Tasks", table.TASKS.help, "short", ((total(table.TASKS, "instance"), "{{instance}}"),)),
         Shown(
             "Serving and stopping processes",
             "Workers that serve, and those that finish their last responses.",

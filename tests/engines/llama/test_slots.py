@@ -247,7 +247,8 @@ async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_te
     engine = object.__new__(LlamaEngine)
     engine.renderer = renderer("chatml in small")
     engine.model = SimpleNamespace(context=999, llguidance=False, sampling=Sampling())  # type: ignore[assignment]
-    engine._api = Completes(External("", ""))
+    engine._host = External("", "")
+    engine._api = Completes(engine._host)
     engine._slots = Slots(range(1), SavedContexts(FakeServer(1), 0))
     engine._queue = JobQueue(1, 8)
     end, begun, lost = Chunk(stop=True), Chunk(prompt_progress=Progress(0)), Unavailable("connection lost")
