@@ -236,6 +236,13 @@ WAYS = [
         20,
     ),
     (
+        "metrics_safety_ids",
+        ["--metrics-safety-ids", "50"],
+        {"SLIPRING_METRICS_SAFETY_IDS": "50"},
+        "metrics_safety_ids = 50",
+        50,
+    ),
+    (
         "record",
         ["--record", "recordings"],
         {"SLIPRING_RECORD": "recordings"},
@@ -365,6 +372,7 @@ BAD_TEXT = [
     ("admin", "localhost:http", "must be auto, off or HOST:PORT"),
     ("admin", "localhost:65536", "must be auto, off or HOST:PORT"),
     ("metrics_tenants", "-1", "must be finite and not below 0"),
+    ("metrics_safety_ids", "-1", "must be finite and not below 0"),
     ("log_level", "loud", "must be one of debug, info, warning, error"),
     ("log_level", "", "must be one of debug, info, warning, error"),
     ("model", "", "every entry must be a string and not empty"),

@@ -357,6 +357,12 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             ((rate(table.WITHHELD_ITEMS, "check"), "{{check}}"),),
         ),
         Shown(
+            "Flagged turns by user (with metrics_safety_ids)",
+            table.FLAGGED_TURNS.help,
+            "reqps",
+            ((f"topk(10, {rate(table.FLAGGED_TURNS, 'user')})", "{{user}}"),),
+        ),
+        Shown(
             "Audits",
             table.AUDITS.help,
             "ops",

@@ -270,6 +270,16 @@ class Config:
             "metavar": "N",
         },
     )
+    metrics_safety_ids: int = field(
+        default=0,
+        metadata={
+            "help": "number of users, by the digest of the `safety_identifier` of their requests, whose"
+            " flagged turns metrics count; those of further ones are counted as `other`; 0: metrics name no"
+            " users",
+            "rule": _NOT_NEGATIVE,
+            "metavar": "N",
+        },
+    )
     trace_endpoint: str = field(
         default="",
         metadata={

@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slipring.observation import metrics as table
-from slipring.observation.snapshots import BoundedNames, Fold, Registry, Snapshot, merge, value_of
+from slipring.observation.snapshots import (
+    BoundedLabels,
+    BoundedNames,
+    Fold,
+    Registry,
+    Snapshot,
+    merge,
+    value_of,
+)
 
 WORKERS = st.integers(0, 2)
 
@@ -57,7 +65,7 @@ def test_metrics_of_another_version_are_left_out() -> None:
 
 
 def test_a_fold_bounds_the_tenants_of_all_workers_together() -> None:
-    fold = Fold(tenants=2)
+    fold = Fold(BoundedLabels(tenants=2))
     for number in range(6):
         registry = Registry(f"p{number}")
         registry.counter(table.TENANT_TURNS)[f"tenant-{number}", "completed"] += 1

@@ -69,6 +69,11 @@ ENGINE = Label("engine", help="the engines of the server, by kind; the second of
 CODE = Label("code", help="the codes of the [API's errors](compatibility.md)")
 MCP_SERVER = Label("server", help="the [registered](hosted-tools.md) MCP servers, and `other`")
 TENANT = Label("tenant", help="the first `metrics_tenants` tenants that had a turn, and `other`")
+FLAGGED_USER = Label(
+    "user",
+    help="digests of the first `metrics_safety_ids` values of `safety_identifier` that had a flagged turn,"
+    " and `other`",
+)
 
 _TURN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _FIRST_TOKEN_BUCKETS = (
@@ -339,6 +344,13 @@ AUDITS = Metric(
     "counter",
     "Responses that were inspected after their end. `lost`: the server has ended before.",
     (Label("outcome", AUDIT_OUTCOMES),),
+)
+# Exported with the setting `metrics_safety_ids` only.
+FLAGGED_TURNS = Metric(
+    "slipring_flagged_turns_total",
+    "counter",
+    "Turns that a safety check has flagged, by the user of the client whom its `safety_identifier` names.",
+    (FLAGGED_USER,),
 )
 WITHHELD_ITEMS = Metric(
     "slipring_withheld_items_total",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from slipring.observation.metrics import BY_NAME, NANOSECONDS, OTHER, TENANT, Metric
+from slipring.observation.metrics import BY_NAME, FLAGGED_USER, NANOSECONDS, OTHER, TENANT, Label, Metric
 
 Labels = tuple[str, ...]
 """The values of a metric's labels, in the order of the table."""
@@ -129,11 +129,31 @@ class BoundedNames:
         return name
 
 
+class BoundedLabels:
+    """The labels whose values clients or operators bring, each with its own bound."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, tenants: int = 0, safety_ids: int = 0) -> None:
+        """As the settings ``metrics_tenants`` and ``metrics_safety_ids``."""
+        self._names: dict[Label, BoundedNames] = {
+            TENANT: BoundedNames(tenants),
+            FLAGGED_USER: BoundedNames(safety_ids),
+        }
+
+    def of(self, metric: Metric, labels: Labels) -> Labels:
+        """The labels of a series, with values past a bound replaced by ``other``."""
+        if self._names.keys().isdisjoint(metric.labels):
+            return labels
+        pairs = zip(map(self._names.get, metric.labels), labels, strict=True)
+        return tuple(value if bound is None else bound.of(value) for bound, value in pairs)
+
+
 class _Sum:
     """The sum over snapshots."""
 
-    def __init__(self, tenants: BoundedNames) -> None:
-        self._tenants = tenants
+    def __init__(self, bounds: BoundedLabels) -> None:
+        self._bounds = bounds
         self._values: dict[tuple[str, Labels], int | float] = {}
         self._counts: dict[tuple[str, Labels], list[int]] = {}
         self._nanoseconds: dict[tuple[str, Labels], int] = {}
@@ -144,7 +164,7 @@ class _Sum:
             metric = BY_NAME.get(name)
             if metric is not None and (gauges or metric.kind == "counter"):
                 for each in values:
-                    self._add_value(metric, self._bounded(metric, each.labels), each.value)
+                    self._add_value(metric, self._bounds.of(metric, each.labels), each.value)
         for name, distributions in snapshot.distributions.items():
             if (metric := BY_NAME.get(name)) is not None:
                 for each_distribution in distributions:
@@ -163,16 +183,10 @@ class _Sum:
             self._values[key] = before + value
 
     def _add_distribution(self, metric: Metric, added: Distribution) -> None:
-        key = (metric.name, self._bounded(metric, added.labels))
+        key = (metric.name, self._bounds.of(metric, added.labels))
         before = self._counts.get(key, [0] * len(added.counts))
         self._counts[key] = [one + other for one, other in zip(before, added.counts, strict=True)]
         self._nanoseconds[key] = self._nanoseconds.get(key, 0) + added.nanoseconds
-
-    def _bounded(self, metric: Metric, labels: Labels) -> Labels:
-        if TENANT not in metric.labels:
-            return labels
-        pairs = zip(metric.labels, labels, strict=True)
-        return tuple(self._tenants.of(value) if label is TENANT else value for label, value in pairs)
 
     def snapshot(self) -> Snapshot:
         values: dict[str, list[Value]] = {}
@@ -194,12 +208,11 @@ class Fold:
     its gauges are those of the living workers.
     """
 
-    def __init__(self, tenants: int = 0) -> None:
-        """``tenants``: as the setting ``metrics_tenants``. Workers have the same bound each; together they
-        may have more tenants."""
-        self._tenants = BoundedNames(tenants)
+    def __init__(self, bounds: BoundedLabels | None = None) -> None:
+        """Workers have the same bounds each; together they may have more names."""
+        self._bounds = bounds if bounds is not None else BoundedLabels()
         self._living: dict[int, Snapshot] = {}
-        self._ended = _Sum(self._tenants)
+        self._ended = _Sum(self._bounds)
         self._last_ended: dict[int, str] = {}
 
     def update(self, worker: int, snapshot: Snapshot) -> None:
@@ -220,16 +233,16 @@ class Fold:
 
     def snapshot(self, own: Snapshot | None = None) -> Snapshot:
         """The sum. ``own``: the snapshot of the supervisor itself."""
-        total = _Sum(self._tenants)
+        total = _Sum(self._bounds)
         total.add(self._ended.snapshot(), gauges=False)
         for each in (*self._living.values(), *((own,) if own is not None else ())):
             total.add(each, gauges=True)
         return total.snapshot()
 
 
-def merge(snapshots: Iterable[Snapshot], tenants: int = 0) -> Snapshot:
+def merge(snapshots: Iterable[Snapshot]) -> Snapshot:
     """The sum over processes that all live."""
-    total = _Sum(BoundedNames(tenants))
+    total = _Sum(BoundedLabels())
     for each in snapshots:
         total.add(each, gauges=True)
     return total.snapshot()

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec import UNSET, UnsetType
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open_metrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from prometheus_client.samples import Sample
@@ -285,8 +286,8 @@ def seconds(metrics: Metrics, metric: table.Metric) -> float:
     return kept.nanoseconds / table.NANOSECONDS
 
 
-async def counting() -> tuple[Service, Metrics]:
-    async with serve() as server:
+async def counting(**settings: Any) -> tuple[Service, Metrics]:
+    async with serve(**settings) as server:
         metrics = Metrics(server.service)
         metrics.start(LoopLag())
         return server.service, metrics
@@ -308,6 +309,18 @@ async def test_items_that_are_withheld_are_counted_by_check() -> None:
         metrics.observe(EndedTurn(report, None, Caller("t"), Origin("websocket", 1), 0.0))
     assert value_of(metrics.snapshot(), table.WITHHELD_ITEMS, {"check": "guard"}) == 3
     assert value_of(metrics.snapshot(), table.AUDITS, {"outcome": "lost"}) == 0
+
+
+async def test_users_who_were_flagged_are_counted_by_a_digest_if_that_is_asked_for() -> None:
+    flagged: list[tuple[str, tuple[str, ...] | UnsetType]]
+    flagged = [("1f", ("guard",)), ("1f", ("guard", "words")), ("2e", UNSET), ("3d", ("guard",))]
+    for most, expected in ((0, {}), (1, {"1f": 2, "other": 1})):
+        _, metrics = await counting(metrics_safety_ids=most)
+        for name, checks in flagged:
+            report = TurnReport("completed", 9, [], 1.0, flagged_by=checks, safety_id=name)
+            metrics.observe(EndedTurn(report, None, Caller("t"), Origin("websocket", 1), 0.0))
+        counted = metrics.snapshot().values.get(table.FLAGGED_TURNS.name, ())
+        assert {each.labels[0]: each.value for each in counted} == expected
 
 
 async def test_a_warmup_has_no_first_token() -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from slipring import __version__
 from slipring.observation import live
-from slipring.observation.snapshots import Fold, Snapshot
+from slipring.observation.snapshots import BoundedLabels, Fold, Snapshot
 from slipring.observation.totals import totals_of
 from slipring.server.admin.source import INTERVAL_S, Receive
 from slipring.server.process.process_metrics import process_snapshot
@@ -79,14 +79,14 @@ class _Watcher:
 class WorkersSource(SlotObserver):
     """The source of a supervisor's listener."""
 
-    def __init__(self, workers: Sequence[Worker], api_url: str, metrics_tenants: int = 0) -> None:
-        """``workers``: by number. The list may be filled later. ``metrics_tenants``: as in ``Config``."""
+    def __init__(self, workers: Sequence[Worker], api_url: str, bounds: BoundedLabels | None = None) -> None:
+        """``workers``: by number. The list may be filled later. ``bounds``: of the labels of metrics."""
         self._workers = workers
         self._api_url = api_url
         self._started_at = time.time()
         self._watchers: list[_Watcher] = []
         self._numbers = itertools.count()
-        self._metrics = Fold(metrics_tenants)
+        self._metrics = Fold(bounds)
         self._totals: dict[int, live.Totals] = {}
         """What each worker that runs has last said that it had counted."""
         self._departed = live.Totals()

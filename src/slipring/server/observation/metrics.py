@@ -58,6 +58,7 @@ class Metrics:
         self._stage_seconds = registry.histogram(table.STAGE_SECONDS)
         self._send_blocked_seconds = registry.histogram(table.SEND_BLOCKED_SECONDS)
         self._withheld_items = registry.counter(table.WITHHELD_ITEMS)
+        self._flagged_turns = registry.counter(table.FLAGGED_TURNS)
         self._tool_calls = registry.counter(table.TOOL_CALLS)
         self._tool_seconds = registry.histogram(table.TOOL_SECONDS)
         self._commit_seconds = registry.histogram(table.STORE_COMMIT_SECONDS)
@@ -67,6 +68,8 @@ class Metrics:
         self._reasons = BoundedNames(_MOST_REASONS)
         self._tenants = BoundedNames(service.config.metrics_tenants)
         self._shows_tenants = service.config.metrics_tenants > 0
+        self._safety_ids = BoundedNames(service.config.metrics_safety_ids)
+        self._shows_safety_ids = service.config.metrics_safety_ids > 0
         self._models: dict[str, str] = {}
 
     def start(self, lag: LoopLag) -> None:
@@ -133,8 +136,7 @@ class Metrics:
             self._recognised_turns[model,] += 1
         for mark in report.marks or ():
             self._marked_turns[mark,] += 1
-        for check, items in (report.withheld or {}).items():
-            self._withheld_items[check,] += items
+        self._count_findings(report)
         if report.send_ms is not UNSET:
             self._send_blocked_seconds.observe((transport,), report.send_ms / 1000)
         self._count_times(model, report)
@@ -142,6 +144,13 @@ class Metrics:
             self._count_tokens(model, turn.caller.tenant, report.tokens)
         if self._shows_tenants:
             self._tenant_turns[self._tenants.of(turn.caller.tenant), report.status] += 1
+
+    def _count_findings(self, report: TurnReport) -> None:
+        """Count what safety checks have found."""
+        for check, items in (report.withheld or {}).items():
+            self._withheld_items[check,] += items
+        if self._shows_safety_ids and report.flagged_by and report.safety_id is not UNSET:
+            self._flagged_turns[self._safety_ids.of(report.safety_id),] += 1
 
     def _count_times(self, model: str, report: TurnReport) -> None:
         observe_stage = self._stage_seconds.observe

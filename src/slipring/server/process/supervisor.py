@@ -15,6 +15,7 @@ from slipring.config import ADMIN_OFF, Config
 from slipring.engines.catalog import open_owner
 from slipring.engines.sharing import Owner
 from slipring.errors import StartupError
+from slipring.observation.snapshots import BoundedLabels
 from slipring.server.process.listener import base_url, reserve
 from slipring.server.process.shutdown import StopRequest, run_until
 from slipring.server.process.worker_messages import (
@@ -109,7 +110,8 @@ class Supervisor:
         from slipring.server.admin.listener import AdminListener
         from slipring.server.admin.workers_source import WorkersSource
 
-        source = WorkersSource(self._slots, self.base_url, self.config.metrics_tenants)
+        bounds = BoundedLabels(self.config.metrics_tenants, self.config.metrics_safety_ids)
+        source = WorkersSource(self._slots, self.base_url, bounds)
         admin = AdminListener(self.config, source)
         await admin.start()
         self._admin = admin
