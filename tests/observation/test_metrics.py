@@ -28,7 +28,8 @@ def test_a_metric_is_named_by_the_conventions(metric: table.Metric) -> None:
     for label in metric.labels:
         assert label.values or label.help, f"{label.name}: where do its values come from?"
         assert label.name not in ("le", "quantile", "job", "instance")
-        assert not re.search(r"(^|_)id$|user|key|address|path", label.name), "labels are no ids"
+        if label is not table.FLAGGED_USER:  # digests, and only as many as an operator asks for
+            assert not re.search(r"(^|_)id$|user|key|address|path", label.name), "labels are no ids"
 
 
 def test_names_are_unique() -> None:
