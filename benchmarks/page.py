@@ -86,7 +86,8 @@ def _range(values: list[float]) -> str:
 
 def sections() -> dict[str, str]:
     """Return the generated sections of the page, by the name of their markers."""
-    loops, fast, deep = (results.read(RESULTS / f"{name}.json") for name in ("loops", "fast", "deep"))
+    names = ("loops", "fast", "deep", "recognised")
+    loops, fast, deep, recognised = (results.read(RESULTS / f"{name}.json") for name in names)
     return {
         "machine": machine(loops),
         "budgets": budget_table(),
@@ -94,6 +95,7 @@ def sections() -> dict[str, str]:
         "stages": stage_table(loops, "coding"),
         "fast": loop_tables(fast),
         "deep": loop_tables(deep),
+        "recognised": loop_tables(recognised),
         "speculation": speculation_table(),
         "vllm": peers_section("vllm"),
         "llama-server": peers_section("llama-server"),

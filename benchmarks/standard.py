@@ -21,13 +21,18 @@ from common import RESULTS
 from slipring.bench.subject import machine
 
 HERE = Path(__file__).parent
-LOOPS = ["-m", "slipring", "bench", "--workload", "coding,short", "--repeats", "5"]
-FAST = ["-m", "slipring", "bench", "--tokens-per-s", "4000", "--repeats", "5"]
-DEEP = ["-m", "slipring", "bench", "--deep", "20k,75k,150k", "--mode", "http-full,http-chained,websocket"]
+BENCH = ["-m", "slipring", "bench", "--repeats", "5"]
+REBUILT = [*BENCH, "--serve-flags", "--recognised-s 0"]
+"""Histories that are sent again are read like new ones, as by servers that do not recognise them."""
+LOOPS = [*REBUILT, "--workload", "coding,short"]
+FAST = [*REBUILT, "--tokens-per-s", "4000"]
+DEEP = [*REBUILT, "--deep", "20k,75k,150k", "--mode", "http-full,http-chained,websocket"]
+RECOGNISED = [*BENCH, "--workload", "coding,short"]
 PARTS: dict[str, list[str]] = {
     "agent loops": [*LOOPS, "--json", str(RESULTS / "loops.json")],
     "agent loops, faster": [*FAST, "--json", str(RESULTS / "fast.json")],
-    "deep histories": [*DEEP, "--repeats", "5", "--json", str(RESULTS / "deep.json")],
+    "deep histories": [*DEEP, "--json", str(RESULTS / "deep.json")],
+    "agent loops, recognised": [*RECOGNISED, "--json", str(RESULTS / "recognised.json")],
     "continuations": [str(HERE / "continuation_cost.py")],
     "streams": [str(HERE / "stream_cost.py"), "--rounds", "9"],
     "rollouts": [str(HERE / "rollout.py")],
