@@ -107,7 +107,12 @@ def _continuation(figures: Figures) -> list[Budget]:
 def _loops(path: Path) -> list[Budget]:
     record = results.read(path)
     return [
-        _saving(record, "the 25-call loop, WebSocket against full-history HTTP that is not recognised", "http-full", 0.4),
+        _saving(
+            record,
+            "the 25-call loop, WebSocket against full-history HTTP that is not recognised",
+            "http-full",
+            0.4,
+        ),
         _saving(record, "the same against chained HTTP", "http-chained", 0.2),
     ]
 
