@@ -7,6 +7,7 @@ import pytest
 
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
+from slipring.core.hosted.tools import CallProgress
 from slipring.core.ports import Betas
 from slipring.core.turn.output.hosted_calls import LOST
 from slipring.errors import AuthenticationFailed, ContextLengthExceeded, ExternalConnectorError, Unavailable
@@ -723,3 +724,15 @@ def test_errors_of_calls_are_validated_on_arrival(content: str) -> None:
     error = {"type": "mcp_tool_execution_error", "content": json.loads(content)}
     call = {"type": "mcp_call", "server_label": "x", "name": "look", "arguments": "{}", "error": error}
     assert only_error(connection.create(input=[call]))["error"]["param"].startswith("input[0]")
+
+
+def test_results_that_come_after_the_end_of_a_turn_have_no_effect() -> None:
+    connection = Connection()
+    connection.create(tools=HOSTED)
+    (asked,) = connection.resolves.values()
+    connection.session.closed()
+    lifecycle, now = connection.session.lifecycle, connection.server.now
+    assert lifecycle.resolved(asked.turn, {}, now) == []
+    assert lifecycle.claimed(asked.turn) == []
+    assert lifecycle.call_progressed(asked.turn, "call", CallProgress(1.0)) == []
+    assert lifecycle.call_ended(asked.turn, "call", LOST, now) == []
