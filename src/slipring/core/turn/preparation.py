@@ -98,11 +98,16 @@ def begin(
     turn.job = job
     if plan is not None and not turn.hosted.approved:
         turn.compaction = Compaction(plan, job, carry, continues=parent is not None)
-    if request.rollout or turn.output.hosted is not None:
-        turn.steps = Steps(job, choice)
-    if request.rollout and turn.steps is not None:
-        turn.rollout = Rollout(turn.steps, turn.carry, model.capabilities)
+    _allow_steps(turn, job, choice)
     return job
+
+
+def _allow_steps(turn: Turn, job: Job, choice: ToolChoice) -> None:
+    """Let a rollout, or a response that may call hosted tools, continue after its calls."""
+    if turn.request.rollout or turn.output.hosted is not None:
+        turn.steps = Steps(job, choice)
+    if turn.request.rollout and turn.steps is not None:
+        turn.rollout = Rollout(turn.steps, turn.carry, job.model.capabilities)
 
 
 def _read_input(turn: Turn, items: tuple[Item, ...], definitions: Definitions, *, complete: bool) -> Carry:
