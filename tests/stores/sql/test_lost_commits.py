@@ -1,7 +1,9 @@
-"""Saves whose connection to PostgreSQL is lost before the reply to the commit arrives."""
+"""Writes whose outcome is unknown at first: the connection to PostgreSQL is lost before the reply to the commit
+arrives, or the disk under SQLite reports an error at the commit."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +12,10 @@ from slipring.errors import Unavailable
 from slipring.stores.base import Appended, Conversation, LeaseLost
 from slipring.stores.databases.database import Statement
 from slipring.stores.databases.postgres import PostgresDatabase
+from slipring.stores.databases.sqlite import SqliteDatabase
 from slipring.stores.sql import unknown_outcomes
 from slipring.stores.sql.store import SqlStore
+from tests.crash.unsynced import Recorder, failing
 from tests.stores.postgres_relay import Relay
 from tests.stores.samples import chain, message, response, same, state
 
@@ -34,6 +38,40 @@ async def near(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
 @pytest.fixture
 async def far(relay: Relay, near: PostgresDatabase) -> AsyncIterator[SqlStore]:
     store = SqlStore(PostgresDatabase(relay.url), clock=lambda: 1000.0)
+    await store.start()
+    yield store
+    await store.close()
+
+
+class FailingOnce(Recorder):
+    """A file system whose next sync fails after ``fail_next``."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log)
+        self._flag = failing(log)
+        self.failed = 0
+
+    def fail_next(self) -> None:
+        self._flag.touch()
+
+    def must_fail(self) -> bool:
+        if not super().must_fail():
+            return False
+        self._flag.unlink()
+        self.failed += 1
+        return True
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FailingOnce]:
+    disk = FailingOnce(tmp_path / "log")
+    yield disk
+    disk.close()
+
+
+@pytest.fixture
+async def on_disk(disk: FailingOnce, tmp_path: Path) -> AsyncIterator[SqlStore]:
+    store = SqlStore(SqliteDatabase(str(tmp_path / "store.db")), clock=lambda: 1000.0)
     await store.start()
     yield store
     await store.close()
@@ -100,6 +138,60 @@ async def test_an_append_of_nothing_new_may_be_repeated(relay: Relay, far: SqlSt
     relay.lose_reply_to(COMMIT)
     await far.conversations.append("t", "resp_1", Appended("conv_1", 0, (message("msg_1"),)))
     assert await far.conversations.all_items("t", "conv_1") == (message("msg_1"),)
+
+
+@pytest.mark.parametrize("text", [COMMIT, b"slipring_conversation_items"])
+async def test_a_conversation_is_created_once(relay: Relay, far: SqlStore, text: bytes) -> None:
+    """Whether or not the first attempt was committed."""
+    items = (message("msg_1"), message("msg_2"))
+    relay.lose_reply_to(text)
+    await far.conversations.create("t", Conversation(id="conv_1", created_at=1), items)
+    assert relay.replies_lost == 1
+    assert await far.conversations.all_items("t", "conv_1") == items
+
+
+async def test_a_conversation_without_items_is_created_once(relay: Relay, far: SqlStore) -> None:
+    """The only statement is a transaction of its own."""
+    created = Conversation(id="conv_1", created_at=1)
+    relay.lose_reply_to(b"conv_1")
+    await far.conversations.create("t", created, [])
+    assert relay.replies_lost == 1
+    assert await far.conversations.read("t", "conv_1") == created
+
+
+@pytest.mark.parametrize("text", [COMMIT, b"msg_3"])
+async def test_items_that_a_client_adds_are_added_once(relay: Relay, far: SqlStore, text: bytes) -> None:
+    """Whether or not the first attempt was committed, and also if some were there before."""
+    await far.conversations.create("t", Conversation(id="conv_1", created_at=1), [message("msg_1")])
+    relay.lose_reply_to(text)
+    assert await far.conversations.add("t", "conv_1", [message("msg_2"), message("msg_1"), message("msg_3")])
+    assert relay.replies_lost == 1
+    expected = (message("msg_1"), message("msg_2"), message("msg_3"))
+    assert await far.conversations.all_items("t", "conv_1") == expected
+    thread = await far.conversations.thread("t", "conv_1")
+    assert thread is not None
+    assert thread.added == expected
+
+
+async def test_adding_to_a_conversation_that_is_deleted_meanwhile_is_refused(
+    relay: Relay, far: SqlStore, near: PostgresDatabase
+) -> None:
+    await far.conversations.create("t", Conversation(id="conv_1", created_at=1), [])
+    deleted = Statement("DELETE FROM slipring_conversations")
+    relay.lose_reply_to(COMMIT, lambda: near.write(deleted))
+    assert not await far.conversations.add("t", "conv_1", [message("msg_1")])
+
+
+async def test_what_a_failing_disk_rolls_back_is_written_again(disk: FailingOnce, on_disk: SqlStore) -> None:
+    disk.fail_next()
+    await on_disk.conversations.create("t", Conversation(id="conv_1", created_at=1), [message("msg_1")])
+    disk.fail_next()
+    assert await on_disk.conversations.add("t", "conv_1", [message("msg_2")])
+    disk.fail_next()
+    await on_disk.responses.save("t", state("resp_1"))
+    assert disk.failed == 3
+    assert await on_disk.conversations.all_items("t", "conv_1") == (message("msg_1"), message("msg_2"))
+    assert await on_disk.responses.load("t", "resp_1") is not None
 
 
 @pytest.mark.parametrize("text", [COMMIT, IN_TRANSACTION])

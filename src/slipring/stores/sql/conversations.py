@@ -21,6 +21,7 @@ from slipring.stores.databases.database import (
     RequiredRowMissing,
     Row,
     Statement,
+    UniqueViolated,
 )
 from slipring.stores.sql.unknown_outcomes import until_known
 
@@ -157,7 +158,17 @@ class SqlConversations(base.Conversations):
     async def create(self, tenant: str, conversation: Conversation, items: Sequence[Item]) -> None:
         metadata = wire.encode(conversation.metadata)
         args = (tenant, conversation.id, conversation.created_at, metadata, len(items))
-        await self._database.write(Statement(_CREATE, args), *_insert(tenant, conversation.id, items))
+        statements = [Statement(_CREATE, args), *_insert(tenant, conversation.id, items)]
+        try:
+            await self._database.write(*statements)
+        except OutcomeUnknown:
+
+            async def again() -> None:
+                # The insert waits for a transaction that inserts the same id, which nobody else uses.
+                with suppress(UniqueViolated):
+                    await self._database.write(*statements)
+
+            await until_known(again, "whether the conversation is stored")
 
     async def read(self, tenant: str, conversation_id: str) -> Conversation | None:
         rows = await self._database.read(_READ, tenant, conversation_id)
@@ -175,11 +186,18 @@ class SqlConversations(base.Conversations):
         return bool(rows)
 
     async def add(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> bool:
-        grown, *_ = await self._database.write(
-            Statement(_GROW, (tenant, conversation_id, len(items))),
-            *_insert(tenant, conversation_id, items),
-        )
-        return bool(grown)
+        grow = Statement(_GROW, (tenant, conversation_id, len(items)))
+
+        async def write() -> bool:
+            grown, *_ = await self._database.write(grow, *_insert(tenant, conversation_id, items))
+            return bool(grown)
+
+        try:
+            return await write()
+        except OutcomeUnknown:
+            # Items that are there already are skipped. The version grows once more than there are changes, so
+            # at worst the conversation loses its tip, and the next turn reads all items.
+            return await until_known(write, "whether the conversation has the items")
 
     async def append(self, tenant: str, response_id: str, appended: Appended) -> None:
         statements = append_statements(tenant, response_id, appended)
