@@ -262,6 +262,11 @@ class ResponseError(Struct):
     message: str
 
 
+class Outage(ResponseError):
+    """The error of a response that failed because something that it needs is not available for now. It looks
+    the same on the wire; where a status is sent, it is 503."""
+
+
 class IncompleteDetails(Struct):
     reason: IncompleteReason | None
     """None for a reason that the API has no name for."""

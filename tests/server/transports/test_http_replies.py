@@ -12,7 +12,7 @@ import pytest
 from slipring import __version__
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text
 from slipring.core.limits import Limits
-from slipring.errors import InvalidRequest, RateLimited, ServerError
+from slipring.errors import InvalidRequest, RateLimited, ServerError, Unavailable
 from tests import wire
 from tests.harness import WEATHER, PuppetEngine, Running, read_sse, serve
 from tests.server.raw import fill, gone, only_client, open_tcp, stop_clock
@@ -301,6 +301,27 @@ async def test_an_engine_s_failure_ends_a_stream_with_response_failed(
         assert events[-1]["type"] == "response.failed"
         assert events[-1]["response"]["error"]["code"] == code
         assert SECRET not in json.dumps(events)
+
+
+async def test_an_outage_after_the_response_began_is_503_on_a_plain_post() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        post = asyncio.create_task(server.post(input="hello"))
+        performance = await engine.next()
+        performance.say("half an ans")
+        performance.fail(Unavailable("The engine is restarting."))
+        status, body = await post
+        assert (status, body["error"]["code"]) == (503, "service_unavailable")
+        assert (body["error"]["type"], body["error"]["message"]) == (
+            "server_error",
+            "The engine is restarting.",
+        )
+        stream = asyncio.create_task(server.stream(input="hello"))
+        (await engine.next()).fail(Unavailable("The engine is restarting."))
+        assert (await stream)[-1]["response"]["error"] == {
+            "code": "server_error",
+            "message": "The engine is restarting.",
+        }
 
 
 async def test_a_failed_response_is_not_stored() -> None:

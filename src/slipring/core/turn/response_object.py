@@ -4,10 +4,11 @@ from msgspec import UNSET
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Finished, Settings
-from slipring.errors import ApiError
+from slipring.errors import ApiError, Unavailable
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import (
     InputTokensDetails,
+    Outage,
     OutputTokensDetails,
     ReasoningEcho,
     Response,
@@ -79,6 +80,8 @@ def usage(finished: Finished) -> Usage:
 def failure(error: ApiError) -> ResponseError:
     """The ``error`` of a failed response. The API has few codes here; clients retry on all of them except
     ``invalid_prompt``."""
+    if error.status == Unavailable.status:
+        return Outage(code="server_error", message=error.message)
     refused = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
     return ResponseError(code=_FAILURE_CODES.get(error.status, refused), message=error.message)
 

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from slipring.core.turn.stages import Stages
-from slipring.errors import ApiError, InvalidRequest, RateLimited, UnsupportedParameter
+from slipring.errors import ApiError, InvalidRequest, RateLimited, Unavailable, UnsupportedParameter
 from slipring.protocol import requests
 from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import Response
+from slipring.protocol.responses import Outage, Response, ResponseError
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
@@ -119,9 +119,15 @@ class JsonReply(Sink):
     def _final_response(self, event: ResponseEvent) -> web.Response:
         response = event.response
         if isinstance(event, Failed) and response.error is not None:
-            code = response.error.code
-            return error_response(_FAILURES.get(code, ApiError)(response.error.message, code=code))
+            return error_response(_as_exception(response.error))
         return json_response(self._shape(response))
+
+
+def _as_exception(error: ResponseError) -> ApiError:
+    """The error of a failed response as the one that a refused request would get."""
+    if isinstance(error, Outage):
+        return Unavailable(error.message)
+    return _FAILURES.get(error.code, ApiError)(error.message, code=error.code)
 
 
 class SseReply(Sink):
