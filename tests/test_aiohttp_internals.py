@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import inspect
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from aiohttp.payload import Payload
 from aiohttp.test_utils import TestServer
 
 from slipring.aiohttp_internals import (
+    DECODED,
     MaskCheck,
     MemoryPayload,
     PieceReader,
@@ -24,6 +26,8 @@ from slipring.aiohttp_internals import (
     drain_of,
     fail_read,
     is_client_fault,
+    is_undecodable,
+    is_undecoded,
     observe_requests,
     protocol_of,
 )
@@ -37,12 +41,13 @@ PRIVATE_NAMES = {"_lingering_time", "_autoclose", "_payload_writer", "_request_f
 class Recording(ServerProtocol):
     """Records which hooks aiohttp calls."""
 
-    __slots__ = ("calls", "queued")
+    __slots__ = ("calls", "errors", "queued")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.calls: list[str] = []
         self.queued: list[bool] = []
+        self.errors: list[BaseException | None] = []
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -57,6 +62,7 @@ class Recording(ServerProtocol):
 
     def respond_to_error(self, status: int, exc: BaseException | None) -> web.StreamResponse:
         self.calls.append(f"error {status} {type(exc).__name__}")
+        self.errors.append(exc)
         return web.Response(status=status)
 
 
@@ -128,6 +134,28 @@ async def test_a_request_is_queued_from_the_end_of_its_head_to_the_start_of_its_
         writer.close()
         assert served.protocols[0].queued[0] is False
         assert served.protocols[0].queued[-1] is True
+
+
+async def test_errors_about_encodings_are_told_apart() -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        return web.Response(body=await request.read())
+
+    def post(encoding: str, body: bytes) -> bytes:
+        head = f"Content-Encoding: {encoding}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        return f"POST / HTTP/1.1\r\nHost: a\r\n{head}".encode() + body
+
+    assert {"gzip", "deflate"} <= {*DECODED}
+    async with serving(handler) as served:
+        for encoding in {"br", "zstd"} - {*DECODED}:
+            await served.exchange(post(encoding, b"{}"))
+            (error,) = served.protocols[-1].errors
+            assert is_undecoded(error)
+            assert not is_undecodable(error)
+        await served.exchange(post("deflate", zlib.compress(b"{}")[:-3]))
+        (error,) = served.protocols[-1].errors
+        assert is_undecodable(error)
+        assert not is_undecoded(error)
+        assert (await served.exchange(post("unheard-of", b"as it is"))).endswith(b"as it is")
 
 
 async def test_malformed_requests_and_exceptions_reach_the_error_hook() -> None:

@@ -7,10 +7,13 @@ fails there first.
 
 import sys
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import ClientConnectionError, StreamReader, web
 from aiohttp.http import HttpProcessingError, RawRequestMessage
+from aiohttp.http_exceptions import ContentEncodingError
+from aiohttp.http_parser import DeflateBuffer
 from aiohttp.payload import Payload
 
 _CLOSED_WHILE_READING = "Connection closed."
@@ -126,6 +129,36 @@ class MaskCheck:
 
     def feed_eof(self) -> None:
         self._reader.feed_eof()
+
+
+def _known_encodings() -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the content encodings that aiohttp decodes here, and the messages of its errors for the others
+    that it knows, which need packages that are not installed."""
+    decoded, refusals = [], set()
+    for encoding in ("gzip", "deflate", "br", "zstd"):
+        out: Any = SimpleNamespace()
+        try:
+            DeflateBuffer(out, encoding)
+        except ContentEncodingError as error:
+            refusals.add(error.message)
+        else:
+            decoded.append(encoding)
+    return tuple(decoded), frozenset(refusals)
+
+
+DECODED, _REFUSALS = _known_encodings()
+"""``DECODED``: the values of ``Content-Encoding`` whose bodies aiohttp decodes. It refuses a request whose
+encoding it knows and cannot decode, and passes on bodies with other encodings as they are."""
+
+
+def is_undecoded(error: BaseException | None) -> bool:
+    """Whether aiohttp refused a request because of an encoding that it cannot decode here."""
+    return isinstance(error, ContentEncodingError) and error.message in _REFUSALS
+
+
+def is_undecodable(error: BaseException | None) -> bool:
+    """Whether aiohttp refused a request because its body is not what its encoding says."""
+    return isinstance(error, ContentEncodingError) and error.message not in _REFUSALS
 
 
 def observe_requests(server: web.Server, on_request: Callable[[Any], None]) -> None:

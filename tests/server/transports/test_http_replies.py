@@ -4,12 +4,14 @@ import asyncio
 import gzip
 import json
 import os
+import zlib
 from typing import Any
 
 import aiohttp
 import pytest
 
 from slipring import __version__
+from slipring.aiohttp_internals import DECODED
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text
 from slipring.core.limits import Limits
 from slipring.errors import InvalidRequest, RateLimited, ServerError, Unavailable
@@ -462,6 +464,33 @@ async def test_the_size_limit_applies_to_the_decompressed_body() -> None:
         assert len(content) < 2000
         status, body = await send(server, "POST", "/v1/responses", data=content, headers=headers)
         assert (status, body["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize("encoding", sorted({"br", "zstd", "compress", "gzip, gzip"} - {*DECODED}))
+async def test_an_encoding_that_is_not_supported_is_refused_with_those_that_are(encoding: str) -> None:
+    """aiohttp refuses those that it knows while it reads the head, and passes the others on as they are."""
+    headers = {**JSON, "Content-Encoding": encoding}
+    async with serve() as server:
+        content = b'{"input": "hello"}'
+        status, body = await send(server, "POST", "/v1/responses", data=content, headers=headers)
+        assert (status, body["error"]["code"]) == (415, "unsupported_content_encoding")
+        assert "gzip, deflate" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", "Identity"])
+async def test_a_body_without_an_encoding_may_say_so(encoding: str) -> None:
+    headers = {**JSON, "Content-Encoding": encoding}
+    async with serve() as server:
+        content = b'{"input": "hello"}'
+        assert (await send(server, "POST", "/v1/responses", data=content, headers=headers))[0] == 200
+
+
+async def test_a_deflated_body_that_ends_too_early_cannot_be_decompressed() -> None:
+    headers = {**JSON, "Content-Encoding": "deflate"}
+    async with serve() as server:
+        content = zlib.compress(b'{"input": "hello"}')[:-3]
+        status, body = await send(server, "POST", "/v1/responses", data=content, headers=headers)
+        assert (status, body["error"]["code"]) == (400, "invalid_json")
 
 
 async def test_a_body_that_cannot_be_decompressed_is_refused(

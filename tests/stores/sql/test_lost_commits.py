@@ -1,5 +1,5 @@
-"""Writes whose outcome is unknown at first: the connection to PostgreSQL is lost before the reply to the commit
-arrives, or the disk under SQLite reports an error at the commit."""
+"""Writes whose outcome is unknown at first: the connection to PostgreSQL is lost before the reply to the
+commit arrives, or the disk under SQLite reports an error at the commit."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext

@@ -11,8 +11,16 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from slipring.aiohttp_internals import ServerProtocol, is_client_fault, observe_requests, protocol_of
-from slipring.errors import ApiError, InvalidRequest, ServerError
+from slipring.aiohttp_internals import (
+    DECODED,
+    ServerProtocol,
+    is_client_fault,
+    is_undecodable,
+    is_undecoded,
+    observe_requests,
+    protocol_of,
+)
+from slipring.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
 from slipring.server.connections.registry import Connections, ConnectionState
 from slipring.server.replies import add_standard_headers, error_response
@@ -36,6 +44,23 @@ class HeadTooLarge(InvalidRequest):
 
     status = 431
     code = "headers_too_large"
+
+
+class UnsupportedEncoding(InvalidRequest):
+    """A body has a content encoding that this server cannot decode."""
+
+    status = 415
+    code = "unsupported_content_encoding"
+
+    def __init__(self) -> None:
+        super().__init__(f"Unsupported Content-Encoding. This server supports: {', '.join(DECODED)}.")
+
+
+class Undecodable(InvalidJson):
+    """A body is not what its content encoding says."""
+
+    def __init__(self) -> None:
+        super().__init__("The request's body cannot be decompressed.")
 
 
 class HttpConnection(ServerProtocol):
@@ -196,11 +221,15 @@ class HttpConnection(ServerProtocol):
         """The response to malformed HTTP. It does not repeat what was sent, which may contain a key."""
         if isinstance(exc, ConnectionError) and (self._wire is None or self._wire.is_closing()):
             raise ConnectionError("the client has disconnected") from exc
-        if status == 400:
-            error: ApiError = InvalidRequest("The request is not valid HTTP.", code="invalid_http")
-        else:
+        if status != 400:
             self.log_exception("a request failed unexpectedly", exc_info=exc)
-            error = ServerError()
+            error: ApiError = ServerError()
+        elif is_undecoded(exc):
+            error = UnsupportedEncoding()
+        elif is_undecodable(exc):
+            error = Undecodable()
+        else:
+            error = InvalidRequest("The request is not valid HTTP.", code="invalid_http")
         response = error_response(error)
         add_standard_headers(response.headers)
         response.force_close()

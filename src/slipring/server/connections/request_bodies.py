@@ -4,15 +4,21 @@ import asyncio
 
 from aiohttp import web
 
-from slipring.errors import OVERLOAD_RETRY_S, ApiError, InvalidJson, InvalidRequest, RateLimited, Unavailable
+from slipring.aiohttp_internals import DECODED
+from slipring.errors import OVERLOAD_RETRY_S, ApiError, InvalidRequest, RateLimited, Unavailable
 from slipring.server.access.auth import Caller
-from slipring.server.connections.http_connection import RequestTimeout
+from slipring.server.connections.http_connection import RequestTimeout, Undecodable, UnsupportedEncoding
 from slipring.server.connections.registry import PROGRESS_BYTES
 from slipring.server.service import Service
+
+_NO_ENCODING = ("", "identity")
 
 
 async def read_body(service: Service, request: web.Request, caller: Caller) -> bytes:
     """Read the body of a request. Raises ``ApiError`` if it is too large, too slow or cannot be decoded."""
+    encoding = ", ".join(request.headers.getall("Content-Encoding", ())).lower()
+    if encoding not in _NO_ENCODING and encoding not in DECODED:
+        raise UnsupportedEncoding
     limit_bytes = service.config.limits.max_frame_bytes
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large()
@@ -20,7 +26,7 @@ async def read_body(service: Service, request: web.Request, caller: Caller) -> b
     try:
         return await reader.read(limit_bytes)
     except web.RequestPayloadError:
-        raise InvalidJson("The request's body cannot be decompressed.") from None
+        raise Undecodable from None
     finally:
         reader.release()
 
