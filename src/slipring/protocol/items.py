@@ -5,6 +5,7 @@ replayed; it is never re-encoded. ``Item.body()`` decodes it into one of the typ
 validated once, on arrival, so decoding it later cannot fail.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
@@ -43,6 +44,8 @@ MOST_ITEMS = 20_000
 """Per request. Reading more would block the event loop for too long."""
 MOST_PARTS = 20_000
 """Per item, for the same reason."""
+
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 
 CALL_OF_OUTPUT = {
     "function_call_output": "function_call",
@@ -563,10 +566,18 @@ def part_param(item: Item, index: int, place: int) -> str:
 
 
 def may_have_images(item: Item) -> bool:
-    """Whether an item may have images or files; decides without decoding it."""
+    """Whether an item may have images or files; decides without decoding it.
+
+    Also True if its JSON escapes a letter or an underscore, which may be one of a type's name. No common
+    encoder does that: such an item is to be decoded.
+    """
+    raw = item.raw
     if item.type == "computer_call_output":
         return True
-    return b'"input_' in item.raw and (b'"input_image"' in item.raw or b'"input_file"' in item.raw)
+    if b'"input_' in raw and (b'"input_image"' in raw or b'"input_file"' in raw):
+        return True
+    # A single byte is found several times faster than a longer pattern.
+    return b"\\" in raw and b"\\u00" in raw and _ESCAPED_LETTER.search(raw) is not None
 
 
 def plain_text(content: str | Iterable[Part]) -> str:

@@ -1,5 +1,7 @@
 """Requests are honoured, or refused with the name of the unsupported field."""
 
+import json
+
 import pytest
 
 from slipring.core.turn.request_validation import INCLUDABLE
@@ -148,6 +150,31 @@ def test_a_capable_model_receives_images_and_files():
 
 def test_text_that_mentions_input_image_is_only_text():
     assert Connection().respond(input='The type is "input_image".')["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("name", "spelt"),
+    [
+        ("input_image", r"input\u005fimage"),
+        ("input_image", r"\u0069nput_image"),
+        ("input_file", r"input_fil\u0065"),
+        ("input_file", r"input\u005Ffile"),
+    ],
+)
+def test_an_image_or_file_whose_type_is_escaped_is_refused_like_any(name, spelt):
+    part = IMAGE if name == "input_image" else FILE
+    sent = {"type": "response.create", "model": "m", "input": [{"role": "user", "content": [TEXT, part]}]}
+    frame = json.dumps(sent).replace(name, spelt)
+    assert json.loads(frame) == sent
+    error = only_error(Connection().receive(frame))["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "input[0].content[1]")
+
+
+def test_escaped_letters_are_allowed_in_texts():
+    sent = {"type": "response.create", "model": "m", "input": [{"role": "user", "content": "a_b"}]}
+    connection = Connection()
+    connection.receive(json.dumps(sent).replace("a_b", r"a\u005fb"))
+    assert connection.job().input[0].body().content == "a_b"
 
 
 @pytest.mark.parametrize("field", ["image_url", "file_id"])

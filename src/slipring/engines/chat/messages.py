@@ -258,12 +258,12 @@ def refuse_unsendable(items: Iterable[Item], *, images: bool, new: bool) -> None
             parts, can_show = body.output, images
         else:
             continue
-        for place, part in enumerate(parts):
+        for place, part in enumerate(parts if isinstance(parts, list) else ()):
             param = part_param(item, index, place) if new else "previous_response_id"
             _refuse_part(part, can_show, param)
 
 
-def _refuse_part(part: Part | str, can_show: bool, param: str) -> None:
+def _refuse_part(part: Part, can_show: bool, param: str) -> None:
     if isinstance(part, InputFile):
         raise UnsupportedParameter("Files are not supported by this model's server.", param=param)
     if not isinstance(part, InputImage):
