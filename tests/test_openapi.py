@@ -3,14 +3,16 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from slipring.cli import main
 from slipring.openapi.operations import OPERATIONS, Operation
-from slipring.protocol.items import CARRIED_TYPES
+from slipring.protocol import client_tools
+from slipring.protocol.hosted.builtin_tools import BuiltinKind
+from slipring.protocol.items import CARRIED_TYPES, TOOL_SEARCH
 from slipring.server.cluster import peers
 from tests.described import DOCUMENT, check_answer, complaints, validator
 from tests.harness import WEATHER, Running, serve
@@ -51,6 +53,13 @@ def test_every_schema_is_a_schema_and_every_reference_resolves() -> None:
     for found in within(DOCUMENT):
         if isinstance(found.get("$ref"), str):
             assert found["$ref"].removeprefix("#/components/schemas/") in schemas
+
+
+def test_tools_without_a_schema_are_named_with_who_runs_them() -> None:
+    described = DOCUMENT["components"]["schemas"]["OtherTool"]["description"]
+    by_client, by_server, *_ = described.split(". ")[1:]
+    assert all(kind in by_client for kind in (*client_tools.PARAMETERS, TOOL_SEARCH))
+    assert all(kind in by_server for kind in get_args(BuiltinKind))
 
 
 def test_every_schema_is_used() -> None:

@@ -77,7 +77,7 @@ OPERATIONS = (
         "Create a response.",
         Response,
         body=CreateRequest,
-        errors=(400, 404, 413, 424, 429),
+        errors=(400, 404, 413, 415, 424, 429),
         streams=True,
     ),
     Operation(
@@ -87,7 +87,7 @@ OPERATIONS = (
         "Compact a context: return a shorter one that replaces it.",
         Window,
         body=CompactRequest,
-        errors=(400, 404, 413, 429),
+        errors=(400, 404, 413, 415, 429),
     ),
     Operation(
         "POST",
@@ -96,7 +96,7 @@ OPERATIONS = (
         "Count the input tokens of a request.",
         InputTokens,
         body=CreateRequest,
-        errors=(400, 404, 413, 429),
+        errors=(400, 404, 413, 415, 429),
     ),
     Operation(
         "GET",
@@ -140,7 +140,7 @@ OPERATIONS = (
         ConversationObject,
         body=CreateConversation,
         needs_body=False,
-        errors=(400, 413),
+        errors=(400, 413, 415),
     ),
     Operation(
         "GET", _CONVERSATION, "getConversation", "Get a conversation.", ConversationObject, errors=(404,)
@@ -152,7 +152,7 @@ OPERATIONS = (
         "Replace the metadata of a conversation.",
         ConversationObject,
         body=UpdateConversation,
-        errors=(400, 404, 413),
+        errors=(400, 404, 413, 415),
     ),
     Operation(
         "DELETE",
@@ -179,7 +179,7 @@ OPERATIONS = (
         ItemPage,
         body=AddItems,
         query={"include": _INCLUDE},
-        errors=(400, 404, 413),
+        errors=(400, 404, 413, 415),
     ),
     Operation(
         "GET",
@@ -205,7 +205,7 @@ OPERATIONS = (
         "Classify texts with the safety checks of the server.",
         ModerationAnswer,
         body=ModerationRequest,
-        errors=(400, 404, 413, 429),
+        errors=(400, 404, 413, 415, 429),
     ),
     Operation(
         "GET",

@@ -86,6 +86,13 @@ _ANSWER_TYPES: tuple[Any, ...] = (
     *(ModelObject, ModelList, TurnList, Health, ModerationAnswer, ErrorAnswer),
 )
 
+_OTHER_TOOL = (
+    "A built-in tool. The client runs calls of shell, local_shell, apply_patch, computer, computer_use_preview"
+    " and tool_search. The server runs web_search, file_search and code_interpreter if its operator has"
+    " registered tools that answer them. A web_search that nothing answers is returned as sent, and not called."
+    " Others are refused."
+)
+
 
 def ref(name: str | type) -> Schema:
     """Return a reference to the schema of a type, or to a schema that has a name only in this module."""
@@ -192,7 +199,7 @@ def _unions(found: dict[str, Schema]) -> dict[str, Schema]:
             "properties": {"id": {"type": "string"}, "type": {"enum": sorted({*FORMS, *CARRIED_TYPES})}},
             "required": ["id", "type"],
         },
-        "OtherTool": {"description": "Accepted and returned unchanged, but never called.", **other_tool},
+        "OtherTool": {"description": _OTHER_TOOL, **other_tool},
         "Tools": _list_of({"anyOf": [*map(ref, callable_tools), ref("OtherTool")]}),
         "TextFormat": {"anyOf": [plain, ref(JsonSchemaFormat)]},
     }
