@@ -88,9 +88,9 @@ _ANSWER_TYPES: tuple[Any, ...] = (
 
 _OTHER_TOOL = (
     "A built-in tool. The client runs calls of shell, local_shell, apply_patch, computer,"
-    " computer_use_preview and tool_search. The server runs web_search, file_search and code_interpreter if its operator"
-    " has registered tools that answer them. A web_search that nothing answers is returned, and not called."
-    " Others are refused."
+    " computer_use_preview and tool_search. The server runs web_search, file_search and code_interpreter if"
+    " its operator has registered tools that answer them. A web_search that nothing answers is returned, and"
+    " not called. Others are refused."
 )
 
 
