@@ -104,7 +104,7 @@ class Connection(Struct, frozen=True):
     tenant: str
     opened_at: float
     cache: Memory
-    """The states of earlier responses that it keeps."""
+    """The states of earlier responses that it keeps, without what is compressed."""
     responses: int
     """Responses that it can continue from memory."""
     lanes: int

@@ -247,7 +247,8 @@ CACHE_BYTES = Metric(
     "slipring_cache_bytes",
     "gauge",
     "States of earlier responses in memory: of the connection that has the most, of such a tenant, and of"
-    " the process. The three count the same bytes.",
+    " the process. The three count the same bytes, except that those of a connection are without what is"
+    " compressed, which its limit does not include.",
     (Label("scope", SCOPES),),
     merge="max",
 )

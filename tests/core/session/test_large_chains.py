@@ -49,6 +49,10 @@ def test_compressed_items_are_counted_and_released():
     scope, process = connection.server.scopes.of("tenant")
     assert 0.5 * plain < connection.cache.used_bytes == scope.used_bytes == process.used_bytes < 0.8 * plain
     assert process.compressions == connection.cache.compressed_states == 8
+    state = next(iter(connection.cache._lanes.values())).state
+    compressed = sum(each.compressed_bytes for each in state.chain())
+    assert connection.cache.limited_bytes == connection.cache.used_bytes - compressed
+    assert PART < connection.cache.limited_bytes <= connection.cache.limit_bytes
     connection.cache.clear()
     assert (connection.cache.used_bytes, process.used_bytes, connection.cache.compressed_states) == (0, 0, 0)
     assert connection.cache._uncompressed_bytes == connection.cache._own.compressed_bytes == 0

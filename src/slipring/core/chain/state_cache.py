@@ -86,8 +86,13 @@ class _ConnectionScope(Scope):
         """Memory of the compressed items."""
 
     @property
+    def limited_bytes(self) -> int:
+        """The bytes that count towards the limit."""
+        return self.used_bytes - self.compressed_bytes
+
+    @property
     def excess_bytes(self) -> int:
-        return self.used_bytes - self.compressed_bytes - self.limit_bytes
+        return self.limited_bytes - self.limit_bytes
 
     @property
     def exceeded(self) -> bool:
@@ -145,7 +150,13 @@ class ConnectionCache:
 
     @property
     def used_bytes(self) -> int:
+        """All its memory, with what is compressed."""
         return self._own.used_bytes
+
+    @property
+    def limited_bytes(self) -> int:
+        """What counts towards ``limit_bytes``: all but what is compressed, which has a limit of its own."""
+        return self._own.limited_bytes
 
     @property
     def limit_bytes(self) -> int:

@@ -168,7 +168,7 @@ def _signature(connection: WebSocketConnection) -> _Signature:
         connection.turns_ended,
         session.in_flight,
         session.waiting,
-        cache.used_bytes,
+        cache.limited_bytes,
         len(cache),
         connection.unread_bytes,
     )
@@ -182,7 +182,7 @@ def _connection(connection: WebSocketConnection, *, with_recent: bool) -> live.C
         number=driver.origin.connection,
         tenant=session.tenant,
         opened_at=session.opened_at,
-        cache=live.Memory(cache.used_bytes, cache.limit_bytes),
+        cache=live.Memory(cache.limited_bytes, cache.limit_bytes),
         responses=len(cache),
         lanes=session.lanes,
         turns_ended=connection.turns_ended,

@@ -226,7 +226,7 @@ def _connections(service: Service) -> Iterator[Reading]:
         if isinstance(client, WebSocketConnection):
             session = client.driver.session
             lanes += session.lanes
-            largest_bytes = max(largest_bytes, session.cache.used_bytes)
+            largest_bytes = max(largest_bytes, session.cache.limited_bytes)
         elif isinstance(client, Exchange):
             session = client.driver.session
         else:
