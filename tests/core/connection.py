@@ -183,6 +183,9 @@ class Seen:
     def size_bytes(self) -> int:
         return 100 * len(self._before)
 
+    def unshared_bytes(self, earlier: Any) -> int:
+        return max(self.size_bytes - int(earlier.size_bytes), 0)
+
 
 _UNSEEN = ("id", "status", "summary", "encrypted_content")
 

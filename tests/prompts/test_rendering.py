@@ -406,3 +406,19 @@ def test_the_size_of_a_context_grows_with_its_tokens() -> None:
     longer = renderer("chatml in small").render(job((user("hello" * 100),))).context
     assert longer.size_bytes - first.size_bytes == 11 * (longer.total - first.total)
     assert first.size_bytes > 11 * first.total
+
+
+def test_a_context_shares_what_it_begins_with_and_a_rewritten_one_nothing() -> None:
+    preface = Preface(HEAD, TEXT, Step.of((7, 8)))
+    first = Rendered("w", preface, chain(3))
+    longer = first.then((1, 2, 3), Block.NONE)
+    assert longer.unshared_bytes(first) == longer.size_bytes - first.size_bytes
+    assert first.unshared_bytes(longer) == first.unshared_bytes(first) == 0
+    fork = first.then((4,), Block.NONE).then((5,), Block.NONE)
+    assert fork.unshared_bytes(longer) == fork.size_bytes - first.size_bytes
+    for length in (0, 2, 3, 4):
+        rewritten = Rendered("w", preface, chain(length))
+        assert rewritten.unshared_bytes(first) == rewritten.body.size_bytes
+    other_head = Rendered("w", Preface(HEAD, TEXT, Step.of((7, 8))), longer.body)
+    assert other_head.unshared_bytes(first) == longer.unshared_bytes(first) + 22
+    assert longer.unshared_bytes(SimpleNamespace(size_bytes=9)) == longer.size_bytes

@@ -117,6 +117,9 @@ class Tokens:
     def size_bytes(self) -> int:
         return 4 * len(self.ids)
 
+    def unshared_bytes(self, earlier: Any) -> int:
+        return self.size_bytes - int(earlier.size_bytes)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokens) and other.ids == self.ids
 

@@ -63,6 +63,21 @@ class Body(Struct, frozen=True, eq=False, weakref=True):
         size_bytes = self.size_bytes + _STEP_BYTES + _TOKEN_BYTES * count
         return Body(self, step, self.total + count, size_bytes, tail)
 
+    def shared_bytes(self, other: "Body") -> int:
+        """The memory of the steps that both begin with. Takes time proportional to the steps after these:
+        sizes grow from step to step, so the larger of two different bodies is no beginning of the other."""
+        mine, theirs = self, other
+        while mine is not theirs:
+            if mine.size_bytes >= theirs.size_bytes:
+                if mine.parent is None:
+                    return 0
+                mine = mine.parent
+            elif theirs.parent is None:
+                return 0
+            else:
+                theirs = theirs.parent
+        return mine.size_bytes
+
     def lineage(self) -> Iterator["Body"]:
         """This body and its ancestors, newest first."""
         node: Body | None = self
@@ -108,6 +123,13 @@ class Rendered(Struct, frozen=True, eq=False):
     @property
     def size_bytes(self) -> int:
         return self.body.size_bytes + _TOKEN_BYTES * len(self.preface.step.ids)
+
+    def unshared_bytes(self, earlier: object) -> int:
+        """Memory of what it does not share with another position: all of it after a rewrite of the context."""
+        if not isinstance(earlier, Rendered):
+            return self.size_bytes
+        own = self.body.size_bytes - self.body.shared_bytes(earlier.body)
+        return own if self.preface is earlier.preface else own + _TOKEN_BYTES * len(self.preface.step.ids)
 
     def steps(self) -> Iterator[Step]:
         return chain((self.preface.step,), self.body.steps())

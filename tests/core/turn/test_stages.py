@@ -300,23 +300,29 @@ def test_a_client_that_disconnects_cancels_a_job_that_is_not_accepted_yet():
     assert len(connection.cancelled) == 1
 
 
-def test_an_engines_position_counts_once_along_a_chain():
+def test_an_engines_position_counts_along_a_chain_without_what_it_shares():
     class Kept:
         size_bytes = 1000
 
-    class KeptMore:
+        def unshared_bytes(self, earlier: Any) -> int:
+            return 1000
+
+    class KeptMore(Kept):
         size_bytes = 1500
+
+        def unshared_bytes(self, earlier: Any) -> int:
+            return 1500 if isinstance(earlier, KeptMore) else 500
 
     connection = Connection()
     sizes = []
     previous = None
-    for position in (None, None, Kept(), KeptMore()):
+    for position in (None, None, Kept(), KeptMore(), KeptMore()):
         before = connection.cache.used_bytes
         connection.create(previous=previous)
         connection.finish(Text("ok"), position=position)
         previous = connection.order.responses[-1]["id"]
         sizes.append(connection.cache.used_bytes - before)
-    assert (sizes[2] - sizes[1], sizes[3] - sizes[1]) == (1000, 500)
+    assert [size - sizes[1] for size in sizes[2:]] == [1000, 500, 1500]
 
 
 # Tokens of turns that are cut off.

@@ -283,7 +283,10 @@ def test_tools_that_stay_the_same_are_encoded_once() -> None:
     position = written(first).position
     again = written(job(message("user", "b"), parent=after(first, position), head=head)).position
     assert again.toolbox is position.toolbox
-    assert again.size_bytes > position.size_bytes
+    assert again.unshared_bytes(position) == again.size_bytes - position.size_bytes > 0
+    assert position.unshared_bytes(object()) == position.size_bytes
+    alone = written(first).position
+    assert alone.unshared_bytes(position) == alone.size_bytes
 
 
 def test_a_position_of_another_engine_is_encoded_again() -> None:

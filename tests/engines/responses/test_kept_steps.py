@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from slipring.engines.responses.positions import Position, Step
 from tests.engines.fakes.responses import FakeResponsesServer
 from tests.engines.fakes.server import Call, Say, Stop, Think, in_front_of
 from tests.harness import TERMINAL, WEATHER, Socket
@@ -93,3 +94,15 @@ async def test_a_steered_answer_keeps_the_thoughts_of_the_steps_before_it() -> N
             await socket.until(*TERMINAL)
         kept = ["message", "b25l", "function_call", "function_call_output", "message", "message"]
         assert sent(fake.requests[2]) == kept
+
+
+def test_a_position_counts_the_steps_of_its_own_response() -> None:
+    home = object()
+    thought = Step((), [(0, b"x" * 1000)], whole=True, before=None)
+    first = Position("up_1", home=home, before=None, step=thought)
+    call = Step(("call_1",), (), others=1, whole=False, before=None)
+    second = Position("up_2", home=home, before=first, step=call)
+    assert second.unshared_bytes(first) == second.size_bytes - first.size_bytes
+    last = Step((), [(0, b"x" * 1000)], whole=False, before=thought)
+    of_two_steps = Position("up_3", home=home, before=None, step=last)
+    assert of_two_steps.unshared_bytes(second) > 2000

@@ -59,6 +59,9 @@ class Position(Protocol):
     def size_bytes(self) -> int:
         """Memory of the whole context, including what it shares with earlier positions of the chain."""
 
+    def unshared_bytes(self, earlier: "Position") -> int:
+        """Memory of what it does not share with an earlier position of the chain."""
+
 
 class Positions(Protocol):
     """Serializes positions. Implemented where the engines' position types are known."""
@@ -299,8 +302,8 @@ class ResponseState:
         if parent is None or parent.carry.open_calls is not carry.open_calls:
             own += _CALL_BYTES * len(carry.open_calls)
         if self.position is not None:
-            shared = parent.position.size_bytes if parent is not None and parent.position is not None else 0
-            own += max(self.position.size_bytes - shared, 0)
+            earlier = parent.position if parent is not None else None
+            own += self.position.size_bytes if earlier is None else self.position.unshared_bytes(earlier)
         return own
 
     def __repr__(self) -> str:

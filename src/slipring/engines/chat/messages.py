@@ -84,6 +84,14 @@ class History(Struct, frozen=True, eq=False):
     tail_json: bytes
     size_bytes: int
 
+    def shared_bytes(self, earlier: "History") -> int:
+        """The memory of ``earlier`` if this history continues it, else 0. Takes time proportional to the
+        steps after it: sizes grow from step to step."""
+        node = self
+        while node.before is not None and node.size_bytes > earlier.size_bytes:
+            node = node.before
+        return earlier.size_bytes if node is earlier else 0
+
     def json(self) -> list[bytes]:
         """All messages, oldest first, as pieces to be joined by commas."""
         steps: list[History] = []

@@ -33,6 +33,13 @@ class Written(Struct, frozen=True, eq=False):
     def size_bytes(self) -> int:
         return self.history.size_bytes + self.toolbox.size_bytes
 
+    def unshared_bytes(self, earlier: object) -> int:
+        """Memory of what it does not share with another position: all of it if all was encoded again."""
+        if not isinstance(earlier, Written):
+            return self.size_bytes
+        own = self.history.size_bytes - self.history.shared_bytes(earlier.history)
+        return own if self.toolbox is earlier.toolbox else own + self.toolbox.size_bytes
+
 
 class Request(Struct, frozen=True):
     """The encoded request of a job, and the position to leave with its response."""

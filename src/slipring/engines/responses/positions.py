@@ -77,6 +77,15 @@ class Position:
         shared = before.size_bytes if before is not None else 0
         self.size_bytes: int = _BYTES + step.size_bytes + shared
 
+    def unshared_bytes(self, earlier: object) -> int:
+        """Memory of what it does not share with an earlier position: the steps of its response."""
+        size_bytes, step = _BYTES, self.step
+        size_bytes += step.size_bytes
+        while step.before is not None:
+            step = step.before
+            size_bytes += step.size_bytes
+        return size_bytes
+
     @property
     def socket(self) -> Socket | None:
         """The socket that the response was made on, while it exists."""

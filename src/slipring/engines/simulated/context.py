@@ -44,6 +44,10 @@ class Tally(Struct, frozen=True):
     def size_bytes(self) -> int:
         return _POSITION_BYTES
 
+    def unshared_bytes(self, earlier: object) -> int:
+        """It shares nothing with other positions."""
+        return _POSITION_BYTES
+
     def extended(self, texts: Iterable[tuple[str, bool]]) -> "Tally":
         """The tally of this context and further items. ``texts``: the rendering of each item, and whether it
         is a tool output."""

@@ -90,6 +90,9 @@ def test_each_step_gets_the_whole_context_and_the_last_position():
 class _Position:
     size_bytes = 10
 
+    def unshared_bytes(self, earlier):
+        return 10
+
 
 @pytest.mark.parametrize("store", [False, True])
 def test_a_rollout_can_be_continued_like_any_response(store):
