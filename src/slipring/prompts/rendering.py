@@ -125,7 +125,7 @@ class Rendered(Struct, frozen=True, eq=False):
         return self.body.size_bytes + _TOKEN_BYTES * len(self.preface.step.ids)
 
     def unshared_bytes(self, earlier: object) -> int:
-        """Memory of what it does not share with another position: all of it after a rewrite of the context."""
+        """Memory of what it does not share with another position: all of it after a rewrite."""
         if not isinstance(earlier, Rendered):
             return self.size_bytes
         own = self.body.size_bytes - self.body.shared_bytes(earlier.body)
