@@ -11,7 +11,8 @@ from typing import Literal, Protocol
 from msgspec import Raw, Struct, field, structs
 
 from slipring.core.chain.head import Head
-from slipring.core.chain.state import Branch, Position, ResponseState, branch_of
+from slipring.core.chain.state import Branch, ResponseState, branch_of
+from slipring.core.chain.state import Position as Position
 from slipring.protocol.events import CallEvent
 from slipring.protocol.items import Effort, Item
 from slipring.protocol.requests import TEXT, TextFormat

@@ -8,10 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from enum import Enum
+from typing import Protocol
 
 from msgspec import structs
 
-from slipring.core.generation import Delta, Finished, Job, Model, Prefill
+from slipring.core.chain.head import Head
+from slipring.core.generation import Delta, Finished, Job, Model, Position, Prefill
 from slipring.core.limits import Limits
 from slipring.engines.constraints.grammar_compiler import IN_THREAD, Compiler
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
@@ -26,6 +28,14 @@ class Level(Enum):
     ITEMS = "items"
 
 
+class PositionCodec(Protocol):
+    """Encodes positions that engines leave with responses. Refuses those of other engines by None."""
+
+    def pack(self, position: object, parent: object) -> bytes | None: ...
+
+    def unpack(self, data: bytes, parent: object, head: Head) -> Position | None: ...
+
+
 class Engine(ABC):
     """Generates responses. One engine serves many connections; every method is called on the event loop.
 
@@ -37,6 +47,9 @@ class Engine(ABC):
     level: Level
     leaves_renderings: bool = False
     """Whether the positions that it leaves with responses are ``Rendered`` contexts, which can be stored."""
+    positions: PositionCodec | None = None
+    """Encodes positions that only this engine, or the same one in another process, can use; None if it leaves
+    none that can be stored."""
     serves_one_tenant: bool = False
     """Whether its response times depend on all that was sent to it. The server refuses to start with such an
     engine if it may have several tenants."""

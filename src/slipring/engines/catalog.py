@@ -4,20 +4,17 @@ An engine is named as ``KIND`` or ``KIND:OPTIONS``. Its modules are imported onl
 its dependencies need not be installed otherwise.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from slipring.core.generation import Defaults, Delta, Hosting, Job, Model
-from slipring.engines.base import Engine
+from slipring.core.chain.head import Head
+from slipring.core.generation import Defaults, Delta, Hosting, Job, Model, Position
+from slipring.engines.base import Engine, PositionCodec
 from slipring.engines.sharing import Borrowed, Owner
 from slipring.errors import ModelNotFound, StartupError
 from slipring.spelling import suggestion
-
-if TYPE_CHECKING:
-    from slipring.prompts.rendering_codec import RenderingCodec
 
 
 def _simulated(rest: str) -> Engine:
@@ -239,11 +236,29 @@ def _own_model(engine: Engine, entry: Entry) -> Model:
     return models[entry.own_name]
 
 
-def position_codec(engines: Iterable[Engine]) -> "RenderingCodec | None":
+class _Codecs:
+    """The codecs of several engines. Each refuses the positions and the bytes of others."""
+
+    def __init__(self, codecs: Sequence[PositionCodec]) -> None:
+        self._codecs = codecs
+
+    def pack(self, position: object, parent: object) -> bytes | None:
+        packed = (codec.pack(position, parent) for codec in self._codecs)
+        return next((data for data in packed if data is not None), None)
+
+    def unpack(self, data: bytes, parent: object, head: Head) -> Position | None:
+        unpacked = (codec.unpack(data, parent, head) for codec in self._codecs)
+        return next((position for position in unpacked if position is not None), None)
+
+
+def position_codec(engines: Sequence[Engine]) -> PositionCodec | None:
     """Encodes the positions that engines leave with responses, for stores and peers; None if no engine leaves
     positions that can be encoded."""
-    if not any(engine.leaves_renderings for engine in engines):
-        return None
-    from slipring.prompts.rendering_codec import RenderingCodec
+    codecs = [engine.positions for engine in engines if engine.positions is not None]
+    if any(engine.leaves_renderings for engine in engines):
+        from slipring.prompts.rendering_codec import RenderingCodec
 
-    return RenderingCodec()
+        codecs.append(RenderingCodec())
+    if len(codecs) > 1:
+        return _Codecs(codecs)
+    return codecs[0] if codecs else None

@@ -6,6 +6,7 @@ anything has been emitted, and before the upstream can have called a tool that i
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -25,11 +26,14 @@ from slipring.engines.responses.events import Event, decode_event
 from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.engines.responses.pool import Pool, Route, SocketsUnsupported
+from slipring.engines.responses.position_codec import PositionCodec
 from slipring.engines.responses.positions import Position, Step, earlier_step, position_of
 from slipring.engines.responses.request_body import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Lane
 from slipring.errors import ApiError, InvalidRequest, ServerError
 from slipring.observation import live
+
+log = logging.getLogger("slipring")
 
 _COUNT_S = 10.0
 """How long a count may take before an estimate is used."""
@@ -37,6 +41,8 @@ _ROOM = 64 * 1024
 """Bytes of a frame that are left for everything but items, tools and instructions."""
 _CAPABILITIES = Capabilities(logprobs=True, images=True, files=True)
 """Of every model: servers do not list them, and refuse what a model cannot do."""
+_ENCRYPTED = "encrypted"
+"""Occurs in messages of servers that cannot decrypt what they are sent."""
 Answers = AsyncGenerator[list[Delta], None]
 
 
@@ -63,6 +69,8 @@ class ResponsesEngine(Engine):
         self._upstream = Upstream("responses", replace(options, key_env="", key_file=""), headers)
         self._pool = Pool(self._upstream, self._path, options)
         self._gate = Gate("the Responses server", options, self._probe)
+        if options.chain or options.reasoning == "encrypted":
+            self.positions = PositionCodec(self, options)
         self._posts = options.transport == "sse"
         """Whether every request is a POST: by option, or since the upstream refused a WebSocket."""
 
@@ -154,11 +162,27 @@ class ResponsesEngine(Engine):
         return self._answers(job, route, items, position)
 
     async def _begin_whole(self, job: Job) -> BegunStream[list[Delta]]:
-        """Send the whole context: over a socket that the tenant has, if one can take it, else over a new one.
+        """Send the whole context, without encrypted reasoning if the upstream cannot read that any more."""
+        items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
+        try:
+            return await self._send_whole(job, items)
+        except InvalidRequest as error:
+            # The account may be another one than that which the reasoning was encrypted for.
+            if _ENCRYPTED not in error.message.lower():
+                raise
+            readable = context.everything(
+                job, self, keep_reasoning=self._keeps_reasoning, keep_encrypted=False
+            )
+            if len(readable) == len(items):
+                raise
+            log.warning("the Responses server refuses its earlier encrypted reasoning: sent without it")
+            return await self._send_whole(job, readable)
+
+    async def _send_whole(self, job: Job, items: list[bytes]) -> BegunStream[list[Delta]]:
+        """Send a context over a socket that the tenant has, if one can take it, else over a new one.
 
         A context that is too large for a frame is posted.
         """
-        items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
         size = sum(map(len, items)) + len(job.head.tools.raw) + len(bytes(job.head.instructions_json))
         if size >= MOST_FRAME_BYTES - _ROOM:
             return await BegunStream.begin(self._answers(job, None, items, None))

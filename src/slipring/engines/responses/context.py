@@ -38,13 +38,13 @@ def added(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
     return pieces
 
 
-def everything(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
-    """All items of the context."""
+def everything(job: Job, home: object, *, keep_reasoning: bool, keep_encrypted: bool = True) -> list[bytes]:
+    """All items of the context. ``keep_encrypted``: with encrypted reasoning, as far as it was kept."""
     pieces: list[bytes] = []
     nodes = list(job.parent.chain()) if job.parent is not None else []
     for node in reversed(nodes):
         position = own_position(node.position, home)
-        if position is None or not position.step.has_thoughts:
+        if position is None or not (keep_encrypted and position.step.has_thoughts):
             _add((*node.prompt, *node.answer), pieces, keep_reasoning)
             continue
         prompt = node.prompt
