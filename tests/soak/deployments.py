@@ -72,6 +72,9 @@ class Server:
     def cpu_ms(self) -> float:
         return self._meter.cpu_ms()
 
+    def pids(self) -> list[int]:
+        return family(self.process.pid)
+
     def descriptors(self) -> int:
         return sum(map(_descriptors, family(self.process.pid)))
 

@@ -12,6 +12,8 @@ MIB = 1024 * 1024
 
 _WARM_UP = 0.3
 """Share of the windows that are not judged."""
+_APART = 0.75
+"""Share of the pairs of an early and a late window in which a figure that has grown is larger."""
 _FEWEST = 3
 """Windows that each of the two compared periods needs."""
 
@@ -24,7 +26,8 @@ class Window:
     descriptors: float
     tasks: float
     latency: float
-    """Time of a turn of the probe, as a multiple of the time of an echo in the same window."""
+    """Time of a turn of the probe, as a multiple of the time of an echo in the same window; both without the
+    time that processes waited for a CPU."""
     cpu_ms: float
     """CPU time of the servers per answer. Other processes affect it less than latency; but the fewer answers
     a busy machine lets them give, the more each costs."""
@@ -89,21 +92,22 @@ def is_long_enough(windows: Sequence[Window]) -> bool:
 
 
 def trends(windows: Sequence[Window]) -> list[Trend]:
-    """Judge every figure. One has grown if the median of the late windows is beyond the bound, and if most
-    of the late windows are above most of the early ones: a figure that jumps up and down has not."""
+    """Judge every figure. One has grown if the median of the late windows is beyond the bound, and if a late
+    window is mostly above an early one, whichever two are compared: a figure that jumps up and down has not
+    grown, and one that has is found also if it jumped in some of the early windows."""
     early, late = periods(windows)
     found = []
     for name, bound in BOUNDS.items():
         before, after = ([getattr(window, name) for window in each] for each in (early, late))
         first, last = statistics.median(before), statistics.median(after)
-        is_apart = sum(value > _upper(before) for value in after) * 4 >= len(after) * 3
+        is_apart = _share_above(before, after) >= _APART
         found.append(Trend(bound, first, last, is_apart and not bound.allows(first, last)))
     return found
 
 
-def _upper(values: Sequence[float]) -> float:
-    """The upper quartile."""
-    return sorted(values)[(3 * len(values)) // 4]
+def _share_above(before: Sequence[float], after: Sequence[float]) -> float:
+    """Of all pairs of an early and a late value, the share in which the late one is above the other."""
+    return sum(late > early for early in before for late in after) / (len(before) * len(after))
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,18 @@
 
 serves the echo. Both are measured by the same process within the same moment, so what slows the machine down
 slows both. The process of the echo is about as busy as a server under the soak, because a busy machine lets
-processes wait that compute and not those that sleep.
+processes wait that compute and not those that sleep. What the processes waited for a CPU meanwhile, as Linux
+counts it, is not part of the times.
 """
 
 import asyncio
+import os
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Protocol
 
 import aiohttp
 from aiohttp import web
@@ -27,7 +31,41 @@ _TURNS = 20
 _EVERY_S = 0.1
 _BUSY_S, _BUSY_EVERY_S = 0.002, 0.01
 """The process of the echo computes so long, and so often."""
+_LEAST_MS = 0.01
 _ECHOED = '{"type":"response.output_text.delta","delta":"word"}' * 4
+
+
+class Probed(Protocol):
+    """A server that is probed."""
+
+    url: str
+
+    def pids(self) -> list[int]:
+        """Its processes."""
+
+
+class Waiting:
+    """How long the event loops of this process and of others have waited for a CPU."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._paths = [Path(f"/proc/{pid}/schedstat") for pid in (os.getpid(), *pids)]
+
+    def read_ms(self) -> list[float]:
+        """Of this process, and of each other one. 0 for one that has ended, and where nothing is counted."""
+        return [_waited_ms(path) for path in self._paths]
+
+
+def _waited_ms(path: Path) -> float:
+    with suppress(OSError, ValueError, IndexError):
+        return int(path.read_text().split()[1]) / 1e6
+    return 0.0
+
+
+def without_waiting(took_ms: float, before_ms: Sequence[float], after_ms: Sequence[float]) -> float:
+    """A time without what this process and one other waited meanwhile. Of several others, any may have
+    answered: the longest wait counts."""
+    own, *others = (after - before for before, after in zip(before_ms, after_ms, strict=True))
+    return max(took_ms - own - max(others, default=0.0), _LEAST_MS)
 
 
 class Probe:
@@ -47,27 +85,29 @@ class Probe:
         self._turns_ms, self._echoes_ms = [], []
         return found[0], found[1]
 
-    async def run(self, urls: list[str], echo_url: str) -> None:
+    async def run(self, servers: Sequence[Probed], echo_url: str, echo_pid: int) -> None:
         headers = {"Authorization": f"Bearer {KEYS['alpha']}"}
         for number in range(sys.maxsize):
-            url = urls[number % len(urls)]
+            server = servers[number % len(servers)]
+            of_echo, of_server = Waiting([echo_pid]), Waiting(server.pids())
             async with (
-                connected(url, headers) as socket,
+                connected(server.url, headers) as socket,
                 aiohttp.ClientSession() as http,
                 http.ws_connect(echo_url) as echo,
             ):
                 for _ in range(_TURNS):
                     await asyncio.sleep(_EVERY_S)
                     chain, sent = Chain(PROBED, "Answer.", store=False), [message("go")]
-                    began = time.perf_counter()
+                    before, began = of_echo.read_ms(), time.perf_counter()
                     await echo.send_str(_ECHOED)
                     await echo.receive_str()
-                    echoed = time.perf_counter()
+                    took_ms = (time.perf_counter() - began) * 1e3
+                    self._echoes_ms.append(without_waiting(took_ms, before, of_echo.read_ms()))
+                    before, began = of_server.read_ms(), time.perf_counter()
                     events = await socket.turn(chain.create(*sent))
-                    ended = time.perf_counter()
+                    took_ms = (time.perf_counter() - began) * 1e3
+                    self._turns_ms.append(without_waiting(took_ms, before, of_server.read_ms()))
                     chain.took(sent, events)
-                    self._echoes_ms.append((echoed - began) * 1e3)
-                    self._turns_ms.append((ended - echoed) * 1e3)
 
 
 def _tenth(values: list[float]) -> float:
@@ -75,8 +115,8 @@ def _tenth(values: list[float]) -> float:
 
 
 @asynccontextmanager
-async def echoing() -> AsyncIterator[str]:
-    """The URL of an echo, served by another process while the block runs."""
+async def echoing() -> AsyncIterator[tuple[str, int]]:
+    """The URL of an echo, and the process that serves it while the block runs."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.soak.probe"),
         stdin=asyncio.subprocess.PIPE,
@@ -85,7 +125,7 @@ async def echoing() -> AsyncIterator[str]:
     )
     try:
         assert process.stdout is not None
-        yield (await process.stdout.readline()).decode().strip()
+        yield (await process.stdout.readline()).decode().strip(), process.pid
     finally:
         process.kill()
         await process.wait()

@@ -71,14 +71,13 @@ class Soak:
     async def run(self, seconds: float, clients: int = CLIENTS) -> None:
         """Run to the end, or to the first broken promise, which is then in the outcome."""
         began = time.monotonic()
-        async with aiohttp.ClientSession() as self._http, echoing() as echo_url:
+        async with aiohttp.ClientSession() as self._http, echoing() as (echo_url, echo_pid):
             before = await self._rest()
             running = [
                 asyncio.create_task(self._client(Random(f"{self._seed}-{number}")))
                 for number in range(clients)
             ]
-            urls = [server.url for server in self._servers]
-            probing = asyncio.create_task(self._probe.run(urls, echo_url))
+            probing = asyncio.create_task(self._probe.run(self._servers, echo_url, echo_pid))
             watching = asyncio.create_task(self._watch(seconds / WINDOWS))
             # Only the watch ends by itself; any other task that ends has found a fault.
             await asyncio.wait((*running, probing, watching), return_when=asyncio.FIRST_COMPLETED)

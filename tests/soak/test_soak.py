@@ -13,6 +13,7 @@ from tests.harness import serve
 from tests.soak.chains import Chain, Wrong, message
 from tests.soak.clients import KEYS, LONG, MAX_FRAME_BYTES, SHORT, Visitor
 from tests.soak.judging import BOUNDS, Rest, Window, is_long_enough, left_behind, trends
+from tests.soak.probe import Waiting, without_waiting
 
 _CALM = Window(resident_mib=120.0, descriptors=60.0, tasks=80.0, latency=4.0, cpu_ms=9.0)
 _COUNT = 30
@@ -50,6 +51,30 @@ def test_each_figure_that_grows_is_found(name: str) -> None:
     (grown,) = [each for each in trends(windows) if each.has_grown]
     assert grown.bound is BOUNDS[name]
     assert "GROWS" in str(grown)
+
+
+def test_a_turn_that_takes_longer_is_found_although_some_early_windows_were_noisy() -> None:
+    """Three of the seven early windows are as slow as the late ones."""
+    early = (1.9, 1.8, 6.5, 1.9, 6.4, 2.0, 6.3)
+    latencies = (2.0,) * 9 + early + (3.0,) * 7 + (5.9, 6.6, 5.8, 6.7, 5.9, 6.8, 5.7)
+    windows = [replace(_CALM, latency=latency) for latency in latencies]
+    (grown,) = [each for each in trends(windows) if each.has_grown]
+    assert (grown.bound.name, grown.early, grown.late) == ("latency", 2.0, 5.9)
+
+
+def test_a_figure_that_jumps_more_often_at_the_end_has_not_grown() -> None:
+    latencies = (
+        (2.0,) * 9 + (2.0, 6.0, 2.1, 6.1, 2.0, 2.2, 6.0) + (2.0,) * 7 + (6.0, 2.0, 6.1, 2.1, 6.0, 6.2, 2.0)
+    )
+    assert not any(each.has_grown for each in trends([replace(_CALM, latency=each) for each in latencies]))
+
+
+def test_time_that_processes_waited_for_a_cpu_does_not_count() -> None:
+    assert without_waiting(10.0, [5.0, 1.0, 2.0], [6.0, 4.0, 2.5]) == 6.0
+    assert without_waiting(10.0, [5.0], [6.0]) == 9.0
+    assert 0 < without_waiting(1.0, [5.0, 1.0], [9.0, 4.0]) < 0.1
+    own, nobody = Waiting([2**30]).read_ms()
+    assert own >= nobody == 0.0
 
 
 def test_a_cache_that_fills_during_the_warm_up_is_no_leak() -> None:
