@@ -26,8 +26,8 @@ class Window:
     descriptors: float
     tasks: float
     latency: float
-    """Time of a turn of the probe, as a multiple of the time of an echo in the same window; both without the
-    time that processes waited for a CPU."""
+    """Time of a turn of the probe, as a multiple of the time of an echo in the same window; both at moments
+    when the processes waited little for a CPU."""
     cpu_ms: float
     """CPU time of the servers per answer. Other processes affect it less than latency; but the fewer answers
     a busy machine lets them give, the more each costs."""

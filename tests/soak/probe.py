@@ -4,12 +4,13 @@
 
 serves the echo. Both are measured by the same process within the same moment, so what slows the machine down
 slows both. The process of the echo is about as busy as a server under the soak, because a busy machine lets
-processes wait that compute and not those that sleep. What the processes waited for a CPU meanwhile, as Linux
-counts it, is not part of the times.
+processes wait that compute and not those that sleep. Linux counts how long each process waits for a CPU: only
+those times count in which the processes waited least.
 """
 
 import asyncio
 import os
+import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -31,7 +32,6 @@ _TURNS = 20
 _EVERY_S = 0.1
 _BUSY_S, _BUSY_EVERY_S = 0.002, 0.01
 """The process of the echo computes so long, and so often."""
-_LEAST_MS = 0.01
 _ECHOED = '{"type":"response.output_text.delta","delta":"word"}' * 4
 
 
@@ -61,29 +61,36 @@ def _waited_ms(path: Path) -> float:
     return 0.0
 
 
-def without_waiting(took_ms: float, before_ms: Sequence[float], after_ms: Sequence[float]) -> float:
-    """A time without what this process and one other waited meanwhile. Of several others, any may have
-    answered: the longest wait counts."""
-    own, *others = (after - before for before, after in zip(before_ms, after_ms, strict=True))
-    return max(took_ms - own - max(others, default=0.0), _LEAST_MS)
+class Times:
+    """Times that something took, and how much of each the processes involved waited for a CPU."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[float, float]] = []
+
+    def add(self, took_ms: float, before_ms: Sequence[float], after_ms: Sequence[float]) -> None:
+        """``before_ms``, ``after_ms``: of ``Waiting``. Of several other processes, any may have answered: the
+        longest wait counts."""
+        own, *others = (after - before for before, after in zip(before_ms, after_ms, strict=True))
+        self._found.append(((own + max(others, default=0.0)) / took_ms, took_ms))
+
+    def undisturbed_ms(self) -> float:
+        """The median of the quarter in which the smallest share was waiting; 0 if there is none."""
+        least = sorted(self._found)[: len(self._found) // 4 + 1]
+        return statistics.median(took_ms for _, took_ms in least) if least else 0.0
 
 
 class Probe:
     """Times since the last cut."""
 
     def __init__(self) -> None:
-        self._turns_ms: list[float] = []
-        self._echoes_ms: list[float] = []
+        self._turns, self._echoes = Times(), Times()
 
     def cut(self) -> tuple[float, float]:
-        """The times of a turn and of an echo since the last cut, in ms; 0 if there was none.
-
-        Both are the 10th percentile, what they take at the best moments: a median would show what else the
-        machine did.
-        """
-        found = tuple(_tenth(each) for each in (self._turns_ms, self._echoes_ms))
-        self._turns_ms, self._echoes_ms = [], []
-        return found[0], found[1]
+        """The times of an undisturbed turn and of such an echo since the last cut, in ms; 0 if there was
+        none."""
+        turns, echoes = self._turns, self._echoes
+        self._turns, self._echoes = Times(), Times()
+        return turns.undisturbed_ms(), echoes.undisturbed_ms()
 
     async def run(self, servers: Sequence[Probed], echo_url: str, echo_pid: int) -> None:
         headers = {"Authorization": f"Bearer {KEYS['alpha']}"}
@@ -102,16 +109,12 @@ class Probe:
                     await echo.send_str(_ECHOED)
                     await echo.receive_str()
                     took_ms = (time.perf_counter() - began) * 1e3
-                    self._echoes_ms.append(without_waiting(took_ms, before, of_echo.read_ms()))
+                    self._echoes.add(took_ms, before, of_echo.read_ms())
                     before, began = of_server.read_ms(), time.perf_counter()
                     events = await socket.turn(chain.create(*sent))
                     took_ms = (time.perf_counter() - began) * 1e3
-                    self._turns_ms.append(without_waiting(took_ms, before, of_server.read_ms()))
+                    self._turns.add(took_ms, before, of_server.read_ms())
                     chain.took(sent, events)
-
-
-def _tenth(values: list[float]) -> float:
-    return sorted(values)[len(values) // 10] if values else 0.0
 
 
 @asynccontextmanager
