@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -72,8 +72,9 @@ class Server:
     def cpu_ms(self) -> float:
         return self._meter.cpu_ms()
 
-    def pids(self) -> list[int]:
-        return family(self.process.pid)
+    def waited_ms(self) -> float:
+        """How long the event loops of its processes have waited for a CPU."""
+        return sum(map(_waited_ms, family(self.process.pid)))
 
     def descriptors(self) -> int:
         return sum(map(_descriptors, family(self.process.pid)))
@@ -206,6 +207,13 @@ def _free_ports(count: int) -> list[int]:
     for each in held:
         each.close()
     return ports
+
+
+def _waited_ms(pid: int) -> float:
+    """As Linux counts it; 0 for a process that has ended, and where it is not counted."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e6
+    return 0.0
 
 
 def _descriptors(pid: int) -> int:

@@ -14,6 +14,8 @@ _WARM_UP = 0.3
 """Share of the windows that are not judged."""
 _APART = 0.75
 """Share of the pairs of an early and a late window in which a figure that has grown is larger."""
+_WAITING_SLACK = 0.1
+"""Seconds per second by which the servers may wait longer for a CPU at the end, for latency to be judged."""
 _FEWEST = 3
 """Windows that each of the two compared periods needs."""
 
@@ -26,8 +28,7 @@ class Window:
     descriptors: float
     tasks: float
     latency: float
-    """Time of a turn of the probe, as a multiple of the time of an echo in the same window; both at moments
-    when the processes waited little for a CPU."""
+    """Time of a turn of the probe, as a multiple of the time of an echo in the same window."""
     cpu_ms: float
     """CPU time of the servers per answer. Other processes affect it less than latency; but the fewer answers
     a busy machine lets them give, the more each costs."""
@@ -36,6 +37,8 @@ class Window:
     echo_ms: float = 0.0
     client_mib: float = 0.0
     """Memory of the clients' own process."""
+    waiting: float = 0.0
+    """How long the servers' processes were ready to run and waited for a CPU, in seconds per second."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,12 @@ class Trend:
     early: float
     late: float
     has_grown: bool
+    is_judged: bool = True
+    """False: the machine was so much busier at the end that nothing follows from the figure."""
 
     def __str__(self) -> str:
         unit = f" {self.bound.unit}" if self.bound.unit else ""
-        verdict = "GROWS" if self.has_grown else "flat"
+        verdict = "GROWS" if self.has_grown else "flat" if self.is_judged else "not judged on a busy machine"
         return f"{self.bound.name}: {self.early:.1f} → {self.late:.1f}{unit}, {verdict}"
 
 
@@ -98,11 +103,35 @@ def trends(windows: Sequence[Window]) -> list[Trend]:
     early, late = periods(windows)
     found = []
     for name, bound in BOUNDS.items():
+        if name == "latency":
+            found.append(_latency(bound, early, late))
+            continue
         before, after = ([getattr(window, name) for window in each] for each in (early, late))
         first, last = statistics.median(before), statistics.median(after)
         is_apart = _share_above(before, after) >= _APART
         found.append(Trend(bound, first, last, is_apart and not bound.allows(first, last)))
     return found
+
+
+def _latency(bound: Bound, early: Sequence[Window], late: Sequence[Window]) -> Trend:
+    """Judge the latency. Whatever else the machine does only adds to it, in single windows or in many, so the
+    best of the calmest windows are compared. If the servers waited much longer for a CPU at the end, that
+    alone can be the reason. A server that itself needs more CPU is found by that."""
+    before, after = _calmest(early), _calmest(late)
+    first, last = (_lower([window.latency for window in each]) for each in (before, after))
+    waited, waits = (statistics.median(window.waiting for window in each) for each in (before, after))
+    is_judged = waits <= 2 * waited + _WAITING_SLACK
+    return Trend(bound, first, last, is_judged and not bound.allows(first, last), is_judged)
+
+
+def _calmest(windows: Sequence[Window]) -> Sequence[Window]:
+    """The three quarters of the windows in which the servers waited least for a CPU."""
+    return sorted(windows, key=lambda window: window.waiting)[: (3 * len(windows) + 3) // 4]
+
+
+def _lower(values: Sequence[float]) -> float:
+    """The lower quartile."""
+    return sorted(values)[len(values) // 4]
 
 
 def _share_above(before: Sequence[float], after: Sequence[float]) -> float:

@@ -4,19 +4,14 @@
 
 serves the echo. Both are measured by the same process within the same moment, so what slows the machine down
 slows both. The process of the echo is about as busy as a server under the soak, because a busy machine lets
-processes wait that compute and not those that sleep. Linux counts how long each process waits for a CPU: only
-those times count in which the processes waited least.
+processes wait that compute and not those that sleep.
 """
 
 import asyncio
-import os
-import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import Protocol
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import aiohttp
 from aiohttp import web
@@ -35,91 +30,53 @@ _BUSY_S, _BUSY_EVERY_S = 0.002, 0.01
 _ECHOED = '{"type":"response.output_text.delta","delta":"word"}' * 4
 
 
-class Probed(Protocol):
-    """A server that is probed."""
-
-    url: str
-
-    def pids(self) -> list[int]:
-        """Its processes."""
-
-
-class Waiting:
-    """How long the event loops of this process and of others have waited for a CPU."""
-
-    def __init__(self, pids: Iterable[int]) -> None:
-        self._paths = [Path(f"/proc/{pid}/schedstat") for pid in (os.getpid(), *pids)]
-
-    def read_ms(self) -> list[float]:
-        """Of this process, and of each other one. 0 for one that has ended, and where nothing is counted."""
-        return [_waited_ms(path) for path in self._paths]
-
-
-def _waited_ms(path: Path) -> float:
-    with suppress(OSError, ValueError, IndexError):
-        return int(path.read_text().split()[1]) / 1e6
-    return 0.0
-
-
-class Times:
-    """Times that something took, and how much of each the processes involved waited for a CPU."""
-
-    def __init__(self) -> None:
-        self._found: list[tuple[float, float]] = []
-
-    def add(self, took_ms: float, before_ms: Sequence[float], after_ms: Sequence[float]) -> None:
-        """``before_ms``, ``after_ms``: of ``Waiting``. Of several other processes, any may have answered: the
-        longest wait counts."""
-        own, *others = (after - before for before, after in zip(before_ms, after_ms, strict=True))
-        self._found.append(((own + max(others, default=0.0)) / took_ms, took_ms))
-
-    def undisturbed_ms(self) -> float:
-        """The median of the quarter in which the smallest share was waiting; 0 if there is none."""
-        least = sorted(self._found)[: len(self._found) // 4 + 1]
-        return statistics.median(took_ms for _, took_ms in least) if least else 0.0
-
-
 class Probe:
     """Times since the last cut."""
 
     def __init__(self) -> None:
-        self._turns, self._echoes = Times(), Times()
+        self._turns_ms: list[float] = []
+        self._echoes_ms: list[float] = []
 
     def cut(self) -> tuple[float, float]:
-        """The times of an undisturbed turn and of such an echo since the last cut, in ms; 0 if there was
-        none."""
-        turns, echoes = self._turns, self._echoes
-        self._turns, self._echoes = Times(), Times()
-        return turns.undisturbed_ms(), echoes.undisturbed_ms()
+        """The times of a turn and of an echo since the last cut, in ms; 0 if there was none.
 
-    async def run(self, servers: Sequence[Probed], echo_url: str, echo_pid: int) -> None:
+        Both are the 10th percentile, what they take at the best moments: a median would show what else the
+        machine did.
+        """
+        found = tuple(_tenth(each) for each in (self._turns_ms, self._echoes_ms))
+        self._turns_ms, self._echoes_ms = [], []
+        return found[0], found[1]
+
+    async def run(self, urls: list[str], echo_url: str) -> None:
         headers = {"Authorization": f"Bearer {KEYS['alpha']}"}
         for number in range(sys.maxsize):
-            server = servers[number % len(servers)]
-            of_echo, of_server = Waiting([echo_pid]), Waiting(server.pids())
+            url = urls[number % len(urls)]
             async with (
-                connected(server.url, headers) as socket,
+                connected(url, headers) as socket,
                 aiohttp.ClientSession() as http,
                 http.ws_connect(echo_url) as echo,
             ):
                 for _ in range(_TURNS):
                     await asyncio.sleep(_EVERY_S)
                     chain, sent = Chain(PROBED, "Answer.", store=False), [message("go")]
-                    before, began = of_echo.read_ms(), time.perf_counter()
+                    began = time.perf_counter()
                     await echo.send_str(_ECHOED)
                     await echo.receive_str()
-                    took_ms = (time.perf_counter() - began) * 1e3
-                    self._echoes.add(took_ms, before, of_echo.read_ms())
-                    before, began = of_server.read_ms(), time.perf_counter()
+                    echoed = time.perf_counter()
                     events = await socket.turn(chain.create(*sent))
-                    took_ms = (time.perf_counter() - began) * 1e3
-                    self._turns.add(took_ms, before, of_server.read_ms())
+                    ended = time.perf_counter()
                     chain.took(sent, events)
+                    self._echoes_ms.append((echoed - began) * 1e3)
+                    self._turns_ms.append((ended - echoed) * 1e3)
+
+
+def _tenth(values: list[float]) -> float:
+    return sorted(values)[len(values) // 10] if values else 0.0
 
 
 @asynccontextmanager
-async def echoing() -> AsyncIterator[tuple[str, int]]:
-    """The URL of an echo, and the process that serves it while the block runs."""
+async def echoing() -> AsyncIterator[str]:
+    """The URL of an echo, served by another process while the block runs."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.soak.probe"),
         stdin=asyncio.subprocess.PIPE,
@@ -128,7 +85,7 @@ async def echoing() -> AsyncIterator[tuple[str, int]]:
     )
     try:
         assert process.stdout is not None
-        yield (await process.stdout.readline()).decode().strip(), process.pid
+        yield (await process.stdout.readline()).decode().strip()
     finally:
         process.kill()
         await process.wait()

@@ -6,6 +6,7 @@ with the same seed are similar but not identical.
 
 import asyncio
 import contextlib
+import math
 import statistics
 import time
 from collections import Counter
@@ -71,13 +72,14 @@ class Soak:
     async def run(self, seconds: float, clients: int = CLIENTS) -> None:
         """Run to the end, or to the first broken promise, which is then in the outcome."""
         began = time.monotonic()
-        async with aiohttp.ClientSession() as self._http, echoing() as (echo_url, echo_pid):
+        async with aiohttp.ClientSession() as self._http, echoing() as echo_url:
             before = await self._rest()
             running = [
                 asyncio.create_task(self._client(Random(f"{self._seed}-{number}")))
                 for number in range(clients)
             ]
-            probing = asyncio.create_task(self._probe.run(self._servers, echo_url, echo_pid))
+            urls = [server.url for server in self._servers]
+            probing = asyncio.create_task(self._probe.run(urls, echo_url))
             watching = asyncio.create_task(self._watch(seconds / WINDOWS))
             # Only the watch ends by itself; any other task that ends has found a fault.
             await asyncio.wait((*running, probing, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -111,6 +113,7 @@ class Soak:
         started = time.monotonic()
         for number in range(1, WINDOWS + 1):
             began, before, cpu_ms = time.monotonic(), self.outcome.turns.total(), self._cpu_ms()
+            waited_ms = self._waited_ms()
             samples: list[tuple[float, float, float]] = []
             while not samples or time.monotonic() < started + number * window_s:
                 await asyncio.sleep(min(_SAMPLED_S, window_s))
@@ -120,19 +123,25 @@ class Soak:
             resident, descriptors, tasks = map(statistics.median, zip(*samples, strict=True))
             turn_ms, echo_ms = self._probe.cut()
             turns, own = self.outcome.turns.total() - before, (resident_bytes() or 0) / MIB
-            latency = turn_ms / echo_ms if echo_ms else 0.0
+            # A window in which no turn of the probe has ended is a slow one.
+            latency = turn_ms / echo_ms if turn_ms and echo_ms else math.inf
             cpu_ms = (self._cpu_ms() - cpu_ms) / max(turns, 1)
+            waiting = max(self._waited_ms() - waited_ms, 0.0) / 1e3 / (time.monotonic() - began)
             self.outcome.windows.append(
-                Window(resident, descriptors, tasks, latency, cpu_ms, turns, turn_ms, echo_ms, own)
+                Window(resident, descriptors, tasks, latency, cpu_ms, turns, turn_ms, echo_ms, own, waiting)
             )
             self._say(
                 f"{number}/{WINDOWS}: {turns} answers ({turns / (time.monotonic() - began):.1f}/s),"
                 f" {resident:.1f} MiB, {descriptors:.0f} descriptors, {tasks:.0f} tasks,"
-                f" a turn {turn_ms:.2f} ms = {latency:.1f} × an echo, {cpu_ms:.1f} ms of CPU per answer"
+                f" a turn {turn_ms:.2f} ms = {latency:.1f} × an echo, {cpu_ms:.1f} ms of CPU per answer,"
+                f" {waiting:.2f} s waiting for a CPU per second"
             )
 
     def _cpu_ms(self) -> float:
         return sum(server.cpu_ms() for server in self._servers)
+
+    def _waited_ms(self) -> float:
+        return sum(server.waited_ms() for server in self._servers)
 
     async def _sample(self) -> tuple[float, float, float]:
         """Memory in MiB, descriptors and tasks of all servers. Raises ``BadServer``."""
