@@ -30,7 +30,7 @@ PATH = "/v1/slipring/sessions"
 _LONGEST_IDLE_S = 86_400.0
 
 
-class Sampling(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class Sampling(Struct, forbid_unknown_fields=True):
     """The sampling of one turn, by the names of vLLM. What is not given is as the model's authors recommend.
 
     Without seeds, log probabilities and constraints, which vLLM reads from a session's first turn only.
@@ -205,7 +205,8 @@ class SessionsPlugin:
         recommended = engine_client.model_config.get_diff_sampling_param()
 
         def params(turn: Turn) -> Any:
-            given = {name: value for name, value in _fields(turn.sampling).items() if value is not None}
+            asked = msgspec.structs.asdict(turn.sampling)
+            given = {name: value for name, value in asked.items() if value is not None}
             return SamplingParams(**{**recommended, **given}, output_kind=RequestOutputKind.DELTA)
 
         def make_input(turn: Turn) -> Any:
@@ -230,13 +231,13 @@ class SessionsPlugin:
     async def _run(self, request: Request) -> Response:
         sessions = self._ready()
         try:
-            turn = _turn.decode(await request.body())
+            turn = decode_turn(await request.body())
             session = sessions.begin(turn, self._make_input)
         except msgspec.DecodeError as error:
             return _refusal(400, str(error))
         except Refused as error:
             return _refusal(error.status, str(error))
-        return StreamingResponse(_answered(sessions, session, turn), media_type="text/event-stream")
+        return StreamingResponse(answered(sessions, session, turn), media_type="text/event-stream")
 
     async def _end(self, request: Request) -> Response:
         return JSONResponse({"ended": self._ready().end(request.path_params["id"])})
@@ -246,14 +247,10 @@ class SessionsPlugin:
         return self._sessions
 
 
-_turn = msgspec.json.Decoder(Turn)
+decode_turn = msgspec.json.Decoder(Turn).decode
 
 
-def _fields(sampling: Sampling) -> dict[str, Any]:
-    return msgspec.structs.asdict(sampling)
-
-
-async def _answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGenerator[bytes, None]:
+async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGenerator[bytes, None]:
     """The events of a turn, in the form of a streamed completion. A turn that does not end regularly, or
     whose client leaves, ends its session."""
     emitted, reason = 0, None

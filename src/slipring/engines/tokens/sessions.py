@@ -31,7 +31,8 @@ _PAUSE_S = 60.0
 _EARLY_S = 5.0
 """A session is given up this long before the server ends it, so that no request meets its end."""
 _CLOSING_S = 2.0
-"""How long ``close`` waits until the server has closed all sessions."""
+"""How long to wait until the server has closed sessions: those that make room for another, and all of them
+when the engine is closed."""
 
 
 class Protocol(NamedTuple):
@@ -211,6 +212,8 @@ class Sessions:
         session.tokens = sent.total
         self._open[session.id] = session
         try:
+            if self._closing:  # the server may have no room before they are closed
+                await asyncio.wait(self._closing, timeout=_CLOSING_S)
             if self._protocol.open is not None:
                 await self._protocol.open(session.id)
         except (HttpFailure, ApiError) as error:
