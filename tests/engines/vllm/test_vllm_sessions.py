@@ -126,7 +126,7 @@ async def test_warmups_leave_nothing_of_their_own_in_a_session() -> None:
 )
 async def test_what_a_session_cannot_do_is_sent_whole_beside_it(fields: dict[str, Any]) -> None:
     async with running() as (fake, server), server.connect() as socket:
-        shared = {"tools": [LENIENT]} if "tools" in fields else {}
+        shared: dict[str, Any] = {"tools": [LENIENT]} if "tools" in fields else {}
         _, two = await turns(socket, "one", "two", **shared)
         script = (Call("get_weather", "{}"), Stop()) if shared else (Say(("{}",)), Stop())
         fake.script(*script)

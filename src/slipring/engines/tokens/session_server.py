@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 from slipring.core.generation import Delta, Finished, Job, Prefill
 from slipring.engines.constraints.answer_constraint import Constraint
@@ -23,18 +24,18 @@ _MOST_AHEAD = 1024
 _CHOICES = ("auto", "on", "off")
 
 
-def sessions_option() -> str:
+def sessions_option() -> Any:
     return option(
         "auto",
         "sessions, in which turns send new ids only: auto (if the server has them), on or off",
     )
 
 
-def most_option() -> int:
+def most_option() -> Any:
     return option(64, "sessions open at once; at most half of the requests that the server runs at once")
 
 
-def idle_option() -> float:
+def idle_option() -> Any:
     return option(600.0, "seconds after which an idle session is closed", least=1)
 
 
