@@ -6,7 +6,6 @@ With streaming sessions, turns of a chain send their new ids only.
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,7 @@ from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.session_server import (
     Mismatch,
     SessionServer,
-    idle_option,
-    most_option,
-    sessions_option,
+    SessionServerOptions,
 )
 from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
 from slipring.engines.tokens.token_answer import Piece
@@ -35,7 +32,6 @@ from slipring.engines.tokens.token_server import (
     Reader,
     Request,
     Served,
-    TokenServerOptions,
     failure,
     read_options,
     reason_of,
@@ -57,29 +53,16 @@ _FIRST_WITH_TAGS = (0, 5, 12)
 log = logging.getLogger("slipring")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SglangOptions(TokenServerOptions):
-    """The options of an SGLang server."""
-
-    sessions: str = sessions_option()
-    max_sessions: int = most_option()
-    session_idle_s: float = idle_option()
-
-
 class SglangEngine(SessionServer):
     """An SGLang server and its model."""
 
     name = "sglang"
     maker = "an SGLang server"
     spared = 6
-    options: SglangOptions
-
-    def __init__(self, options: SglangOptions) -> None:
-        super().__init__(options, options.sessions)
 
     @classmethod
     def from_options(cls, text: str) -> "SglangEngine":
-        return cls(read_options(cls.name, SglangOptions, text))
+        return cls(read_options(cls.name, SessionServerOptions, text))
 
     async def start(self) -> None:
         await super().start()

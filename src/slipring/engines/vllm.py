@@ -29,7 +29,7 @@ from slipring.engines.tokens.remote_vocabulary import (
     tokenizer_errors,
 )
 from slipring.engines.tokens.server_constraints import is_newer
-from slipring.engines.tokens.session_server import SessionServer, idle_option, most_option, sessions_option
+from slipring.engines.tokens.session_server import SessionServer, SessionServerOptions
 from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
 from slipring.engines.tokens.token_answer import Piece
 from slipring.engines.tokens.token_server import (
@@ -37,7 +37,6 @@ from slipring.engines.tokens.token_server import (
     Reader,
     Request,
     Served,
-    TokenServerOptions,
     failure,
     read_options,
     reason_of,
@@ -61,16 +60,13 @@ _BARRED = r"<\|[^<>|\s]{1,60}\|>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmOptions(TokenServerOptions):
+class VllmOptions(SessionServerOptions):
     """The options of a vLLM server."""
 
     report_ends: bool = option(
         False,
         "whether slipring reports the end of a chain to Dynamo, with a request for one token and a header",
     )
-    sessions: str = sessions_option()
-    max_sessions: int = most_option()
-    session_idle_s: float = idle_option()
 
 
 class VllmEngine(SessionServer):
@@ -81,7 +77,7 @@ class VllmEngine(SessionServer):
     options: VllmOptions
 
     def __init__(self, options: VllmOptions) -> None:
-        super().__init__(options, options.sessions)
+        super().__init__(options)
 
     @classmethod
     def from_options(cls, text: str) -> "VllmEngine":

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from dataclasses import dataclass
 
 from slipring.core.generation import Delta, Finished, Job, Prefill
 from slipring.engines.constraints.answer_constraint import Constraint
@@ -24,19 +24,17 @@ _MOST_AHEAD = 1024
 _CHOICES = ("auto", "on", "off")
 
 
-def sessions_option() -> Any:
-    return option(
-        "auto",
-        "sessions, in which turns send new ids only: auto (if the server has them), on or off",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionServerOptions(TokenServerOptions):
+    """The options of a server that may have sessions."""
+
+    sessions: str = option(
+        "auto", "sessions, in which turns send new ids only: auto (if the server has them), on or off"
     )
-
-
-def most_option() -> Any:
-    return option(64, "sessions open at once; at most half of the requests that the server runs at once")
-
-
-def idle_option() -> Any:
-    return option(600.0, "seconds after which an idle session is closed", least=1)
+    max_sessions: int = option(
+        64, "sessions open at once; at most half of the requests that the server runs at once"
+    )
+    session_idle_s: float = option(600.0, "seconds after which an idle session is closed", least=1)
 
 
 class Mismatch(ServerError):
@@ -46,15 +44,15 @@ class Mismatch(ServerError):
 class SessionServer(TokenServer):
     """A token server that may have sessions."""
 
+    options: SessionServerOptions
     sessions: Sessions | None = None
     """Set by ``start`` if the server has them and they are wanted."""
 
-    def __init__(self, options: TokenServerOptions, sessions: str) -> None:
-        """``sessions``: the option of that name."""
+    def __init__(self, options: SessionServerOptions) -> None:
         super().__init__(options)
-        if sessions not in _CHOICES:
+        if options.sessions not in _CHOICES:
             raise StartupError(
-                f"--engine {self.name}: option 'sessions' must be auto, on or off, not '{sessions}'"
+                f"--engine {self.name}: option 'sessions' must be auto, on or off, not '{options.sessions}'"
             )
 
     async def close(self) -> None:
