@@ -66,6 +66,8 @@ BOUNDS = {
 """By the name of the field of ``Window``. Memory has the most precise bound, because it is measured most
 precisely; latency the least."""
 
+_TURN = Bound("a turn", "ms", 0.50, 1.0)
+
 
 @dataclass(frozen=True)
 class Trend:
@@ -114,14 +116,20 @@ def trends(windows: Sequence[Window]) -> list[Trend]:
 
 
 def _latency(bound: Bound, early: Sequence[Window], late: Sequence[Window]) -> Trend:
-    """Judge the latency. Whatever else the machine does only adds to it, in single windows or in many, so the
-    best of the calmest windows are compared. If the servers waited much longer for a CPU at the end, that
-    alone can be the reason. A server that itself needs more CPU is found by that."""
+    """Judge the latency.
+
+    Whatever else the machine does only adds to it, in single windows or in many, so the best of the calmest
+    windows are compared. A busy machine can slow down the turns and not the echoes, or the other way round: a
+    turn has to take longer by itself and as a multiple of an echo. If the servers waited much longer for a
+    CPU at the end, that alone can be the reason. A server that itself needs more CPU is found by that.
+    """
     before, after = _calmest(early), _calmest(late)
     first, last = (_lower([window.latency for window in each]) for each in (before, after))
+    first_ms, last_ms = (_lower([window.turn_ms for window in each]) for each in (before, after))
     waited, waits = (statistics.median(window.waiting for window in each) for each in (before, after))
     is_judged = waits <= 2 * waited + _WAITING_SLACK
-    return Trend(bound, first, last, is_judged and not bound.allows(first, last), is_judged)
+    has_grown = not bound.allows(first, last) and not _TURN.allows(first_ms, last_ms)
+    return Trend(bound, first, last, is_judged and has_grown, is_judged)
 
 
 def _calmest(windows: Sequence[Window]) -> Sequence[Window]:

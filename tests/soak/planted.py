@@ -20,7 +20,7 @@ from slipring.engines.simulated import SimulatedEngine
 from slipring.server.service import Service
 
 _LEAKED_BYTES = 20_000
-_PER_TURN_S = 0.0002
+_PER_TURN_S = 0.00002
 _LOST_EVERY = 500
 _leaked: list[Any] = []
 

@@ -27,6 +27,7 @@ _TURNS = 20
 _EVERY_S = 0.1
 _BUSY_S, _BUSY_EVERY_S = 0.002, 0.01
 """The process of the echo computes so long, and so often."""
+_NEVER_MS = 86_400_000.0
 _ECHOED = '{"type":"response.output_text.delta","delta":"word"}' * 4
 
 
@@ -38,7 +39,7 @@ class Probe:
         self._echoes_ms: list[float] = []
 
     def cut(self) -> tuple[float, float]:
-        """The times of a turn and of an echo since the last cut, in ms; 0 if there was none.
+        """The times of a turn and of an echo since the last cut, in ms; a day if there was none.
 
         Both are the 10th percentile, what they take at the best moments: a median would show what else the
         machine did.
@@ -71,7 +72,7 @@ class Probe:
 
 
 def _tenth(values: list[float]) -> float:
-    return sorted(values)[len(values) // 10] if values else 0.0
+    return sorted(values)[len(values) // 10] if values else _NEVER_MS
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ with the same seed are similar but not identical.
 
 import asyncio
 import contextlib
-import math
 import statistics
 import time
 from collections import Counter
@@ -123,8 +122,7 @@ class Soak:
             resident, descriptors, tasks = map(statistics.median, zip(*samples, strict=True))
             turn_ms, echo_ms = self._probe.cut()
             turns, own = self.outcome.turns.total() - before, (resident_bytes() or 0) / MIB
-            # A window in which no turn of the probe has ended is a slow one.
-            latency = turn_ms / echo_ms if turn_ms and echo_ms else math.inf
+            latency = turn_ms / echo_ms
             cpu_ms = (self._cpu_ms() - cpu_ms) / max(turns, 1)
             waiting = max(self._waited_ms() - waited_ms, 0.0) / 1e3 / (time.monotonic() - began)
             self.outcome.windows.append(

@@ -15,7 +15,7 @@ from tests.soak.chains import Chain, Wrong, message
 from tests.soak.clients import KEYS, LONG, MAX_FRAME_BYTES, SHORT, Visitor
 from tests.soak.judging import BOUNDS, Rest, Window, is_long_enough, left_behind, trends
 
-_CALM = Window(resident_mib=120.0, descriptors=60.0, tasks=80.0, latency=4.0, cpu_ms=9.0)
+_CALM = Window(resident_mib=120.0, descriptors=60.0, tasks=80.0, latency=4.0, cpu_ms=9.0, turn_ms=4.0)
 _COUNT = 30
 _GROWTH = {"resident_mib": 2.0, "descriptors": 4.0, "tasks": 5.0, "latency": 0.8, "cpu_ms": 0.8}
 """What a leak adds in each window."""
@@ -44,8 +44,9 @@ def test_a_server_that_is_well_passes_on_a_busy_machine(seed: int) -> None:
 def test_each_figure_that_grows_is_found(name: str) -> None:
     random = Random(1)
     windows = [_noisy(number, random) for number in range(_COUNT)]
+    grows = ("latency", "turn_ms") if name == "latency" else (name,)
     windows = [
-        replace(window, **{name: getattr(_CALM, name) + number * _GROWTH[name]})
+        replace(window, **{each: getattr(_CALM, each) + number * _GROWTH[name] for each in grows})
         for number, window in enumerate(windows)
     ]
     (grown,) = [each for each in trends(windows) if each.has_grown]
@@ -59,8 +60,11 @@ _EARLY = (1.9, 1.8, 6.5, 1.9, 6.4, 2.0, 6.3)
 
 def _of_latencies(early: Sequence[float], late: Sequence[float], waiting: float = 0.1) -> list[Window]:
     """Windows with these latencies in the two periods that are compared. ``waiting``: of the late ones."""
-    calm = [replace(_CALM, latency=each, waiting=0.1) for each in ((2.0,) * 9 + (*early,) + (2.0,) * 7)]
-    return calm + [replace(_CALM, latency=each, waiting=waiting) for each in late]
+    calm = [
+        replace(_CALM, latency=each, turn_ms=each, waiting=0.1)
+        for each in ((2.0,) * 9 + (*early,) + (2.0,) * 7)
+    ]
+    return calm + [replace(_CALM, latency=each, turn_ms=each, waiting=waiting) for each in late]
 
 
 def test_a_slow_down_is_found_although_early_windows_were_noisy() -> None:
@@ -74,6 +78,11 @@ def test_noise_that_comes_more_often_at_the_end_is_no_slow_down() -> None:
     assert not any(
         each.has_grown for each in trends(_of_latencies(_EARLY, (6.0, 2.0, 6.1, 2.1, 6.0, 6.2, 2.0)))
     )
+
+
+def test_echoes_that_become_faster_are_no_slow_down() -> None:
+    windows = [replace(each, turn_ms=27.0) for each in _of_latencies(_EARLY, (5.9,) * 7)]
+    assert not any(each.has_grown for each in trends(windows))
 
 
 def test_latency_is_not_judged_if_the_machine_is_much_busier_at_the_end() -> None:
