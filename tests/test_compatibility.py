@@ -40,6 +40,7 @@ from slipring.core.chain.hosted_items import HOSTED
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
+from slipring.core.checks.policies import NO_POLICY
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.hosted.tools import ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
@@ -67,6 +68,7 @@ from slipring.server.access.seal_keys import KeyedSeal
 from slipring.server.transports.http_replies import read_create
 from tests import late
 from tests.api import Api
+from tests.core.connection import OnePolicy
 from tests.harness import WEATHER, Running, serve
 
 Json = dict[str, Any]
@@ -467,6 +469,7 @@ def open_session() -> Session:
         cache=ConnectionCache(2**20),
         now=0.0,
         betas=Betas(rollout=True, inject=True, tool_output=True),
+        policies=OnePolicy(NO_POLICY),
     )
     frame = json.dumps({"type": "response.create", "input": "hello", "store": False})
     start = session.receive(frame, 0.0)[-1]

@@ -1,11 +1,13 @@
 """Subjects: what is inspected of each type of item."""
 
 import json
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 
-from slipring.core.checks.subjects import called_names, is_models, subject_of
+from slipring.core.checks.subjects import called_names, is_models, subject_of, verdict_key
 from slipring.core.checks.verdicts import Subject
 from slipring.protocol.items import CARRIED_TYPES, SUPPORTED_TYPES, Item, read_item
 
@@ -23,6 +25,100 @@ def name_of(call_id: str) -> str | None:
 TEXT = {"type": "input_text", "text": "hi"}
 IMAGE = {"type": "input_image", "image_url": "data:,"}
 TOOLS = [{"type": "function", "name": "g", "parameters": {}}]
+NOTHING = "left out"
+"""Stands for a field that an item does not have."""
+
+
+def parts(kind: str) -> list[Any]:
+    """Lists of parts: those of some are the same text, divided differently."""
+    lists: list[list[str]] = [[], [""], ["a"], ["a", "b"], ["ab"], ["a\nb"], ["", "a"]]
+    return [[{"type": kind, "text": text} for text in texts] for texts in lists]
+
+
+TEXTS = ["a", "b", ""]
+IDS = ["c", "d"]
+NAMES = ["f", "g"]
+CONTENTS = [*TEXTS, "ab", *parts("input_text"), [IMAGE], [TEXT, IMAGE], [{"type": "refusal", "refusal": "a"}]]
+TOOL_LISTS = [[], TOOLS, [{**TOOLS[0], "description": "a"}]]
+CALLED: dict[str, list[Any]] = {"server_label": ["s"], "name": NAMES, "arguments": TEXTS}
+PRINTED = {"stdout": "a", "stderr": "", "outcome": {"type": "timeout"}}
+FIELDS: dict[str, dict[str, list[Any]]] = {
+    "message": {
+        "role": ["user", "assistant", "system", "developer"],
+        "phase": [NOTHING, "commentary"],
+        "content": CONTENTS,
+    },
+    "reasoning": {
+        "summary": [NOTHING, *parts("summary_text")],
+        "content": [NOTHING, None, *parts("reasoning_text")],
+        "encrypted_content": [NOTHING, "x"],
+    },
+    "function_call": {"call_id": IDS, "name": NAMES, "namespace": [NOTHING, "n"], "arguments": TEXTS},
+    "function_call_output": {"call_id": IDS, "output": CONTENTS},
+    "custom_tool_call": {"call_id": IDS, "name": NAMES, "namespace": [NOTHING, "n"], "input": TEXTS},
+    "custom_tool_call_output": {"call_id": IDS, "output": CONTENTS},
+    "shell_call": {"call_id": IDS, "action": [{"commands": texts} for texts in ([], ["a"], ["a", "b"])]},
+    "shell_call_output": {
+        "call_id": IDS,
+        "output": [[], [PRINTED], [{**PRINTED, "stderr": "a"}], [PRINTED, PRINTED]],
+    },
+    "local_shell_call": {
+        "call_id": IDS,
+        "action": [{"type": "exec", "command": ["a"], "env": env} for env in ({}, {"a": "b"})],
+    },
+    "local_shell_call_output": {"call_id": IDS, "output": TEXTS},
+    "apply_patch_call": {
+        "call_id": IDS,
+        "operation": [
+            {"type": "delete_file", "path": "a"},
+            *({"type": "update_file", "path": "a", "diff": text} for text in TEXTS),
+        ],
+    },
+    "apply_patch_call_output": {
+        "call_id": IDS,
+        "status": ["completed", "failed"],
+        "output": [NOTHING, *TEXTS],
+    },
+    "computer_call": {
+        "call_id": IDS,
+        "actions": [[], [{"type": "wait"}], *([{"type": "type", "text": text}] for text in TEXTS)],
+    },
+    "computer_call_output": {
+        "call_id": IDS,
+        "output": [{"type": "computer_screenshot", "image_url": f"data:,{text}"} for text in TEXTS],
+    },
+    "tool_search_call": {"call_id": [NOTHING, *IDS], "arguments": [{}, {"query": "a"}, *TEXTS]},
+    "tool_search_output": {"call_id": [NOTHING, *IDS], "tools": TOOL_LISTS},
+    "additional_tools": {"role": ["developer", NOTHING], "tools": TOOL_LISTS},
+    "mcp_list_tools": {
+        "server_label": ["s"],
+        "tools": [[], *([{"name": name, "input_schema": {}}] for name in NAMES)],
+    },
+    "mcp_call": {**CALLED, "output": [NOTHING, *TEXTS], "error": [NOTHING, *TEXTS]},
+    "mcp_approval_request": {"id": IDS, **CALLED},
+    "mcp_approval_response": {
+        "approval_request_id": IDS,
+        "approve": [True, False],
+        "reason": [NOTHING, *TEXTS],
+    },
+    "web_search_call": {"id": IDS, "action": [NOTHING, *({"query": text} for text in TEXTS)]},
+    "file_search_call": {"id": IDS, "queries": [[], ["a"]], "results": [NOTHING, [], [{"text": "a"}]]},
+    "code_interpreter_call": {"id": IDS, "code": TEXTS, "outputs": [NOTHING, [], [{"logs": "a"}]]},
+    "item_reference": {"id": IDS},
+    "configuration_update": {"reasoning": [NOTHING, {"effort": "low"}]},
+    "compaction": {"encrypted_content": TEXTS},
+    "compaction_summary": {"encrypted_content": TEXTS},
+    "compaction_trigger": {},
+    **{carried: {"id": IDS, "call_id": [NOTHING, *IDS], "text": TEXTS} for carried in CARRIED_TYPES},
+}
+"""Values of the fields of every type of item."""
+
+
+def items_of_all_types() -> Iterator[Item]:
+    for item_type, fields in FIELDS.items():
+        for values in product(*fields.values()):
+            sent = zip(fields, values, strict=True)
+            yield item(type=item_type, **{name: value for name, value in sent if value is not NOTHING})
 
 
 @pytest.mark.parametrize(
@@ -113,6 +209,19 @@ def test_items_of_every_type_that_models_read_are_inspected():
     assert covered | silent == SUPPORTED_TYPES
     for item_type in CARRIED_TYPES:
         assert subject_of(item(type=item_type), "input", name_of) is not None
+
+
+def test_what_is_inspected_differently_is_remembered_under_different_keys():
+    assert set(FIELDS) == SUPPORTED_TYPES | CARRIED_TYPES
+    known: dict[bytes, Subject | None] = {}
+    for each in items_of_all_types():
+        subject = subject_of(each, "input", name_of)
+        assert known.setdefault(verdict_key(each), subject) == subject, each.raw
+
+
+def test_a_thought_that_is_sent_again_keeps_its_key():
+    emitted = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "content": None}
+    assert verdict_key(item(**emitted, id="rs_1", status="completed")) == verdict_key(item(**emitted))
 
 
 def test_messages_of_the_assistant_calls_and_reasoning_are_the_models():

@@ -200,13 +200,22 @@ def test_thoughts_that_are_sealed_are_withheld():
     require_nothing_refused(connection)
 
 
-def test_a_thought_without_text_is_never_refused():
+def test_a_summary_of_a_thought_is_inspected_whatever_was_known_about_others():
+    def history(*summary: str) -> list[Json]:
+        parts = [{"type": "summary_text", "text": text} for text in summary]
+        return [message("hello"), {"type": "reasoning", "summary": parts}, message("go on")]
+
     connection = connect()
-    summarised = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "bad"}]}
-    block(connection, input=[message("hello"), summarised, message("go on")])
-    empty = {"type": "reasoning", "summary": []}
-    connection.create(input=[message("hello"), empty, message("go on")])
-    assert context_of(connection.job())[1] == empty
+    for clean in (history("fine"), history()):
+        connection.create(input=clean)
+        answer(connection)
+    block(connection, input=history("bad"))
+    for clean in (history("fine"), history("good"), history()):
+        connection.create(input=clean)
+        assert context_of(connection.job()) == clean
+        answer(connection)
+    connection.create(input=[*history("bad"), message("now")])
+    assert context_of(connection.job())[1]["content"][0]["text"] == PLACEHOLDER
     answer(connection)
     require_nothing_refused(connection)
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from slipring.core.chain import hosted_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.gate import Gate, Inspection
@@ -261,6 +262,29 @@ def test_a_summary_is_inspected_as_one_if_the_server_wrote_it():
     assert [subject.kind for subject in turn.seen] == ["summary"]
     sealed = Item("compaction", b'{"type":"compaction","encrypted_content":"x"}', opened=context)
     assert len(Turn(KnownVerdicts(10**6), [sealed], policy=policy).seen) == 1
+
+
+def test_a_summary_and_a_message_with_the_same_text_are_inspected_by_their_own_checks():
+    policy = Policy(
+        (Check("watch", subjects=("summary",)), Check("guard", action="block", subjects=("message",)))
+    )
+    known = KnownVerdicts(10**6)
+    (summary,) = condensed((answer("uno"),), 1, "bad", node("a").carry, 100)
+    sealed = Item("compaction", b'{"type":"compaction","encrypted_content":"x"}', opened=(summary,))
+    assert Turn(known, [sealed], policy=policy).error is None
+    assert isinstance(Turn(known, [summary], policy=policy).error, InvalidPrompt)
+
+
+def test_a_client_cannot_pass_a_message_off_as_a_summary_by_the_result_of_a_hosted_call():
+    policy = Policy((Check("guard", action="block", subjects=("message",)),))
+    (summary,) = condensed((answer("uno"),), 1, "bad", node("a").carry, 100)
+    forged = Item("message", summary.raw, id="msg_xs0001")  # as if it were of the step that made the call
+    call = item(type="mcp_call", id="mcp_x0000", server_label="s", name="f", arguments="{}", output="fine")
+    turn = Turn(KnownVerdicts(10**6), policy=policy)
+    turn.items.begin(None, Head(), hosted_items.opened((call, forged)))
+    turn.run()
+    assert [subject.kind for subject in turn.seen] == ["message"]
+    assert isinstance(turn.error, InvalidPrompt)
 
 
 # Reading matter.

@@ -4,10 +4,14 @@ Checks inspect texts. Images and files are not inspected, and neither are items 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from hashlib import sha256
+
+import msgspec
 
 from slipring.core.checks.verdicts import Kind, Side, Subject
 from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_items import McpListTools
+from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import (
     AdditionalTools,
     CallOutput,
@@ -35,6 +39,7 @@ _HOSTED_RESULTS = frozenset(
 )
 """Items with which hosted tools report what they found."""
 _WITHOUT_TEXT = (Compaction, CompactionTrigger, ConfigurationUpdate, ItemReference)
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def subject_of(item: Item, side: Side, name_of: Callable[[str], str | None]) -> Subject | None:
@@ -60,6 +65,18 @@ def subject_of(item: Item, side: Side, name_of: Callable[[str], str | None]) -> 
     if isinstance(body, _WITHOUT_TEXT):
         return None
     return Subject(side, _carried_kind(item.type), item.raw.decode())
+
+
+def verdict_key(item: Item, digest: bytes | None = None) -> bytes:
+    """Under what the verdicts about an item are remembered: items of which checks inspect different texts, or
+    different kinds of subjects, have different keys. ``digest``: that of its content, if it is known."""
+    digest = digest or content_digest(item)
+    if item.type != "reasoning":
+        return digest
+    # The digest of a thought leaves out its summary, which no model reads, but checks do.
+    body = item.body()
+    assert isinstance(body, Reasoning)
+    return sha256(digest + _encode([part.text for part in body.summary])).digest() if body.summary else digest
 
 
 def _subject(

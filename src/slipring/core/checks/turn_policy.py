@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from slipring.core.checks.policies import KINDS_OF, NO_POLICY, Check, Policy
+from slipring.core.checks.policies import KINDS_OF, Check, Policy
 from slipring.core.checks.verdicts import Side
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol.requests import ModerationConfig
@@ -26,15 +26,6 @@ class Policies(Protocol):
 
     def policy_of(self, model: str) -> Policy:
         """The policy of a turn of this model."""
-
-
-class NoPolicies:
-    """A server without checks."""
-
-    checks: Mapping[str, Check] = {}
-
-    def policy_of(self, model: str) -> Policy:
-        return NO_POLICY
 
 
 def policy_of_turn(policies: Policies, model: str, asked: ModerationConfig | None) -> Policy:

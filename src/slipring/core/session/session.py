@@ -10,7 +10,7 @@ from msgspec import structs
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
-from slipring.core.checks.turn_policy import NoPolicies, Policies
+from slipring.core.checks.turn_policy import Policies
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
@@ -39,7 +39,6 @@ from slipring.protocol.tool_output import ToolOutputPiece
 
 _NORMAL = 1000
 _POLICY_VIOLATION = 1008
-_NO_POLICIES = NoPolicies()
 
 
 class Session:
@@ -56,8 +55,8 @@ class Session:
         ports: Ports,
         cache: ConnectionCache,
         now: float,
+        policies: Policies,
         betas: Betas = NO_BETAS,
-        policies: Policies = _NO_POLICIES,
     ) -> None:
         self.tenant = tenant
         self._betas = betas

@@ -18,24 +18,23 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.checks.gate import Gate
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.rulings import checks_of, rule
-from slipring.core.checks.subjects import called_names, is_models, subject_of
+from slipring.core.checks.subjects import called_names, is_models, subject_of, verdict_key
 from slipring.core.checks.verdicts import Side, Subject, Verdict
 from slipring.core.turn.compaction import is_summary
 from slipring.core.turn.withheld_items import Behind, Refusals, withheld
 from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_tools import ListedTool
-from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
 
 
 class _Waiting:
     """An item some of whose verdicts are missing."""
 
-    __slots__ = ("behind", "digest", "subject", "verdicts")
+    __slots__ = ("behind", "key", "subject", "verdicts")
 
-    def __init__(self, subject: Subject, digest: bytes, behind: bytes = b"") -> None:
+    def __init__(self, subject: Subject, key: bytes, behind: bytes = b"") -> None:
         self.subject = subject
-        self.digest = digest
+        self.key = key
         self.behind = behind
         self.verdicts: dict[str, Verdict] = {}
 
@@ -137,18 +136,18 @@ class InspectedItems:
             # Whoever refuses an item ends the turn, and with it what other checks would say.
             if is_refused or len(answered) == len(checks):
                 del self._waiting[id(subject)]
-                self._remember(waiting.digest, known, waiting.behind if is_refused else b"")
+                self._remember(waiting.key, known, waiting.behind if is_refused else b"")
 
     def completed(self, output: Iterable[Item]) -> list[Subject]:
         """The turn has ended, and its output has passed; returns what is still to be audited."""
         for item, is_sealed in _sealed_and_open(output):
             if item.type == "mcp_list_tools":
                 continue  # inspected when it was fetched
-            digest = content_digest(item)
+            key = _key(item, None, is_sealed)
             subject = self._subject(item, "output", is_sealed)
-            if subject is None or self._known.find(self._tenant, self._policy.digest, digest) is not None:
+            if subject is None or self._known.find(self._tenant, self._policy.digest, key) is not None:
                 continue
-            self._waiting[id(subject)] = _Waiting(subject, digest)
+            self._waiting[id(subject)] = _Waiting(subject, key)
             passed = [check for check in self._policy.on(subject.kind) if check.mode != "audit"]
             self.judged([subject], [[Verdict(check.name, check.version, flagged=False) for check in passed]])
         subjects = [waiting.subject for waiting in self._waiting.values()]
@@ -166,8 +165,8 @@ class InspectedItems:
 
     def _of_definitions(self, text: str) -> list[Subject]:
         """What is inspected of instructions, or of definitions of tools, that no item contains."""
-        digest = sha256(b"definitions " + text.encode()).digest()
-        return self._unless_known(Subject("input", "instructions", text), digest, is_new=True)
+        key = sha256(b"definitions " + text.encode()).digest()
+        return self._unless_known(Subject("input", "instructions", text), key, is_new=True)
 
     def _of_chain(self, parent: ResponseState) -> list[Subject]:
         """What is inspected of a chain, if that is asked for: the items of turns under other policies."""
@@ -206,15 +205,15 @@ class InspectedItems:
         if item.type == "mcp_list_tools":
             listed = self._subject(item, "input", is_sealed)
             return [] if listed is None else self._of_definitions(listed.text)
-        digest = digest or content_digest(item)
-        known = self._known.find(self._tenant, self._policy.digest, digest)
+        key = _key(item, digest, is_sealed)
+        known = self._known.find(self._tenant, self._policy.digest, key)
         if known is not None and not known.verdicts and not self._context.maxlen:
             return []  # it need not even be decoded
         subject = self._subject(item, "input", is_sealed)
-        return [] if subject is None else self._unless_known(subject, digest, is_new=is_new, behind=behind)
+        return [] if subject is None else self._unless_known(subject, key, is_new=is_new, behind=behind)
 
     def _unless_known(
-        self, subject: Subject, digest: bytes, *, is_new: bool, behind: bytes = b""
+        self, subject: Subject, key: bytes, *, is_new: bool, behind: bytes = b""
     ) -> list[Subject]:
         subject = Subject(
             *(subject.side, subject.kind, subject.text, subject.role, subject.name), tuple(self._context)
@@ -223,16 +222,16 @@ class InspectedItems:
         checks = self._policy.on(subject.kind)
         if not checks:
             return []
-        known = self._known.find(self._tenant, self._policy.digest, digest)
+        known = self._known.find(self._tenant, self._policy.digest, key)
         if known is None:
-            self._waiting[id(subject)] = _Waiting(subject, digest, behind)
+            self._waiting[id(subject)] = _Waiting(subject, key, behind)
             return [subject]
         ruling = rule(subject, checks, known.verdicts) if known.verdicts else None
         is_refused = ruling is not None and ruling.consequence == "block"
         if known.verdicts and (is_new or is_refused):
             self._gate.report.add(subject, checks, known.verdicts)
         if ruling is not None and is_refused:
-            self._remember(digest, known.verdicts, behind)
+            self._remember(key, known.verdicts, behind)
             raise ruling.error()
         return []
 
@@ -252,8 +251,15 @@ class InspectedItems:
         self._gate.inspect_input(subjects)
         self._gate.context = tuple(self._context)
 
-    def _remember(self, digest: bytes, verdicts: tuple[Verdict, ...], behind: bytes = b"") -> None:
-        self._known.remember(self._tenant, self._policy.digest, digest, verdicts, behind)
+    def _remember(self, key: bytes, verdicts: tuple[Verdict, ...], behind: bytes = b"") -> None:
+        self._known.remember(self._tenant, self._policy.digest, key, verdicts, behind)
+
+
+def _key(item: Item, digest: bytes | None, is_sealed: bool) -> bytes:
+    """Under what the verdicts about an item are remembered. Other checks may inspect a summary than a message
+    with the same text."""
+    key = verdict_key(item, digest)
+    return sha256(b"summary " + key).digest() if is_sealed and is_summary(item) else key
 
 
 def _last_of_model(items: list[Item]) -> int:
@@ -263,9 +269,10 @@ def _last_of_model(items: list[Item]) -> int:
 
 def _sealed_and_open(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
     """The items as a model sees them, and lists of tools, which it sees as part of the head; and whether an
-    item was inside another one. What was inside a sealed one, no client can have written."""
+    item was inside another one. What was inside a sealed one, no client can have written. An item that is
+    opened because results of hosted calls stand behind it is among them itself."""
     for item in items:
         if item.opened is None or item.type == "mcp_list_tools":
             yield item, False
         else:
-            yield from ((inner, True) for inner in item.opened)
+            yield from ((inner, inner.raw != item.raw) for inner in item.opened)

@@ -17,7 +17,7 @@ from slipring.core.checks.known_verdicts import Known, KnownVerdicts
 from slipring.core.checks.placeholders import placeholder
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.rulings import Ruling, rule
-from slipring.core.checks.subjects import subject_of
+from slipring.core.checks.subjects import subject_of, verdict_key
 from slipring.protocol.hosted.mcp_items import McpCall
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
@@ -72,13 +72,12 @@ class Refusals:
     def of(self, item: Item, index: int, digest: bytes | None) -> Refusal | None:
         """Why an item of a request is refused; None if it is not, or nothing is known about it."""
         for part in _parts(item, index):
-            own = digest if part is item else None
-            known = self._known.find(self._tenant, self._policy.digest, own or content_digest(part))
+            key = verdict_key(part, digest if part is item else None)
+            known = self._known.find(self._tenant, self._policy.digest, key)
             if known is None or not known.verdicts:
                 continue
             subject = subject_of(part, "input", _nameless)
-            if subject is None:
-                continue
+            assert subject is not None, "only what was inspected has verdicts"
             ruling = rule(subject, self._policy.on(subject.kind), known.verdicts)
             if ruling is not None and ruling.consequence == "block":
                 return Refusal(ruling, known)
@@ -87,7 +86,7 @@ class Refusals:
     def passes(self, item: Item, index: int) -> None:
         """An item need not be inspected: the server has made it."""
         for part in _parts(item, index):
-            self._known.remember(self._tenant, self._policy.digest, content_digest(part), ())
+            self._known.remember(self._tenant, self._policy.digest, verdict_key(part), ())
 
 
 def withheld(

@@ -104,7 +104,7 @@ def test_a_call_that_is_broken_off_is_shown_and_left_out_of_contexts(kind: str, 
     assert connection.job().parent.position is None, "it would cover a call that no item shows"
 
 
-@pytest.mark.parametrize("result", ["See page 7.", "{}", "[7]", "[" * 100_000])
+@pytest.mark.parametrize("result", ["See page 7.", "{}", "[7]", '[{"text":"a"},{"score":1}]', "[" * 100_000])
 def test_a_search_result_in_another_form_is_one_passage(result: str) -> None:
     connection = Connection()
     begin(connection, tools=ALL, include=[RESULTS])

@@ -319,9 +319,10 @@ def urls_in(text: str) -> list[str]:
 def passages_in(text: str) -> list[FoundPassage]:
     """The passages in a result: those of a JSON list of objects with a text, or the whole as one."""
     try:
-        return _passages.decode(text)
+        passages = _passages.decode(text)
     except (ValueError, RecursionError):
-        return [FoundPassage(text=text)]
+        passages = [FoundPassage()]
+    return [FoundPassage(text=text)] if any(each.text is None for each in passages) else passages
 
 
 def _ended(status: ItemStatus, outcome: CallOutcome | None) -> ItemStatus | Literal["failed"]:
