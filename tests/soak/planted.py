@@ -20,7 +20,8 @@ from slipring.engines.simulated import SimulatedEngine
 from slipring.server.service import Service
 
 _LEAKED_BYTES = 20_000
-_PER_TURN_S = 0.00002
+_SLOWER = 0.0003
+"""Seconds that a turn takes longer for each second since the first."""
 _LOST_EVERY = 500
 _leaked: list[Any] = []
 
@@ -42,8 +43,9 @@ def _leak_task() -> None:
 
 
 def _slow_down() -> None:
-    _leaked.append(None)
-    time.sleep(len(_leaked) * _PER_TURN_S)
+    # By time, not by turns: a server that becomes slow has fewer turns, and would stay as slow as it is.
+    _leaked.append(time.monotonic())
+    time.sleep((_leaked[-1] - _leaked[0]) * _SLOWER)
 
 
 FAULTS = {
