@@ -38,6 +38,7 @@ from slipring.core.session.actions import (
     ResolveTools,
     Save,
     Send,
+    Settle,
     Start,
     StartAudit,
     StartPrefill,
@@ -170,6 +171,8 @@ class Driver:
             self._spawn(action, self._call_tool(action))
         elif isinstance(action, Inspect):
             self._spawn(action, self._inspect(action))
+        elif isinstance(action, Settle):
+            self.run(self.session.lifecycle.settle(action.turn, now()))
         elif isinstance(action, Cancel | CancelTools):
             self._cancel(action)
         elif isinstance(action, StartPrefill | EndPrefill | StartAudit | Compress):
@@ -246,8 +249,7 @@ class Driver:
         work: Work | None = first
         while work is not None:
             actions = await self._do(work)
-            work = self._run_after(first.turn, actions)
-            waiting = self.sink.flush()
+            work, waiting = self._run_after(first.turn, actions)
             if waiting is None:
                 continue
             if work is None:
@@ -262,16 +264,21 @@ class Driver:
         self._flushes.add(task)
         task.add_done_callback(self._flushes.discard)
 
-    def _run_after(self, turn: Turn, actions: list[Action]) -> Work | None:
-        """Carry out actions from within the task of a turn; returns the turn's own next piece of work, which
-        this task has to do itself."""
+    def _run_after(
+        self, turn: Turn, actions: list[Action]
+    ) -> tuple[Work | None, Awaitable[None] | None]:
+        """Carry out actions from within the task of a turn, and write what they send. Returns the turn's own
+        next piece of work, which this task has to do itself, and what to await if the client is slow."""
         own: Work | None = None
+        waiting: Awaitable[None] | None = None
         for action in actions:
             if _is_work(action) and action.turn is turn:
                 own = action
-            else:
-                self.run([action])
-        return own
+                continue
+            if type(action) is Settle:
+                waiting = self.sink.flush()  # its client is the first to know that the turn has ended
+            self.run([action])
+        return own, self.sink.flush() if waiting is None else waiting
 
     async def _do(self, work: Work) -> list[Action]:
         """Do a piece of a turn's work and report its outcome to the session; returns what follows. A failure

@@ -33,6 +33,7 @@ from slipring.core.session.actions import (
     ResolveTools,
     Save,
     Send,
+    Settle,
     Start,
     StartAudit,
     StartPrefill,
@@ -280,12 +281,7 @@ class TurnLifecycle:
             return []
         if turn.saves:
             turn.stages.lap("store")
-        state = self._finished[turn]
-        self._unpin(turn)
-        self.cache.remember(state, turn.lane)
-        if not self._betas.keeps_nothing and not turn.has_failed:
-            turn.remember(state, now)
-        return [*self._compress(self.cache), *self._end(turn, [turn.terminal()], now)]
+        return self._end(turn, [turn.terminal()])
 
     def compressed(self, compress: Compress, items: Sequence[bytes]) -> list[Action]:
         """The items of earlier responses are compressed, or as many of them as could be."""
@@ -323,7 +319,7 @@ class TurnLifecycle:
             return [*cancelled, *ended, Send(closing), *self._save(turn, state, now)]
         self._evict_parent(turn, error)
         last = [*closing, turn.terminal(), *self.successors.return_steers(turn, error)]
-        return [*cancelled, *ended, *self._end(turn, last, now)]
+        return [*cancelled, *ended, *self._end(turn, last)]
 
     # Running turns.
 
@@ -442,21 +438,28 @@ class TurnLifecycle:
         self.charges.release(turn)
         self.lanes.release(turn)
 
-    def _end(self, turn: Turn, last: list[Event], now: float) -> list[Action]:
-        """End a turn with its last events, then begin its successor and whatever may run now."""
+    def _end(self, turn: Turn, last: list[Event]) -> list[Action]:
+        """End a turn with its last events."""
         turn.phase = Phase.ENDED
+        turn.stages.lap("terminal")
+        if self._betas.timing:
+            last.append(turn.output.timing_event(turn_reports.report(turn)))
+        return [Send(last), Settle(turn)]
+
+    def settle(self, turn: Turn, now: float) -> list[Action]:
+        """The last events of a turn are on their way: remember its response, report the turn, then begin its
+        successor and whatever may run now."""
         self._held_back.pop(turn, None)
         self._unpin(turn)
         self.charges.release(turn)
         state = self._finished.pop(turn, None)
-        turn.stages.lap("terminal")
-        report = turn_reports.report(turn)
-        if self._betas.timing:
-            last.append(turn.output.timing_event(report))
+        actions = self._remember(turn, state, now) if state is not None else []
         about_steers, successor = self.successors.after(
             turn, state if not turn.has_failed else None, self._lifetime.refusal
         )
-        actions: list[Action] = [Send(last + about_steers), self._record(turn, report)]
+        if about_steers:
+            actions.append(Send(about_steers))
+        actions.append(self._record(turn, turn_reports.report(turn)))
         if successor is None:
             self.lanes.release(turn)
         else:
@@ -467,6 +470,20 @@ class TurnLifecycle:
             return actions
         audit = turn.audit(state)
         return [*actions, *([StartAudit(audit)] if audit is not None else []), *self._foresee(turn, state)]
+
+    def _settled(self, actions: list[Action], now: float) -> list[Action]:
+        """The actions that end one of several turns, with what follows from them."""
+        settled: list[Action] = []
+        for action in actions:
+            settled += self.settle(action.turn, now) if isinstance(action, Settle) else [action]
+        return settled
+
+    def _remember(self, turn: Turn, state: ResponseState, now: float) -> list[Action]:
+        """Let later turns continue a response, by its id or by its items."""
+        self.cache.remember(state, turn.lane)
+        if not self._betas.keeps_nothing and not turn.has_failed:
+            turn.remember(state, now)
+        return self._compress(self.cache)
 
     def _pin(self, turn: Turn) -> None:
         """Count the state that a turn continues for as long as the turn runs."""
@@ -553,7 +570,7 @@ class TurnLifecycle:
         """End paused rollouts, or only those past their deadline. Their calls stay open."""
         paused = [turn for turn in self.lanes.running() if turn.waits_for_client]
         due = (t for t in paused if not only_late or (t.rollout is not None and now >= t.rollout.waits_until))
-        return [action for turn in due for action in self._conclude(turn, now)]
+        return [action for turn in due for action in self._settled(self._conclude(turn, now), now)]
 
     def break_off(self, now: float) -> list[Action]:
         """Cancel the running step of rollouts that have finished steps, or the hosted calls that they await,
@@ -562,10 +579,10 @@ class TurnLifecycle:
         for turn in [turn for turn in self.lanes.running() if turn.can_be_broken_off]:
             actions.append(Cancel(turn))
             if turn.phase is Phase.PAUSED:
-                actions += [Send(turn.end_waiting("broken_off")), *self._go_on(turn, now)]
+                actions += [Send(turn.end_waiting("broken_off")), *self._settled(self._go_on(turn, now), now)]
             else:
                 turn.break_off()
-                actions += self._conclude(turn, now)
+                actions += self._settled(self._conclude(turn, now), now)
         return actions
 
     def abandon(self, now: float) -> list[Action]:
@@ -575,7 +592,7 @@ class TurnLifecycle:
         for turn in list(self.lanes.running()):
             if turn.phase is not Phase.SAVING:
                 actions.append(Cancel(turn))
-                actions += self.failed(turn, error, now)
+                actions += self._settled(self.failed(turn, error, now), now)
         return actions
 
     def close(self) -> list[Action]:
