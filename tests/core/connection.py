@@ -215,6 +215,8 @@ def _visible(item: Json) -> Json:
 class Connection:
     """One session, with the events that it sent and the work that it waits for."""
 
+    _has_left = False
+
     def __init__(
         self,
         server: Server | None = None,
@@ -280,7 +282,6 @@ class Connection:
         self._first_output: dict[Turn, int] = {}
         """By turn: the index in its output at which its running job began."""
         self.reports: list[Record] = []
-        self._has_left = False
 
     # The client. Each method returns the events that it causes.
 

@@ -145,6 +145,8 @@ class Driver:
         for action in actions:
             if _is_work(action):
                 self._spawn(action.turn, self._run_turn(action))
+            elif type(action) is Settle:
+                self.run(self.session.lifecycle.settle(action.turn, now()))
             else:
                 self._carry_out(action)
 
@@ -171,8 +173,6 @@ class Driver:
             self._spawn(action, self._call_tool(action))
         elif isinstance(action, Inspect):
             self._spawn(action, self._inspect(action))
-        elif isinstance(action, Settle):
-            self.run(self.session.lifecycle.settle(action.turn, now()))
         elif isinstance(action, Cancel | CancelTools):
             self._cancel(action)
         elif isinstance(action, StartPrefill | EndPrefill | StartAudit | Compress):
@@ -264,9 +264,7 @@ class Driver:
         self._flushes.add(task)
         task.add_done_callback(self._flushes.discard)
 
-    def _run_after(
-        self, turn: Turn, actions: list[Action]
-    ) -> tuple[Work | None, Awaitable[None] | None]:
+    def _run_after(self, turn: Turn, actions: list[Action]) -> tuple[Work | None, Awaitable[None] | None]:
         """Carry out actions from within the task of a turn, and write what they send. Returns the turn's own
         next piece of work, which this task has to do itself, and what to await if the client is slow."""
         own: Work | None = None

@@ -6,7 +6,6 @@ The driver reports the result of each action here, and runs the actions that the
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from slipring.core.chain import input_items
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.turn_policy import Policies
@@ -360,8 +359,7 @@ class TurnLifecycle:
         if not turn.hosted.is_read:
             try:
                 hosting = self._models.find(turn.request.model).hosted_tools
-                carry = input_items.carried(turn.parent)
-                fetch = turn.hosted.read_servers(turn.request, carry, turn.input, hosting)
+                fetch = turn.hosted.read_servers(turn.request, turn.parent, turn.input, hosting)
             except ApiError as error:
                 return self._drop(turn, error)
             if turn.hosted.must_resolve:

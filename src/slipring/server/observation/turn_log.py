@@ -72,7 +72,7 @@ class TurnLine:
             "send_ms": report.send_ms,
             "total_ms": report.total_ms,
         }
-        return " ".join(f"{name}={value}" for name, value in fields.items() if value is not UNSET)
+        return " ".join([f"{name}={value}" for name, value in fields.items() if value is not UNSET])
 
     def short(self) -> str:
         """Model, outcome, tokens and times in human units, and who asked."""
@@ -109,8 +109,8 @@ def _stage_times(report: TurnReport) -> dict[str, float]:
     """Milliseconds by stage; a rollout goes through some stages several times."""
     times: dict[str, float] = {}
     for stage in report.stages:
-        name = f"{stage.name}_ms"
-        times[name] = round(times.get(name, 0.0) + stage.duration_ms, 3)
+        name, before = f"{stage.name}_ms", times.get(f"{stage.name}_ms")
+        times[name] = stage.duration_ms if before is None else round(before + stage.duration_ms, 3)
     return times
 
 
