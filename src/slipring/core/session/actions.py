@@ -192,7 +192,7 @@ class Compress(Struct, frozen=True, eq=False):
 
 
 class Settle(Struct, frozen=True):
-    """The last event of a turn has been sent. The driver writes it and calls ``settle``, which does all that no
+    """The last event of a turn has been sent. The driver writes it and calls ``settle``, which does what no
     client has to wait for, before anything else happens in the session. Always the last action."""
 
     turn: Turn
