@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.core.generation import CallArguments, CallStarted, Text
+from slipring.core.generation import CallArguments, CallStarted, Finished, Text
 from slipring.core.session.actions import Counted, Loaded
 from slipring.core.turn.stages import Phase
 from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
@@ -73,6 +73,22 @@ def test_events_of_a_text_answer_are_sent_in_the_canonical_order():
         "completed",
     ]
     assert [event["sequence_number"] for event in connection.events] == list(range(10))
+
+
+def test_what_no_client_waits_for_follows_the_last_event():
+    """The state of a response is remembered, and its turn reported, when the driver has written the event."""
+    connection = Connection()
+    connection.create(store=False)
+    connection.generate(Text("hello"))
+    (turn,) = connection.starts
+    lifecycle, now = connection.session.lifecycle, connection.server.now
+    lifecycle.deltas(turn, [Finished("stop", input_tokens=7, cached_tokens=2, output_tokens=1)])
+    *sent, settle = lifecycle.finished(turn, now)
+    assert [type(event).__name__ for action in sent for event in action.events][-1] == "Completed"
+    assert (len(connection.cache), connection.session.in_flight) == (0, 1)
+    (record,) = lifecycle.settle(settle.turn, now)
+    assert record.report.status == "completed"
+    assert (len(connection.cache), connection.session.in_flight) == (1, 0)
 
 
 def test_sequence_numbers_restart_with_each_response():

@@ -240,6 +240,9 @@ class ResponseState:
 
     @property
     def unread(self) -> tuple[Item, ...]:
+        output = self.output
+        if output and (last := output[-1]).opened is None and last.type not in CALL_OF_OUTPUT:
+            return ()
         return self.steps.unread
 
     @property
