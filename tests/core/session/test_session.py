@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Finished, Text
-from slipring.core.session.actions import Counted, Loaded
+from slipring.core.session.actions import Counted, Loaded, Settle
 from slipring.core.turn.stages import Phase
 from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
 from tests.core.connection import (
@@ -84,6 +84,7 @@ def test_what_no_client_waits_for_follows_the_last_event():
     lifecycle, now = connection.session.lifecycle, connection.server.now
     lifecycle.deltas(turn, [Finished("stop", input_tokens=7, cached_tokens=2, output_tokens=1)])
     *sent, settle = lifecycle.finished(turn, now)
+    assert isinstance(settle, Settle)
     assert [type(event).__name__ for action in sent for event in action.events][-1] == "Completed"
     assert (len(connection.cache), connection.session.in_flight) == (0, 1)
     (record,) = lifecycle.settle(settle.turn, now)
