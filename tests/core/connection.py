@@ -489,7 +489,7 @@ class Connection:
         turn = self._at(self.saves, lane)
         state = self.saves.pop(turn).state
         self.server.store[self.tenant, state.id] = state
-        return self._run(self.session.lifecycle.saved(turn, self.server.now))
+        return self._run(self.session.lifecycle.saved(turn))
 
     # Failures and time.
 

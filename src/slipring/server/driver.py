@@ -439,7 +439,7 @@ class Driver:
             await store.responses.save(tenant, state, appended=appended, tenure=tenure)
         elif appended is not None:
             await store.conversations.append(tenant, state.id, appended)
-        return self.session.lifecycle.saved(turn, now())
+        return self.session.lifecycle.saved(turn)
 
 
 class Exchange:

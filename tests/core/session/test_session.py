@@ -538,7 +538,7 @@ def test_a_response_that_could_not_be_stored_fails(reason):
     assert response["incomplete_details"] is None
     assert is_lost(connection, response["id"])
     assert is_lost(connection, first["id"])
-    assert connection.session.lifecycle.saved(turn, 0.0) == []
+    assert connection.session.lifecycle.saved(turn) == []
 
 
 # Warmup.
@@ -736,7 +736,7 @@ def test_results_for_an_ended_turn_are_ignored():
     assert turn.phase is Phase.ENDED
     assert connection.session.lifecycle.deltas(turn, [Text("late")]) == []
     assert connection.session.lifecycle.finished(turn, 0.0) == []
-    assert connection.session.lifecycle.saved(turn, 0.0) == []
+    assert connection.session.lifecycle.saved(turn) == []
     assert connection.session.lifecycle.failed(turn, ServerError(), 0.0) == []
     assert connection.session.in_flight == 0
 

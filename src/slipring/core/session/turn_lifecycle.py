@@ -131,7 +131,7 @@ class TurnLifecycle:
     def loaded(self, turn: Turn, loaded: Loaded, now: float) -> list[Action]:
         """The store has answered a ``Load``."""
         if turn.may_resume:
-            return self._start_step(turn, now)
+            return self._start_step(turn)
         if turn.phase is not Phase.LOADING:
             return []
         try:
@@ -228,8 +228,8 @@ class TurnLifecycle:
             return []
         released = turn.judge(inspect.inspection, verdicts)
         if (error := turn.checks.error) is not None:
-            ending = self._fail if turn.is_created else self._reject
-            return [Cancel(turn), *ending(turn, error, now)]
+            ended = self._fail(turn, error) if turn.is_created else self._reject(turn, error, now)
+            return [Cancel(turn), *ended]
         actions: list[Action] = [Send(released), *self.due_inspections(turn), *self.due_calls(turn)]
         if turn.phase is Phase.INSPECTING and not turn.checks.holds_input:
             work, turn.phase = self._held_back.pop(turn)
@@ -273,7 +273,7 @@ class TurnLifecycle:
         """The engine has prefilled so many tokens of a context; None: it failed."""
         return [] if self._lifetime.is_closed else self.growing_outputs.prefilled(ended, tokens, self.cache)
 
-    def saved(self, turn: Turn, now: float) -> list[Action]:
+    def saved(self, turn: Turn) -> list[Action]:
         """The store has saved a response, or it needs no saving: send its terminal event."""
         if turn.phase is not Phase.SAVING:
             return []
@@ -302,9 +302,9 @@ class TurnLifecycle:
             return self._conclude(turn, now)  # the driver refuses to let it resume
         if turn.phase not in _STARTED:
             return []
-        return self._fail(turn, error, now)
+        return self._fail(turn, error)
 
-    def _fail(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
+    def _fail(self, turn: Turn, error: ApiError) -> list[Action]:
         """End a response that was created with ``response.failed``, and keep its finished steps."""
         turn_reports.cut_off_stage(turn)
         cancelled = [CancelTools(turn)] if turn.is_calling else []
@@ -314,7 +314,7 @@ class TurnLifecycle:
         state = failed_steps.keep(turn, error)
         if state is not None:
             closing += self.successors.return_steers(turn, error)
-            return [*cancelled, *ended, Send(closing), *self._save(turn, state, now)]
+            return [*cancelled, *ended, Send(closing), *self._save(turn, state)]
         self._evict_parent(turn, error)
         last = [*closing, turn.terminal(), *self.successors.return_steers(turn, error)]
         return [*cancelled, *ended, *self._end(turn, last)]
@@ -405,13 +405,13 @@ class TurnLifecycle:
     def _conclude(self, turn: Turn, now: float) -> list[Action]:
         """Close the output of a turn, and save its state if needed."""
         closing, state = turn.finish(now)
-        return [Send(closing), *self._save(turn, state, now)]
+        return [Send(closing), *self._save(turn, state)]
 
-    def _save(self, turn: Turn, state: ResponseState, now: float) -> list[Action]:
+    def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
         """Save the state of a response that has ended, if needed."""
         self._finished[turn] = state
         turn.phase = Phase.SAVING
-        return [Save(turn, state)] if turn.saves else self.saved(turn, now)
+        return [Save(turn, state)] if turn.saves else self.saved(turn)
 
     def _reject(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         return self._drop(turn, error) + self.advance(now)
@@ -544,23 +544,23 @@ class TurnLifecycle:
             ended = [] if turn.rollout is not None else self.growing_outputs.end(turn.output.response_id)
             return [*ended, *self._conclude(turn, now)]
         growing = self.growing_outputs.advance(turn.output.response_id, self.cache)
-        return self.resume(turn, now) or growing
+        return self.resume(turn) or growing
 
-    def resume(self, turn: Turn, now: float) -> list[Action]:
+    def resume(self, turn: Turn) -> list[Action]:
         """Resume a paused response that has all required outputs, after asking the driver if needed."""
         if not turn.may_resume:
             return []
         ended = self.growing_outputs.end(turn.output.response_id)
         if self.asks_each_turn:
             return [*ended, Load(turn, None, frozenset())]
-        return [*ended, *self._start_step(turn, now)]
+        return [*ended, *self._start_step(turn)]
 
-    def _start_step(self, turn: Turn, now: float) -> list[Action]:
+    def _start_step(self, turn: Turn) -> list[Action]:
         """Begin the next step of a rollout."""
         try:
             job = pauses.resume(turn)
         except ApiError as error:
-            return self._fail(turn, error, now)
+            return self._fail(turn, error)
         return self._hand_over(Start(turn, job), Phase.RUNNING)
 
     def conclude_paused(self, now: float, *, only_late: bool = False) -> list[Action]:
