@@ -167,6 +167,8 @@ class Driver:
         """Carry out an action that needs no waiting."""
         if isinstance(action, Send):
             self.sink.send(action.events)
+        elif isinstance(action, Record | Refused):
+            self._report(action)
         elif isinstance(action, CheckAppended):
             self._spawn(action, self._check_appended(action))
         elif isinstance(action, CallTool):
@@ -177,8 +179,6 @@ class Driver:
             self._cancel(action)
         elif isinstance(action, StartPrefill | EndPrefill | StartAudit | Compress):
             self._run_beside(action)
-        elif isinstance(action, Record | Refused):
-            self._report(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):

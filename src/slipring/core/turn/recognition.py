@@ -15,7 +15,6 @@ from slipring.core.chain.known_contexts import (
     KnownContexts,
     boundaries,
     extended,
-    key_of,
     start_key,
 )
 from slipring.core.chain.state import Position, ResponseState
@@ -105,7 +104,7 @@ class Recognition:
         if finished.context is None:
             return
         start = start_key(state.response.model, state.head.digest)
-        before = self._continued(state) if is_shared else None
+        before = self._continued(state, start) if is_shared else None
         root_id = (self.match.root_id if self.match is not None else None) or state.root_id
         # Many chains may begin with the same question: each of them is a chain of its own.
         is_opening = self._is_opening and not steps.earlier
@@ -135,13 +134,14 @@ class Recognition:
         if steps.answer and finished.position is not None:
             remembered(digest, finished.position, before, root_id, answer_items=len(steps.answer))
 
-    def _continued(self, state: ResponseState) -> KnownContext | None:
-        """The known context that the response continued."""
+    def _continued(self, state: ResponseState, start: bytes) -> KnownContext | None:
+        """The known context that the response continued. ``start``: the ``start_key`` of the response."""
         parent = state.parent
         if parent is None or parent.digest is None:
             return self.match
-        key = key_of(parent.response.model, parent.head.digest, parent.digest)
-        return self._known.find(self._tenant, key)
+        if parent.head is not state.head or parent.response.model != state.response.model:
+            start = start_key(parent.response.model, parent.head.digest)
+        return self._known.find(self._tenant, start + parent.digest)
 
 
 def _is_later(item: Item) -> bool:
