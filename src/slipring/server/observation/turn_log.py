@@ -111,7 +111,7 @@ class LineFormatter(logging.Formatter):
         second = int(record.created)
         if second != self._second:
             self._second, self._text = second, super().formatTime(record, self.default_time_format)
-        return self.default_msec_format % (self._text, record.msecs)
+        return f"{self._text},{int(record.msecs):03d}"
 
 
 class TerminalFormatter(LineFormatter):
