@@ -38,6 +38,7 @@ from slipring.core.session.actions import (
     ResolveTools,
     Save,
     Send,
+    Settle,
     Start,
     StartAudit,
     StartPrefill,
@@ -144,6 +145,8 @@ class Driver:
         for action in actions:
             if _is_work(action):
                 self._spawn(action.turn, self._run_turn(action))
+            elif type(action) is Settle:
+                self.run(self.session.lifecycle.settle(action.turn, now()))
             else:
                 self._carry_out(action)
 
@@ -164,6 +167,8 @@ class Driver:
         """Carry out an action that needs no waiting."""
         if isinstance(action, Send):
             self.sink.send(action.events)
+        elif isinstance(action, Record | Refused):
+            self._report(action)
         elif isinstance(action, CheckAppended):
             self._spawn(action, self._check_appended(action))
         elif isinstance(action, CallTool):
@@ -174,8 +179,6 @@ class Driver:
             self._cancel(action)
         elif isinstance(action, StartPrefill | EndPrefill | StartAudit | Compress):
             self._run_beside(action)
-        elif isinstance(action, Record | Refused):
-            self._report(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
@@ -246,8 +249,7 @@ class Driver:
         work: Work | None = first
         while work is not None:
             actions = await self._do(work)
-            work = self._run_after(first.turn, actions)
-            waiting = self.sink.flush()
+            work, waiting = self._run_after(first.turn, actions)
             if waiting is None:
                 continue
             if work is None:
@@ -262,16 +264,19 @@ class Driver:
         self._flushes.add(task)
         task.add_done_callback(self._flushes.discard)
 
-    def _run_after(self, turn: Turn, actions: list[Action]) -> Work | None:
-        """Carry out actions from within the task of a turn; returns the turn's own next piece of work, which
-        this task has to do itself."""
+    def _run_after(self, turn: Turn, actions: list[Action]) -> tuple[Work | None, Awaitable[None] | None]:
+        """Carry out actions from within the task of a turn, and write what they send. Returns the turn's own
+        next piece of work, which this task has to do itself, and what to await if the client is slow."""
         own: Work | None = None
+        waiting: Awaitable[None] | None = None
         for action in actions:
             if _is_work(action) and action.turn is turn:
                 own = action
-            else:
-                self.run([action])
-        return own
+                continue
+            if type(action) is Settle:
+                waiting = self.sink.flush()  # its client is the first to know that the turn has ended
+            self.run([action])
+        return own, self.sink.flush() if waiting is None else waiting
 
     async def _do(self, work: Work) -> list[Action]:
         """Do a piece of a turn's work and report its outcome to the session; returns what follows. A failure
@@ -434,7 +439,7 @@ class Driver:
             await store.responses.save(tenant, state, appended=appended, tenure=tenure)
         elif appended is not None:
             await store.conversations.append(tenant, state.id, appended)
-        return self.session.lifecycle.saved(turn, now())
+        return self.session.lifecycle.saved(turn)
 
 
 class Exchange:
