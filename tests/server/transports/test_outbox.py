@@ -79,45 +79,45 @@ def direct(written: list[bytes], *, limit_bytes: int = 100, joins: bool = True) 
 async def test_a_message_that_finds_the_queue_empty_is_written_at_once() -> None:
     written: list[bytes] = []
     outbox, full = direct(written)
-    assert outbox.deliver(b"one") is None
-    assert (written, outbox.queued_bytes(), full) == ([b"<one>"], 0, [])
+    assert outbox.deliver(LIFE) is None
+    assert (written, outbox.queued_bytes(), full) == ([b"<%b>" % LIFE], 0, [])
 
 
 async def test_a_delivered_message_comes_after_those_that_are_queued() -> None:
     written: list[bytes] = []
     outbox, _ = direct(written)
-    outbox.post(b"one")
-    assert outbox.deliver(b"two") is None
-    assert written == [b"<one><two>"]
+    outbox.post(LIFE)
+    assert outbox.deliver(LIFE) is None
+    assert written == [b"<%b><%b>" % (LIFE, LIFE)]
 
 
 async def test_a_delivered_message_without_framing_is_written_by_itself() -> None:
     written: list[bytes] = []
     outbox, _ = direct(written, joins=False)
-    assert outbox.deliver(b"one") is None
-    assert written == [b"one"]
+    assert outbox.deliver(LIFE) is None
+    assert written == [LIFE]
 
 
 async def test_a_delivered_message_beyond_the_limit_is_reported() -> None:
     written: list[bytes] = []
     outbox, full = direct(written, limit_bytes=10)
-    assert outbox.deliver(b"x" * 11) is None
-    assert (len(written), full) == (1, [11])
+    assert outbox.deliver(LIFE) is None
+    assert (len(written), full) == (1, [len(LIFE)])
 
 
 async def test_messages_delivered_to_a_slow_client_are_queued() -> None:
     written: list[bytes] = []
     reads = asyncio.Event()
     outbox = box(written, reads)
-    first = outbox.deliver(b"one")
+    first = outbox.deliver(LIFE)
     assert first is not None
     writer = asyncio.ensure_future(first)
     await asyncio.sleep(0)
-    assert outbox.deliver(b"two") is None, "there is room"
-    assert (written, outbox.queued_bytes()) == ([b"one"], 3)
+    assert outbox.deliver(LIFE) is None, "there is room"
+    assert (written, outbox.queued_bytes()) == ([LIFE], len(LIFE))
     reads.set()
     await writer
-    assert (written, outbox.queued_bytes()) == ([b"one", b"two"], 0)
+    assert (written, outbox.queued_bytes()) == ([LIFE, LIFE], 0)
 
 
 async def test_messages_delivered_to_a_lost_client_are_dropped() -> None:
@@ -125,8 +125,8 @@ async def test_messages_delivered_to_a_lost_client_are_dropped() -> None:
         raise ConnectionResetError
 
     outbox = Outbox(write, 100, frame=bytes)
-    assert outbox.deliver(b"one") is None
-    assert outbox.deliver(b"two") is None
+    assert outbox.deliver(LIFE) is None
+    assert outbox.deliver(LIFE) is None
     assert outbox.queued_bytes() == 0
 
 
