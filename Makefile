@@ -16,6 +16,9 @@ LOCK := supply/lock
 # slipring itself, from here. Its build tools are among what is locked.
 THIS := $(INSTALL) --no-deps --no-build-isolation --editable .
 
+# The packages of which tests reach every line and branch.
+COVERED := src/slipring/protocol/*,src/slipring/core/*,src/slipring/prompts/*
+
 # What writes the lock files, and what asks the index for advisories.
 LOCKSMITH := uv==0.13.7
 AUDITOR := pip-audit==2.10.1
@@ -127,11 +130,12 @@ check: .venv/.dev ## format, lint, types, import arrows, tests: what a change mu
 	$(BIN)/python -m pytest tests/test_layers.py -q
 	$(PYTEST)
 
-coverage: .venv/.dev ## branch coverage of src by all tests, with the lines that no test reaches
+coverage: .venv/.dev ## branch coverage of src by all tests, with the lines that no test reaches; fails if protocol, core or prompts has any
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal --timeout 600 $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+	$(if $(ARGS),,$(BIN)/coverage report --include='$(COVERED)' --fail-under=100)
 
 fix: .venv/.dev ## format and mend what ruff can mend
 	$(BIN)/ruff check --fix .

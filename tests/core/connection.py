@@ -30,7 +30,7 @@ from slipring.core.checks.policies import Check as SafetyCheck
 from slipring.core.checks.rulings import checks_of
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
-from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
+from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session.actions import (
@@ -409,14 +409,19 @@ class Connection:
     # Hosted tools.
 
     def resolve(self, lane: str | None = None, **changes: Any) -> list[Json]:
-        """The MCP servers of a request are known, and have listed their tools. ``changes``: fields of all."""
+        """The MCP servers of a request are known, and have listed their tools. ``changes``: fields of all.
+        Each built-in tool is answered by a tool of the same name: its ``q`` is what the model writes."""
         asked = self.resolves.pop(self._at(self.resolves, lane))
         servers = {}
         for server in asked.servers:
             label = server.server_label
             tools = self.server.lists[label] if label in asked.fetch else None
             servers[label] = structs.replace(ResolvedServer(f"handle of {label}", tools), **changes)
-        return self._run(self.session.lifecycle.resolved(asked.turn, servers, self.server.now))
+        answers = {
+            kind: ResolvedBuiltin(ResolvedServer("handle of built-in tools"), kind, "q")
+            for kind in asked.builtins
+        }
+        return self._run(self.session.lifecycle.resolved(asked.turn, servers, self.server.now, answers))
 
     def claim(self, lane: str | None = None) -> list[Json]:
         """Mark the approvals of a turn as used, or refuse it."""

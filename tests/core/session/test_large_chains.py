@@ -111,6 +111,22 @@ def test_while_states_are_compressed_nothing_is_evicted_and_turns_go_on():
     assert last in connection.cache
 
 
+def test_about_twice_the_excess_is_compressed_at_once():
+    part = 100_000
+    cache = ConnectionCache(20 * part, compressible_bytes=10**9)
+    chain = [node("n0", text="x" * part)]
+    cache.remember(chain[0], None)
+    while not (taken := cache.take_compressible()):
+        chain.append(node(f"n{len(chain)}", chain[-1], text="x" * part))
+        cache.remember(chain[-1], None)
+    assert taken == chain[:11], "a mebibyte at least, the oldest first"
+    cache.keep_compressed([])
+    for number in range(len(chain), len(chain) + 7):
+        chain.append(node(f"n{number}", chain[-1], text="x" * part))
+        cache.remember(chain[-1], None)
+    assert cache.take_compressible() == chain[:15], "twice what is too much"
+
+
 def test_states_that_were_freed_meanwhile_are_not_compressed():
     connection = Connection(server())
     last = None

@@ -317,6 +317,19 @@ def test_with_before_the_next_step_waits_too():
     assert connection.finish(Text("so"))[-1]["type"] == "response.completed"
 
 
+def test_with_before_the_engine_is_not_given_outputs_while_their_tools_run():
+    connection = connect(policy(before=True, subjects=("tool_output",)), betas=Betas(tool_output=True))
+    connection.create(tools=[function("f")])
+    connection.finish(*CALL)
+    call_id = last(connection)["response"]["output"][0]["call_id"]
+    assert connection.stream_output("resp_1", call_id, "a bad line\n" * 20) == []
+    assert connection.end_output("resp_1", call_id) == []
+    assert not connection.prefills
+    connection.create(previous="resp_1", input=[call_output(call_id, "a bad line")])
+    assert not connection.starts
+    assert types(connection.inspect_all()) == ["error"]
+
+
 def test_a_summary_is_inspected_before_what_follows_it_is_released():
     connection = connect(policy(subjects=("summary",)))
     connection.create(input=[{"role": "user", "content": "x" * 500}, {"type": "compaction_trigger"}])

@@ -200,6 +200,17 @@ def test_thoughts_that_are_sealed_are_withheld():
     require_nothing_refused(connection)
 
 
+def test_a_thought_without_text_is_never_refused():
+    connection = connect()
+    summarised = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "bad"}]}
+    block(connection, input=[message("hello"), summarised, message("go on")])
+    empty = {"type": "reasoning", "summary": []}
+    connection.create(input=[message("hello"), empty, message("go on")])
+    assert context_of(connection.job())[1] == empty
+    answer(connection)
+    require_nothing_refused(connection)
+
+
 def test_what_nothing_can_stand_for_is_refused_again():
     connection = connect()
     history = [message("hello"), {"type": "image_generation_call", "id": "ig_1", "result": "bad"}]

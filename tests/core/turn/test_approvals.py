@@ -8,6 +8,7 @@ import pytest
 from slipring.core.chain.hosted_items import UNANSWERED, denial_text
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
 from slipring.core.ports import Betas
+from slipring.errors import Unavailable
 from tests.core.connection import (
     Connection,
     Json,
@@ -405,6 +406,20 @@ def test_an_approved_call_is_cancelled_with_its_connection() -> None:
     calls = running(connection)
     connection.hang_up()
     assert connection.cancelled_calls == calls
+
+
+def test_an_approved_call_that_outlasts_its_connection_fails_the_response_and_nothing_is_kept() -> None:
+    connection = Connection()
+    asked = request(connection)
+    approve(connection, asked["id"], answer(requests_in(asked)[0]))
+    connection.claim()
+    calls = running(connection)
+    connection.end(Unavailable("The server is shutting down."), grace_s=10)
+    assert types(connection.tick(20)) == ["mcp_call.failed", "output_item.done", "failed", "error"]
+    assert connection.cancelled_calls == calls
+    failed = connection.order.responses[-1]
+    assert (failed["usage"], kinds(failed)) == (None, ["mcp_call"])
+    assert connection.cache.find(failed["id"]) is None
 
 
 def test_approved_calls_count_towards_the_budget() -> None:

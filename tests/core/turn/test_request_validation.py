@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.core.turn.request_validation import INCLUDABLE
-from tests.core.connection import Connection, message, only_error
+from tests.core.connection import Connection, call_output, message, only_error
 
 UNSUPPORTED = {
     "prompt": {"prompt": {"id": "pmpt_1"}},
@@ -144,6 +144,13 @@ def test_a_capable_model_receives_images_and_files():
     content = connection.job().input[0].body().content
     assert isinstance(content, list)
     assert len(content) == 3
+
+
+def test_a_call_of_a_tool_that_is_named_like_an_image_is_no_image():
+    connection = Connection()
+    call = {"type": "function_call", "call_id": "call_own", "name": "input_image", "arguments": "{}"}
+    connection.create(input=[message("look"), call, call_output("call_own")])
+    assert [item.call_id for item in connection.job().input] == [None, "call_own", "call_own"]
 
 
 def test_text_that_mentions_input_image_is_only_text():

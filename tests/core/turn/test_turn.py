@@ -14,7 +14,7 @@ from slipring.errors import ServerError
 from slipring.protocol.events import OutputItemDone
 from slipring.protocol.items import user_message
 from slipring.protocol.requests import CreateRequest
-from tests.core.connection import PLAIN, Connection, Server, only_error, types
+from tests.core.connection import PLAIN, Connection, Server, mcp, message, only_error, types
 
 DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 
@@ -166,6 +166,12 @@ def test_an_added_tool_replaces_one_of_the_same_name_in_the_head() -> None:
     )
     (tool,) = connection.job().offer.tools
     assert tool.definition.description == "new"
+
+
+def test_mcp_servers_are_given_in_tools_and_not_added_by_items() -> None:
+    added = {"type": "additional_tools", "role": "developer", "tools": [LOOK, mcp()]}
+    error = only_error(Connection().create(input=[message("hi"), added]))["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "input[1].tools[1].type")
 
 
 def test_optional_keys_of_a_tool_may_be_null() -> None:

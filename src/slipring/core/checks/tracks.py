@@ -130,9 +130,7 @@ class Track:
         self._look()
 
     def ask(self, context: tuple[str, ...]) -> list[Subject]:
-        """What to inspect now; nothing while an inspection is in flight. ``context``: earlier texts."""
-        if not self.has_due:
-            return []
+        """What to inspect now, if ``has_due`` says that there is something. ``context``: earlier texts."""
         self.has_due = False
         subjects = []
         for stretch in self._stretches:

@@ -222,8 +222,7 @@ class TurnLifecycle:
         """Safety checks have inspected texts: ``verdicts`` has those about each subject, failed ones
         included."""
         turn = inspect.turn
-        if turn.checks is None:
-            return []
+        assert turn.checks is not None  # they have asked for the inspection
         if turn.phase not in _INSPECTED:
             turn.checks.remember(inspect.inspection, verdicts)
             return []

@@ -406,10 +406,10 @@ class Turn:
         return self.end_calls()
 
     def observe(self) -> None:
-        """Count the output items that have been finished since the last call."""
+        """Count the output items that the steps have finished since the last call."""
+        assert self.steps is not None
         new = self.carry.observe(self.output.finished)
-        if self.steps is not None:
-            self.steps.size_bytes += sum(item.size_bytes for item in new)
+        self.steps.size_bytes += sum(item.size_bytes for item in new)
 
     @property
     def must_end(self) -> bool:

@@ -90,6 +90,8 @@ class PostgresDatabase(Database):
                 max_size=_POOL,
                 timeout=_CONNECT_S,
                 command_timeout=_COMMAND_S,
+                # The store has a fixed set of statements, so none has to be forgotten and prepared again.
+                max_cached_statement_lifetime=0,
                 init=_prepare,
                 # No statement changes session state, so the round trip of a reset is saved.
                 reset=_keep_session,

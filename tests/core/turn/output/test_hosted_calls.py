@@ -7,8 +7,9 @@ import pytest
 
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.core.hosted.tools import CallProgress
+from slipring.core.hosted.tools import CallOutcome, CallProgress
 from slipring.core.ports import Betas
+from slipring.core.session.actions import Send
 from slipring.core.turn.output.hosted_calls import LOST
 from slipring.errors import AuthenticationFailed, ContextLengthExceeded, ExternalConnectorError, Unavailable
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
@@ -312,6 +313,36 @@ def test_calls_that_ended_are_not_reported() -> None:
     connection.complete()
     session = connection.session
     assert session.lifecycle.call_ended(turn, call_id, LOST, 0.0) == []
+
+
+def test_a_call_that_has_ended_says_no_more_while_another_one_runs() -> None:
+    connection = Connection()
+    begin(connection)
+    connection.generate(*hosted(), *hosted("g"))
+    first, second = running(connection)
+    turn = connection.calls[first].turn
+    connection.end_call(first, "1")
+    lifecycle = connection.session.lifecycle
+    for late in (
+        lifecycle.call_progressed(turn, first, CallProgress(1.0)),
+        lifecycle.call_ended(turn, first, CallOutcome("2"), 0.0),
+    ):
+        assert [action.events for action in late if isinstance(action, Send)] == [[]]
+    connection.finish()
+    connection.end_call(second, "3")
+    assert told(connection.job()) == ["hi", "call f{}", "call g{}", "output 1", "output 3"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"rollout": True}, {"tools": HOSTED}])
+def test_an_engine_must_say_that_it_has_finished(fields: Json) -> None:
+    connection = Connection(betas=BETAS)
+    connection.create(**fields)
+    if connection.resolves:
+        connection.resolve()
+    connection.generate(Text("hal"))
+    (turn,) = connection.starts
+    with pytest.raises(RuntimeError, match="without a Finished delta"):
+        connection.session.lifecycle.finished(turn, 0.0)
 
 
 # Client tools beside hosted ones.

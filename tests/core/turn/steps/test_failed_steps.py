@@ -101,6 +101,23 @@ def test_if_it_cannot_be_saved_it_fails_once_and_keeps_nothing():
     assert not len(connection.cache)
 
 
+def test_the_tokens_of_a_summary_count_with_those_of_the_kept_steps():
+    connection = Connection()
+    first = connection.respond(says="much " * 500)
+    compaction = {"type": "compaction", "compact_threshold": 1000}
+    connection.create(previous=first["id"], tools=HOSTED, context_management=[compaction])
+    connection.resolve()
+    connection.weigh(2000)
+    connection.finish(Text("a summary"))
+    connection.finish(*hosted())
+    end_only(connection)
+    connection.generate(Text("hal"))
+    connection.fail()
+    response = connection.order.responses[-1]
+    assert (response["status"], response["usage"]["output_tokens"]) == ("failed", 3 + 3)
+    assert kinds(response) == ["mcp_list_tools", "compaction", "mcp_call"]
+
+
 def test_stages_of_a_kept_response_end_with_its_save():
     connection = Connection(betas=Betas(timing=True, rollout=True))
     response_id, (one,) = begin(connection, store=True)

@@ -5,6 +5,7 @@ reads. ``hosted_events`` says when.
 """
 
 import re
+from abc import ABC, abstractmethod
 from typing import Literal, Protocol
 
 import msgspec
@@ -161,7 +162,7 @@ class McpForm:
         return None
 
 
-class BuiltinForm:
+class BuiltinForm(ABC):
     """A call of a built-in tool: what is common to searches and code."""
 
     item_type: str
@@ -177,7 +178,7 @@ class BuiltinForm:
         output.emit(self._started, item_id=item_id)
 
     def write(self, output: EventOutput, item_id: str, text: str) -> None:
-        pass  # searches show their query in the item
+        return  # searches show their query in the item
 
     def run(self, output: EventOutput, item_id: str) -> None:
         output.emit(self._running, item_id=item_id)
@@ -191,14 +192,15 @@ class BuiltinForm:
         if outcome.error is None:  # the API has no event for a failure
             output.emit_at(index, self._completed, item_id=item_id)
 
+    @abstractmethod
     def item(
         self, item_id: str, text: str, status: ItemStatus, outcome: CallOutcome | None = None
     ) -> OutputItem:
-        raise NotImplementedError
+        """The item. With an ``outcome``, that of a call that has ended."""
 
+    @abstractmethod
     def refused(self, item_id: str, text: str) -> OutputItem:
         """The item of a call past ``max_tool_calls``: it stays as if it ran."""
-        raise NotImplementedError
 
     def read(self, text: str) -> str:
         """The query or the code in what the model has written; nothing if it is not in that form."""

@@ -35,11 +35,11 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
     Returns whether it pauses, and the events so far.
     """
     steps, finished, output = turn.steps, turn.finished, turn.output
-    if steps is None or finished is None or turn.response is None:
+    assert steps is not None
+    if finished is None or not (output.calls or output.calls_hosted):
         return False, []
+    assert turn.response is not None
     is_whole = finished.reason in ("stop", "steered")
-    if not output.calls and not output.calls_hosted:
-        return False, []
     emitted = output.finish("completed" if is_whole else "incomplete")
     calls_hosted = output.calls_hosted
     waits = turn.rollout is not None and output.calls and not output.asks_approval
@@ -64,9 +64,11 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
 
 
 def progress_of(turn: Turn, call_id: str, progress: CallProgress, *, detailed: bool) -> list[Event]:
-    """The server of a hosted call reports progress. ``detailed``: the client wants numbers and text."""
+    """The server of a hosted call reports progress: its events; none if the call does not run.
+    ``detailed``: the client wants numbers and text."""
     hosted = turn.output.hosted
-    if hosted is None or (call := hosted.running.get(call_id)) is None:
+    assert hosted is not None
+    if (call := hosted.running.get(call_id)) is None:
         return []
     call.report(turn.output, progress, detailed=detailed)
     return turn.output.take_events()
@@ -75,8 +77,8 @@ def progress_of(turn: Turn, call_id: str, progress: CallProgress, *, detailed: b
 def end_call(turn: Turn, call_id: str, outcome: CallOutcome) -> list[Event]:
     """A hosted call has ended: its last events; none if it does not run."""
     hosted = turn.output.hosted
-    if hosted is not None:
-        hosted.end(call_id, outcome, turn.output)
+    assert hosted is not None
+    hosted.end(call_id, outcome, turn.output)
     return turn.output.take_events()
 
 
