@@ -17,14 +17,14 @@ from slipring.checks import CheckEntry
 from slipring.cli import build_parser
 from slipring.config import from_namespace
 from slipring.core.limits import Limits
-from slipring.engines import chat, responses, sglang, vllm
+from slipring.engines import chat, responses, vllm
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.llama.models import locate, name_of
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.options import reference
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
-from slipring.engines.tokens import token_server
+from slipring.engines.tokens import session_server, token_server
 from slipring.engines.tokens.builtin_templates import NAMES
 from slipring.engines.tokens.model_files import MODEL_COMMAND
 from slipring.mcp_registrations import McpRegistration
@@ -50,7 +50,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "chat": chat.options.read_options,
     "llama": read_options,
     "responses": responses.options.read_options,
-    "sglang": partial(token_server.read_options, "sglang", sglang.SglangOptions),
+    "sglang": partial(token_server.read_options, "sglang", session_server.SessionServerOptions),
     "vllm": partial(token_server.read_options, "vllm", vllm.VllmOptions),
 }
 """Of engines whose models and servers need not be here for an example of them."""
@@ -219,9 +219,8 @@ def test_the_changelog_knows_this_version() -> None:
 
 
 OPTIONS = [
-    *((LlamaOptions, None), (SimulatedOptions, None), (token_server.TokenServerOptions, None)),
-    (sglang.SglangOptions, token_server.TokenServerOptions),
-    (vllm.VllmOptions, token_server.TokenServerOptions),
+    *((LlamaOptions, None), (SimulatedOptions, None), (session_server.SessionServerOptions, None)),
+    (vllm.VllmOptions, session_server.SessionServerOptions),
     *((responses.options.ResponsesOptions, None), (chat.options.ChatOptions, None)),
 ]
 

@@ -31,6 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
         *("core.token_estimates", "prompts", "sandbox", "engines", "spelling", "observation.live"),
     ),
+    "vllm_sessions": (),
     "mcp": ("", "mcp"),
     "safety": (
         *("errors", "checks", "protocol", "sandbox", "core.checks", "core.chain", "core.generation"),

@@ -14,8 +14,14 @@ from slipring.bench.report import palette, scripts
 from slipring.bench.results import Machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "engines"
-OWN = "slipring"
-NAMES = {"vllm": "vLLM", "llama-server": "llama-server", "slipring": "slipring", "agentic-api": "agentic-api"}
+OWN, WITH_SESSIONS = "slipring", "slipring-sessions"
+NAMES = {
+    "vllm": "vLLM",
+    "llama-server": "llama-server",
+    OWN: "slipring",
+    WITH_SESSIONS: "slipring, sessions in vLLM:",
+    "agentic-api": "agentic-api",
+}
 WAYS = {
     "full": "`/v1/responses`, full history",
     "chat": "`/v1/chat/completions`, full history",
@@ -91,6 +97,10 @@ class Way(Struct, frozen=True):
     @property
     def title(self) -> str:
         return f"{NAMES[self.server]} {WAYS[self.way]}"
+
+    @property
+    def is_own(self) -> bool:
+        return self.server in (OWN, WITH_SESSIONS)
 
     @property
     def wrong(self) -> str | None:
@@ -178,8 +188,7 @@ def short_table(record: Record) -> str:
     best = [_best_other(column) for column in columns]
     for rows in zip(*columns, strict=True):
         cells = [
-            _against(way, other) if way.server == OWN else _plain(way)
-            for way, other in zip(rows, best, strict=True)
+            _against(way, other) if way.is_own else _plain(way) for way, other in zip(rows, best, strict=True)
         ]
         lines.append(f"| {rows[0].title} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -191,15 +200,15 @@ def sentence(record: Record) -> str:
     for at_once in (1, amounts(record)[-1]):
         column = ways(record, at_once)
         other = _best_other(column)
-        (own,) = (way for way in column if (way.server, way.way) == (OWN, "websocket"))
+        own = {way.server: way for way in column if way.is_own and way.way == "websocket"}
         loops = "One loop" if at_once == 1 else f"{at_once} loops at once"
+        sessions = own.get(WITH_SESSIONS)
+        more = f", with sessions {_less(sessions.wall_s, other.wall_s)}" if sessions else ""
         parts.append(
-            f"{loops} over slipring's WebSocket: {_less(own.wall_s, other.wall_s)} than over the best other"
-            f" way ({other.title})."
+            f"{loops} over slipring's WebSocket: {_less(own[OWN].wall_s, other.wall_s)} than over the best"
+            f" other way ({other.title}){more}."
         )
-        slower = [
-            way.title for way in column if way.server == OWN and not way.wrong and way.wall_s > other.wall_s
-        ]
+        slower = [way.title for way in column if way.is_own and not way.wrong and way.wall_s > other.wall_s]
         parts += [f"Not won: {'; '.join(slower)}."] if slower else []
     return " ".join(parts)
 
@@ -228,7 +237,7 @@ def figure(record: Record) -> str:
 def _bar(way: Way) -> dict[str, object]:
     return {
         "name": way.title.replace("`", ""),
-        "css": "m3" if way.server == OWN else "m0",
+        "css": "m3" if way.is_own else "m0",
         "label": f"{way.wall_s:.2f} s",
         "value": way.wall_s,
         "low": min(way.walls_s),
@@ -237,7 +246,7 @@ def _bar(way: Way) -> dict[str, object]:
 
 
 def _best_other(column: Sequence[Way]) -> Way:
-    return min((way for way in column if way.server != OWN and not way.wrong), key=lambda way: way.wall_s)
+    return min((way for way in column if not way.is_own and not way.wrong), key=lambda way: way.wall_s)
 
 
 def _against(way: Way, other: Way) -> str:

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
-from comparison import RESULTS, Measured, Plan, Record
+from comparison import OWN, RESULTS, WITH_SESSIONS, Measured, Plan, Record
 from loops import Count, Loop, Wrong, run
 from servers import AGENTIC, ENGINES, LOOPS_AT_ONCE, MODEL, Server, agentic, installed, slipring_over
 from tokenizers import Tokenizer
@@ -29,14 +29,22 @@ from slipring.bench.subject.processes import Meter
 
 DIRECT = {"vllm": ("full", "chat", "chained"), "llama-server": ("full", "chat")}
 """Ways over the engine's own endpoints. llama-server has no state of responses."""
-IN_FRONT = ("full", "chained", "websocket")
+IN_FRONT = {
+    OWN: ("full", "chained", "websocket"),
+    WITH_SESSIONS: ("websocket",),
+    "agentic-api": ("full", "chained", "websocket"),
+}
 
 
 class Processes:
     """The CPU time of a server and of the engine behind it."""
 
     def __init__(self, server: Server) -> None:
-        self._meters = {each.name: Meter(each.pid) for each in (server, server.behind) if each is not None}
+        self._meters = {
+            OWN if each.name == WITH_SESSIONS else each.name: Meter(each.pid)
+            for each in (server, server.behind)
+            if each is not None
+        }
 
     def cpu_ms(self) -> dict[str, float]:
         """CPU time by process. vLLM computes in a child of the process that serves its API."""
@@ -96,6 +104,7 @@ def main() -> int:
         engine = running.enter_context(ENGINES[given.engine](given.threads))
         servers = [engine, running.enter_context(slipring_over(engine))]
         if given.engine == "vllm":
+            servers.append(running.enter_context(slipring_over(engine, WITH_SESSIONS)))
             if installed("agentic-api") == AGENTIC:
                 servers.append(running.enter_context(agentic(engine)))
             else:
@@ -107,7 +116,7 @@ def main() -> int:
         pairs = [
             (server, way)
             for server in servers
-            for way in (IN_FRONT if server.behind is not None else DIRECT[given.engine])
+            for way in (IN_FRONT[server.name] if server.behind is not None else DIRECT[given.engine])
         ]
         # What engines and servers do once only, such as compiling, is not measured.
         for server, way in pairs:

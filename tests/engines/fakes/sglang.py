@@ -13,7 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
-from slipring.engines.sglang import SglangEngine, SglangOptions
+from slipring.engines.sglang import SglangEngine
+from slipring.engines.tokens.session_server import SessionServerOptions
 from tests.engines.fakes.server import Refuse, Stop
 from tests.engines.fakes.tokens import CONTEXT, END, Chunk, FakeTokenServer, tokenizer_directory
 
@@ -22,7 +23,7 @@ class FakeSglang(FakeTokenServer):
     """SGLang with SmolLM2's vocabulary."""
 
     maker = SglangEngine
-    known_options = SglangOptions
+    known_options = SessionServerOptions
     path = "/generate"
     prompt_field = "input_ids"
 

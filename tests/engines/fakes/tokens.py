@@ -173,7 +173,7 @@ class FakeTokenServer(FakeServer):
             await answer.prepare(request)
         emitted: list[int] = []
         stop = next((step for step in script if isinstance(step, Stop)), Stop())
-        for action in _actions(script):
+        for action in actions(script):
             if isinstance(action, Chunk):
                 emitted += action.ids
                 for event in self.events(body, action, emitted, stop):
@@ -193,7 +193,7 @@ class FakeTokenServer(FakeServer):
         await answer.write_eof()
 
 
-def _actions(script: tuple[Any, ...]) -> list[Any]:
+def actions(script: tuple[Any, ...]) -> list[Any]:
     """A script as chunks: one per word, and the end as a separate stop token or with the last word."""
     actions: list[Any] = []
     characters = codecs.getincrementaldecoder("utf-8")("replace")  # decoded once they are complete

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from slipring.engines.catalog import open_engine
-from slipring.engines.sglang import SglangEngine
+from slipring.engines.tokens.session_server import SessionServer
 from slipring.engines.tokens.token_server import TokenServer
-from slipring.protocol import wire
 from slipring.protocol.definitions import Grammar
 from tests.engines.fitting import fits
 from tests.engines.test_contract import text_of
@@ -27,6 +26,12 @@ EVERY = pytest.mark.parametrize(
     "kind", [pytest.param("vllm", marks=pytest.mark.vllm), pytest.param("sglang", marks=pytest.mark.sglang)]
 )
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 24, "store": False}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 LONG = "Remember these words: " + " ".join(f"word{number}" for number in range(300))
 
 
@@ -270,23 +275,28 @@ async def test_a_client_that_leaves_leaves_nothing_behind(kind: str) -> None:
             assert response["status"] in ("completed", "incomplete")
 
 
-# SGLang's streaming sessions: the server must run with `--enable-streaming-session`.
+# Sessions: SGLang must run with `--enable-streaming-session`, vLLM with `VLLM_PLUGINS=slipring_sessions`.
 
 
 @asynccontextmanager
-async def with_sessions(**options: str) -> AsyncIterator[tuple[Running, SglangEngine]]:
-    """slipring in front of SGLang, with further options of the engine."""
-    where = ",".join([os.environ.get("SLIPRING_TEST_SGLANG", ""), *map("=".join, options.items())])
-    engine = SglangEngine.from_options(where)
+async def with_sessions(kind: str, **options: str) -> AsyncIterator[tuple[Running, SessionServer]]:
+    """slipring in front of a server, with further options of the engine."""
+    where = ",".join([os.environ.get(f"SLIPRING_TEST_{kind.upper()}", ""), *map("=".join, options.items())])
+    engine = open_engine(f"{kind}:{where}")
+    assert isinstance(engine, SessionServer)
     async with serve(engine) as server:
         if options.get("sessions") != "off" and engine.sessions is None:
-            pytest.skip("the server has no streaming sessions")
+            pytest.skip("the server has no sessions")
         yield server, engine
 
 
 async def loop(socket: Socket, turns: int, warm: bool = False) -> list[str]:
     """The answers of a chain whose turns differ in length."""
-    answers, after = [], {}
+    return [answer async for answer in each_answer(socket, turns, warm)]
+
+
+async def each_answer(socket: Socket, turns: int, warm: bool = False) -> AsyncIterator[str]:
+    after: dict[str, Any] = {}
     for turn in range(turns):
         said = f"Turn {turn}. " + "Some more words. " * (7 * turn)
         asked = {**GREEDY, "max_output_tokens": 16 + turn, **after}
@@ -295,42 +305,55 @@ async def loop(socket: Socket, turns: int, warm: bool = False) -> list[str]:
             asked, said = {**asked, "previous_response_id": warmed["id"]}, "Now."
         response = await socket.response(**{**asked, "input": said})
         assert response["status"] != "failed", response["error"]
-        answers.append(text_of(response))
+        yield text_of(response)
         after = {"previous_response_id": response["id"]}
-    return answers
 
 
-@pytest.mark.sglang
+@EVERY
 @pytest.mark.parametrize("warm", [False, True])
-async def test_a_session_answers_as_the_whole_prompt_does(warm: bool) -> None:
-    async with with_sessions(sessions="off") as (server, _), server.connect() as socket:
+async def test_a_session_answers_as_the_whole_prompt_does(kind: str, warm: bool) -> None:
+    async with with_sessions(kind, sessions="off") as (server, _), server.connect() as socket:
         whole = await loop(socket, 5, warm)
-    async with with_sessions() as (server, engine), server.connect() as socket:
+    async with with_sessions(kind) as (server, engine), server.connect() as socket:
         assert await loop(socket, 5, warm) == whole
         assert engine.sessions is not None
         assert len(engine.sessions) == 1
 
 
-@pytest.mark.sglang
-async def test_a_session_that_the_server_has_closed_is_replaced() -> None:
-    async with with_sessions(sessions="off") as (server, _), server.connect() as socket:
+@EVERY
+async def test_a_session_that_the_server_has_closed_is_replaced(kind: str) -> None:
+    async with with_sessions(kind, sessions="off") as (server, _), server.connect() as socket:
         whole = await loop(socket, 4)
-    async with with_sessions() as (server, engine), server.connect() as socket:
+    async with with_sessions(kind) as (server, engine), server.connect() as socket:
         assert engine.sessions is not None
-        post = engine.sessions._post
+        answers, closed = [], set()
+        async for answer in each_answer(socket, 4):
+            answers.append(answer)
+            for session in set(engine.sessions._open) - closed:
+                await engine.sessions._protocol.close(session)
+                closed.add(session)
+        assert answers == whole
+        assert len(closed) > 1
 
-        async def closes_at_once(path: str, body: bytes) -> None:
-            await post(path, body)
-            if path == "/open_session":
-                await post("/close_session", wire.encode({"session_id": json.loads(body)["session_id"]}))
 
-        engine.sessions._post = closes_at_once
-        assert await loop(socket, 4) == whole
+@EVERY
+async def test_a_session_goes_on_after_a_turn_that_it_cannot_answer(kind: str) -> None:
+    asked = {**GREEDY, "text": {"format": {"type": "json_schema", "name": "x", "schema": CITY}}}
+    answers = []
+    for option in ("off", "auto"):
+        async with with_sessions(kind, sessions=option) as (server, _), server.connect() as socket:
+            after = {}
+            for turn in range(5):
+                fields = {**(asked if turn == 2 else GREEDY), **after}
+                response = await socket.response(input=f"Turn {turn}.", **fields)
+                answers.append(text_of(response))
+                after = {"previous_response_id": response["id"]}
+    assert answers[:5] == answers[5:]
 
 
-@pytest.mark.sglang
-async def test_forks_and_older_responses_do_not_disturb_a_session() -> None:
-    async with with_sessions() as (server, engine), server.connect() as socket:
+@EVERY
+async def test_forks_and_older_responses_do_not_disturb_a_session(kind: str) -> None:
+    async with with_sessions(kind) as (server, engine), server.connect() as socket:
         asked = {**GREEDY, "store": True}
         first = await socket.response(input="One.", **asked)
         second = await socket.response(input="Two.", previous_response_id=first["id"], **asked)

@@ -1,8 +1,8 @@
-"""Streaming sessions of an SGLang server: a chain whose context the server keeps is sent its new ids only.
+"""Sessions at a token server: a chain whose context the server keeps is sent its new ids only.
 
 The server holds the context of a session as ids and KV, and appends what a request brings and what the model
-emits, the token that ends an answer included. Whatever it holds is known here exactly; nothing is appended to
-a session whose context is not a prefix of the prompt, token for token.
+emits: all of it, or all but the last id, which was never computed. Whatever it holds is known here exactly;
+nothing is appended to a session whose context is not a prefix of the prompt, token for token.
 
 A session belongs to the newest position of its chain. It is closed when that position is dropped (the chain
 has ended, or its state was evicted), when an answer does not end regularly, when it has been idle for too
@@ -16,7 +16,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import NamedTuple
 
 from slipring.core.generation import Job
 from slipring.engines.remote.http_client import HttpFailure
@@ -31,18 +31,44 @@ _PAUSE_S = 60.0
 _EARLY_S = 5.0
 """A session is given up this long before the server ends it, so that no request meets its end."""
 _CLOSING_S = 2.0
-"""How long ``close`` waits until the server has closed all sessions."""
+"""How long to wait until the server has closed sessions: those that make room for another, and all of them
+when the engine is closed."""
 
-Post = Callable[[str, bytes], Awaitable[Any]]
-"""Posts a JSON body to a path of the server."""
-Send = Callable[[str, list[bytes]], Awaitable[None]]
-"""Sends ids to a session, given by its id, without an answer. Raises ``ApiError`` or ``HttpFailure``."""
+
+class Protocol(NamedTuple):
+    """How a kind of server opens and closes sessions, and what it keeps. Failures are ``ApiError`` or
+    ``HttpFailure``."""
+
+    maker: str
+    """What the server is, for messages: "SGLang"."""
+    open: Callable[[str], Awaitable[None]] | None
+    """Opens the session with an id; None if the first request does."""
+    close: Callable[[str], Awaitable[None]]
+    keeps_last: bool
+    """Whether the server keeps the last id that a request emits."""
+
+
+class Addressed(NamedTuple):
+    """A session as a request names it, and the ids to send."""
+
+    id: str
+    held: int
+    """How many ids the server holds already; 0 in a new session."""
+    pieces: list[bytes]
+    """The ids that it does not hold, as elements of a JSON array."""
+
+
+Send = Callable[[Addressed], Awaitable[None]]
+"""Sends ids to a session, without an answer. Raises ``ApiError`` or ``HttpFailure``."""
 
 
 class Session:
     """A session at the server, and the context that the server holds in it."""
 
-    __slots__ = ("body", "id", "is_busy", "later_ids", "preface", "reading", "tenant", "tokens", "used_at")
+    __slots__ = (
+        *("body", "id", "is_busy", "later_ids", "missing_ids", "preface"),
+        *("reading", "tenant", "tokens", "used_at"),
+    )
 
     def __init__(self, tenant: str, now: float) -> None:
         self.id = secrets.token_hex(16)
@@ -57,6 +83,8 @@ class Session:
         self.later_ids: list[int] = []
         """What the server holds after that position: the id that ended the answer, and what it has read
         ahead."""
+        self.missing_ids: list[int] = []
+        """The last ids of that position, if the server does not hold them; then ``later_ids`` is empty."""
         self.reading: asyncio.Task[None] | None = None
         """Reads ahead. It must not be cancelled: the server would forget the whole context."""
 
@@ -64,18 +92,17 @@ class Session:
 class Lease:
     """A turn's exclusive use of a session. ``close`` ends the session unless ``keep`` was called."""
 
-    def __init__(self, sessions: "Sessions", session: Session, pieces: list[bytes]) -> None:
+    def __init__(self, sessions: "Sessions", session: Session, addressed: Addressed) -> None:
         self._sessions = sessions
         self._session = session
         self._is_kept = False
-        self.id = session.id
-        self.pieces = pieces
-        """The ids to send, as elements of a JSON array."""
+        self.addressed = addressed
 
-    def keep(self, position: Rendered, closing_ids: list[int]) -> None:
-        """Bind the session to the position where the turn has ended. The server holds ``closing_ids`` too."""
+    def keep(self, position: Rendered, closing_ids: list[int], *, has_answer: bool) -> None:
+        """Bind the session to the position where the turn has ended, after which the server has emitted
+        ``closing_ids``. ``has_answer``: what the server emitted belongs to the chain; a warmup has none."""
         self._is_kept = True
-        self._sessions._release(self._session, position, closing_ids)
+        self._sessions._release(self._session, position, closing_ids, has_answer=has_answer)
 
     def close(self) -> None:
         if not self._is_kept:
@@ -89,8 +116,8 @@ class Sessions:
     for longest. Sessions whose turn runs are never closed for another's sake.
     """
 
-    def __init__(self, post: Post, *, most: int, most_tokens: int | None, idle_s: float) -> None:
-        self._post = post
+    def __init__(self, protocol: Protocol, *, most: int, most_tokens: int | None, idle_s: float) -> None:
+        self._protocol = protocol
         self._most = most
         self._most_tokens = most_tokens
         self._idle_s = idle_s
@@ -118,11 +145,11 @@ class Sessions:
         if found is not None and not found[0].is_busy:
             session, steps = found
             self._unbind(session)
-            if (pieces := _appended(session, sent, steps)) is None:
+            if (addressed := _appended(session, sent, steps)) is None:
                 self._discard(session)
             else:
                 session.is_busy, session.tokens = True, sent.total
-                return Lease(self, session, pieces)
+                return Lease(self, session, addressed)
         return await self._new(job.tenant, sent)
 
     def has(self, job: Job, body: Body) -> bool:
@@ -137,25 +164,30 @@ class Sessions:
         if found is None or found[0].is_busy or not self._fit(sent.total - found[0].tokens):
             return False
         session, steps = found
-        if session.id not in self._open or (pieces := _appended(session, sent, steps)) is None:
+        if session.id not in self._open or (addressed := _appended(session, sent, steps)) is None:
             return False
         later_ids = [id for step in steps for id in step.ids]
         session.is_busy = True
-        session.reading = self._loop.create_task(self._read(session, pieces, later_ids, send))
+        session.reading = self._loop.create_task(self._read(session, addressed, later_ids, send))
         await asyncio.shield(session.reading)
         return session.id in self._open
 
-    async def _read(self, session: Session, pieces: list[bytes], later_ids: list[int], send: Send) -> None:
+    async def _read(self, session: Session, addressed: Addressed, later_ids: list[int], send: Send) -> None:
         try:
-            await send(session.id, pieces)
+            await send(addressed)
         except (HttpFailure, ApiError) as error:
-            log.info("SGLang has read nothing ahead in a session: %s", error)
+            log.info("%s has read nothing ahead in a session: %s", self._protocol.maker, error)
             self._discard(session)
         else:
-            session.tokens += len(later_ids) - len(session.later_ids)
-            session.later_ids = later_ids
+            session.tokens += len(later_ids) - len(session.later_ids) + len(session.missing_ids)
+            session.later_ids, session.missing_ids = later_ids, []
         finally:
             session.is_busy, session.reading, session.used_at = False, None, time.monotonic()
+
+    def pause(self, error: Exception) -> None:
+        """Open no session for a while, because the server has refused one."""
+        log.warning("%s opens no session: %s", self._protocol.maker, error)
+        self._refused_until = max(self._refused_until, time.monotonic() + _PAUSE_S)
 
     def refuse(self) -> None:
         """Open no more sessions."""
@@ -179,24 +211,19 @@ class Sessions:
         session = Session(tenant, now)
         session.tokens = sent.total
         self._open[session.id] = session
-        # The capacity is a field of old, which must be there and has no effect.
-        asked = {
-            "session_id": session.id,
-            "streaming": True,
-            "timeout": self._idle_s,
-            "capacity_of_str_len": 0,
-        }
         try:
-            await self._post("/open_session", wire.encode(asked))
+            if self._closing:  # the server may have no room before they are closed
+                await asyncio.wait(self._closing, timeout=_CLOSING_S)
+            if self._protocol.open is not None:
+                await self._protocol.open(session.id)
         except (HttpFailure, ApiError) as error:
-            log.warning("SGLang opens no streaming session: %s", error)
-            self._refused_until = now + _PAUSE_S
+            self.pause(error)
             del self._open[session.id]
             return None
         except BaseException:
             self._discard(session)
             raise
-        return Lease(self, session, sent.json_pieces())
+        return Lease(self, session, Addressed(session.id, 0, sent.json_pieces()))
 
     def _find(self, tenant: str, body: Body) -> tuple[Session, list[Step]] | None:
         """The session of the nearest ancestor that has one, with the steps since then, oldest first."""
@@ -239,14 +266,19 @@ class Sessions:
         self._discard(min(idle, key=lambda session: (-weights[session.tenant], session.used_at)))
         return True
 
-    def _release(self, session: Session, position: Rendered, closing_ids: list[int]) -> None:
+    def _release(
+        self, session: Session, position: Rendered, closing_ids: list[int], *, has_answer: bool
+    ) -> None:
         """End a turn: its session belongs to the position now."""
         if session.id not in self._open:
             return
         body = position.body
         session.is_busy, session.used_at = False, time.monotonic()
-        session.preface, session.later_ids = position.preface.step, closing_ids
-        session.tokens = position.total + len(closing_ids)
+        session.preface, session.later_ids, session.missing_ids = position.preface.step, closing_ids, []
+        if has_answer and not self._protocol.keeps_last:
+            session.later_ids = closing_ids[:-1]
+            session.missing_ids = [] if closing_ids else list(body.step.ids[-1:])
+        session.tokens = position.total + len(session.later_ids) - len(session.missing_ids)
         key = id(body)
         session.body = weakref.ref(body, lambda _: self._dropped(key, session))
         self._by_body[key] = session
@@ -283,26 +315,28 @@ class Sessions:
 
     async def _report_end(self, session: Session) -> None:
         try:
-            await self._post("/close_session", wire.encode({"session_id": session.id}))
+            await self._protocol.close(session.id)
         except (HttpFailure, ApiError) as error:
             # The server closes it by itself when it has been idle for too long.
-            log.info("a session could not be closed in SGLang: %s", error)
+            log.info("a session could not be closed at %s: %s", self._protocol.maker, error)
 
 
-def _appended(session: Session, sent: Rendered, steps: list[Step]) -> list[bytes] | None:
-    """The ids of a prompt after those that a session holds, as elements of a JSON array; None if the session
-    does not hold the prompt's beginning, or all of it."""
+def _appended(session: Session, sent: Rendered, steps: list[Step]) -> Addressed | None:
+    """The ids of a prompt after those that a session holds; None if the session does not hold the prompt's
+    beginning, or holds all of it."""
     preface = session.preface
     if preface is None or (sent.preface.step is not preface and sent.preface.step.ids != preface.ids):
         return None
     held = session.later_ids
+    pieces = [_encoded(session.missing_ids)] if session.missing_ids else []
     if not held:
-        pieces = [step.json for step in steps if step.json]
-        return pieces or None
-    ids = [id for step in steps for id in step.ids]
-    if len(ids) <= len(held) or ids[: len(held)] != held:
-        return None
-    return [_encoded(ids[len(held) :])]
+        pieces += [step.json for step in steps if step.json]
+    else:
+        ids = [id for step in steps for id in step.ids]
+        if len(ids) <= len(held) or ids[: len(held)] != held:
+            return None
+        pieces.append(_encoded(ids[len(held) :]))
+    return Addressed(session.id, session.tokens, pieces) if pieces else None
 
 
 def _encoded(ids: Iterable[int]) -> bytes:

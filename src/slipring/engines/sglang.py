@@ -1,13 +1,11 @@
 """The sglang engine: sends token ids to an SGLang server's native ``/generate``.
 
-With streaming sessions, turns of a chain send their new ids only: ``sessions``.
+With streaming sessions, turns of a chain send their new ids only.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,31 +13,30 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.core.generation import Delta, Finished, Job, Prefill, Settings
+from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
-from slipring.engines.options import option
-from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
 from slipring.engines.remote.http_client import BadStatus, HttpFailure, Unreadable, spliced
-from slipring.engines.remote.upstream import branch_keys, read_each, startup_errors, tenant_salt
-from slipring.engines.sglang.sessions import Lease, Sessions
+from slipring.engines.remote.upstream import branch_keys, startup_errors, tenant_salt
 from slipring.engines.tokens.chain_ends import ChainEnds
-from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
 from slipring.engines.tokens.server_constraints import is_newer
-from slipring.engines.tokens.token_answer import Piece, TokenAnswer
+from slipring.engines.tokens.session_server import (
+    Mismatch,
+    SessionServer,
+    SessionServerOptions,
+)
+from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
+from slipring.engines.tokens.token_answer import Piece
 from slipring.engines.tokens.token_server import (
-    Exchange,
     Fault,
     Reader,
     Request,
     Served,
-    TokenServer,
-    TokenServerOptions,
     failure,
     read_options,
     reason_of,
 )
-from slipring.errors import ApiError, ServerError, StartupError
+from slipring.errors import ServerError, StartupError
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
@@ -53,66 +50,30 @@ _FIRST_WITH_TAGS = (0, 5, 12)
 """The first version with xgrammar 0.2."""
 
 
-_LEAST_AHEAD = 64
-"""A session reads ahead no fewer tokens at once."""
-_MOST_AHEAD = 1024
-"""And no more: the next turn waits until they are read."""
-_SESSION_CHOICES = ("auto", "on", "off")
-
 log = logging.getLogger("slipring")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SglangOptions(TokenServerOptions):
-    """The options of an SGLang server."""
-
-    sessions: str = option(
-        "auto",
-        "streaming sessions, in which turns send new ids only: auto (if the server has them), on or off",
-    )
-    max_sessions: int = option(
-        64, "streaming sessions open at once; at most half of the requests that the server runs at once"
-    )
-    session_idle_s: float = option(600.0, "seconds after which an idle streaming session is closed", least=1)
-
-
-class SglangEngine(TokenServer):
+class SglangEngine(SessionServer):
     """An SGLang server and its model."""
 
     name = "sglang"
     maker = "an SGLang server"
     spared = 6
-    options: SglangOptions
-
-    def __init__(self, options: SglangOptions) -> None:
-        super().__init__(options)
-        if options.sessions not in _SESSION_CHOICES:
-            raise StartupError(
-                f"--engine sglang: option 'sessions' must be auto, on or off, not '{options.sessions}'"
-            )
-        self.sessions: Sessions | None = None
 
     @classmethod
     def from_options(cls, text: str) -> "SglangEngine":
-        return cls(read_options(cls.name, SglangOptions, text))
+        return cls(read_options(cls.name, SessionServerOptions, text))
 
     async def start(self) -> None:
         await super().start()
         info = await self._server_info()
         self.sessions = self._open_sessions(info)
         if info.get("enable_session_radix_cache") is True:
-            self.chain_ends = ChainEnds(self._report_end)
-
-    async def close(self) -> None:
-        if self.sessions is not None:
-            await self.sessions.close()
-        await super().close()
+            self.chain_ends = ChainEnds(self._close_session)
 
     def distrust_sessions(self) -> None:
-        """Use no more sessions: what the server holds in one is not what was sent."""
         log.error("SGLang's session holds another context than it was sent; sessions are not used any more")
-        if self.sessions is not None:
-            self.sessions.refuse()
+        super().distrust_sessions()
 
     async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
         path = self.options.tokenizer
@@ -135,63 +96,14 @@ class SglangEngine(TokenServer):
         fields = self.sampling.fields(settings, penalty_name="repetition_penalty", unlimited_top_k=-1)
         return fields if settings.seed is None else {**fields, "sampling_seed": settings.seed}
 
-    async def prefill(self, prefill: Prefill) -> int:
-        sessions, job = self.sessions, prefill.job
-        position = position_of(job)
-        # A context that is rewritten is not a session's; a session's context is not in the prefix cache.
-        is_appended = prefill.expects == "output" and position is not None
-        if sessions is None or not is_appended or position is None or not sessions.has(job, position.body):
-            return await super().prefill(prefill)
-        foreseen = await self.foresee(prefill)
-        if foreseen is None or foreseen.parent is None:
-            return prefill.done_tokens
-        done, total = max(position.total, prefill.done_tokens), foreseen.context.total
-        async with self._prefilling:
-            while total - done >= _LEAST_AHEAD:
-                step = min(done + _MOST_AHEAD, total)
-                sent = foreseen.first(step)
-                if not await self._read_ahead(sessions, job, sent):
-                    break
-                done = step
-        return done
-
-    async def _read_ahead(self, sessions: Sessions, job: Job, sent: Rendered) -> bool:
-        was_read = False
-
-        async def send(session_id: str, ids: list[bytes]) -> None:
-            session = {"session_params": {"id": session_id}}
-            request = self._written(job, sent, ids, 0, None, session)
-            reader = request.read()
-            async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
-                async for payloads in batches:
-                    _, fault = read_each(reader.read, payloads)
-                    if fault is not None:
-                        raise fault
-
-        async def read() -> None:
-            nonlocal was_read
-            was_read = await sessions.read_ahead(job, sent, send)
-
-        return await self._gate.run_spare(self.options.max_jobs // 2, read) and was_read
-
-    def exchange(
-        self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
-    ) -> Exchange:
-        if self.sessions is None:
-            return super().exchange(job, sent, limit, constraint, answer)
-        return _SessionExchange(self, self.sessions, job, sent, limit, constraint, answer)
-
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         return self._written(job, sent, sent.json_pieces(), limit, constraint, {})
 
     def write_in_session(
-        self, job: Job, sent: Rendered, lease: Lease, limit: int, constraint: Constraint | None
+        self, job: Job, sent: Rendered, addressed: Addressed, limit: int, constraint: Constraint | None
     ) -> Request:
-        """Encode the request with the ids that the session does not hold yet."""
-        # A warmup emits nothing that would become part of the session.
-        limit = limit if job.generate else 0
-        session = {"session_params": {"id": lease.id}}
-        return self._written(job, sent, lease.pieces, limit, constraint, session)
+        session = {"session_params": {"id": addressed.id}}
+        return self._written(job, sent, addressed.pieces, limit, constraint, session)
 
     def _written(
         self,
@@ -242,15 +154,25 @@ class SglangEngine(TokenServer):
         running, tokens = _capacity(info)
         most = options.max_sessions if running is None else min(options.max_sessions, max(running // 2, 1))
         return Sessions(
-            self._post,
+            Protocol("SGLang", self._open_session, self._close_session, keeps_last=True),
             most=most,
             # What sessions hold cannot be evicted by the server: half of its cache stays for all else.
             most_tokens=None if tokens is None else tokens // 2,
             idle_s=options.session_idle_s,
         )
 
-    async def _report_end(self, key: str) -> None:
-        await self._post("/close_session", wire.encode({"session_id": key}))
+    async def _open_session(self, session_id: str) -> None:
+        # The capacity is a field of old, which must be there and has no effect.
+        asked = {
+            "session_id": session_id,
+            "streaming": True,
+            "timeout": self.options.session_idle_s,
+            "capacity_of_str_len": 0,
+        }
+        await self._post("/open_session", wire.encode(asked))
+
+    async def _close_session(self, session_id: str) -> None:
+        await self._post("/close_session", wire.encode({"session_id": session_id}))
 
     async def _post(self, path: str, body: bytes) -> None:
         """POST, whether or not JSON answers it."""
@@ -315,65 +237,6 @@ def _capacity(info: dict[str, Any]) -> tuple[int | None, int | None]:
     return running, tokens
 
 
-class _Mismatch(ServerError):
-    """The server has read another prompt than the one that was meant."""
-
-
-class _SessionExchange(Exchange):
-    """Sends the new ids in a session; or, if there is none or it fails before its first token, all ids."""
-
-    def __init__(
-        self,
-        engine: SglangEngine,
-        sessions: Sessions,
-        job: Job,
-        sent: Rendered,
-        limit: int,
-        constraint: Constraint | None,
-        answer: TokenAnswer,
-    ) -> None:
-        self._engine = engine
-        self._sessions = sessions
-        self._job, self._sent, self._limit, self._constraint = job, sent, limit, constraint
-        self._answer = answer
-        self._lease: Lease | None = None
-
-    async def attempt(self) -> AsyncGenerator[list[Delta], None]:
-        job, sent, engine = self._job, self._sent, self._engine
-        self._lease = lease = await self._sessions.lease(job, sent)
-        if lease is not None:
-            request = engine.write_in_session(job, sent, lease, self._limit, self._constraint)
-            try:
-                async with aclosing(engine.attempt(request, self._answer)) as batches:
-                    async for deltas in batches:
-                        yield deltas
-                return
-            except ApiError as error:
-                self.close()
-                if isinstance(error, _Mismatch):
-                    engine.distrust_sessions()
-                elif isinstance(error, Retryable) and not isinstance(error, RequestFailed):
-                    raise
-                if self._answer.has_begun:
-                    raise
-        request = engine.write(job, sent, self._limit, self._constraint)
-        async with aclosing(engine.attempt(request, self._answer)) as batches:
-            async for deltas in batches:
-                yield deltas
-
-    def keep(self, last: list[Delta]) -> None:
-        finished, closing_ids = last[-1], self._answer.closing_ids
-        if self._lease is None or closing_ids is None:
-            return
-        if isinstance(finished, Finished) and isinstance(position := finished.position, Rendered):
-            self._lease.keep(position, closing_ids)
-
-    def close(self) -> None:
-        if self._lease is not None:
-            self._lease.close()
-            self._lease = None
-
-
 _Likely = tuple[float | None, int, str | None]
 """Logprob, id, and the text if it was requested."""
 
@@ -424,7 +287,7 @@ class _Reader(Reader):
         if reason is not None and reason.type == "abort":
             raise failure(Fault(reason.message), reason.status_code)
         if self._prompt_tokens not in (None, meta.prompt_tokens):
-            raise _Mismatch("The engine has read another prompt than the one that it was sent.")
+            raise Mismatch("The engine has read another prompt than the one that it was sent.")
         if sent is None:
             raise ServerError("The engine does not return token ids: SGLang 0.5 or newer is needed.")
         # Fewer than the total: only new ids.

@@ -1,0 +1,181 @@
+"""What token servers with sessions share: a turn of a chain sends its new ids only, if it can."""
+
+from abc import abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from slipring.core.generation import Delta, Finished, Job, Prefill
+from slipring.engines.constraints.answer_constraint import Constraint
+from slipring.engines.options import option
+from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
+from slipring.engines.remote.upstream import read_each
+from slipring.engines.tokens.job_rendering import position_of
+from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
+from slipring.engines.tokens.token_answer import TokenAnswer
+from slipring.engines.tokens.token_server import Exchange, Request, TokenServer, TokenServerOptions
+from slipring.errors import ApiError, ServerError, StartupError
+from slipring.prompts.rendering import Rendered
+
+_LEAST_AHEAD = 64
+"""A session reads ahead no fewer tokens at once."""
+_MOST_AHEAD = 1024
+"""And no more: the next turn waits until they are read."""
+_CHOICES = ("auto", "on", "off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionServerOptions(TokenServerOptions):
+    """The options of a server that may have sessions."""
+
+    sessions: str = option(
+        "auto", "sessions, in which turns send new ids only: auto (if the server has them), on or off"
+    )
+    max_sessions: int = option(
+        64, "sessions open at once; at most half of the requests that the server runs at once"
+    )
+    session_idle_s: float = option(600.0, "seconds after which an idle session is closed", least=1)
+
+
+class Mismatch(ServerError):
+    """The server has read another prompt than the one that was meant."""
+
+
+class SessionServer(TokenServer):
+    """A token server that may have sessions."""
+
+    options: SessionServerOptions
+    sessions: Sessions | None = None
+    """Set by ``start`` if the server has them and they are wanted."""
+
+    def __init__(self, options: SessionServerOptions) -> None:
+        super().__init__(options)
+        if options.sessions not in _CHOICES:
+            raise StartupError(
+                f"--engine {self.name}: option 'sessions' must be auto, on or off, not '{options.sessions}'"
+            )
+
+    async def close(self) -> None:
+        if self.sessions is not None:
+            await self.sessions.close()
+        await super().close()
+
+    @abstractmethod
+    def write_in_session(
+        self, job: Job, sent: Rendered, addressed: Addressed, limit: int, constraint: Constraint | None
+    ) -> Request:
+        """Encode the request with the ids that the session does not hold yet. ``limit`` is 0 if nothing is to
+        become part of the session but these ids."""
+
+    def takes_session(self, job: Job, constraint: Constraint | None) -> bool:
+        """Whether the server can answer this job in a session."""
+        return True
+
+    def distrust_sessions(self) -> None:
+        """Use no more sessions: what the server holds in one is not what was sent."""
+        if self.sessions is not None:
+            self.sessions.refuse()
+
+    async def prefill(self, prefill: Prefill) -> int:
+        sessions, job = self.sessions, prefill.job
+        position = position_of(job)
+        # A context that is rewritten is not a session's; a session's context need not be in the prefix cache.
+        is_appended = prefill.expects == "output" and position is not None
+        if sessions is None or not is_appended or position is None or not sessions.has(job, position.body):
+            return await super().prefill(prefill)
+        foreseen = await self.foresee(prefill)
+        if foreseen is None or foreseen.parent is None:
+            return prefill.done_tokens
+        done, total = max(position.total, prefill.done_tokens), foreseen.context.total
+        async with self._prefilling:
+            while total - done >= _LEAST_AHEAD:
+                step = min(done + _MOST_AHEAD, total)
+                sent = foreseen.first(step)
+                if not await self._read_ahead(sessions, job, sent):
+                    break
+                done = step
+        return done
+
+    async def _read_ahead(self, sessions: Sessions, job: Job, sent: Rendered) -> bool:
+        was_read = False
+
+        async def send(addressed: Addressed) -> None:
+            request = self.write_in_session(job, sent, addressed, 0, None)
+            reader = request.read()
+            async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
+                async for payloads in batches:
+                    _, fault = read_each(reader.read, payloads)
+                    if fault is not None:
+                        raise fault
+
+        async def read() -> None:
+            nonlocal was_read
+            was_read = await sessions.read_ahead(job, sent, send)
+
+        return await self._gate.run_spare(self.options.max_jobs // 2, read) and was_read
+
+    def exchange(
+        self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
+    ) -> Exchange:
+        if self.sessions is None or not self.takes_session(job, constraint):
+            return super().exchange(job, sent, limit, constraint, answer)
+        return _SessionExchange(self, self.sessions, job, sent, limit, constraint, answer)
+
+
+class _SessionExchange(Exchange):
+    """Sends the new ids in a session; or, if there is none or it fails before its first token, all ids."""
+
+    def __init__(
+        self,
+        engine: SessionServer,
+        sessions: Sessions,
+        job: Job,
+        sent: Rendered,
+        limit: int,
+        constraint: Constraint | None,
+        answer: TokenAnswer,
+    ) -> None:
+        self._engine = engine
+        self._sessions = sessions
+        self._job, self._sent, self._limit, self._constraint = job, sent, limit, constraint
+        self._answer = answer
+        self._lease: Lease | None = None
+
+    async def attempt(self) -> AsyncGenerator[list[Delta], None]:
+        job, sent, engine = self._job, self._sent, self._engine
+        self._lease = lease = await self._sessions.lease(job, sent)
+        if lease is not None:
+            # A warmup leaves nothing that it emits in the session.
+            limit = self._limit if job.generate else 0
+            request = engine.write_in_session(job, sent, lease.addressed, limit, self._constraint)
+            try:
+                async with aclosing(engine.attempt(request, self._answer)) as batches:
+                    async for deltas in batches:
+                        yield deltas
+                return
+            except ApiError as error:
+                self.close()
+                if isinstance(error, Mismatch):
+                    engine.distrust_sessions()
+                elif isinstance(error, Retryable) and not isinstance(error, RequestFailed):
+                    raise
+                if self._answer.has_begun:
+                    raise
+                if not lease.addressed.held:
+                    self._sessions.pause(error)
+        request = engine.write(job, sent, self._limit, self._constraint)
+        async with aclosing(engine.attempt(request, self._answer)) as batches:
+            async for deltas in batches:
+                yield deltas
+
+    def keep(self, last: list[Delta]) -> None:
+        finished, closing_ids = last[-1], self._answer.closing_ids
+        if self._lease is None or closing_ids is None:
+            return
+        if isinstance(finished, Finished) and isinstance(position := finished.position, Rendered):
+            self._lease.keep(position, closing_ids, has_answer=self._job.generate)
+
+    def close(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None

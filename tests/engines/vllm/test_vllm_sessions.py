@@ -1,0 +1,265 @@
+"""Sessions of the vllm engine: slipring in front of its real plugin, which runs on a scripted engine.
+
+The engine accepts only whole ChatML contexts, and ``fake.prompts`` are whole: what a session holds is
+included. Where a prompt must be a certain one, the same turns without sessions say which.
+"""
+
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from slipring.engines.vllm import VllmEngine
+from slipring.errors import StartupError
+from tests.engines.fakes.server import Call, Refuse, Say, Stall, Stop, in_front_of
+from tests.engines.fakes.tokens import TOKENIZER, decoded
+from tests.engines.fakes.vllm import FakeVllm
+from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions, session_of
+from tests.engines.test_contract import text_of
+from tests.engines.test_prefill import LOG, output, stream
+from tests.harness import WEATHER, Running, Socket
+
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
+LENIENT = {**WEATHER, "strict": False}
+"""A strict tool constrains every answer."""
+
+
+@asynccontextmanager
+async def running(**options: Any) -> AsyncIterator[tuple[FakeVllmWithSessions, Running]]:
+    async with in_front_of(FakeVllmWithSessions(), **options) as (fake, server):
+        yield fake, server
+
+
+async def turns(
+    socket: Socket, *inputs: Any, after: str | None = None, **fields: Any
+) -> list[dict[str, Any]]:
+    """Run turns of a chain, each after the one before."""
+    responses = []
+    for said in inputs:
+        asked = {"store": False, **fields, **({"previous_response_id": after} if after else {})}
+        responses.append(await socket.response(input=said, **asked))
+        after = responses[-1]["id"]
+    return responses
+
+
+async def whole_prompts(*inputs: Any, scripts: Any = (), **fields: Any) -> list[str]:
+    """The prompts of these turns without sessions."""
+    async with in_front_of(FakeVllm()) as (fake, server), server.connect() as socket:
+        for script in scripts:
+            fake.script(*script)
+        await turns(socket, *inputs, **fields)
+        return [decoded(prompt) for prompt in fake.prompts]
+
+
+async def test_turns_of_a_chain_send_their_new_ids_only() -> None:
+    inputs = ["one", "two", "three", "four"]
+    async with running() as (fake, server), server.connect() as socket:
+        responses = await turns(socket, *inputs)
+        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(*inputs)
+        first, second, third, fourth = fake.requests
+        # The first turn may be the only one. The second opens the session, the others append.
+        assert session_of(first) is None
+        assert session_of(second) == session_of(third) == session_of(fourth) is not None
+        assert second["prompt"] == fake.prompts[1]
+        assert second["held"] == 0
+        # The id that ended an answer is sent again, because the engine drops it.
+        new = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+        assert [decoded(each["prompt"]) for each in (third, fourth)] == [
+            new.format("three"),
+            new.format("four"),
+        ]
+        usage = responses[3]["usage"]
+        assert usage["input_tokens"] == len(fake.prompts[3])
+        assert usage["input_tokens_details"]["cached_tokens"] == fourth["held"]
+        assert third["sampling"]["detokenize"] is False
+        assert "seed" not in third["sampling"]
+
+
+async def test_answers_that_a_limit_ends_are_continued() -> None:
+    cut = (Say(("one", " two")), Stop("length"))
+    async with running() as (fake, server), server.connect() as socket:
+        for _ in range(4):
+            fake.script(*cut)
+        await turns(socket, "a", "b", "c", "d")
+        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(
+            "a", "b", "c", "d", scripts=[cut] * 4
+        )
+        # The last id of the answer was dropped, so it is sent again.
+        assert decoded(fake.requests[2]["prompt"]).startswith(" two<|im_end|>\n")
+
+
+async def test_calls_and_outputs_are_appended() -> None:
+    call = (Call("get_weather", '{"city": "Rome"}'), Stop())
+    async with running() as (fake, server), server.connect() as socket:
+        said: Any = "Rome?"
+        after = None
+        for _ in range(4):
+            fake.script(*call)
+            (response,) = await turns(socket, said, after=after, tools=[LENIENT])
+            after = response["id"]
+            said = output(response["output"][0]["call_id"], "sunny")
+        assert [session_of(each) is None for each in fake.requests] == [True, False, False, False]
+        assert all(len(each["prompt"]) < 60 for each in fake.requests[2:])
+
+
+async def test_warmups_leave_nothing_of_their_own_in_a_session() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two")
+        (warm,) = await turns(socket, "three", after=two["id"], generate=False)
+        await turns(socket, "four", after=warm["id"])
+        warmup, last = fake.requests[2:]
+        assert session_of(warmup) == session_of(last) is not None
+        assert warmup["sampling"]["max_tokens"] == 1
+        assert decoded(fake.prompts[3]).count("user\nthree<|im_end|>\n<|im_start|>user\nfour") == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": {"format": {"type": "json_object"}}},
+        {"include": ["message.output_text.logprobs"]},
+        {"tools": [LENIENT], "tool_choice": "required"},
+    ],
+)
+async def test_what_a_session_cannot_do_is_sent_whole_beside_it(fields: dict[str, Any]) -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        shared: dict[str, Any] = {"tools": [LENIENT]} if "tools" in fields else {}
+        _, two = await turns(socket, "one", "two", **shared)
+        script = (Call("get_weather", "{}"), Stop()) if shared else (Say(("{}",)), Stop())
+        fake.script(*script)
+        (three,) = await turns(socket, "three", after=two["id"], **fields)
+        assert session_of(fake.requests[2]) is None
+        assert list(fake.contexts) == fake.opened == [session_of(fake.requests[1])]
+        assert three["status"] == "completed"
+
+
+async def test_other_instructions_are_another_context() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two", instructions="Be kind.")
+        await turns(socket, "three", after=two["id"], instructions="Be brief.")
+        assert decoded(fake.prompts[2]).startswith("<|im_start|>system\nBe brief.")
+        assert fake.requests[2]["prompt"] == fake.prompts[2]
+        assert await fake.closed.get() == session_of(fake.requests[1])
+
+
+async def test_a_fork_leaves_its_parents_session_alone() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two")
+        await socket.response(input="aside", previous_response_id=two["id"], store=False, stream_id="b")
+        await turns(socket, "three", after=two["id"])
+        _, own, aside, three = map(session_of, fake.requests)
+        assert own == three != aside
+        assert "aside" not in decoded(fake.prompts[3])
+        assert len(fake.requests[3]["prompt"]) < 20
+
+
+async def test_a_session_ends_with_its_chain() -> None:
+    async with running() as (fake, server):
+        async with server.connect(headers={"OpenAI-Beta": "slipring_zero_retention=v1"}) as socket:
+            await turns(socket, "one", "two", "three")
+            assert fake.closed.empty()
+        gc.collect()
+        assert await fake.closed.get() == session_of(fake.requests[2])
+        assert not len(fake.sessions)
+
+
+async def test_a_session_that_the_server_has_lost_is_replaced() -> None:
+    inputs = ["one", "two", "three", "four"]
+    async with running() as (fake, server), server.connect() as socket:
+        responses = await turns(socket, *inputs[:2])
+        fake.sessions.end(fake.opened[0])  # as after a restart, or when it was idle for too long
+        responses += await turns(socket, *inputs[2:], after=responses[-1]["id"])
+        assert [text_of(each) for each in responses] == ["ok"] * 4
+        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(*inputs)
+        lost, whole, again = fake.requests[2:]
+        assert session_of(lost) == session_of(fake.requests[1])
+        assert session_of(whole) is None
+        assert session_of(again) not in (None, session_of(lost))
+
+
+async def test_an_engine_that_fails_before_the_first_token_is_asked_again_with_all_ids() -> None:
+    async with running(retries=0) as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two")
+        fake.script(Refuse(500))
+        (three,) = await turns(socket, "three", after=two["id"])
+        assert text_of(three) == "ok"
+        assert session_of(fake.requests[-1]) is None
+        assert await fake.closed.get() == session_of(fake.requests[1])
+
+
+async def test_a_client_that_leaves_ends_the_session_of_its_answer() -> None:
+    async with running() as (fake, server):
+        async with server.connect(abandoned=True) as socket:
+            _, two = await turns(socket, "one", "two")
+            fake.script(Say(("half",)), Stall())
+            await socket.create(input="three", previous_response_id=two["id"], store=False)
+            await fake.stalled.wait()
+        assert await fake.closed.get() == session_of(fake.requests[2])
+        assert not len(fake.sessions)
+
+
+async def test_a_server_without_room_is_not_asked_every_turn() -> None:
+    fake = FakeVllmWithSessions()
+    async with in_front_of(fake) as (_, server), server.connect() as socket:
+        fake.sessions.limits = type(fake.sessions.limits)(0, 0)  # of other slipring servers, say
+        responses = await turns(socket, "one", "two", "three")
+        assert [text_of(each) for each in responses] == ["ok"] * 3
+        assert [session_of(each) is None for each in fake.requests] == [True, False, True, True]
+
+
+async def test_sessions_take_no_more_than_the_plugin_allows() -> None:
+    fake = FakeVllmWithSessions()
+    fake.sessions.limits = type(fake.sessions.limits)(2, 100_000)
+    async with in_front_of(fake) as (_, server), server.connect() as socket:
+        for number in range(4):
+            await turns(socket, f"chain {number}", "two")
+        assert len(fake.opened) == 4
+        assert list(fake.contexts) == fake.opened[-2:]
+
+
+async def test_without_the_plugin_there_are_no_sessions() -> None:
+    async with in_front_of(FakeVllm()) as (fake, server), server.connect() as socket:
+        await turns(socket, "one", "two", "three")
+        assert not any(map(session_of, fake.requests))
+
+
+async def test_sessions_that_are_required_must_be_there() -> None:
+    fake = FakeVllm()
+    await fake.start()
+    engine = fake.engine(sessions="on")
+    try:
+        with pytest.raises(StartupError, match="VLLM_PLUGINS=slipring_sessions"):
+            await engine.start()
+    finally:
+        await engine.close()
+        await fake.close()
+
+
+def test_sessions_are_auto_on_or_off() -> None:
+    with pytest.raises(StartupError, match="'sessions' must be auto, on or off, not 'yes'"):
+        VllmEngine.from_options("http://127.0.0.1:1,sessions=yes")
+
+
+async def test_outputs_of_running_tools_are_read_in_the_session() -> None:
+    call = (Call("get_weather", '{"city": "Rome"}'), Stop())
+    headers = {"OpenAI-Beta": "slipring_tool_output=v1"}
+    async with running() as (fake, server), server.connect(headers=headers) as socket:
+        fake.script(*call)
+        fake.script(*call)
+        (first,) = await turns(socket, "Rome?", tools=[LENIENT])
+        said = output(first["output"][0]["call_id"], "sunny")
+        (second,) = await turns(socket, said, after=first["id"], tools=[LENIENT])
+        call_id = await stream(socket, server, second, LOG)
+        ahead = fake.requests[2:]
+        assert ahead
+        assert {session_of(each) for each in ahead} == {session_of(fake.requests[1])}
+        assert {each["sampling"]["max_tokens"] for each in ahead} == {1}
+        await turns(socket, output(call_id, LOG), after=second["id"], tools=[LENIENT])
+        last, whole = fake.requests[-1], len(TOKENIZER.encode(LOG))
+        assert session_of(last) == session_of(fake.requests[1])
+        assert len(last["prompt"]) < whole / 2
+        assert sum(len(each["prompt"]) for each in ahead) > whole / 2
+        assert decoded(fake.prompts[-1]).count(LOG.strip()) == 1
