@@ -201,9 +201,11 @@ async def test_a_context_that_is_not_the_expected_one_is_left_alone(vllm: Vllm) 
 
 
 async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) -> None:
-    assert (await vllm.get(PATH)).json() == {"most_sessions": 2, "most_tokens": 600}
+    limits = {"most_sessions": 2, "most_tokens": 600}
+    assert (await vllm.get(PATH)).json() == {**limits, "sessions": 0, "tokens": 0}
     statuses = [(await vllm.post(PATH, turn(session=name))).status for name in "abc"]
     assert statuses == [200, 200, 400]
+    assert (await vllm.get(PATH)).json() == {**limits, "sessions": 2, "tokens": 8}
     await vllm.post(f"{PATH}/a/end")
     assert (await vllm.post(PATH, turn(session="c"))).status == 200
 

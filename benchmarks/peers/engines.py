@@ -104,7 +104,7 @@ def main() -> int:
         engine = running.enter_context(ENGINES[given.engine](given.threads))
         servers = [engine, running.enter_context(slipring_over(engine))]
         if given.engine == "vllm":
-            servers.append(running.enter_context(slipring_over(engine, WITH_SESSIONS)))
+            servers.append(running.enter_context(slipring_over(engine, WITH_SESSIONS, "on")))
             if installed("agentic-api") == AGENTIC:
                 servers.append(running.enter_context(agentic(engine)))
             else:

@@ -17,8 +17,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from comparison import OWN, WITH_SESSIONS
-
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / ".peers"
 UPSTREAM = ROOT / "benchmarks" / "instant_upstream.py"
@@ -228,11 +226,10 @@ def _llama_versions() -> dict[str, str]:
 
 
 @contextmanager
-def slipring_over(engine: Server, name: str = OWN) -> Iterator[Server]:
-    """Start slipring in front of a running vLLM, by name with or without sessions, or llama-server."""
+def slipring_over(engine: Server, name: str = "slipring", sessions: str = "off") -> Iterator[Server]:
+    """Start slipring in front of a running vLLM, whose sessions are ``on`` or ``off``, or llama-server."""
     port, store = _free_port(), _fresh(f"{name}.db")
     url = engine.url.removesuffix("/v1")
-    sessions = "on" if name == WITH_SESSIONS else "off"
     spec = {
         "vllm": f"vllm:{url},tokenizer={MODEL},sessions={sessions}",
         "llama-server": f"llama:{url},tokenizer={MODEL / 'tokenizer.json'},key_env=LLAMA_KEY",

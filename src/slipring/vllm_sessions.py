@@ -226,7 +226,8 @@ class SessionsPlugin:
     async def _tell(self, request: Request) -> Response:
         sessions = self._ready()
         limits = sessions.limits
-        return JSONResponse({"most_sessions": limits.sessions, "most_tokens": limits.tokens})
+        told = {"most_sessions": limits.sessions, "most_tokens": limits.tokens}
+        return JSONResponse({**told, "sessions": len(sessions), "tokens": sessions.held_tokens})
 
     async def _run(self, request: Request) -> Response:
         sessions = self._ready()
