@@ -82,6 +82,11 @@ class Sink:
         """Write queued events; returns an awaitable, to be awaited, while the client does not keep up."""
         return None
 
+    def deliver(self, events: list[Event]) -> Awaitable[None] | None:
+        """``send``, then ``flush``."""
+        self.send(events)
+        return self.flush()
+
     async def secure(self) -> None:
         """Wait until everything sent so far survives this process, if the sink keeps anything at all. Raises
         ``LeaseLost`` if that cannot be."""
@@ -411,23 +416,32 @@ class Driver:
 
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
         upstream_permission.require_unbound(self.caller, job)
-        lifecycle, flush = self.session.lifecycle, self.sink.flush
-        send = padding.padded_send(turn.request, self.sink.send)
+        feed = self.session.lifecycle.deltas
+        deliver = padding.padded_send(turn.request, self.sink.deliver)
+        # Neither begins nor ends during a job.
+        is_plain = turn.checks is None and turn.output.hosted is None
         engine = self.service.catalog.engine_of(job.model)
         if job.parent is not None and (job.recognised or not job.fork):
             await self.service.prefills.end(job.tenant, job.parent.id)
         async with aclosing(custom_inputs.generate(engine, job)) as batches:
             async for deltas in batches:
-                send(lifecycle.deltas(turn, deltas))
-                if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):
-                    await self._keep_pace(turn)
-                if turn.has_due_calls:
-                    self.run(lifecycle.due_calls(turn))
-                if (waiting := flush()) is not None:
+                events = feed(turn, deltas)
+                waiting = deliver(events) if is_plain else await self._deliver_watched(turn, events)
+                if waiting is not None:
                     before = clock()
                     await waiting
                     turn.stages.send_s += clock() - before
-        return lifecycle.finished(turn, now())
+        return self.session.lifecycle.finished(turn, now())
+
+    async def _deliver_watched(self, turn: Turn, events: list[Event]) -> Awaitable[None] | None:
+        """Deliver events of a turn with checks or hosted tools, and begin the inspections and calls that are
+        due."""
+        padding.padded_send(turn.request, self.sink.send)(events)
+        if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):
+            await self._keep_pace(turn)
+        if turn.has_due_calls:
+            self.run(self.session.lifecycle.due_calls(turn))
+        return self.sink.flush()
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
         store, tenant = self.service.store, self.session.tenant

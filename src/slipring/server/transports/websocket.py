@@ -101,6 +101,12 @@ class WebSocketConnection(Sink):
     def flush(self) -> Awaitable[None] | None:
         return self._outbox.flush()
 
+    def deliver(self, events: list[Event]) -> Awaitable[None] | None:
+        if len(events) == 1:
+            return self._outbox.deliver(encode(events[0]))
+        self.send(events)
+        return self._outbox.flush()
+
     def close(self, code: int, reason: str) -> None:
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(code, reason))
