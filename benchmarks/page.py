@@ -116,7 +116,11 @@ def hosted_tools_section() -> str:
 
 def load_section() -> str:
     record = load.read()[0]
-    return "\n\n".join((load.table(record), load.sentence(record)))
+    parts = [load.table(record), load.sentence(record)]
+    if load.WORKERS.exists():
+        record = load.read_workers()
+        parts += ["With two workers on one SQLite file:", load.table(record), load.sentence(record)]
+    return "\n\n".join(parts)
 
 
 def flood_section() -> str:

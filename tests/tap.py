@@ -5,7 +5,7 @@ client reads it. A fault fails the test that is running.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import get_args
@@ -45,14 +45,26 @@ class Tap:
 @contextmanager
 def tapped() -> Iterator[Tap]:
     """Check all messages while the block runs."""
-    tap, post = Tap(), Outbox.post
+    tap, post, deliver = Tap(), Outbox.post, Outbox.deliver
+    is_delivering = False
 
     def checked_post(outbox: Outbox, message: bytes) -> None:
-        tap.check(outbox, message)
+        if not is_delivering:
+            tap.check(outbox, message)
         post(outbox, message)
+
+    def checked_deliver(outbox: Outbox, message: bytes) -> Awaitable[None] | None:
+        nonlocal is_delivering
+        tap.check(outbox, message)
+        is_delivering = True  # it may call ``post``
+        try:
+            return deliver(outbox, message)
+        finally:
+            is_delivering = False
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Outbox, "post", checked_post)
+        patch.setattr(Outbox, "deliver", checked_deliver)
         yield tap
 
 

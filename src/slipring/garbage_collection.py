@@ -1,9 +1,22 @@
 """When a serving process looks for garbage: neither while it starts, nor among what it has loaded, nor at its
-end."""
+end; and among all that its connections hold only when that is due.
+
+A full collection stops the process for half a second with 10,000 connections, although they hold no garbage.
+Python starts one whenever the number of objects has grown by a quarter, which is every few seconds while
+connections are opened or many responses run.
+"""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+_YOUNG = (5_000, 5)
+"""Thresholds of the collections that look at new objects only. Each takes a few milliseconds at most."""
+_NEVER = 2**31 - 1
+_LOOK_S = 10.0
+_REST_S = 600.0
+"""Time after which a full collection runs however little memory has grown."""
+_MIN_GROWTH_BYTES = 32 * 1024 * 1024
 
 
 @contextmanager
@@ -24,6 +37,46 @@ def exempt_from_collection() -> None:
     stays for good, and full collections need not look at it."""
     gc.collect()
     gc.freeze()
+
+
+class FullCollections:
+    """The full collections of a serving process, instead of those that Python would start.
+
+    One runs when memory has grown by a quarter since the last one, or by a sixteenth if no response is being
+    generated; and otherwise every ten minutes, if there are new objects at all. Garbage is made where
+    connections end, and memory grows with it.
+    """
+
+    def __init__(self, resident_bytes: Callable[[], int | None], is_busy: Callable[[], bool]) -> None:
+        """``resident_bytes``: memory of the process; None if unknown. ``is_busy``: whether responses are
+        being generated. From now on, Python starts no full collections itself."""
+        self._resident_bytes = resident_bytes
+        self._is_busy = is_busy
+        self._last_bytes = resident_bytes() or 0
+        self._next_look_s: float | None = None
+        self._last_s = 0.0
+        gc.set_threshold(*_YOUNG, _NEVER)
+
+    def run_if_due(self, clock_s: float) -> bool:
+        """Collect if that is due; returns whether it was. Looks at most every 10 s."""
+        if self._next_look_s is None:
+            self._last_s, self._next_look_s = clock_s, clock_s + _LOOK_S
+        if clock_s < self._next_look_s:
+            return False
+        self._next_look_s = clock_s + _LOOK_S
+        if not gc.get_count()[2] or not self._is_due(clock_s):
+            return False
+        gc.collect()
+        self._last_s, self._last_bytes = clock_s, self._resident_bytes() or 0
+        return True
+
+    def _is_due(self, clock_s: float) -> bool:
+        if clock_s - self._last_s >= _REST_S:
+            return True
+        growth = (self._resident_bytes() or 0) - self._last_bytes - _MIN_GROWTH_BYTES
+        if growth < self._last_bytes / 16:
+            return False
+        return growth >= self._last_bytes / 4 or not self._is_busy()
 
 
 def skip_last_collection() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from slipring import __version__
 from slipring.chat.options import ChatOptions
 from slipring.config import Config
-from slipring.garbage_collection import collection_paused, exempt_from_collection, skip_last_collection
+from slipring.garbage_collection import collection_paused, skip_last_collection
 from slipring.progress import ProgressLine
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
@@ -64,7 +64,7 @@ async def _serve(server: "Server") -> None:
 
         def on_ready(server: "Server") -> None:
             loading.end()
-            exempt_from_collection()
+            server.take_over_collections()
             announce(server.config, server.base_url, server.describe(), server.admin_url)
 
         await server.serve(on_ready)

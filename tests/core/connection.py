@@ -52,6 +52,7 @@ from slipring.core.session.actions import (
     ResolveTools,
     Save,
     Send,
+    Settle,
     Start,
     StartAudit,
     StartPrefill,
@@ -216,6 +217,8 @@ def _visible(item: Json) -> Json:
 
 class Connection:
     """One session, with the events that it sent and the work that it waits for."""
+
+    _has_left = False
 
     def __init__(
         self,
@@ -489,7 +492,7 @@ class Connection:
         turn = self._at(self.saves, lane)
         state = self.saves.pop(turn).state
         self.server.store[self.tenant, state.id] = state
-        return self._run(self.session.lifecycle.saved(turn, self.server.now))
+        return self._run(self.session.lifecycle.saved(turn))
 
     # Failures and time.
 
@@ -510,10 +513,8 @@ class Connection:
 
     def hang_up(self) -> list[Json]:
         """The client disconnects; events that are sent after that are dropped."""
-        left: list[Action] = [
-            action for action in self.session.leave(self.server.now) if not isinstance(action, Send)
-        ]
-        return self._run(left + self.session.closed())
+        self._has_left = True
+        return self._run(self.session.leave(self.server.now)) + self._run(self.session.closed())
 
     # Implementation.
 
@@ -524,10 +525,15 @@ class Connection:
 
     def _run(self, actions: list[Action]) -> list[Json]:
         before = len(self.events)
+        if actions and isinstance(last := actions[-1], Settle):
+            # A client cannot react to the end of a turn before the driver has called this too.
+            actions = [*actions[:-1], *self.session.lifecycle.settle(last.turn, self.server.now)]
         for action in actions:
+            assert not isinstance(action, Settle), "it is always the last action"
             assert self.close is None, f"{action} after Close"
             if isinstance(action, Send):
-                self._send(action)
+                if not self._has_left:
+                    self._send(action)
             elif isinstance(action, Start):
                 self._start(action)
             elif isinstance(action, Load | ResolveTools | Check | ClaimApprovals | Weigh | Save):

@@ -142,6 +142,21 @@ def test_tools_that_were_accepted_before_are_echoed(kind):
     assert echo(tools) == [{"type": kind}]
 
 
+@pytest.mark.parametrize(
+    ("tools", "are_clients"),
+    [
+        ([F, {"type": "local_shell"}], True),
+        ([F, {"type": "shell", "environment": {"type": "local"}}], False),
+        ([F, {"type": "mcp", "server_label": "s"}], False),
+        ([F, {"type": "web_search"}], False),
+    ],
+    ids=["client", "shell", "mcp", "builtin"],
+)
+def test_types_alone_tell_whether_clients_run_all_tools(tools, are_clients):
+    """A shell may be that of a container: only its environment tells."""
+    assert Toolset.read(Raw(json.dumps(tools).encode())).are_clients is are_clients
+
+
 @pytest.mark.parametrize("kind", ["shell", "local_shell", "apply_patch"])
 def test_tools_that_the_client_runs_are_functions_to_a_model(kind):
     tools = read({"type": kind})

@@ -97,6 +97,16 @@ async def test_each_turn_has_its_own_task(created: CreatedTasks) -> None:
         assert created.names == [RUN_TURN] * 2
 
 
+async def test_a_client_gets_the_last_event_before_its_turn_is_reported() -> None:
+    async with serve() as server, server.connect() as socket:
+        (client,) = server.service.clients
+        unwritten: list[int] = []
+        server.service.turn_observers.append(lambda _: unwritten.append(client._outbox.queued_bytes()))
+        await socket.response(input="hello")
+        await socket.response(input="hello", store=True)
+        assert unwritten == [0, 0]
+
+
 async def test_an_error_on_a_socket_creates_no_task(created: CreatedTasks) -> None:
     async with serve() as server, server.connect() as socket:
         created.names.clear()

@@ -33,6 +33,7 @@ from slipring.protocol.hosted.builtin_tools import (
     unanswered,
 )
 from slipring.protocol.hosted.mcp_tools import KeptServer, model_name
+from slipring.protocol.hosted.tool_types import ALWAYS_CLIENT_TYPES
 from slipring.protocol.items import TOOL_SEARCH, Name
 from slipring.protocol.wire import NULL, given
 
@@ -155,6 +156,8 @@ class Toolset(Struct, frozen=True):
     """As the response object repeats them."""
     callables: tuple[CallableTool, ...]
     """Tools that the model can call, without deferred ones."""
+    are_clients: bool = True
+    """Whether clients run all of them, as their types alone say."""
 
     @classmethod
     def read(
@@ -179,13 +182,15 @@ class Toolset(Struct, frozen=True):
         raw = bytes(sent)
         echo: list[object] = []
         callables: list[CallableTool] = []
+        kinds: set[str] = set()
         for index, tool in enumerate(tools):
-            _read_tool(bytes(tool), f"{where}[{index}]", echo, callables, definitions, loaded=loaded)
+            kind = _read_tool(bytes(tool), f"{where}[{index}]", echo, callables, definitions, loaded=loaded)
+            kinds.add(kind)
             if len(echo) > MOST_TOOLS or len(callables) > MOST_TOOLS:
                 raise wire.too_many(MOST_TOOLS, where, "tools")
         _refuse_twins(callables, where)
         visible = tuple(tool for tool in callables if loaded or not tool.is_deferred)
-        return cls(raw=raw, echo=wire.raw(echo), callables=visible)
+        return cls(raw, wire.raw(echo), visible, kinds <= ALWAYS_CLIENT_TYPES)
 
     @classmethod
     def brought(cls, data: Raw) -> "Toolset":
@@ -209,7 +214,8 @@ def _read_tool(
     definitions: Definitions | None,
     *,
     loaded: bool,
-) -> None:
+) -> str:
+    """Read one tool; returns its type."""
     kind = wire.decode(_outline, raw, where=where).type
     if kind == "mcp":
         if loaded:
@@ -220,11 +226,11 @@ def _read_tool(
         server = wire.decode(_server, raw, where=where)
         echo.append(server.echo)
         callables += _listed(server)
-        return
+        return kind
     decoder = _DECODERS.get(kind)
     if decoder is None:
         _read_builtin(kind, raw, where, echo, callables, definitions)
-        return
+        return kind
     if (
         len(raw) > wire.LONG_BYTES
         and (inner := given(wire.decode(_inner, raw, where=where).tools)) is not None
@@ -238,6 +244,7 @@ def _read_tool(
         callables.append(_callable(tool, None))
     if definitions is not None:
         _take_definitions(tool, where, definitions)
+    return kind
 
 
 def _read_builtin(

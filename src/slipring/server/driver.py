@@ -38,6 +38,7 @@ from slipring.core.session.actions import (
     ResolveTools,
     Save,
     Send,
+    Settle,
     Start,
     StartAudit,
     StartPrefill,
@@ -80,6 +81,11 @@ class Sink:
     def flush(self) -> Awaitable[None] | None:
         """Write queued events; returns an awaitable, to be awaited, while the client does not keep up."""
         return None
+
+    def deliver(self, events: list[Event]) -> Awaitable[None] | None:
+        """``send``, then ``flush``."""
+        self.send(events)
+        return self.flush()
 
     async def secure(self) -> None:
         """Wait until everything sent so far survives this process, if the sink keeps anything at all. Raises
@@ -144,6 +150,8 @@ class Driver:
         for action in actions:
             if _is_work(action):
                 self._spawn(action.turn, self._run_turn(action))
+            elif type(action) is Settle:
+                self.run(self.session.lifecycle.settle(action.turn, now()))
             else:
                 self._carry_out(action)
 
@@ -164,6 +172,8 @@ class Driver:
         """Carry out an action that needs no waiting."""
         if isinstance(action, Send):
             self.sink.send(action.events)
+        elif isinstance(action, Record | Refused):
+            self._report(action)
         elif isinstance(action, CheckAppended):
             self._spawn(action, self._check_appended(action))
         elif isinstance(action, CallTool):
@@ -174,8 +184,6 @@ class Driver:
             self._cancel(action)
         elif isinstance(action, StartPrefill | EndPrefill | StartAudit | Compress):
             self._run_beside(action)
-        elif isinstance(action, Record | Refused):
-            self._report(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
@@ -246,8 +254,7 @@ class Driver:
         work: Work | None = first
         while work is not None:
             actions = await self._do(work)
-            work = self._run_after(first.turn, actions)
-            waiting = self.sink.flush()
+            work, waiting = self._run_after(first.turn, actions)
             if waiting is None:
                 continue
             if work is None:
@@ -262,16 +269,19 @@ class Driver:
         self._flushes.add(task)
         task.add_done_callback(self._flushes.discard)
 
-    def _run_after(self, turn: Turn, actions: list[Action]) -> Work | None:
-        """Carry out actions from within the task of a turn; returns the turn's own next piece of work, which
-        this task has to do itself."""
+    def _run_after(self, turn: Turn, actions: list[Action]) -> tuple[Work | None, Awaitable[None] | None]:
+        """Carry out actions from within the task of a turn, and write what they send. Returns the turn's own
+        next piece of work, which this task has to do itself, and what to await if the client is slow."""
         own: Work | None = None
+        waiting: Awaitable[None] | None = None
         for action in actions:
             if _is_work(action) and action.turn is turn:
                 own = action
-            else:
-                self.run([action])
-        return own
+                continue
+            if type(action) is Settle:
+                waiting = self.sink.flush()  # its client is the first to know that the turn has ended
+            self.run([action])
+        return own, self.sink.flush() if waiting is None else waiting
 
     async def _do(self, work: Work) -> list[Action]:
         """Do a piece of a turn's work and report its outcome to the session; returns what follows. A failure
@@ -406,23 +416,32 @@ class Driver:
 
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
         upstream_permission.require_unbound(self.caller, job)
-        lifecycle, flush = self.session.lifecycle, self.sink.flush
-        send = padding.padded_send(turn.request, self.sink.send)
+        feed = self.session.lifecycle.deltas
+        deliver = padding.padded_send(turn.request, self.sink.deliver)
+        # Neither begins nor ends during a job.
+        is_plain = turn.checks is None and turn.output.hosted is None
         engine = self.service.catalog.engine_of(job.model)
         if job.parent is not None and (job.recognised or not job.fork):
             await self.service.prefills.end(job.tenant, job.parent.id)
         async with aclosing(custom_inputs.generate(engine, job)) as batches:
             async for deltas in batches:
-                send(lifecycle.deltas(turn, deltas))
-                if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):
-                    await self._keep_pace(turn)
-                if turn.has_due_calls:
-                    self.run(lifecycle.due_calls(turn))
-                if (waiting := flush()) is not None:
+                events = feed(turn, deltas)
+                waiting = deliver(events) if is_plain else await self._deliver_watched(turn, events)
+                if waiting is not None:
                     before = clock()
                     await waiting
                     turn.stages.send_s += clock() - before
-        return lifecycle.finished(turn, now())
+        return self.session.lifecycle.finished(turn, now())
+
+    async def _deliver_watched(self, turn: Turn, events: list[Event]) -> Awaitable[None] | None:
+        """Deliver events of a turn with checks or hosted tools, and begin the inspections and calls that are
+        due."""
+        padding.padded_send(turn.request, self.sink.send)(events)
+        if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):
+            await self._keep_pace(turn)
+        if turn.has_due_calls:
+            self.run(self.session.lifecycle.due_calls(turn))
+        return self.sink.flush()
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
         store, tenant = self.service.store, self.session.tenant
@@ -434,7 +453,7 @@ class Driver:
             await store.responses.save(tenant, state, appended=appended, tenure=tenure)
         elif appended is not None:
             await store.conversations.append(tenant, state.id, appended)
-        return self.session.lifecycle.saved(turn, now())
+        return self.session.lifecycle.saved(turn)
 
 
 class Exchange:

@@ -6,6 +6,7 @@ Padding more than doubles the size of a stream, so it is off unless a request as
 
 import secrets
 from collections.abc import Callable
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -15,10 +16,10 @@ from slipring.protocol.requests import CreateRequest
 
 STEP = 32
 """Bytes; a token is rarely longer."""
-SendEvents = Callable[[list[Event]], None]
+Sent = TypeVar("Sent")
 
 
-def padded_send(request: CreateRequest, send: SendEvents) -> SendEvents:
+def padded_send(request: CreateRequest, send: Callable[[list[Event]], Sent]) -> Callable[[list[Event]], Sent]:
     """A function that pads delta events and passes them to ``send``; ``send`` itself if the request did not
     ask for padding."""
     options = request.stream_options

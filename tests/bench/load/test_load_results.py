@@ -22,3 +22,15 @@ def test_violations_of_a_service_level() -> None:
     assert service.broken_by(level(8, 1, lost=1, late=1)) == "20.0% of turns failed (allowed: 10.0%)"
     assert service.broken_by(level(9, 101)) == "first token after 101 ms at p95 (allowed: 100 ms)"
     assert service.broken_by(level(0, None)) == "no turn finished"
+
+
+def test_a_level_must_keep_the_pace_of_its_answers_where_it_is_known() -> None:
+    service = ServiceLevel(first_token_ms=100, errors=0.0, pace=0.95)
+
+    def level(pace: float | None) -> Level:
+        first = Percentiles(p50=1, p95=1, p99=1, high=1, count=9)
+        return Level(connections=1, seconds=1, turns=9, turns_per_s=9, first_token_ms=first, pace=pace)
+
+    assert service.broken_by(level(None)) is None
+    assert service.broken_by(level(0.95)) is None
+    assert service.broken_by(level(0.949)) == "answers came at 94.9% of their pace (allowed: 95.0%)"

@@ -176,6 +176,7 @@ def test_lag_of_the_last_delta() -> None:
     tally.add(turn_of(5, 15, 45, tokens=3))
     tally.add(turn_of(5, 75, tokens=5))
     assert list(tally.lag_ms) == pytest.approx([0, 20, 30])
+    assert tally.late_ms == pytest.approx(50)
     for unknown in (None, 0.0):
         tally = TurnTally(tokens_per_s=unknown)
         tally.add(turn_of(5, 15, tokens=2))

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from slipring.core.generation import CallArguments, CallStarted, Text
-from slipring.core.session.actions import Counted, Loaded
+from slipring.core.generation import CallArguments, CallStarted, Finished, Text
+from slipring.core.session.actions import Counted, Loaded, Settle
 from slipring.core.turn.stages import Phase
 from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
 from tests.core.connection import (
@@ -73,6 +73,23 @@ def test_events_of_a_text_answer_are_sent_in_the_canonical_order():
         "completed",
     ]
     assert [event["sequence_number"] for event in connection.events] == list(range(10))
+
+
+def test_what_no_client_waits_for_follows_the_last_event():
+    """The state of a response is remembered, and its turn reported, when the driver has written the event."""
+    connection = Connection()
+    connection.create(store=False)
+    connection.generate(Text("hello"))
+    (turn,) = connection.starts
+    lifecycle, now = connection.session.lifecycle, connection.server.now
+    lifecycle.deltas(turn, [Finished("stop", input_tokens=7, cached_tokens=2, output_tokens=1)])
+    *sent, settle = lifecycle.finished(turn, now)
+    assert isinstance(settle, Settle)
+    assert [type(event).__name__ for action in sent for event in action.events][-1] == "Completed"
+    assert (len(connection.cache), connection.session.in_flight) == (0, 1)
+    (record,) = lifecycle.settle(settle.turn, now)
+    assert record.report.status == "completed"
+    assert (len(connection.cache), connection.session.in_flight) == (1, 0)
 
 
 def test_sequence_numbers_restart_with_each_response():
@@ -521,7 +538,7 @@ def test_a_response_that_could_not_be_stored_fails(reason):
     assert response["incomplete_details"] is None
     assert is_lost(connection, response["id"])
     assert is_lost(connection, first["id"])
-    assert connection.session.lifecycle.saved(turn, 0.0) == []
+    assert connection.session.lifecycle.saved(turn) == []
 
 
 # Warmup.
@@ -719,7 +736,7 @@ def test_results_for_an_ended_turn_are_ignored():
     assert turn.phase is Phase.ENDED
     assert connection.session.lifecycle.deltas(turn, [Text("late")]) == []
     assert connection.session.lifecycle.finished(turn, 0.0) == []
-    assert connection.session.lifecycle.saved(turn, 0.0) == []
+    assert connection.session.lifecycle.saved(turn) == []
     assert connection.session.lifecycle.failed(turn, ServerError(), 0.0) == []
     assert connection.session.in_flight == 0
 

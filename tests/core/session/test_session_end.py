@@ -284,7 +284,7 @@ def test_results_after_the_client_disconnected_are_ignored():
     assert session.lifecycle.deltas(running, [Text("x"), DONE]) == []
     assert session.lifecycle.finished(running, 0.0) == []
     assert session.lifecycle.loaded(loading, Loaded(), 0.0) == []
-    assert session.lifecycle.saved(saving, 0.0) == []
+    assert session.lifecycle.saved(saving) == []
     for turn in (running, loading, saving):
         assert session.lifecycle.failed(turn, ServerError(), 0.0) == []
     assert session.tick(1e9) == []

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -14,12 +13,13 @@ from msgspec import Raw
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.engines.constraints.grammar_compiler import Compiler
-from slipring.engines.simulated import SimulatedEngine, pace
+from slipring.engines.simulated import SimulatedEngine
 from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.errors import StartupError, TooExpensive
 from slipring.protocol.items import user_message
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import Offer
+from tests.engines.simulated.clock import Clock
 from tests.harness import WEATHER, Socket, serve
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
@@ -473,47 +473,36 @@ async def test_the_prefix_cache_evicts_the_least_recently_used(
 # Time.
 
 
-class Clock:
-    """Time that passes only while the engine sleeps."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 100.0
-        monkeypatch.setattr(pace, "asyncio", SimpleNamespace(sleep=self._sleep))
-        monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-
-    async def _sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-    async def time(self, engine: SimulatedEngine, job: Job) -> float:
-        start = self.now_s
-        await run(engine, job)
-        return self.now_s - start
+async def duration_s(clock: Clock, engine: SimulatedEngine, job: Job) -> float:
+    start = clock.now_s
+    await run(engine, job)
+    return clock.now_s - start
 
 
 async def test_tokens_per_s_sets_the_duration_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(tokens_per_s=50, output_tokens=10)
-    assert await Clock(monkeypatch).time(engine, job_for(engine)) == pytest.approx(0.2)
+    assert await duration_s(Clock(monkeypatch), engine, job_for(engine)) == pytest.approx(0.2)
 
 
 async def test_a_rate_of_0_adds_no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(tokens_per_s=0)
-    assert await Clock(monkeypatch).time(engine, job_for(engine)) == 0
+    assert await duration_s(Clock(monkeypatch), engine, job_for(engine)) == 0
 
 
 async def test_ttft_ms_delays_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(ttft_ms=250)
     clock = Clock(monkeypatch)
-    assert await clock.time(engine, job_for(engine)) == pytest.approx(0.25)
-    assert await clock.time(engine, job_for(engine, generate=False)) == 0
+    assert await duration_s(clock, engine, job_for(engine)) == pytest.approx(0.25)
+    assert await duration_s(clock, engine, job_for(engine, generate=False)) == 0
 
 
 async def test_only_uncached_tokens_are_prefilled(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(prefill_tokens_per_s=100)
     clock = Clock(monkeypatch)
     job = job_for(engine, "x" * 400)
-    first = await clock.time(engine, job)
+    first = await duration_s(clock, engine, job)
     assert first == pytest.approx((await run(engine, job))[1].input_tokens / 100)
-    assert await clock.time(engine, job) < first
+    assert await duration_s(clock, engine, job) < first
 
 
 async def test_a_cancelled_answer_stops() -> None:

@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Delta, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
 from slipring.engines.catalog import open_engine
-from slipring.engines.simulated import open_simulated, pace
+from slipring.engines.simulated import open_simulated
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.tokenized import TokenizedEngine
 from slipring.engines.simulated.trace import trace_job
@@ -23,6 +22,7 @@ from slipring.prompts.rendering import Rendered
 from slipring.protocol.items import read_item, user_message
 from slipring.protocol.tools import Offer
 from tests.engines.fakes.tokens import tokenizer_directory
+from tests.engines.simulated.clock import Clock
 from tests.harness import WEATHER, Running, Socket, serve
 from tests.prompts.vocabulary import package_file
 
@@ -319,34 +319,21 @@ def test_vocabularies_are_read_from_files(kind: str) -> None:
 
 
 async def test_oversleeping_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 100.0
-
-    async def oversleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds + 0.003
-
-    monkeypatch.setattr(pace, "asyncio", SimpleNamespace(sleep=oversleep))
-    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now_s))
+    clock = Clock(monkeypatch, oversleeps_s=0.003)
     engine = Recorded(tokens_per_s=4000, output_tokens=400)
     async for _ in engine.generate(job_for(engine)):
         pass
-    assert 0.1 <= now_s - 100 < 0.1 + 0.003 + 1e-9
+    assert 0.1 - 1e-9 <= clock.now_s - 100 < 0.1 + 0.003 + 1e-9
 
 
 async def test_only_uncached_tokens_are_prefilled(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept_s: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept_s.append(seconds)
-
-    monkeypatch.setattr(pace, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    clock = Clock(monkeypatch)
     engine = Recorded(prefill_tokens_per_s=100)
     job = job_for(engine, input=(user_message("hello " * 100),))
     for _ in range(2):
         async for _ in engine.generate(job):
             pass
-    first, second = (delay_s for delay_s in slept_s if delay_s)
+    first, second = (delay_s for delay_s in clock.slept_s if delay_s)
     assert first == pytest.approx(engine.finished[0].input_tokens / 100)
     assert second == pytest.approx(first - engine.finished[1].cached_tokens / 100)
 

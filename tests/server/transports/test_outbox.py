@@ -64,6 +64,72 @@ async def test_after_a_cancelled_write_another_task_writes_the_rest() -> None:
     assert b"".join(written) == LIFE * MANY
 
 
+def direct(written: list[bytes], *, limit_bytes: int = 100, joins: bool = True) -> tuple[Outbox, list[int]]:
+    """An outbox whose client keeps up, and the queue's size at each time that it was full."""
+    full: list[int] = []
+    outbox = Outbox(
+        written.append,
+        limit_bytes,
+        frame=(lambda message: b"<%b>" % message) if joins else None,
+        on_full=lambda: full.append(outbox.queued_bytes()),
+    )
+    return outbox, full
+
+
+async def test_a_message_that_finds_the_queue_empty_is_written_at_once() -> None:
+    written: list[bytes] = []
+    outbox, full = direct(written)
+    assert outbox.deliver(LIFE) is None
+    assert (written, outbox.queued_bytes(), full) == ([b"<%b>" % LIFE], 0, [])
+
+
+async def test_a_delivered_message_comes_after_those_that_are_queued() -> None:
+    written: list[bytes] = []
+    outbox, _ = direct(written)
+    outbox.post(LIFE)
+    assert outbox.deliver(LIFE) is None
+    assert written == [b"<%b><%b>" % (LIFE, LIFE)]
+
+
+async def test_a_delivered_message_without_framing_is_written_by_itself() -> None:
+    written: list[bytes] = []
+    outbox, _ = direct(written, joins=False)
+    assert outbox.deliver(LIFE) is None
+    assert written == [LIFE]
+
+
+async def test_a_delivered_message_beyond_the_limit_is_reported() -> None:
+    written: list[bytes] = []
+    outbox, full = direct(written, limit_bytes=10)
+    assert outbox.deliver(LIFE) is None
+    assert (len(written), full) == (1, [len(LIFE)])
+
+
+async def test_messages_delivered_to_a_slow_client_are_queued() -> None:
+    written: list[bytes] = []
+    reads = asyncio.Event()
+    outbox = box(written, reads)
+    first = outbox.deliver(LIFE)
+    assert first is not None
+    writer = asyncio.ensure_future(first)
+    await asyncio.sleep(0)
+    assert outbox.deliver(LIFE) is None, "there is room"
+    assert (written, outbox.queued_bytes()) == ([LIFE], len(LIFE))
+    reads.set()
+    await writer
+    assert (written, outbox.queued_bytes()) == ([LIFE, LIFE], 0)
+
+
+async def test_messages_delivered_to_a_lost_client_are_dropped() -> None:
+    def write(message: bytes) -> None:
+        raise ConnectionResetError
+
+    outbox = Outbox(write, 100, frame=bytes)
+    assert outbox.deliver(LIFE) is None
+    assert outbox.deliver(LIFE) is None
+    assert outbox.queued_bytes() == 0
+
+
 async def test_a_coroutine_that_does_not_wait_is_run_at_once() -> None:
     done = []
 

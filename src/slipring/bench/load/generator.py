@@ -54,6 +54,8 @@ class Tally(Struct, kw_only=True):
     first_token_ms: list[float] = []
     gap_ms: list[float] = []
     lag_ms: list[float] = []
+    due_ms: float = 0.0
+    late_ms: float = 0.0
     errors: dict[str, int] = {}
     turns: int = 0
     waiting: int = 0
@@ -117,6 +119,8 @@ class LocalGenerator:
             first_token_ms=tally.first_token_ms.tolist(),
             gap_ms=tally.gap_ms.tolist(),
             lag_ms=tally.lag_ms.tolist(),
+            due_ms=tally.due_ms,
+            late_ms=tally.late_ms,
             errors=dict(tally.errors),
             turns=tally.turns,
             waiting=tally.waiting,
@@ -247,9 +251,12 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
+    import gc
+
     from slipring.bench.command import loop_factory
     from slipring.bench.load.file_limit import raise_as_far_as_allowed
 
     raise_as_far_as_allowed()
+    gc.disable()  # a collection would count as time of the server, and answers leave no garbage
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve())

@@ -131,6 +131,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="limit of the share of failed turns, 0 to 1 (default: 0.01)",
     )
+    add(
+        *("--slo-pace",),
+        type=share,
+        default=0.95,
+        metavar="SHARE",
+        help="least speed of the answers, as a share of --tokens-per-s, where that is known (default: 0.95)",
+    )
     add("--json", type=Path, metavar="FILE", help="write the record")
 
 
@@ -148,7 +155,9 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
         raise UsageError(f"--flood-key-env: {flood_key_variable} is not set")
     return LoadOptions(
         target=target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S),
-        service_level=ServiceLevel(first_token_ms=namespace.slo_ttft_ms, errors=namespace.slo_errors),
+        service_level=ServiceLevel(
+            first_token_ms=namespace.slo_ttft_ms, errors=namespace.slo_errors, pace=namespace.slo_pace
+        ),
         connections=namespace.connections,
         step=namespace.step,
         ramp_s=namespace.ramp_s,

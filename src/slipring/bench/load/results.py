@@ -44,6 +44,9 @@ class Level(Struct, kw_only=True, omit_defaults=True):
     lag_ms: Percentiles | None = None
     """Delay of the last delta of an answer, relative to its first delta and the simulated decoding speed;
     None if that is not known."""
+    pace: float | None = None
+    """The speed of the answers from their first delta on, as a share of the simulated decoding speed; None if
+    that is not known. An answer that catches up after a late first delta counts as 1."""
     waiting: int = 0
     """Turns without a first token, and connections still being opened, at the end."""
     waiting_late: int = 0
@@ -75,6 +78,8 @@ class ServiceLevel(Struct, kw_only=True, frozen=True):
     """Limit at p95."""
     errors: float
     """Limit of failed turns, as a share of all."""
+    pace: float = 0.0
+    """Least pace of the answers, where it is known."""
 
     def broken_by(self, level: Level) -> str | None:
         """How a level violates the limits; None if it holds them."""
@@ -89,6 +94,8 @@ class ServiceLevel(Struct, kw_only=True, frozen=True):
         if level.first_token_ms.p95 > self.first_token_ms:
             late = level.first_token_ms.p95
             return f"first token after {late:,.0f} ms at p95 (allowed: {self.first_token_ms:,.0f} ms)"
+        if level.pace is not None and level.pace < self.pace:
+            return f"answers came at {level.pace:.1%} of their pace (allowed: {self.pace:.1%})"
         return None
 
 

@@ -204,6 +204,7 @@ class Load:
             first_token_ms=percentiles(tally.first_token_ms),
             gap_ms=percentiles(tally.gap_ms),
             lag_ms=percentiles(tally.lag_ms),
+            pace=tally.due_ms / (tally.due_ms + tally.late_ms) if tally.due_ms else None,
             waiting=tally.waiting,
             waiting_late=tally.waiting_late,
             stalled=tally.stalled,

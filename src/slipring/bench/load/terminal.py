@@ -172,7 +172,7 @@ def _table(record: LoadRecord) -> Table:
             f"first token ms\n{_RANKS}",
             f"gap ms\n{_RANKS}",
         ),
-        *([f"lag ms\n{_RANKS}"] if has_schedule else []),
+        *([f"lag ms\n{_RANKS}", "pace"] if has_schedule else []),
         *("server\ncores", "bench\ncores", "memory", "per con-\nnection", "still\nwaiting", "errors"),
     ):
         table.add_column(heading, justify="right")
@@ -182,7 +182,7 @@ def _table(record: LoadRecord) -> Table:
             *([f"{level.open_idle:,}"] if has_idle else []),
             f"{level.turns_per_s:,.1f}",
             *(_ranks(level.first_token_ms), _ranks(level.gap_ms)),
-            *([_ranks(level.lag_ms)] if has_schedule else []),
+            *([_ranks(level.lag_ms), _share(level.pace)] if has_schedule else []),
             f"{level.server_cores:.2f}" if level.server_cores is not None else "",
             f"{level.client_cores:.2f}",
             f"{level.resident_bytes / 1e6:,.0f} MB" if level.resident_bytes is not None else "",
@@ -192,6 +192,10 @@ def _table(record: LoadRecord) -> Table:
             style="red" if level.broken is not None else None,
         )
     return table
+
+
+def _share(found: float | None) -> str:
+    return f"{found:.1%}" if found is not None else ""
 
 
 def _ranks(found: Percentiles | None) -> str:

@@ -34,6 +34,10 @@ class TurnTally:
         self.first_token_ms = array("d")
         self.gap_ms = array("d")
         self.lag_ms = array("d")
+        self.due_ms = 0.0
+        """Time that the answers would have taken at their pace."""
+        self.late_ms = 0.0
+        """Time that they took beyond that."""
         self.errors: Counter[str] = Counter()
         self.turns = 0
         self.waiting = 0
@@ -56,7 +60,11 @@ class TurnTally:
         self.gap_ms.extend((after - before) / 1e6 for before, after in pairwise(deltas))
         if self._token_ms is not None and deltas:
             tokens = _usage(exchange).get("output_tokens") or len(deltas)
-            self.lag_ms.append((deltas[-1] - deltas[0]) / 1e6 - (tokens - 1) * self._token_ms)
+            due_ms = (tokens - 1) * self._token_ms
+            lag_ms = (deltas[-1] - deltas[0]) / 1e6 - due_ms
+            self.lag_ms.append(lag_ms)
+            self.due_ms += due_ms
+            self.late_ms += max(0.0, lag_ms)
 
     def add_error(self, reason: str) -> None:
         """Add a turn or connection that failed."""

@@ -30,13 +30,17 @@ class Head(Struct, frozen=True):
     def read(cls, request: CreateRequest, before: "Head | None", definitions: Definitions) -> "Head":
         """The head of a request: ``before`` itself if nothing changed. Tools that changed are decoded, and
         their grammars and schemas added to ``definitions``."""
-        if before is not None and before.tools.raw == _raw_tools(request):
+        if before is not None and before.has_tools_of(request):
             if before.instructions == request.instructions:
                 return before
             return cls(instructions=request.instructions, tools=before.tools)
         return cls(
             instructions=request.instructions, tools=Toolset.read(request.tools, definitions=definitions)
         )
+
+    def has_tools_of(self, request: CreateRequest) -> bool:
+        """Whether a request has these tools, byte for byte."""
+        return self.tools.raw == _raw_tools(request)
 
     @staticmethod
     def digest_of(request: CreateRequest) -> bytes:
@@ -57,3 +61,7 @@ def _raw_tools(request: CreateRequest) -> bytes:
 def _digest(instructions: str | None, tools: bytes) -> bytes:
     given = b"" if instructions is None else b"%d " % len(instructions) + instructions.encode()
     return sha256(given + b"\0" + tools).digest()
+
+
+NO_HEAD = Head()
+"""Of a context with neither."""

@@ -44,13 +44,9 @@ def boundaries(digest: bytes, items: Sequence[Item], content_digests: Mapping[in
     return digests
 
 
-def key_of(model: str, head_digest: bytes, digest: bytes) -> bytes:
-    """The key of a context in ``KnownContexts``: contexts of other models and heads have other tokens."""
-    return start_key(model, head_digest) + digest
-
-
 def start_key(model: str, head_digest: bytes) -> bytes:
-    """What the keys of all contexts with this model and head begin with."""
+    """What the keys of all contexts with this model and head begin with, before the digest of their items:
+    contexts of other models and heads have other tokens."""
     return sha256(head_digest + model.encode()).digest()
 
 

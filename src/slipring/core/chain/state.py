@@ -6,7 +6,7 @@ the size of its new items. Nodes are immutable; the items of one may be kept in 
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct, structs
 
@@ -79,6 +79,17 @@ class Branch(Struct, frozen=True):
 
     id: str
     parent: "Branch | None" = None
+
+
+class Steps(NamedTuple):
+    """The output of a response after its last compaction, as models see it, by the jobs that made it."""
+
+    earlier: tuple[Item, ...]
+    """What the jobs before the last one wrote, and the outputs of their calls."""
+    answer: tuple[Item, ...]
+    """The output of the last job."""
+    unread: tuple[Item, ...]
+    """Outputs of calls in ``answer`` that no job has processed yet: the next job's input begins with them."""
 
 
 class ResponseState:
@@ -224,41 +235,42 @@ class ResponseState:
 
     @property
     def earlier_steps(self) -> tuple[Item, ...]:
-        """What its jobs before the last one wrote, and the outputs of their calls."""
-        items, start, _ = self._steps()
-        return items[:start]
+        return self.steps.earlier
 
     @property
     def answer(self) -> tuple[Item, ...]:
-        """The output of its last job."""
-        items, start, end = self._steps()
-        return items[start:end]
+        return self.steps.answer
 
     @property
     def unread(self) -> tuple[Item, ...]:
-        """Outputs of calls in ``answer`` that no job has processed yet: the next job's input begins with
-        them."""
-        items, _, end = self._steps()
-        return items[end:]
+        output = self.output
+        if output and (last := output[-1]).opened is None and last.type not in CALL_OF_OUTPUT:
+            return ()
+        return self.steps.unread
 
-    def _steps(self) -> tuple[tuple[Item, ...], int, int]:
-        """The output after the last compaction, and the indexes at which the answer begins and ends."""
-        made = last_compaction(self.output)
-        items = tuple(in_context(self.output if made is None else self.output[made + 1 :]))
+    @property
+    def steps(self) -> Steps:
+        """Its output by jobs. Worked out on every access."""
+        output = self.output
+        made = last_compaction(output)
+        items = tuple(in_context(output if made is None else output[made + 1 :]))
         end = len(items)
         while end and items[end - 1].type in CALL_OF_OUTPUT:
             end -= 1
         start = end
         while start and items[start - 1].type not in CALL_OF_OUTPUT:
             start -= 1
-        return items, start, end
+        return Steps(items[:start], items[start:end], items[end:])
 
     @property
     def tokens(self) -> int | None:
         """Length of the context including this response, as counted by the engine; None if unknown."""
         usage = self.response.usage
         # With a compaction or several steps, the usage is the sum of several jobs.
-        if usage is None or self.earlier_steps or self.unread or last_compaction(self.output) is not None:
+        if usage is None or last_compaction(self.output) is not None:
+            return None
+        steps = self.steps
+        if steps.earlier or steps.unread:
             return None
         return usage.total_tokens or None
 

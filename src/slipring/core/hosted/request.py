@@ -7,8 +7,9 @@ from functools import partial
 from msgspec import structs
 
 from slipring.core.chain import hosted_items
+from slipring.core.chain.input_items import carried
 from slipring.core.chain.sealed_items import Seal
-from slipring.core.chain.state import Approval, Carry
+from slipring.core.chain.state import Approval, Carry, ResponseState
 from slipring.core.generation import Hosting, Model, UpstreamTools
 from slipring.core.hosted import approvals
 from slipring.core.hosted.approvals import Approved
@@ -81,19 +82,21 @@ class HostedRequest:
         return self.resolved is not None or self.upstream_tools is not None
 
     def read_servers(
-        self, request: CreateRequest, before: Carry, items: tuple[Item, ...], hosting: Hosting
+        self, request: CreateRequest, parent: ResponseState | None, items: tuple[Item, ...], hosting: Hosting
     ) -> frozenset[str]:
         """Read what the driver is to resolve: MCP servers and built-in tools. Returns the labels of servers
         whose lists the context does not have."""
+        self.is_upstream = hosting == "upstream"
+        if parent is not None and parent.head.tools.are_clients and parent.head.has_tools_of(request):
+            return frozenset()
         if hosting == "refuse":
             tool_types.refuse_hosted(request.tools)
-        self.is_upstream = hosting == "upstream"
         if self.is_upstream:
             self._pass_on(request)
             return frozenset()
         self.servers = read_servers(request.tools)
         self.builtins = read_builtins(request.tools)
-        known = hosted_items.carried(before, items).lists if self.servers else {}
+        known = hosted_items.carried(carried(parent), items).lists if self.servers else {}
         return frozenset(server.server_label for server in self.servers) - known.keys()
 
     @property

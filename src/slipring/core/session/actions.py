@@ -191,6 +191,13 @@ class Compress(Struct, frozen=True, eq=False):
     states: tuple[ResponseState, ...]
 
 
+class Settle(Struct, frozen=True):
+    """The last event of a turn has been sent. The driver writes it and calls ``settle``, which does what no
+    client has to wait for, before anything else happens in the session. Always the last action."""
+
+    turn: Turn
+
+
 class Record(Struct, frozen=True):
     """Log and count an ended turn."""
 
@@ -231,6 +238,7 @@ Action = (
     | EndPrefill
     | Compress
     | Close
+    | Settle
     | Record
     | Refused
 )

@@ -196,7 +196,7 @@ class Session:
             return []
         emitted, resumable = self._live_input.append(append, self.lifecycle.cache, now)
         if resumable is not None:
-            return [Send(emitted), *self.lifecycle.resume(resumable, now)]
+            return [Send(emitted), *self.lifecycle.resume(resumable)]
         return [Send(emitted), *self.lifecycle.growing_outputs.advance(append.target, self.lifecycle.cache)]
 
     # Time, and the end of the connection.

@@ -6,7 +6,6 @@ The driver reports the result of each action here, and runs the actions that the
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from slipring.core.chain import input_items
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.turn_policy import Policies
@@ -33,6 +32,7 @@ from slipring.core.session.actions import (
     ResolveTools,
     Save,
     Send,
+    Settle,
     Start,
     StartAudit,
     StartPrefill,
@@ -131,7 +131,7 @@ class TurnLifecycle:
     def loaded(self, turn: Turn, loaded: Loaded, now: float) -> list[Action]:
         """The store has answered a ``Load``."""
         if turn.may_resume:
-            return self._start_step(turn, now)
+            return self._start_step(turn)
         if turn.phase is not Phase.LOADING:
             return []
         try:
@@ -228,8 +228,8 @@ class TurnLifecycle:
             return []
         released = turn.judge(inspect.inspection, verdicts)
         if (error := turn.checks.error) is not None:
-            ending = self._fail if turn.is_created else self._reject
-            return [Cancel(turn), *ending(turn, error, now)]
+            ended = self._fail(turn, error) if turn.is_created else self._reject(turn, error, now)
+            return [Cancel(turn), *ended]
         actions: list[Action] = [Send(released), *self.due_inspections(turn), *self.due_calls(turn)]
         if turn.phase is Phase.INSPECTING and not turn.checks.holds_input:
             work, turn.phase = self._held_back.pop(turn)
@@ -273,18 +273,13 @@ class TurnLifecycle:
         """The engine has prefilled so many tokens of a context; None: it failed."""
         return [] if self._lifetime.is_closed else self.growing_outputs.prefilled(ended, tokens, self.cache)
 
-    def saved(self, turn: Turn, now: float) -> list[Action]:
+    def saved(self, turn: Turn) -> list[Action]:
         """The store has saved a response, or it needs no saving: send its terminal event."""
         if turn.phase is not Phase.SAVING:
             return []
         if turn.saves:
             turn.stages.lap("store")
-        state = self._finished[turn]
-        self._unpin(turn)
-        self.cache.remember(state, turn.lane)
-        if not self._betas.keeps_nothing and not turn.has_failed:
-            turn.remember(state, now)
-        return [*self._compress(self.cache), *self._end(turn, [turn.terminal()], now)]
+        return self._end(turn, [turn.terminal()])
 
     def compressed(self, compress: Compress, items: Sequence[bytes]) -> list[Action]:
         """The items of earlier responses are compressed, or as many of them as could be."""
@@ -307,9 +302,9 @@ class TurnLifecycle:
             return self._conclude(turn, now)  # the driver refuses to let it resume
         if turn.phase not in _STARTED:
             return []
-        return self._fail(turn, error, now)
+        return self._fail(turn, error)
 
-    def _fail(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
+    def _fail(self, turn: Turn, error: ApiError) -> list[Action]:
         """End a response that was created with ``response.failed``, and keep its finished steps."""
         turn_reports.cut_off_stage(turn)
         cancelled = [CancelTools(turn)] if turn.is_calling else []
@@ -319,10 +314,10 @@ class TurnLifecycle:
         state = failed_steps.keep(turn, error)
         if state is not None:
             closing += self.successors.return_steers(turn, error)
-            return [*cancelled, *ended, Send(closing), *self._save(turn, state, now)]
+            return [*cancelled, *ended, Send(closing), *self._save(turn, state)]
         self._evict_parent(turn, error)
         last = [*closing, turn.terminal(), *self.successors.return_steers(turn, error)]
-        return [*cancelled, *ended, *self._end(turn, last, now)]
+        return [*cancelled, *ended, *self._end(turn, last)]
 
     # Running turns.
 
@@ -363,8 +358,7 @@ class TurnLifecycle:
         if not turn.hosted.is_read:
             try:
                 hosting = self._models.find(turn.request.model).hosted_tools
-                carry = input_items.carried(turn.parent)
-                fetch = turn.hosted.read_servers(turn.request, carry, turn.input, hosting)
+                fetch = turn.hosted.read_servers(turn.request, turn.parent, turn.input, hosting)
             except ApiError as error:
                 return self._drop(turn, error)
             if turn.hosted.must_resolve:
@@ -411,13 +405,13 @@ class TurnLifecycle:
     def _conclude(self, turn: Turn, now: float) -> list[Action]:
         """Close the output of a turn, and save its state if needed."""
         closing, state = turn.finish(now)
-        return [Send(closing), *self._save(turn, state, now)]
+        return [Send(closing), *self._save(turn, state)]
 
-    def _save(self, turn: Turn, state: ResponseState, now: float) -> list[Action]:
+    def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
         """Save the state of a response that has ended, if needed."""
         self._finished[turn] = state
         turn.phase = Phase.SAVING
-        return [Save(turn, state)] if turn.saves else self.saved(turn, now)
+        return [Save(turn, state)] if turn.saves else self.saved(turn)
 
     def _reject(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         return self._drop(turn, error) + self.advance(now)
@@ -441,21 +435,28 @@ class TurnLifecycle:
         self.charges.release(turn)
         self.lanes.release(turn)
 
-    def _end(self, turn: Turn, last: list[Event], now: float) -> list[Action]:
-        """End a turn with its last events, then begin its successor and whatever may run now."""
+    def _end(self, turn: Turn, last: list[Event]) -> list[Action]:
+        """End a turn with its last events."""
         turn.phase = Phase.ENDED
+        turn.stages.lap("terminal")
+        if self._betas.timing:
+            last.append(turn.output.timing_event(turn_reports.report(turn)))
+        return [Send(last), Settle(turn)]
+
+    def settle(self, turn: Turn, now: float) -> list[Action]:
+        """The last events of a turn are on their way: remember its response, report the turn, then begin its
+        successor and whatever may run now."""
         self._held_back.pop(turn, None)
         self._unpin(turn)
         self.charges.release(turn)
         state = self._finished.pop(turn, None)
-        turn.stages.lap("terminal")
-        report = turn_reports.report(turn)
-        if self._betas.timing:
-            last.append(turn.output.timing_event(report))
+        actions = self._remember(turn, state, now) if state is not None else []
         about_steers, successor = self.successors.after(
             turn, state if not turn.has_failed else None, self._lifetime.refusal
         )
-        actions: list[Action] = [Send(last + about_steers), self._record(turn, report)]
+        if about_steers:
+            actions.append(Send(about_steers))
+        actions.append(self._record(turn, turn_reports.report(turn)))
         if successor is None:
             self.lanes.release(turn)
         else:
@@ -466,6 +467,20 @@ class TurnLifecycle:
             return actions
         audit = turn.audit(state)
         return [*actions, *([StartAudit(audit)] if audit is not None else []), *self._foresee(turn, state)]
+
+    def _settled(self, actions: list[Action], now: float) -> list[Action]:
+        """The actions that end one of several turns, with what follows from them."""
+        settled: list[Action] = []
+        for action in actions:
+            settled += self.settle(action.turn, now) if isinstance(action, Settle) else [action]
+        return settled
+
+    def _remember(self, turn: Turn, state: ResponseState, now: float) -> list[Action]:
+        """Let later turns continue a response, by its id or by its items."""
+        self.cache.remember(state, turn.lane)
+        if not self._betas.keeps_nothing and not turn.has_failed:
+            turn.remember(state, now)
+        return self._compress(self.cache)
 
     def _pin(self, turn: Turn) -> None:
         """Count the state that a turn continues for as long as the turn runs."""
@@ -529,30 +544,30 @@ class TurnLifecycle:
             ended = [] if turn.rollout is not None else self.growing_outputs.end(turn.output.response_id)
             return [*ended, *self._conclude(turn, now)]
         growing = self.growing_outputs.advance(turn.output.response_id, self.cache)
-        return self.resume(turn, now) or growing
+        return self.resume(turn) or growing
 
-    def resume(self, turn: Turn, now: float) -> list[Action]:
+    def resume(self, turn: Turn) -> list[Action]:
         """Resume a paused response that has all required outputs, after asking the driver if needed."""
         if not turn.may_resume:
             return []
         ended = self.growing_outputs.end(turn.output.response_id)
         if self.asks_each_turn:
             return [*ended, Load(turn, None, frozenset())]
-        return [*ended, *self._start_step(turn, now)]
+        return [*ended, *self._start_step(turn)]
 
-    def _start_step(self, turn: Turn, now: float) -> list[Action]:
+    def _start_step(self, turn: Turn) -> list[Action]:
         """Begin the next step of a rollout."""
         try:
             job = pauses.resume(turn)
         except ApiError as error:
-            return self._fail(turn, error, now)
+            return self._fail(turn, error)
         return self._hand_over(Start(turn, job), Phase.RUNNING)
 
     def conclude_paused(self, now: float, *, only_late: bool = False) -> list[Action]:
         """End paused rollouts, or only those past their deadline. Their calls stay open."""
         paused = [turn for turn in self.lanes.running() if turn.waits_for_client]
         due = (t for t in paused if not only_late or (t.rollout is not None and now >= t.rollout.waits_until))
-        return [action for turn in due for action in self._conclude(turn, now)]
+        return [action for turn in due for action in self._settled(self._conclude(turn, now), now)]
 
     def break_off(self, now: float) -> list[Action]:
         """Cancel the running step of rollouts that have finished steps, or the hosted calls that they await,
@@ -561,10 +576,10 @@ class TurnLifecycle:
         for turn in [turn for turn in self.lanes.running() if turn.can_be_broken_off]:
             actions.append(Cancel(turn))
             if turn.phase is Phase.PAUSED:
-                actions += [Send(turn.end_waiting("broken_off")), *self._go_on(turn, now)]
+                actions += [Send(turn.end_waiting("broken_off")), *self._settled(self._go_on(turn, now), now)]
             else:
                 turn.break_off()
-                actions += self._conclude(turn, now)
+                actions += self._settled(self._conclude(turn, now), now)
         return actions
 
     def abandon(self, now: float) -> list[Action]:
@@ -574,7 +589,7 @@ class TurnLifecycle:
         for turn in list(self.lanes.running()):
             if turn.phase is not Phase.SAVING:
                 actions.append(Cancel(turn))
-                actions += self.failed(turn, error, now)
+                actions += self._settled(self.failed(turn, error, now), now)
         return actions
 
     def close(self) -> list[Action]:

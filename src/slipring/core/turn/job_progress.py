@@ -26,7 +26,7 @@ class JobProgress:
         last."""
         if not self.is_rendered:
             self.is_rendered = True
-            accepted = next((delta for delta in deltas if isinstance(delta, Accepted)), Accepted())
+            accepted = next((delta for delta in deltas if type(delta) is Accepted), Accepted())
             self.accepted = accepted if self.accepted is None else accepted.after(self.accepted)
             self._stages.lap("render")
         kinds = set(map(type, deltas))

@@ -15,7 +15,6 @@ from slipring.core.chain.known_contexts import (
     KnownContexts,
     boundaries,
     extended,
-    key_of,
     start_key,
 )
 from slipring.core.chain.state import Position, ResponseState
@@ -30,7 +29,7 @@ _MOST_OUTPUT_BYTES = 512 * 1024
 class Recognition:
     """What is known of one turn's context, before and after its answer."""
 
-    __slots__ = ("_input_digest", "_is_opening", "_known", "_prompt_digest", "_tenant", "items", "match")
+    __slots__ = ("_input_digest", "_is_opening", "_known", "_tenant", "items", "match")
 
     def __init__(self, known: KnownContexts, tenant: str) -> None:
         self._known = known
@@ -43,8 +42,6 @@ class Recognition:
         """The digest of the context with the input; None if the turn's contexts are not to be known."""
         self._is_opening = False
         """Whether no model has answered before."""
-        self._prompt_digest = NOTHING_YET
-        """The digest of the context before the last answer."""
 
     def look_up(self, request: CreateRequest, items: tuple[Item, ...], model: str, now: float) -> None:
         """Look for the longest known context that these items, of a turn without a parent, begin with."""
@@ -89,31 +86,28 @@ class Recognition:
         state.root_id = match.root_id or response_id
         return state
 
-    def complete(self, state: ResponseState, *, dropped_items: int) -> None:
-        """Note the digest of a finished response. A context from which the engine left out items is not what
-        its items say, and neither is any that continues it."""
-        if self._input_digest is None or dropped_items or _size(state.output) > _MOST_OUTPUT_BYTES:
-            return
-        if state.unread:
-            return  # the engine's position does not cover the whole context
-        if last_compaction(state.output) is None:
-            self._prompt_digest = extended(self._input_digest, state.earlier_steps)
-        else:
-            self._prompt_digest = extended(NOTHING_YET, state.prompt)
-        state.digest = extended(self._prompt_digest, state.answer)
-
     def remember(self, state: ResponseState, finished: Finished, *, is_shared: bool, now: float) -> None:
-        """Let later requests continue the contexts of a finished response.
+        """Set the digest of a finished response, and let later requests continue its contexts.
 
         ``is_shared``: whether the engine has extended the position of the context that its job continued.
         """
-        if state.digest is None or finished.context is None or not self._known.is_on:
+        if self._input_digest is None or _size(state.output) > _MOST_OUTPUT_BYTES:
+            return
+        steps = state.steps
+        if steps.unread:
+            return  # the engine's position does not cover the whole context
+        if last_compaction(state.output) is None:
+            prompt_digest = extended(self._input_digest, steps.earlier)
+        else:
+            prompt_digest = extended(NOTHING_YET, state.prompt)
+        digest = state.digest = extended(prompt_digest, steps.answer)
+        if finished.context is None:
             return
         start = start_key(state.response.model, state.head.digest)
-        before = self._continued(state) if is_shared else None
+        before = self._continued(state, start) if is_shared else None
         root_id = (self.match.root_id if self.match is not None else None) or state.root_id
         # Many chains may begin with the same question: each of them is a chain of its own.
-        is_opening = self._is_opening and not state.earlier_steps
+        is_opening = self._is_opening and not steps.earlier
         response = structs.replace(state.response, output=[], usage=None)
 
         def remembered(
@@ -135,18 +129,19 @@ class Recognition:
             return self._known.remember(self._tenant, context, now)
 
         before = remembered(
-            self._prompt_digest, finished.context, before, None if is_opening else root_id, answer_items=0
+            prompt_digest, finished.context, before, None if is_opening else root_id, answer_items=0
         )
-        if state.answer and finished.position is not None:
-            remembered(state.digest, finished.position, before, root_id, answer_items=len(state.answer))
+        if steps.answer and finished.position is not None:
+            remembered(digest, finished.position, before, root_id, answer_items=len(steps.answer))
 
-    def _continued(self, state: ResponseState) -> KnownContext | None:
-        """The known context that the response continued."""
+    def _continued(self, state: ResponseState, start: bytes) -> KnownContext | None:
+        """The known context that the response continued. ``start``: the ``start_key`` of the response."""
         parent = state.parent
         if parent is None or parent.digest is None:
             return self.match
-        key = key_of(parent.response.model, parent.head.digest, parent.digest)
-        return self._known.find(self._tenant, key)
+        if parent.head is not state.head or parent.response.model != state.response.model:
+            start = start_key(parent.response.model, parent.head.digest)
+        return self._known.find(self._tenant, start + parent.digest)
 
 
 def _is_later(item: Item) -> bool:

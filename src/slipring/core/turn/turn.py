@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, structs
 
 from slipring.core.chain import hosted_items, input_items
-from slipring.core.chain.head import Head
+from slipring.core.chain.head import NO_HEAD
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import OpenCall, Position, ResponseState
 from slipring.core.checks.gate import Inspection
@@ -152,7 +152,7 @@ class Turn:
         """Whether its parent belongs to another lane."""
         self.recognition = Recognition(ports.known, tenant)
         self.hosted = HostedRequest(ports.seal, tenant)
-        self.head = Head()
+        self.head = NO_HEAD
         self.carry = OpenCarry(input_items.NOTHING)
         self.history_bytes = 0
         """Length of the items that the request continues and does not contain."""
@@ -489,8 +489,6 @@ class Turn:
         if state.unread and self.progress.is_rendered:
             # Its last step answered nothing, so that the items do not show that it has read the outputs.
             state.position = None
-        accepted = self.progress.accepted
-        self.recognition.complete(state, dropped_items=accepted.dropped_items if accepted is not None else 0)
         return closing, state
 
     def new_state(self, items: list[Item], position: Position | None, *, cut_off: bool) -> ResponseState:
@@ -535,6 +533,8 @@ class Turn:
         """Let later requests that send the context of the finished response again continue it."""
         assert self.finished is not None
         accepted = self.progress.accepted
+        if accepted is not None and accepted.dropped_items:
+            return  # the context is not what its items say, and neither is any that continues it
         is_shared = accepted is not None and accepted.fallback is None and self.compaction is None
         self.recognition.remember(state, self.finished, is_shared=is_shared, now=now)
 

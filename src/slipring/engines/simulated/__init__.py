@@ -30,7 +30,7 @@ from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.simulated.context import PrefixCache, Tally, begin_last_item, position_of, tally_job
 from slipring.engines.simulated.options import SimulatedOptions, read_options
-from slipring.engines.simulated.pace import Pace
+from slipring.engines.simulated.pace import Pace, Ticks
 from slipring.engines.simulated.plan import Content, Emit, Fail, Stall, Step, plan_answer, prepare
 from slipring.engines.simulated.script import Script, read_script
 from slipring.engines.simulated.trace import Trace, trace_job
@@ -58,6 +58,7 @@ class SimulatedEngine(Engine):
         self._script = script
         self._prefixes = PrefixCache()
         self._queue = JobQueue(options.max_jobs or sys.maxsize, options.max_waiting)
+        self._ticks = Ticks()
 
     def status(self) -> live.Engine:
         return structs.replace(super().status(), running=self._queue.running, waiting=self._queue.waiting)
@@ -69,10 +70,7 @@ class SimulatedEngine(Engine):
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         self._queue.require_room(job.tenant)
-        tally = await self.tokenizing.prepare(job, tally_job, job)
-        trace = self._trace(job)
-        cached = self._prefixes.longest(tally, job) if self.options.prefix_cache else 0
-        content = await self._prepare(job, tally)
+        tally, cached, content, trace = await self._read(job)
         accepted = Accepted(rendered_tokens=tally.new_tokens)
         with self._queue.ticket(job.tenant) as ticket:
             waits = ticket.has_to_wait
@@ -80,14 +78,16 @@ class SimulatedEngine(Engine):
             if waits:
                 await ticket.turn()
                 yield [Begun()]
-            pace = self._pace(job, tally.tokens - cached)
-            await pace.reached()
+            await (pace := self._pace(job, tally.tokens - cached)).reached()
             self._prefixes.add(tally)
             reason: Literal["stop", "max_output_tokens", "steered"] = "stop"
-            produced = thought = 0
-            emitted: list[Delta] = []
+            produced = thought = due = 0
+            emitted, batch = list[Delta](), list[Delta]()
             limit = job.settings.max_output_tokens
             for step in self._plan(job, content, trace):
+                if batch and (not due or type(step) is not Emit):
+                    yield batch
+                    batch = []
                 if type(step) is not Emit:
                     await _interrupt(step)
                     continue
@@ -97,15 +97,18 @@ class SimulatedEngine(Engine):
                 if produced == limit:
                     reason = "max_output_tokens"
                     break
-                await pace.token()
+                if not due:
+                    await pace.next()
+                    due = pace.due()
+                due -= 1
                 produced += 1
                 thought += step.is_reasoning
                 emitted += step.deltas
-                yield step.deltas
-            position = tally.after(emitted, trace)
-            self._prefixes.add(position)
-            context = tally.as_position(trace)
-            last = Finished(reason, tally.tokens, cached, produced, thought, position, context)
+                batch = batch + step.deltas if batch else step.deltas
+            if batch:
+                yield batch
+            last = Finished(reason, tally.tokens, cached, produced, thought)
+            last.position, last.context = self._positions(tally, emitted, trace)
         yield [last]  # after the ticket is given back: a slow reader must not hold up other jobs
 
     async def prefill(self, prefill: Prefill) -> int:
@@ -120,6 +123,20 @@ class SimulatedEngine(Engine):
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return (await self.tokenizing.prepare(job, tally_job, job)).tokens
+
+    async def _read(self, job: Job) -> tuple[Tally, int, Content, Trace | None]:
+        """The context of a job, how many of its tokens are cached, what the answer contains, and the trace of
+        the context."""
+        tally = await self.tokenizing.prepare(job, tally_job, job)
+        trace = self._trace(job)
+        cached = self._prefixes.longest(tally, job) if self.options.prefix_cache else 0
+        return tally, cached, await self._prepare(job, tally), trace
+
+    def _positions(self, tally: Tally, emitted: list[Delta], trace: Trace | None) -> tuple[Tally, Tally]:
+        """The context with an answer, which is cached from now on, and the context without it."""
+        position = tally.after(emitted, trace)
+        self._prefixes.add(position)
+        return position, tally.as_position(trace)
 
     async def _prepare(self, job: Job, tally: Tally) -> Content:
         """The content of a planned answer; a script brings its own."""
@@ -137,7 +154,7 @@ class SimulatedEngine(Engine):
 
     def _pace(self, job: Job, new_tokens: int) -> Pace:
         """The pace of an answer whose prompt has so many tokens to read."""
-        pace = Pace(self.options.tokens_per_s)
+        pace = Pace(self.options.tokens_per_s, self._ticks)
         if rate := self.options.prefill_tokens_per_s:
             pace.postpone(new_tokens / rate)
         if job.generate:

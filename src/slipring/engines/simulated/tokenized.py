@@ -15,7 +15,7 @@ from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.simulated.blocks import BlockCache, Blocks
 from slipring.engines.simulated.options import SimulatedOptions
-from slipring.engines.simulated.pace import Pace
+from slipring.engines.simulated.pace import Pace, Ticks
 from slipring.engines.simulated.plan import Content, prepare
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
@@ -61,6 +61,7 @@ class TokenizedEngine(Engine):
         self._wording = Wording(self.renderer, options)
         self._cache = BlockCache()
         self._queue = JobQueue(options.max_jobs or sys.maxsize, options.max_waiting)
+        self._ticks = Ticks()
 
     def status(self) -> live.Engine:
         return structs.replace(super().status(), running=self._queue.running, waiting=self._queue.waiting)
@@ -91,24 +92,30 @@ class TokenizedEngine(Engine):
             if waits:
                 await ticket.turn()
                 yield [Begun()]
-            pace = Pace(options.tokens_per_s)
+            pace = Pace(options.tokens_per_s, self._ticks)
             known, cached = self._read(job, rendering, outputs)
-            if rate := options.prefill_tokens_per_s:
-                pace.postpone((rendering.prompt.total - cached) / rate)
-            if job.generate:
-                pace.postpone(options.ttft_ms / 1000)
+            self._postpone(pace, job, rendering.prompt.total - cached)
             await pace.reached()
             answer = TokenAnswer(job, rendering, self.renderer, trusted=True)
             answer.take(Piece(cached_tokens=cached))
             ids, end = self._plan(job, rendering, known, content)
+            due = 0
+            batch: list[Delta] = []
             for id in ids:
-                await pace.token()
+                if not due:
+                    if batch:
+                        yield batch
+                        batch = []
+                    await pace.next()
+                    due = pace.due()
+                due -= 1
                 if answer.ends_here():
                     break
-                if deltas := answer.take(Piece([id])):
-                    yield deltas
+                batch += answer.take(Piece([id]))
             else:
                 answer.take(end)
+            if batch:
+                yield batch
             *last, finished = answer.finish()
             assert isinstance(finished, Finished)
             assert isinstance(finished.position, Rendered)
@@ -130,6 +137,13 @@ class TokenizedEngine(Engine):
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.options.context_tokens, self.tokenizing, enough)
+
+    def _postpone(self, pace: Pace, job: Job, new_tokens: int) -> None:
+        """Postpone an answer by the time in which its prompt is read."""
+        if rate := self.options.prefill_tokens_per_s:
+            pace.postpone(new_tokens / rate)
+        if job.generate:
+            pace.postpone(self.options.ttft_ms / 1000)
 
     def _plan(
         self, job: Job, rendering: Rendering, known: Known, content: Content

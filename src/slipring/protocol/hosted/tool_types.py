@@ -23,6 +23,7 @@ CLIENT_TYPES = frozenset(
     }
 )
 """Tools that clients run; ``shell`` only without a container."""
+ALWAYS_CLIENT_TYPES = CLIENT_TYPES - {"shell"}
 _PASSED_ON = frozenset(
     {
         "code_interpreter",

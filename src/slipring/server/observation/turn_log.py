@@ -72,7 +72,7 @@ class TurnLine:
             "send_ms": report.send_ms,
             "total_ms": report.total_ms,
         }
-        return " ".join(f"{name}={value}" for name, value in fields.items() if value is not UNSET)
+        return " ".join([f"{name}={value}" for name, value in fields.items() if value is not UNSET])
 
     def short(self) -> str:
         """Model, outcome, tokens and times in human units, and who asked."""
@@ -96,7 +96,25 @@ class TurnLine:
         return f"{model} {outcome}: {', '.join(parts)}"
 
 
-class TerminalFormatter(logging.Formatter):
+class LineFormatter(logging.Formatter):
+    """Formats lines with their time, as configured. The text of a second is made once: a busy server writes a
+    thousand lines in one."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line)
+        self._second = -1
+        self._text = ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        if datefmt is not None:
+            return super().formatTime(record, datefmt)
+        second = int(record.created)
+        if second != self._second:
+            self._second, self._text = second, super().formatTime(record, self.default_time_format)
+        return f"{self._text},{int(record.msecs):03d}"
+
+
+class TerminalFormatter(LineFormatter):
     """Formats the lines of the turn log as a time and a short text, and all others as configured."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -109,8 +127,8 @@ def _stage_times(report: TurnReport) -> dict[str, float]:
     """Milliseconds by stage; a rollout goes through some stages several times."""
     times: dict[str, float] = {}
     for stage in report.stages:
-        name = f"{stage.name}_ms"
-        times[name] = round(times.get(name, 0.0) + stage.duration_ms, 3)
+        name, before = f"{stage.name}_ms", times.get(f"{stage.name}_ms")
+        times[name] = stage.duration_ms if before is None else round(before + stage.duration_ms, 3)
     return times
 
 

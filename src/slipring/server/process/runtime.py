@@ -14,7 +14,7 @@ def set_up_logging(level: str, *, names_process: bool = False) -> None:
     line = f"%(asctime)s %(levelname)s {process}%(name)s %(message)s"
     handler = logging.StreamHandler(sys.stderr)
     is_terminal = sys.stderr.isatty()
-    handler.setFormatter(turn_log.TerminalFormatter(line) if is_terminal else logging.Formatter(line))
+    handler.setFormatter((turn_log.TerminalFormatter if is_terminal else turn_log.LineFormatter)(line))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 

@@ -18,6 +18,7 @@ from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.errors import StartupError, Unavailable
+from slipring.garbage_collection import FullCollections, exempt_from_collection
 from slipring.models import ModelEntry
 from slipring.protocol.items import Effort
 from slipring.server.access.seal_keys import open_seal
@@ -36,6 +37,7 @@ from slipring.server.observation.metrics import Metrics
 from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.server.process.listener import base_url, bind_shared, listen, require_keys
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
+from slipring.server.process.process_metrics import resident_bytes
 from slipring.server.process.runtime import shorten_switch_interval
 from slipring.server.process.shutdown import StopRequest, run_until
 from slipring.server.process.worker_messages import Serving
@@ -95,6 +97,7 @@ class Server:
         self._maintenance = StoreMaintenance(self.service)
         ledgers = (self.service.requests, self.service.connections.unread)
         self._memory_trimmer = MemoryTrimmer(ledgers, find_malloc_trim())
+        self._collections: FullCollections | None = None
         self._lag = LoopLag()
         self.metrics = Metrics(self.service)
         self.live = LiveView(self.service, self.metrics, self._lag, number)
@@ -214,6 +217,15 @@ class Server:
         models = tuple(model.name for model in self.catalog)
         return Serving(models, self._store.name, str(keyring), keyring.is_open)
 
+    def take_over_collections(self) -> None:
+        """Decide when this process looks for garbage. For a process that has just started, and serves only
+        this server."""
+        exempt_from_collection()
+        self._collections = FullCollections(resident_bytes, self._is_generating)
+
+    def _is_generating(self) -> bool:
+        return any(client.in_flight for client in self.service.clients)
+
     async def stop(self, on_drain: Callable[[int], None] | None = None) -> None:
         """Let running responses and their audits finish within the drain deadline, then close everything.
 
@@ -285,6 +297,8 @@ class Server:
             self.service.parking.sweep(now())
             self.service.known.sweep(now())
             self.service.connections.tick()
+            if self._collections is not None:
+                self._collections.run_if_due(clock())
 
 
 def _catalog(config: Config, engine: Engine | None, open_by_name: Callable[[str], Engine]) -> Catalog:

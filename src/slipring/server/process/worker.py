@@ -17,7 +17,7 @@ from slipring.engines.base import Engine
 from slipring.engines.catalog import borrow_engine, open_engine
 from slipring.engines.sharing import Borrowed
 from slipring.errors import StartupError
-from slipring.garbage_collection import exempt_from_collection, skip_last_collection
+from slipring.garbage_collection import skip_last_collection
 from slipring.server.admin.live_feed import LiveFeed
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.server import Server
@@ -128,7 +128,7 @@ class Worker:
         return open_engine(name) if borrowed is None else borrow_engine(name, borrowed)
 
     def _report_ready(self, server: Server) -> None:
-        exempt_from_collection()
+        server.take_over_collections()
         self.report(server.describe())
         if self._config.admin != ADMIN_OFF:
             self._measure_regularly(server)

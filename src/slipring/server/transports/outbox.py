@@ -69,6 +69,30 @@ class Outbox:
             if self._bytes > self._limit_bytes and self._on_full is not None:
                 self._on_full()
 
+    def deliver(self, message: bytes) -> Awaitable[None] | None:
+        """``post`` and ``flush`` in one step. A message that finds the queue empty, like most tokens, is
+        written without being queued."""
+        frame = self._frame
+        if (
+            frame is None
+            or self._messages
+            or self._writing
+            or self._failed
+            or self._room is not None
+            or len(message) > self._limit_bytes
+        ):
+            self.post(message)
+            return self.flush()
+        try:
+            waiting = self._write(frame(message))
+        except OSError:
+            self.discard()
+            return None
+        if waiting is None:
+            return None
+        self._writing = True
+        return self._keep_writing(waiting)
+
     def kick(self) -> None:
         """Write the queue, for callers that must not wait; a task waits for a slow client in their place."""
         if self._messages and not self._writing and self._task is None:

@@ -37,6 +37,8 @@ from slipring.server.transports.websocket_io import (
 )
 
 _RECENT_TURNS = 16
+_READ_AT_ONCE = 4
+"""Thousands of small messages may have arrived at once: after so many, other connections have their turn."""
 _INTERNAL_ERROR = _KEEPALIVE_LOST = 1011
 _PING = b"\x89\x00"
 """A ping frame without a payload. Servers send no masks, and control frames are never compressed."""
@@ -99,6 +101,12 @@ class WebSocketConnection(Sink):
     def flush(self) -> Awaitable[None] | None:
         return self._outbox.flush()
 
+    def deliver(self, events: list[Event]) -> Awaitable[None] | None:
+        if len(events) == 1:
+            return self._outbox.deliver(encode(events[0]))
+        self.send(events)
+        return self._outbox.flush()
+
     def close(self, code: int, reason: str) -> None:
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(code, reason))
@@ -116,6 +124,7 @@ class WebSocketConnection(Sink):
         session, socket = self.driver.session, self._socket
         decoder = self.driver.service.decoder
         clock, wake = asyncio.get_running_loop().time, self.driver.service.wake
+        received = 0
         try:
             while True:
                 message = await socket.receive()
@@ -139,8 +148,9 @@ class WebSocketConnection(Sink):
                     return
                 else:
                     return
-                # Thousands of small messages may have arrived at once: let other connections run in between.
-                await asyncio.sleep(0)
+                received += 1
+                if received % _READ_AT_ONCE == 0:
+                    await asyncio.sleep(0)
         except OSError:
             return  # reset by the client
         except Exception:

@@ -48,6 +48,17 @@ def call_items(response: Json) -> list[Json]:
 # Lists.
 
 
+def test_servers_are_found_in_tools_that_differ_from_those_of_the_parent() -> None:
+    connection = Connection()
+    connection.create(tools=[function("own")])
+    first = connection.complete()
+    connection.create(previous=first["id"], tools=[function("own")])
+    assert not connection.resolves
+    second = connection.complete()
+    connection.create(previous=second["id"], tools=MIXED)
+    assert connection.resolves
+
+
 def test_a_response_begins_with_the_lists_of_its_servers() -> None:
     connection = Connection()
     connection.create(tools=[mcp("s"), mcp("t")])
