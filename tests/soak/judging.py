@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 MIB = 1024 * 1024
 
-_WARM_UP = 0.3
-"""Share of the windows that are not judged."""
+_WARM_UP = 0.45
+"""Share of the windows that are not judged. Two nodes that share the clients take about 20,000 answers until
+their caches are full and their heaps have the size that they keep."""
 _APART = 0.75
 """Share of the pairs of an early and a late window in which a figure that has grown is larger."""
 _WAITING_SLACK = 0.1
