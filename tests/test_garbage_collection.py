@@ -24,6 +24,14 @@ class Process:
     def __init__(self) -> None:
         self.resident: int | None = 100 * MIB
         self.is_busy = True
+        self.collection_s = 0.6
+        """How long a full collection takes."""
+        self._read = 0
+
+    def clock(self) -> float:
+        """Is read before and after each collection."""
+        self._read += 1
+        return (self._read // 2) * self.collection_s
 
 
 @pytest.fixture
@@ -35,8 +43,11 @@ def process() -> Iterator[Process]:
 
 
 def take_over(process: Process) -> FullCollections:
-    collections = FullCollections(lambda: process.resident, lambda: process.is_busy)
-    assert not collections.run_if_due(0.0)
+    """The collections of a process, of which the first has run."""
+    collections = FullCollections(lambda: process.resident, lambda: process.is_busy, process.clock)
+    assert not collections.run_if_due(-10.0)
+    gc.collect(1)
+    collections.run_if_due(0.0)
     gc.collect(1)  # as if new objects had been looked at: without any, no full collection is due
     if not gc.get_count()[2]:
         pytest.skip("this Python looks at old objects in small steps, and at all of them only when asked")
@@ -95,10 +106,20 @@ def test_it_looks_every_ten_seconds(process: Process) -> None:
     assert collections.run_if_due(10.0)
 
 
-def test_after_ten_minutes_it_collects_however_little_memory_has_grown(process: Process) -> None:
+def test_it_rests_after_a_collection_for_500_times_as_long(process: Process) -> None:
     collections = take_over(process)
-    assert not collections.run_if_due(599.0)
-    assert collections.run_if_due(610.0)
+    assert not collections.run_if_due(290.0)
+    process.collection_s = 0.01
+    assert collections.run_if_due(300.0)
+    gc.collect(1)
+    assert collections.run_if_due(310.0)
+
+
+def test_it_rests_no_longer_than_ten_minutes(process: Process) -> None:
+    process.collection_s = 5.0
+    collections = take_over(process)
+    assert not collections.run_if_due(590.0)
+    assert collections.run_if_due(600.0)
 
 
 def test_without_new_objects_it_never_collects(process: Process) -> None:
@@ -109,8 +130,8 @@ def test_without_new_objects_it_never_collects(process: Process) -> None:
     assert not collections.run_if_due(10_000.0)
 
 
-def test_where_memory_is_not_known_it_collects_every_ten_minutes(process: Process) -> None:
+def test_where_memory_is_not_known_it_collects_by_time(process: Process) -> None:
     process.resident = None
     collections = take_over(process)
     assert not collections.run_if_due(100.0)
-    assert collections.run_if_due(700.0)
+    assert collections.run_if_due(300.0)

@@ -23,7 +23,7 @@ from tests.soak.judging import MIB, Rest, Trend, Window, is_long_enough, left_be
 from tests.soak.probe import Probe, echoing
 
 CLIENTS = 32
-WINDOWS = 30
+WINDOWS = 40
 _WEIGHTS = {"old-socket": 0.07, "slow-socket": 0.3, "slow-stream": 0.3, "bad-frames": 0.5, "bad-http": 0.5}
 """How often a behaviour is chosen; 1 if it is not listed."""
 _LONGEST_PAUSE_S = 0.5

@@ -62,7 +62,7 @@ def _of_latencies(early: Sequence[float], late: Sequence[float], waiting: float 
     """Windows with these latencies in the two periods that are compared. ``waiting``: of the late ones."""
     calm = [
         replace(_CALM, latency=each, turn_ms=each, waiting=0.1)
-        for each in ((2.0,) * 9 + (*early,) + (2.0,) * 7)
+        for each in ((2.0,) * 18 + (*early,) + (2.0,) * 8)
     ]
     return calm + [replace(_CALM, latency=each, turn_ms=each, waiting=waiting) for each in late]
 
