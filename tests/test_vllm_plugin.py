@@ -181,7 +181,7 @@ async def test_turns_of_a_session_are_inputs_of_one_request(vllm: Vllm, engine: 
         (turn(prompt=[]), 400, "at least one id"),
         (turn(sampling={"seed": 1}), 400, "unknown field `seed`"),
         (turn(sampling={"temperature": -1.0}), 400, "temperature must be non-negative"),
-        (turn(prompt=[1] * 599), 400, "no room"),
+        (turn(prompt=[1] * 601), 400, "no room"),
     ],
 )
 async def test_what_is_refused(
@@ -208,6 +208,14 @@ async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) ->
     assert (await vllm.get(PATH)).json() == {**limits, "sessions": 2, "tokens": 8}
     await vllm.post(f"{PATH}/a/end")
     assert (await vllm.post(PATH, turn(session="c"))).status == 200
+
+
+async def test_sessions_hold_no_more_than_their_part_of_the_cache(vllm: Vllm) -> None:
+    # What a turn may emit is not counted before it is emitted.
+    await vllm.post(PATH, turn(session="a", prompt=[1] * 400, sampling={"max_tokens": 1}))
+    assert (await vllm.post(PATH, turn(session="b", prompt=[1] * 201))).status == 400
+    assert (await vllm.post(PATH, turn(session="a", held=400, prompt=[1] * 201))).status == 400
+    assert (await vllm.post(PATH, turn(session="a", held=400, prompt=[1] * 200))).status == 200
 
 
 async def test_a_failure_of_the_engine_ends_the_session(vllm: Vllm, engine: Engine) -> None:

@@ -116,9 +116,10 @@ class Sessions:
             raise Refused(400, "A turn needs at least one id.")
         if (0 if session is None else session.held) != turn.held or (session is not None and session.is_busy):
             raise Refused(404, "There is no such session, or its context is another one.")
-        after = self.held_tokens + len(turn.prompt) + turn.sampling.max_tokens
-        if session is None and (len(self._open) >= self.limits.sessions or after > self.limits.tokens):
+        if session is None and len(self._open) >= self.limits.sessions:
             raise Refused(400, "There is no room for another session.")
+        if self.held_tokens + len(turn.prompt) > self.limits.tokens:
+            raise Refused(400, "There is no room for so many ids.")
         made = make_input(turn)
         if session is None:
             session = self._opened(turn)
