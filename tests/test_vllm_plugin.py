@@ -211,7 +211,6 @@ async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) ->
 
 
 async def test_sessions_hold_no_more_than_their_part_of_the_cache(vllm: Vllm) -> None:
-    # What a turn may emit is not counted before it is emitted.
     await vllm.post(PATH, turn(session="a", prompt=[1] * 400, sampling={"max_tokens": 1}))
     assert (await vllm.post(PATH, turn(session="b", prompt=[1] * 201))).status == 400
     assert (await vllm.post(PATH, turn(session="a", held=400, prompt=[1] * 201))).status == 400
