@@ -477,6 +477,7 @@ def open_session() -> Session:
     usage = Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)
     session.lifecycle.deltas(start.turn, [Text("Hello."), usage])
     session.lifecycle.finished(start.turn, 0.0)
+    session.lifecycle.settle(start.turn, 0.0)
     return session
 
 
