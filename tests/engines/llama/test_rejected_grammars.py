@@ -50,9 +50,8 @@ async def test_an_answer_without_its_grammar_fails(
             patched.setattr(llama, "grammar_of", broken)
             failed = await socket.response(input="x", **FORMAT, **SMALL)
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
-        assert (failed["output"], failed["error"]["message"]) == (
-            *([],),
-            "The engine does not enforce the grammar of this answer.",
-        )
+        assert failed["error"]["message"] == "The engine does not enforce the grammar of this answer."
+        # llama.cpp's log may arrive after the first tokens.
+        assert all(item["status"] == "incomplete" for item in failed["output"])
         assert "does not enforce the grammar of an answer" in caplog.text
         assert (await socket.response(input="x", **FORMAT, **SMALL))["status"] == "incomplete"
