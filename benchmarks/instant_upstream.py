@@ -23,7 +23,6 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from slipring.engines.llama.models import packaged_model, read_file
-from slipring.engines.simulated.pace import Pace
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 
 _OUTPUT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
@@ -94,12 +93,31 @@ def sse(payload: object) -> bytes:
     return b"data: " + json.dumps(payload).encode() + b"\n\n"
 
 
+class Pace:
+    """The schedule of one answer, which begins now: a token per interval. A rate of 0 is unlimited."""
+
+    def __init__(self, tokens_per_s: float) -> None:
+        self._interval_s = 1 / tokens_per_s if tokens_per_s else 0.0
+        self._loop = asyncio.get_running_loop()
+        self._due_s = self._loop.time()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for so long after the last token was due."""
+        self._due_s += seconds
+        delay_s = self._due_s - self._loop.time()
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+
+    async def token(self) -> None:
+        """Wait until the next token is due."""
+        await self.wait(self._interval_s)
+
+
 async def stream(request: web.Request, events: Iterable[bytes]) -> web.StreamResponse:
     answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await answer.prepare(request)
     pace = Pace(Settings.tokens_per_s)
-    pace.postpone(Settings.first_ms / 1000)
-    await pace.reached()
+    await pace.wait(Settings.first_ms / 1000)
     for event in events:
         if Settings.tokens_per_s:
             await pace.token()

@@ -41,7 +41,6 @@ from slipring.bench.client.transports import Access, Transport
 from slipring.bench.measure.modes import MODES, Context
 from slipring.bench.workloads.prose import INSTRUCTIONS
 from slipring.bench.workloads.tools import CODING_TOOLS
-from slipring.engines.simulated.pace import Pace
 
 TURNS = 25
 WARMUP_TURNS = 2
@@ -235,7 +234,7 @@ async def measure(given: argparse.Namespace, trees: Mapping[str, Path]) -> dict[
     memory: dict[str, float] = {}
     steps = Steps()
     instant_upstream.Settings.tokens = STEPPED_TOKENS
-    instant_upstream.Settings.before_each = Pace(PACE).token if given.paced else steps.wait
+    instant_upstream.Settings.before_each = instant_upstream.Pace(PACE).token if given.paced else steps.wait
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         tokenizer = write_tokenizer(Path(directory))
