@@ -72,9 +72,8 @@ class Body(Struct, frozen=True, eq=False, weakref=True):
                 if mine.parent is None:
                     return 0
                 mine = mine.parent
-            elif theirs.parent is None:
-                return 0
             else:
+                assert theirs.parent is not None, "a body without tokens is the smallest"
                 theirs = theirs.parent
         return mine.size_bytes
 
