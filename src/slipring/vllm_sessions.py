@@ -155,7 +155,8 @@ class Sessions:
             return False
         if session.expiry is not None:
             session.expiry.cancel()
-        # A running turn ends its own generator, which nobody else may touch meanwhile.
+        # If a turn is running, the request that answers it closes the generator: Python does not allow
+        # another task to close a generator that is running.
         if not session.is_busy:
             task = asyncio.ensure_future(session.outputs.aclose())
             self._ending.add(task)
@@ -194,7 +195,7 @@ class SessionsPlugin:
 
     def attach_router(self, app: Any) -> None:
         app.router.routes += [
-            Route(PATH, self._tell, methods=["GET"]),
+            Route(PATH, self._status, methods=["GET"]),
             Route(PATH, self._run, methods=["POST"]),
             Route(PATH + "/{id}/end", self._end, methods=["POST"]),
         ]
@@ -224,11 +225,17 @@ class SessionsPlugin:
         self._make_input = make_input
         self._sessions = Sessions(limits_of(engine_client.vllm_config), generate)
 
-    async def _tell(self, request: Request) -> Response:
+    async def _status(self, request: Request) -> Response:
         sessions = self._ready()
         limits = sessions.limits
-        told = {"most_sessions": limits.sessions, "most_tokens": limits.tokens}
-        return JSONResponse({**told, "sessions": len(sessions), "tokens": sessions.held_tokens})
+        return JSONResponse(
+            {
+                "most_sessions": limits.sessions,
+                "most_tokens": limits.tokens,
+                "sessions": len(sessions),
+                "tokens": sessions.held_tokens,
+            }
+        )
 
     async def _run(self, request: Request) -> Response:
         sessions = self._ready()
@@ -284,7 +291,7 @@ async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGen
                     },
                 )
                 yield b"data: [DONE]\n\n"
-    except Exception as error:  # of the engine, whatever it is: the client is told
+    except Exception as error:  # any failure of the engine becomes an error event for the client
         log.info("a turn of a session has failed: %s", error)
         code = 400 if isinstance(error, ValueError) else 500
         yield _event(error={"message": str(error) or type(error).__name__, "code": code})

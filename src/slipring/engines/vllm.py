@@ -170,20 +170,20 @@ class VllmEngine(SessionServer):
         if options.sessions == "off" or not options.max_sessions:
             return None
         try:
-            told = msgspec.convert(await self.query(_SESSIONS), _SessionsTold)
+            limits = msgspec.convert(await self.query(_SESSIONS), _SessionLimits)
         except (HttpFailure, msgspec.ValidationError) as error:
             if options.sessions == "auto":
                 return None
             raise StartupError(
                 f"--engine vllm: {options.url} has no sessions; start it with VLLM_PLUGINS=slipring_sessions"
             ) from error
-        most = min(options.max_sessions, told.most_sessions)
+        most = min(options.max_sessions, limits.most_sessions)
         if not most:
             return None
         return Sessions(
             Protocol("vLLM", None, self._end_session, keeps_last=False),
             most=most,
-            most_tokens=told.most_tokens,
+            most_tokens=limits.most_tokens,
             idle_s=options.session_idle_s,
         )
 
@@ -216,8 +216,8 @@ def _structured_outputs(constraint: Constraint) -> dict[str, Any]:
             return {"json": Raw(constraint.text)}
 
 
-class _SessionsTold(Struct):
-    """What the plugin tells about sessions."""
+class _SessionLimits(Struct):
+    """How many sessions the plugin allows, and how many tokens all of them may hold."""
 
     most_sessions: int
     most_tokens: int

@@ -14,6 +14,7 @@ import pytest
 
 from slipring.engines.sglang import SglangEngine
 from slipring.errors import StartupError
+from tests.engines.chains import turns, whole_prompts
 from tests.engines.fakes.server import Call, HangUp, Ids, Refuse, Say, Stall, Stop, in_front_of
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import TOKENIZER, decoded
@@ -34,37 +35,16 @@ async def running(**options: Any) -> AsyncIterator[tuple[WithSessions, Running]]
         yield fake, server
 
 
-async def turns(
-    socket: Socket, *inputs: Any, after: str | None = None, **fields: Any
-) -> list[dict[str, Any]]:
-    """Run turns of a chain, each after the one before."""
-    responses = []
-    for said in inputs:
-        asked = {"store": False, **fields, **({"previous_response_id": after} if after else {})}
-        responses.append(await socket.response(input=said, **asked))
-        after = responses[-1]["id"]
-    return responses
-
-
 def session_of(request: dict[str, Any]) -> str | None:
     found: str | None = request.get("session_params", {}).get("id")
     return found
-
-
-async def whole_prompts(*inputs: Any, scripts: Any = (), **fields: Any) -> list[str]:
-    """The prompts of these turns without sessions."""
-    async with in_front_of(FakeSglang()) as (fake, server), server.connect() as socket:
-        for script in scripts:
-            fake.script(*script)
-        await turns(socket, *inputs, **fields)
-        return [decoded(prompt) for prompt in fake.prompts]
 
 
 async def test_turns_of_a_chain_send_their_new_ids_only() -> None:
     inputs = ["one", "two", "three", "four"]
     async with running() as (fake, server), server.connect() as socket:
         await turns(socket, *inputs)
-        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(*inputs)
+        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(FakeSglang(), *inputs)
         first, second, third, fourth = fake.requests
         # The first turn may be the only one. The second opens the session, the others append.
         assert session_of(first) is None
@@ -86,7 +66,7 @@ async def test_answers_that_end_without_a_stop_token_are_continued() -> None:
             fake.script(*cut)
         await turns(socket, "a", "b", "c")
         assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(
-            "a", "b", "c", scripts=[cut] * 3
+            FakeSglang(), "a", "b", "c", scripts=[cut] * 3
         )
         assert decoded(fake.requests[2]["input_ids"]).startswith("<|im_end|>\n")
 
@@ -183,7 +163,7 @@ async def test_a_session_that_the_server_has_lost_is_replaced() -> None:
         fake.sessions.clear()  # as after a restart
         responses += await turns(socket, *inputs[2:], after=responses[-1]["id"])
         assert [text_of(each) for each in responses] == ["ok"] * 4
-        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(*inputs)
+        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(FakeSglang(), *inputs)
         # Refused in the session, then sent whole; the next turn opens another session.
         lost, whole, again = fake.requests[2:]
         assert session_of(lost) == session_of(fake.requests[1])
@@ -197,7 +177,7 @@ async def test_a_cut_connection_is_retried_with_all_ids() -> None:
         fake.script(HangUp())
         (three,) = await turns(socket, "three", after=two["id"])
         assert text_of(three) == "ok"
-        assert decoded(fake.prompts[-1]) == (await whole_prompts("one", "two", "three"))[-1]
+        assert decoded(fake.prompts[-1]) == (await whole_prompts(FakeSglang(), "one", "two", "three"))[-1]
         assert fake.requests[-1]["input_ids"] == fake.prompts[-1]
 
 
@@ -244,7 +224,7 @@ async def test_a_server_that_reads_another_prompt_gets_no_more_sessions() -> Non
         responses = await turns(socket, "a", "b", "c", "d")
         assert [text_of(each) for each in responses] == ["one"] * 4
         assert [session_of(each) is None for each in fake.requests] == [True, False, False, True, True]
-        whole = await whole_prompts("a", "b", "c", "d", scripts=[cut] * 4)
+        whole = await whole_prompts(FakeSglang(), "a", "b", "c", "d", scripts=[cut] * 4)
         assert [decoded(prompt) for prompt in (*fake.prompts[:2], *fake.prompts[3:])] == whole
 
 

@@ -13,13 +13,14 @@ import pytest
 
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import StartupError
+from tests.engines.chains import turns, whole_prompts
 from tests.engines.fakes.server import Call, Refuse, Say, Stall, Stop, in_front_of
 from tests.engines.fakes.tokens import TOKENIZER, decoded
 from tests.engines.fakes.vllm import FakeVllm
 from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions, session_of
 from tests.engines.test_contract import text_of
 from tests.engines.test_prefill import LOG, output, stream
-from tests.harness import WEATHER, Running, Socket
+from tests.harness import WEATHER, Running
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
 
@@ -33,32 +34,11 @@ async def running(**options: Any) -> AsyncIterator[tuple[FakeVllmWithSessions, R
         yield fake, server
 
 
-async def turns(
-    socket: Socket, *inputs: Any, after: str | None = None, **fields: Any
-) -> list[dict[str, Any]]:
-    """Run turns of a chain, each after the one before."""
-    responses = []
-    for said in inputs:
-        asked = {"store": False, **fields, **({"previous_response_id": after} if after else {})}
-        responses.append(await socket.response(input=said, **asked))
-        after = responses[-1]["id"]
-    return responses
-
-
-async def whole_prompts(*inputs: Any, scripts: Any = (), **fields: Any) -> list[str]:
-    """The prompts of these turns without sessions."""
-    async with in_front_of(FakeVllm()) as (fake, server), server.connect() as socket:
-        for script in scripts:
-            fake.script(*script)
-        await turns(socket, *inputs, **fields)
-        return [decoded(prompt) for prompt in fake.prompts]
-
-
 async def test_turns_of_a_chain_send_their_new_ids_only() -> None:
     inputs = ["one", "two", "three", "four"]
     async with running() as (fake, server), server.connect() as socket:
         responses = await turns(socket, *inputs)
-        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(*inputs)
+        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(FakeVllm(), *inputs)
         first, second, third, fourth = fake.requests
         # The first turn may be the only one. The second opens the session, the others append.
         assert session_of(first) is None
@@ -85,7 +65,7 @@ async def test_answers_that_a_limit_ends_are_continued() -> None:
             fake.script(*cut)
         await turns(socket, "a", "b", "c", "d")
         assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(
-            "a", "b", "c", "d", scripts=[cut] * 4
+            FakeVllm(), "a", "b", "c", "d", scripts=[cut] * 4
         )
         # The last id of the answer was dropped, so it is sent again.
         assert decoded(fake.requests[2]["prompt"]).startswith(" two<|im_end|>\n")
@@ -173,7 +153,7 @@ async def test_a_session_that_the_server_has_lost_is_replaced() -> None:
         fake.sessions.end(fake.opened[0])  # as after a restart, or when it was idle for too long
         responses += await turns(socket, *inputs[2:], after=responses[-1]["id"])
         assert [text_of(each) for each in responses] == ["ok"] * 4
-        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(*inputs)
+        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(FakeVllm(), *inputs)
         lost, whole, again = fake.requests[2:]
         assert session_of(lost) == session_of(fake.requests[1])
         assert session_of(whole) is None

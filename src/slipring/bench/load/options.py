@@ -53,6 +53,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``slipring bench load``. Flags that ``slipring bench`` also has must not have a
     default: it would override a value given before ``load``."""
     add_target_flags(parser, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
+    _add_connection_flags(parser)
+    _add_comparison_flags(parser)
+    add = parser.add_argument
+    add("--mode", choices=_MODES, default="websocket", help="mode of the connections (default: websocket)")
+    _add_service_level_flags(parser)
+    add("--json", type=Path, metavar="FILE", help="write the record")
+
+
+def _add_connection_flags(parser: argparse.ArgumentParser) -> None:
+    """The connections of each level, and who opens them."""
     add = parser.add_argument
     add("--connections", type=whole(1), default=50, metavar="N", help="number of connections (default: 50)")
     add(
@@ -97,6 +107,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes that generate the load (default: 1)",
     )
+
+
+def _add_comparison_flags(parser: argparse.ArgumentParser) -> None:
+    """What is measured beside the levels: a bare socket, and a flood by another tenant."""
+    add = parser.add_argument
     add(
         *("--bare",),
         action="store_true",
@@ -116,7 +131,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="VARIABLE",
         help="environment variable with the API key of that tenant, for a server at --url",
     )
-    add("--mode", choices=_MODES, default="websocket", help="mode of the connections (default: websocket)")
+
+
+def _add_service_level_flags(parser: argparse.ArgumentParser) -> None:
+    """What a level must keep in order to hold."""
+    add = parser.add_argument
     add(
         *("--slo-ttft-ms",),
         type=number(0),
@@ -138,7 +157,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="least speed of the answers, as a share of --tokens-per-s, where that is known (default: 0.95)",
     )
-    add("--json", type=Path, metavar="FILE", help="write the record")
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> LoadOptions:

@@ -164,7 +164,7 @@ class SqlConversations(base.Conversations):
         except OutcomeUnknown:
 
             async def again() -> None:
-                # The insert waits for a transaction that inserts the same id, which nobody else uses.
+                # The id is this request's own. The insert waits for an attempt that is still committing.
                 with suppress(UniqueViolated):
                     await self._database.write(*statements)
 
