@@ -226,7 +226,8 @@ def arguments_for(create: dict[str, Any], entries: list[Entry]) -> str:
 async def responses(request: web.Request) -> web.StreamResponse:
     create = await request.json()
     entries = [*head_entries(create), *item_entries(create["input"])]
-    return await stream(request, map(sse, response_events("resp_1", arguments_for(create, entries), {})))
+    events = response_events(f"resp_{next(_numbers)}", arguments_for(create, entries), {})
+    return await stream(request, map(sse, events))
 
 
 async def responses_socket(request: web.Request) -> web.WebSocketResponse:
@@ -265,10 +266,11 @@ def response_events(response_id: str, arguments: str, lane: dict[str, str]) -> I
         "status": "in_progress",
         "output": [],
     }
-    item = {"type": "function_call", "id": "fc_1", "call_id": f"call_{response_id}", "name": "run"}
+    item_id = f"fc_{response_id}"
+    item = {"type": "function_call", "id": item_id, "call_id": f"call_{response_id}", "name": "run"}
     opened = {**item, "arguments": "", "status": "in_progress"}
     closed = {**item, "arguments": arguments, "status": "completed"}
-    place = {"output_index": 0, "item_id": "fc_1"}
+    place = {"output_index": 0, "item_id": item_id}
     events: list[dict[str, Any]] = [
         {"type": "response.created", "response": response},
         {"type": "response.in_progress", "response": response},

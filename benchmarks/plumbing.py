@@ -126,12 +126,14 @@ async def agents(urls: Mapping[str, str], mode: str) -> AsyncIterator[dict[str, 
         yield found
 
 
-async def loops(servers: Mapping[str, Process], direct: str | None, mode: str) -> Figures:
+async def loops(
+    servers: Mapping[str, Process], direct: str | None, mode: str, direct_mode: str = ""
+) -> Figures:
     """Run a loop at every server, turn by turn in alternation. ``direct``: the upstream's URL, if clients can
-    use it."""
+    use it, in ``direct_mode`` or else in the same mode."""
     figures: Figures = {name: {kind: [] for kind in ("cpu_ms", "turn_ms", "first_ms")} for name in servers}
     urls = {name: server.url for name, server in servers.items()}
-    async with agents(urls, mode) as through, agents({"": direct} if direct else {}, mode) as directly:
+    async with agents(urls, mode) as through, agents({"": direct} if direct else {}, direct_mode or mode) as directly:
         names = list(servers)
         for turn in range(TURNS):
             apart_ns = sum([(await each.turn()).total_ns for each in directly.values()])
@@ -148,17 +150,20 @@ async def loops(servers: Mapping[str, Process], direct: str | None, mode: str) -
     return figures
 
 
-async def streams(servers: Mapping[str, Process], mode: str, steps: Steps) -> Figures:
-    """Run three turns at every server in front of the stepped upstream; the first does not count."""
+async def streams(
+    servers: Mapping[str, Process], mode: str, tokens: int, steps: Steps | None = None
+) -> Figures:
+    """Run three turns at every server in front of an upstream that tells so many tokens one at a time; the
+    first turn does not count."""
     figures: Figures = {name: {"delta_us": []} for name in servers}
     async with agents({name: server.url for name, server in servers.items()}, mode) as clients:
         for turn in range(3):
             for name, server in servers.items():
                 before = server.cpu_s()
-                await clients[name].turn(steps.exchange())
+                await clients[name].turn(steps.exchange() if steps else None)
                 spent_us = (server.cpu_s() - before) * 1e6
                 if turn:
-                    figures[name]["delta_us"].append(spent_us / STEPPED_TOKENS)
+                    figures[name]["delta_us"].append(spent_us / tokens)
     return figures
 
 
@@ -266,7 +271,7 @@ async def measure(given: argparse.Namespace, trees: Mapping[str, Path]) -> dict[
                         direct = instant if relayed else None
                         for found in (
                             await loops({name: fast[name] for name in chosen}, direct, mode),
-                            await streams({name: slow[name] for name in chosen}, mode, steps),
+                            await streams({name: slow[name] for name in chosen}, mode, STEPPED_TOKENS, steps),
                         ):
                             for name, kinds in found.items():
                                 for kind, values in kinds.items():

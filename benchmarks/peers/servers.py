@@ -246,13 +246,15 @@ def slipring_over(engine: Server, name: str = "slipring", sessions: str = "off")
 
 @contextmanager
 def agentic(engine: Server) -> Iterator[Server]:
-    """Start agentic-api in front of a running vLLM, or of another server of Responses."""
-    port = _free_port()
+    """Start agentic-api in front of a running vLLM, or of another server of Responses: the program that its
+    launcher starts, with a store of its own."""
+    port, store = _free_port(), _fresh("agentic.db")
     command = [
-        *(str(DIRECTORY / "agentic-api" / "bin" / "python"), "-m", "agentic_api", "serve"),
-        *("--host", "127.0.0.1", "--port", str(port), "--vllm-base-url", engine.url.removesuffix("/v1")),
+        *(str(DIRECTORY / "agentic-api" / "bin" / "agentic-server"), "--db-url", f"sqlite://{store}?mode=rwc"),
+        *("--gateway-host", "127.0.0.1", "--gateway-port", str(port)),
+        *("--llm-api-base", engine.url.removesuffix("/v1")),
     ]
-    with _running("agentic-api", command, f"http://127.0.0.1:{port}/health") as pid:
+    with _running("agentic-api", command, f"http://127.0.0.1:{port}/health", RUST_LOG="error") as pid:
         versions = {"agentic-api": installed("agentic-api") or ""}
         yield Server(
             "agentic-api", f"http://127.0.0.1:{port}/v1", pid, engine.model, "none", versions, engine
