@@ -7,10 +7,12 @@ fails there first.
 
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from aiohttp import ClientConnectionError, StreamReader, web
+from aiohttp import BaseConnector, ClientConnectionError, StreamReader, web
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpProcessingError, RawRequestMessage
 from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.http_parser import DeflateBuffer
@@ -196,6 +198,26 @@ def fail_read(content: StreamReader, error: BaseException) -> None:
     content.set_exception(error)
 
 
+class StreamProtocol(ResponseHandler):
+    """aiohttp's client-side HTTP protocol, which can call a function after each read of its socket.
+
+    A read may bring several chunks of a body; aiohttp tells of each by itself. Relies on connectors making
+    protocols by their ``_factory``.
+    """
+
+    on_read: Callable[[], None] | None = None
+
+    @staticmethod
+    def use_in(connector: BaseConnector) -> None:
+        """Let a connector make protocols of this class."""
+        connector._factory = partial[ResponseHandler](StreamProtocol, loop=connector._loop)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.on_read is not None:
+            self.on_read()
+
+
 class PieceReader(StreamReader):
     """A response's ``StreamReader`` for a body that is read as it comes, by ``read_pieces`` only.
 
@@ -207,6 +229,8 @@ class PieceReader(StreamReader):
     """
 
     __slots__ = ()
+
+    _protocol: "StreamProtocol"
 
     @staticmethod
     def adopt(content: StreamReader) -> "PieceReader":
@@ -220,7 +244,7 @@ class PieceReader(StreamReader):
         self._buffer.append(data)
         self.total_bytes += len(data)
         waiter = self._waiter
-        if waiter is not None:
+        if waiter is not None and self._protocol.on_read is None:
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)
@@ -249,6 +273,11 @@ class PieceReader(StreamReader):
                 self._waiter = None
         if self._exception is not None:
             raise self._exception
+        return self._take()
+
+    def _take(self) -> bytes:
+        """All that has arrived and was not read."""
+        buffer = self._buffer
         data = buffer.popleft() if len(buffer) == 1 else b"".join(buffer)
         buffer.clear()
         self._cursor += self._size
@@ -256,6 +285,39 @@ class PieceReader(StreamReader):
         if self._protocol._reading_paused:
             self._protocol.resume_reading()
         return data
+
+    async def push_pieces(self, take: Callable[[bytes], bool]) -> None:
+        """Call ``take`` with what arrives, from within each read of the socket, until it returns False, the
+        body ends or the read fails. All that had arrived before must have been read.
+
+        No task is resumed for a piece: that takes longer than most of what is done with a token. Raises what
+        ``take`` raises. What arrives after the last call is left to ``read_pieces``.
+        """
+        if self._buffer or self._eof or self._exception is not None:
+            return
+        ended = self._waiter = self._loop.create_future()
+
+        def on_read() -> None:
+            if not self._buffer or ended.done():
+                return
+            try:
+                goes_on = take(self._take())
+            except Exception as error:
+                protocol.on_read = None
+                ended.set_exception(error)
+                return
+            if not goes_on:
+                protocol.on_read = None
+                ended.set_result(None)
+
+        protocol = self._protocol
+        protocol.on_read = on_read
+        try:
+            await ended
+        finally:
+            self._waiter = None
+            if protocol.on_read is on_read:  # the connection may be another answer's by now
+                protocol.on_read = None
 
 
 def is_client_fault(error: BaseException | None) -> bool:

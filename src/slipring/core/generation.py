@@ -5,7 +5,7 @@ A job contains its context as a linked chain of responses: an engine that kept i
 ``parent.position`` (a KV cache slot, an upstream id) processes the new items only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Literal, Protocol
 
 from msgspec import Raw, Struct, field, structs
@@ -290,6 +290,11 @@ class Stop:
         completes the answer."""
 
 
+Emit = Callable[[list[Delta]], Awaitable[None] | None]
+"""Takes deltas of a job at once. Returns an awaitable, to be awaited before the next call, while the client
+does not keep up."""
+
+
 class Job(Struct, frozen=True):
     """One generation; with ``generate`` false, a warmup that only prepares the context."""
 
@@ -313,6 +318,10 @@ class Job(Struct, frozen=True):
     upstream_tools: UpstreamTools | None = None
     """Set if the engine's server runs tools of this request."""
     stop: Stop = field(default_factory=Stop)
+    emit: Emit | None = None
+    """If set, the engine may give deltas behind the first batch of the answer to this function instead of
+    yielding them, from any callback of the event loop while its generator is awaited: no task has to be
+    resumed for a token. Deltas arrive in order, whichever way they take."""
 
     @property
     def branch(self) -> Branch:

@@ -291,6 +291,20 @@ class CompactionCompacting(ItemEvent, tag="response.compaction.compacting", kw_o
     item_id: str
 
 
+DELTAS: frozenset[type[Event]] = frozenset(
+    {
+        OutputTextDelta,
+        RefusalDelta,
+        ReasoningTextDelta,
+        ReasoningSummaryTextDelta,
+        FunctionCallArgumentsDelta,
+        CustomToolCallInputDelta,
+        McpCallArgumentsDelta,
+        CodeInterpreterCallCodeDelta,
+    }
+)
+"""Events with a piece of what the model writes: most events of a stream."""
+
 PADDED: dict[type[Event], Callable[..., Any]] = {
     kind: defstruct(
         f"Padded{kind.__name__}",
@@ -300,16 +314,7 @@ PADDED: dict[type[Event], Callable[..., Any]] = {
         kw_only=True,
         gc=False,
     )
-    for kind in (
-        OutputTextDelta,
-        RefusalDelta,
-        ReasoningTextDelta,
-        ReasoningSummaryTextDelta,
-        FunctionCallArgumentsDelta,
-        CustomToolCallInputDelta,
-        McpCallArgumentsDelta,
-        CodeInterpreterCallCodeDelta,
-    )
+    for kind in DELTAS
 }
 """Delta events with an ``obfuscation`` field that hides their length. Separate classes, so that plain deltas
 are encoded without it at no cost."""

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
-from slipring.core.generation import Job
+from slipring.core.generation import Delta, Job
 from slipring.core.hosted.tools import CallProgress
 from slipring.core.session.actions import (
     Action,
@@ -423,14 +423,21 @@ class Driver:
         engine = self.service.catalog.engine_of(job.model)
         if job.parent is not None and (job.recognised or not job.fork):
             await self.service.prefills.end(job.tenant, job.parent.id)
+
+        def emit(deltas: list[Delta]) -> Awaitable[None] | None:
+            waiting = deliver(feed(turn, deltas))
+            return None if waiting is None else _timed(waiting, turn)
+
+        if is_plain:
+            job = structs.replace(job, emit=emit)
         async with aclosing(custom_inputs.generate(engine, job)) as batches:
             async for deltas in batches:
-                events = feed(turn, deltas)
-                waiting = deliver(events) if is_plain else await self._deliver_watched(turn, events)
+                if is_plain:
+                    waiting = emit(deltas)
+                elif (waiting := await self._deliver_watched(turn, feed(turn, deltas))) is not None:
+                    waiting = _timed(waiting, turn)
                 if waiting is not None:
-                    before = clock()
                     await waiting
-                    turn.stages.send_s += clock() - before
         return self.session.lifecycle.finished(turn, now())
 
     async def _deliver_watched(self, turn: Turn, events: list[Event]) -> Awaitable[None] | None:
@@ -473,6 +480,13 @@ class Exchange:
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         self.driver.wind_down(error, grace_s)
+
+
+async def _timed(waiting: Awaitable[None], turn: Turn) -> None:
+    """Wait for a slow client, and count the time as the turn's."""
+    before = clock()
+    await waiting
+    turn.stages.send_s += clock() - before
 
 
 def _compressed(states: Sequence[ResponseState]) -> list[bytes]:

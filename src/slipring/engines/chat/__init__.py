@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 
 from msgspec import structs
 
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Emit, Finished, Job, Model
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Engine, Level
 from slipring.engines.chat.answer import ChatAnswer
@@ -17,6 +17,7 @@ from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, write_request
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate
+from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.steered_cut import SteeredCut
 from slipring.engines.remote.upstream import Upstream
 from slipring.errors import InvalidRequest, RateLimited, ServerError
@@ -79,16 +80,18 @@ class ChatEngine(Engine):
                 request.position, logprobs=job.settings.logprobs, think_tags=self.options.think_tags
             )
             cut = SteeredCut(job)
+            emit = cut.emit if job.emit is not None and job.generate else None
 
             def attempt() -> Awaitable[BegunStream[list[Delta]]]:
-                return BegunStream.begin(self._attempt(job, request, answer))
+                return BegunStream.begin(self._attempt(job, request, answer, emit))
 
-            async with aclosing(await self._gate.begin(attempt)) as batches:
-                async for deltas in batches:
-                    if job.generate:
-                        yield deltas
-                        if cut.after(deltas):
-                            break
+            with suppress(CutOff):
+                async with aclosing(await self._gate.begin(attempt)) as batches:
+                    async for deltas in batches:
+                        if job.generate:
+                            yield deltas
+                            if cut.after(deltas):
+                                break
             if cut.is_made:
                 position = request.position
                 last: list[Delta] = [structs.replace(cut.finished(), position=position, context=position)]
@@ -100,9 +103,10 @@ class ChatEngine(Engine):
         return await self.tokenizing.prepare(job, estimated_tokens, job)
 
     async def _attempt(
-        self, job: Job, request: Request, answer: ChatAnswer
+        self, job: Job, request: Request, answer: ChatAnswer, emit: Emit | None
     ) -> AsyncGenerator[list[Delta], None]:
-        """Send the request once. ``answer`` is unchanged until the first deltas, for another attempt."""
+        """Send the request once. ``answer`` is unchanged until the first deltas, for another attempt; those
+        that follow are emitted, if that is possible."""
         headers = self._upstream.affinity_headers(job)
         async with self._upstream.events(_PATH, request.pieces, headers) as batches:
             async for payloads in batches:
@@ -111,6 +115,8 @@ class ChatEngine(Engine):
                     yield deltas
                 if fault is not None:
                     raise fault
+                if deltas and emit is not None:
+                    await batches.pump(lambda payloads: emit_until(emit, *answer.read(payloads)))
 
     async def _probe(self) -> None:
         # A server that refuses to list its models is up.

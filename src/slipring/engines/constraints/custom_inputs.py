@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 
+from msgspec import structs
+
 from slipring.core.generation import (
     Accepted,
     Begun,
@@ -51,7 +53,7 @@ def generate(engine: Engine, job: Job) -> AsyncGenerator[list[Delta], None]:
 async def _checked(engine: Engine, job: Job, grammars: Grammars) -> AsyncGenerator[list[Delta], None]:
     checked: _CheckedCall | None = None
     open_matcher = partial(engine.compiler.text_matcher, job.tenant)
-    async with aclosing(engine.generate(job)) as batches:
+    async with aclosing(engine.generate(structs.replace(job, emit=None))) as batches:
         async for deltas in batches:
             for index, delta in enumerate(deltas):
                 if type(delta) in _NO_OUTPUT:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 from aiohttp.abc import AbstractStreamWriter
 
-from slipring.aiohttp_internals import MemoryPayload, PieceReader, fail_read
+from slipring.aiohttp_internals import MemoryPayload, PieceReader, StreamProtocol, fail_read
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
@@ -30,6 +30,8 @@ _DONE = b"[DONE]"
 _DATA = re.compile(rb"^data:(.*)", re.MULTILINE)
 Patience = Callable[[], float | None]
 """Returns how many seconds of silence a stream may have; None: any number."""
+Take = Callable[[list[bytes]], Awaitable[None] | None]
+"""Takes a batch of payloads. Returns an awaitable if the next batch has to wait."""
 
 
 class HttpFailure(Exception):
@@ -146,12 +148,14 @@ class HttpClient:
 
     async def start(self) -> None:
         """Make the session. Connections are opened by requests."""
+        connector = aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive)
+        StreamProtocol.use_in(connector)
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             # Cookies would be shared by all tenants, and pin all chains to one replica.
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=self._timeout,
-            connector=aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive),
+            connector=connector,
             # A batch of events is what one read brings: this bounds it, and so what a slow client has unsent.
             read_bufsize=2**16,
             max_line_size=2**20,
@@ -322,6 +326,39 @@ class EventStream:
             raise _failure(error) from error
         raise StopAsyncIteration
 
+    async def pump(self, take: Take) -> None:
+        """Read the rest of the answer, after its first batch, and call ``take`` with each batch as soon as it
+        has arrived, before the event loop does anything else. What ``take`` returns is awaited before the
+        next call. Raises what ``take`` raises."""
+        silence, read_payloads, is_complete = self._silence, self._payloads.take, self._is_complete
+        clock = silence.clock
+        waiting: Awaitable[None] | None = None
+
+        def push(chunk: bytes) -> bool:
+            # Hot path: runs once per token of every answer.
+            nonlocal waiting
+            silence.since = clock()
+            if payloads := read_payloads(chunk):
+                waiting = take(payloads)
+                return waiting is None and not is_complete()
+            return True
+
+        while True:
+            silence.begins()
+            try:
+                await self._content.push_pieces(push)
+            except _FAILURES as error:
+                raise _failure(error) from error
+            silence.since = None
+            if waiting is None:
+                payloads = await anext(self, None)  # what was not pushed: it has arrived already, or the end
+                if payloads is None:
+                    return
+                waiting = take(payloads)
+            if waiting is not None:
+                await waiting
+                waiting = None
+
     def _is_complete(self) -> bool:
         if self._at_end:
             return True
@@ -379,18 +416,18 @@ class _Silence:
     """Fails a read that has waited too long. One timer per stream checks now and then: a timeout around every
     read costs more than the read."""
 
-    __slots__ = ("_clock", "_content", "_idle_s", "_timer", "since")
+    __slots__ = ("_content", "_idle_s", "_timer", "clock", "since")
 
     def __init__(self, content: aiohttp.StreamReader, idle_s: Patience) -> None:
         self._content = content
         self._idle_s = idle_s
-        self._clock = asyncio.get_running_loop().time
+        self.clock = asyncio.get_running_loop().time
         self.since: float | None = None
         """When the pending read began; None if none is pending."""
         self._timer: asyncio.TimerHandle | None = None
 
     def begins(self) -> None:
-        self.since = self._clock()
+        self.since = self.clock()
         if self._timer is None:
             self._check()
 
@@ -403,7 +440,7 @@ class _Silence:
         idle_s, since = self._idle_s(), self.since
         left_s = _LOOK_S if idle_s is None else idle_s
         if idle_s is not None and since is not None:
-            left_s = since + idle_s - self._clock()
+            left_s = since + idle_s - self.clock()
             if left_s <= 0:
                 fail_read(self._content, TimeoutError("silence"))
                 return

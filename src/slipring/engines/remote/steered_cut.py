@@ -3,6 +3,8 @@
 Engines that use it say so in their documentation.
 """
 
+from collections.abc import Awaitable
+
 from slipring.core.generation import (
     CallArguments,
     CallStarted,
@@ -18,6 +20,7 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
+from slipring.engines.remote.emission import CutOff, then_raise
 
 _OF_TOOLS = frozenset({CallStarted, CallArguments, UpstreamItemStarted, UpstreamItemEvent, UpstreamItemEnded})
 
@@ -53,6 +56,13 @@ class SteeredCut:
             is_over = bool(deltas) and isinstance(deltas[-1], Finished)
             self.is_made = self._is_in_text and not is_over
         return self.is_made
+
+    def emit(self, deltas: list[Delta]) -> Awaitable[None] | None:
+        """Emit deltas of the job. Raises ``CutOff``, at once or by what is returned, if the answer is cut
+        behind them."""
+        assert self._job.emit is not None
+        waiting = self._job.emit(deltas)
+        return then_raise(waiting, CutOff()) if self.after(deltas) else waiting
 
     def finished(self) -> Finished:
         """The last delta of an answer that was cut off."""

@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import get_args
 
 import msgspec
+from msgspec import structs
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Hosting, Job, Model
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
+from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.steered_cut import SteeredCut
 from slipring.engines.remote.upstream import Upstream, read_key
 from slipring.engines.responses import context, faults
@@ -109,12 +111,15 @@ class ResponsesEngine(Engine):
             await ticket.turn()
             yield [Begun()]
             cut = SteeredCut(job)
+            watched = structs.replace(job, emit=cut.emit) if job.emit is not None else job
             try:
-                async with aclosing(await self._gate.begin(lambda: self._attempt(job))) as batches:
+                async with aclosing(await self._gate.begin(lambda: self._attempt(watched))) as batches:
                     async for deltas in batches:
                         yield deltas
                         if cut.after(deltas):
                             break
+            except CutOff:
+                pass
             except ApiError as error:
                 raise faults.without_ids(error, job.upstream_tools) from error.__cause__
         if cut.is_made:
@@ -260,17 +265,23 @@ class ResponsesEngine(Engine):
         def is_over() -> bool:
             return answer.ended
 
+        def read(payloads: list[bytes]) -> tuple[list[Delta], ApiError | None]:
+            deltas, fault = _read(answer, map(decode_event, payloads))
+            if answer.ended:
+                _leave_position(deltas, self._position(job, answer, parent, None))
+            return deltas, fault
+
         stream = self._upstream.events(self._path, body, headers, idle_s=idle_s, is_over=is_over)
         async with stream as batches:
             async for payloads in batches:
-                deltas, fault = _read(answer, map(decode_event, payloads))
-                if answer.ended:
-                    _leave_position(deltas, self._position(job, answer, parent, None))
+                deltas, fault = read(payloads)
                 if deltas or (answer.may_have_called and not has_yielded):
                     has_yielded = True
                     yield deltas
                 if fault is not None:
                     raise fault
+                if (emit := job.emit) is not None and has_yielded:
+                    await batches.pump(lambda payloads: emit_until(emit, *read(payloads)))
         if not answer.ended:
             raise Retryable("The engine ended its answer without a terminal event.")
 

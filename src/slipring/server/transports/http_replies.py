@@ -13,7 +13,7 @@ from slipring.core.turn.stages import Stages
 from slipring.errors import ApiError, InvalidRequest, RateLimited, Unavailable, UnsupportedParameter
 from slipring.protocol import requests
 from slipring.protocol.endpoints.reply_bodies import InputTokens
-from slipring.protocol.events import TERMINAL, Error, Event, Failed, ResponseEvent
+from slipring.protocol.events import DELTAS, TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Outage, Response, ResponseError
 from slipring.protocol.timing import TurnReport, server_timing
@@ -171,6 +171,12 @@ class SseReply(Sink):
 
     def flush(self) -> Awaitable[None] | None:
         return self._outbox.flush() if self._stream.prepared else None
+
+    def deliver(self, events: list[Event]) -> Awaitable[None] | None:
+        # Hot path: one event per token, of a class that neither begins nor ends a response.
+        if len(events) == 1 and self._chunks is not None and type(event := events[0]) in DELTAS:
+            return self._outbox.deliver(sse_framing.block(event))
+        return super().deliver(events)
 
     def keep_alive(self) -> None:
         """Send a comment if nothing has been written for ``ping_interval_s``."""
