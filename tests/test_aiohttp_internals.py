@@ -23,6 +23,7 @@ from slipring.aiohttp_internals import (
     MemoryPayload,
     PieceReader,
     ServerProtocol,
+    StreamProtocol,
     drain_of,
     fail_read,
     is_client_fault,
@@ -256,7 +257,12 @@ async def test_the_reader_of_a_response_becomes_one_that_returns_whatever_has_ar
             await response.write(piece)
         return response
 
-    async with serving(handler) as served, aiohttp.ClientSession(read_bufsize=2**12) as client:
+    connector = aiohttp.TCPConnector()
+    StreamProtocol.use_in(connector)
+    async with (
+        serving(handler) as served,
+        aiohttp.ClientSession(connector=connector, read_bufsize=2**12) as client,
+    ):
         for _ in range(2):  # on one connection: the first answer leaves nothing behind
             async with client.get(f"http://127.0.0.1:{served.port}/") as answer:
                 content = PieceReader.adopt(answer.content)
@@ -266,6 +272,74 @@ async def test_the_reader_of_a_response_becomes_one_that_returns_whatever_has_ar
                 assert b"".join(pieces) == b"onetwo" + b"x" * 2**18
                 assert content.at_eof()
         assert len(served.protocols) == 1
+
+
+async def test_pieces_are_pushed_from_within_the_read_that_brings_them() -> None:
+    asked: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while piece := await asked.get():
+            await response.write(piece)
+        return response
+
+    pushed: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        assert asyncio.current_task() is None
+        pushed.append(piece)
+        asked.put_nowait(b"" if len(pushed) == 3 else b"more")
+        return True
+
+    connector = aiohttp.TCPConnector()
+    StreamProtocol.use_in(connector)
+    async with (
+        serving(handler) as served,
+        aiohttp.ClientSession(connector=connector) as client,
+        client.get(f"http://127.0.0.1:{served.port}/") as answer,
+    ):
+        content = PieceReader.adopt(answer.content)
+        asked.put_nowait(b"first")
+        await content.push_pieces(take)
+        assert await content.read_pieces() == b""
+        assert content._protocol.on_read is None
+    assert pushed == [b"first", b"more", b"more"]
+
+
+async def test_pieces_that_pause_the_reading_are_pushed_in_order_and_each_once() -> None:
+    sent = [bytes([number]) * 100_000 for number in range(20)]
+    may_write = asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await may_write.wait()
+        for piece in sent:
+            await response.write(piece)
+        return response
+
+    pushed: list[bytes] = []
+    paused = []
+
+    def take(piece: bytes) -> bool:
+        pushed.append(piece)
+        paused.append(content._protocol._reading_paused)
+        return True
+
+    connector = aiohttp.TCPConnector()
+    StreamProtocol.use_in(connector)
+    async with (
+        serving(handler) as served,
+        aiohttp.ClientSession(connector=connector, read_bufsize=2**12) as client,
+        client.get(f"http://127.0.0.1:{served.port}/") as answer,
+    ):
+        content = PieceReader.adopt(answer.content)
+        may_write.set()
+        await content.push_pieces(take)
+        pushed += [piece async for piece in aiter_until_empty(content)]
+    assert any(paused)
+    assert b"".join(pushed) == b"".join(sent)
 
 
 async def aiter_until_empty(content: PieceReader) -> AsyncIterator[bytes]:

@@ -210,7 +210,8 @@ class StreamProtocol(ResponseHandler):
     @staticmethod
     def use_in(connector: BaseConnector) -> None:
         """Let a connector make protocols of this class."""
-        connector._factory = partial[ResponseHandler](StreamProtocol, loop=connector._loop)
+        factory: Any = partial(StreamProtocol, loop=connector._loop)
+        connector._factory = factory
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -273,7 +274,10 @@ class PieceReader(StreamReader):
                 self._waiter = None
         if self._exception is not None:
             raise self._exception
-        return self._take()
+        data = self._take()
+        if self._protocol._reading_paused:
+            self._protocol.resume_reading()
+        return data
 
     def _take(self) -> bytes:
         """All that has arrived and was not read."""
@@ -282,8 +286,6 @@ class PieceReader(StreamReader):
         buffer.clear()
         self._cursor += self._size
         self._size = 0
-        if self._protocol._reading_paused:
-            self._protocol.resume_reading()
         return data
 
     async def push_pieces(self, take: Callable[[bytes], bool]) -> None:
@@ -297,20 +299,25 @@ class PieceReader(StreamReader):
             return
         ended = self._waiter = self._loop.create_future()
 
+        protocol, is_taking = self._protocol, False
+
         def on_read() -> None:
-            if not self._buffer or ended.done():
-                return
+            nonlocal is_taking
+            if is_taking:
+                return  # called by ``resume_reading``; the loop below goes on with what that has brought
+            is_taking = True
             try:
-                goes_on = take(self._take())
+                while self._buffer and not ended.done():
+                    if not take(self._take()):
+                        protocol.on_read = None
+                        ended.set_result(None)
+                    elif protocol._reading_paused:
+                        protocol.resume_reading()
             except Exception as error:
                 protocol.on_read = None
                 ended.set_exception(error)
-                return
-            if not goes_on:
-                protocol.on_read = None
-                ended.set_result(None)
+            is_taking = False
 
-        protocol = self._protocol
         protocol.on_read = on_read
         try:
             await ended

@@ -1,7 +1,7 @@
 """The HTTP client of engines: bodies, event streams, queries, and what it uses of aiohttp's internals."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler
 
 from slipring.engines.remote.http_client import (
     BadStatus,
+    EventStream,
     HttpClient,
     TimedOut,
     Unreachable,
@@ -19,6 +20,7 @@ from slipring.engines.remote.http_client import (
     _Payloads,
     spliced,
 )
+from tests.server.raw import until
 
 
 def any_silence() -> None:
@@ -114,6 +116,136 @@ async def test_events_are_split_wherever_reads_cut_them_and_connections_are_reus
 async def test_a_batch_holds_all_that_one_read_brought() -> None:
     async with streaming(b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\ndata: 3\n\n") as (client, _):
         assert await batches(client) == [[b"1", b"2"]]
+
+
+@asynccontextmanager
+async def asked_for(
+    *, idle_s: Callable[[], float | None] = any_silence, is_over: Callable[[], bool] | None = None
+) -> AsyncIterator[tuple[EventStream, "asyncio.Queue[bytes | None]", asyncio.Event]]:
+    """A stream whose server writes what is put in a queue, and breaks the connection for None. The event is
+    set when the server has lost its client."""
+    asked: asyncio.Queue[bytes | None] = asyncio.Queue()
+    left = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        assert request.transport is not None
+        try:
+            while (piece := await asked.get()) is not None:
+                await stream.write(piece)
+        except asyncio.CancelledError:
+            left.set()
+            raise
+        request.transport.abort()
+        return stream
+
+    app = web.Application()
+    app.router.add_post("/x", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with HttpClient(url, {}) as client:
+            asked.put_nowait(b"data: first\n\n")
+            async with client.events("/x", (b"{}",), idle_s=idle_s, is_over=is_over) as stream:
+                assert await anext(stream) == [b"first"]
+                yield stream, asked, left
+    finally:
+        await runner.cleanup()
+
+
+async def test_batches_are_taken_as_they_arrive_and_outside_of_the_task_that_waits() -> None:
+    taken: list[tuple[list[bytes], bool]] = []
+    async with asked_for() as (stream, asked, _):
+
+        def take(payloads: list[bytes]) -> None:
+            taken.append((payloads, asyncio.current_task() is None))
+            asked.put_nowait((b"data: 2\n\nda", b"ta: 3\n\n", b"data: [DONE]\n\n")[len(taken) - 1])
+
+        asked.put_nowait(b"data: 0\n\ndata: 1\n\n")
+        await stream.pump(take)
+        assert [payloads for payloads, _ in taken] == [[b"0", b"1"], [b"2"], [b"3"]]
+        assert all(is_outside for _, is_outside in taken[1:])
+
+
+async def test_the_next_batch_waits_for_what_a_batch_returns() -> None:
+    taken: list[bytes] = []
+    room = asyncio.Event()
+    async with asked_for() as (stream, asked, _):
+
+        async def wait() -> None:
+            await room.wait()
+            assert taken == [b"0"], "a batch was taken while another waited"
+            room.clear()
+
+        def take(payloads: list[bytes]) -> Awaitable[None] | None:
+            taken.extend(payloads)
+            return wait() if payloads == [b"0"] else None
+
+        pumping = asyncio.create_task(stream.pump(take))
+        asked.put_nowait(b"data: 0\n\n")
+        await until(lambda: bool(taken))
+        asked.put_nowait(b"data: 1\n\n")
+        asked.put_nowait(b"data: [DONE]\n\n")
+        await until(lambda: bool(stream._content._buffer))
+        room.set()
+        await pumping
+        assert taken == [b"0", b"1"]
+
+
+async def test_what_a_batch_raises_is_raised_and_ends_the_request() -> None:
+    async with asked_for() as (stream, asked, left):
+
+        def take(payloads: list[bytes]) -> None:
+            asked.put_nowait(b"data: 1\n\n")
+            if payloads == [b"1"]:
+                raise LookupError("no more")
+
+        asked.put_nowait(b"data: 0\n\n")
+        with pytest.raises(LookupError, match="no more"):
+            await stream.pump(take)
+        await stream.__aexit__()
+        await left.wait()
+
+
+async def test_a_pump_ends_with_the_answer_by_its_own_rule() -> None:
+    taken: list[bytes] = []
+    async with asked_for(is_over=lambda: b"last" in taken) as (stream, asked, _):
+
+        def take(payloads: list[bytes]) -> None:
+            taken.extend(payloads)
+            asked.put_nowait(b"data: last\n\n")
+
+        asked.put_nowait(b"data: 0\n\n")
+        await stream.pump(take)
+        assert taken == [b"0", b"last"]
+
+
+async def test_silence_and_a_broken_connection_fail_a_pump() -> None:
+    async with asked_for(idle_s=lambda: 0.01) as (stream, _, _):
+        with pytest.raises(TimedOut):
+            await stream.pump(lambda _: None)
+    async with asked_for() as (stream, asked, _):
+        asked.put_nowait(None)
+        with pytest.raises(Unreachable):
+            await stream.pump(lambda _: None)
+
+
+async def test_a_pump_that_is_cancelled_takes_no_more() -> None:
+    taken: list[bytes] = []
+    async with asked_for() as (stream, asked, left):
+        pumping = asyncio.create_task(stream.pump(lambda payloads: taken.extend(payloads)))
+        asked.put_nowait(b"data: 0\n\n")
+        await until(lambda: bool(taken))
+        pumping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pumping
+        asked.put_nowait(b"data: 1\n\n")
+        await until(lambda: bool(stream._content._buffer))
+        assert taken == [b"0"]
+    await left.wait()
 
 
 async def test_a_complete_answer_leaves_its_connection_to_the_next_request() -> None:

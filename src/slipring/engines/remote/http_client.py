@@ -340,10 +340,9 @@ class EventStream:
             silence.since = clock()
             if payloads := read_payloads(chunk):
                 waiting = take(payloads)
-                return waiting is None and not is_complete()
-            return True
+            return waiting is None and not is_complete()
 
-        while True:
+        while not is_complete():
             silence.begins()
             try:
                 await self._content.push_pieces(push)

@@ -6,7 +6,7 @@ Each of them adds how a request is written and how its stream is parsed.
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
+from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.http_client import HttpFailure
 from slipring.engines.remote.upstream import (
     Upstream,
@@ -203,10 +204,11 @@ class TokenServer(Engine):
                 def attempt() -> Awaitable[BegunStream[list[Delta]]]:
                     return BegunStream.begin(exchange.attempt())
 
-                async with aclosing(await self._gate.begin(attempt)) as batches:
-                    async for deltas in batches:
-                        if deltas:
-                            yield deltas
+                with suppress(CutOff):
+                    async with aclosing(await self._gate.begin(attempt)) as batches:
+                        async for deltas in batches:
+                            if deltas:
+                                yield deltas
                 last = answer.finish()
                 exchange.keep(last)
                 self._watch(job, last)
@@ -329,7 +331,8 @@ class TokenServer(Engine):
 
     async def attempt(self, request: Request, answer: TokenAnswer) -> AsyncGenerator[list[Delta], None]:
         """Send a request once. Yields as soon as the answer has begun, even without deltas; until then
-        ``answer`` is unchanged, for another attempt."""
+        ``answer`` is unchanged, for another attempt. What follows is emitted, if the job allows that. Raises
+        ``CutOff`` where the answer is cut."""
         reader = request.read()
 
         def read(payload: bytes) -> Piece:
@@ -338,18 +341,23 @@ class TokenServer(Engine):
             except (msgspec.DecodeError, UnicodeError) as error:
                 raise ServerError("The engine's answer cannot be read.") from error
 
-        has_yielded = False
+        def take(payloads: list[bytes]) -> tuple[list[Delta], ApiError | None]:
+            if answer.ends_here():
+                raise CutOff
+            pieces, fault = read_each(read, payloads)
+            return answer.take_all(pieces), fault
+
+        has_yielded, emit = False, answer.emit
         async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
             async for payloads in batches:
-                if answer.ends_here():
-                    return
-                pieces, fault = read_each(read, payloads)
-                deltas = answer.take_all(pieces)
+                deltas, fault = take(payloads)
                 if deltas or (answer.has_begun and not has_yielded):
                     has_yielded = True
                     yield deltas
                 if fault is not None:
                     raise fault
+                if has_yielded and emit is not None:
+                    await batches.pump(lambda payloads: emit_until(emit, *take(payloads)))
         if not answer.has_ended:
             raise Retryable("The engine ended its answer without a finish reason.")
 
