@@ -330,8 +330,8 @@ class EventStream:
         """Read the rest of the answer, after its first batch, and call ``take`` with each batch as soon as it
         has arrived, before the event loop does anything else. What ``take`` returns is awaited before the
         next call. Raises what ``take`` raises."""
-        silence, read_payloads, is_complete = self._silence, self._payloads.take, self._is_complete
-        clock = silence.clock
+        silence, splitter, is_over = self._silence, self._payloads, self._is_over or _never
+        clock, read_payloads = silence.clock, splitter.take
         waiting: Awaitable[None] | None = None
 
         def push(chunk: bytes) -> bool:
@@ -340,9 +340,9 @@ class EventStream:
             silence.since = clock()
             if payloads := read_payloads(chunk):
                 waiting = take(payloads)
-            return waiting is None and not is_complete()
+            return waiting is None and not splitter.ended and not is_over()
 
-        while not is_complete():
+        while not self._is_complete():
             silence.begins()
             try:
                 await self._content.push_pieces(push)
@@ -368,6 +368,10 @@ class EventStream:
             self._held.pop_all()
             self._drain(self._answer)
         return True
+
+
+def _never() -> bool:
+    return False
 
 
 class _Payloads:
