@@ -18,6 +18,7 @@ from msgspec import UNSET
 from slipring.config import Config
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
+from slipring.core.chain.known_heads import KnownHeads
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
@@ -60,6 +61,8 @@ from slipring.stores.base import Store
 
 log = logging.getLogger("slipring")
 
+_HEADS_SHARE = 16
+"""Known heads may use ``recognised_bytes`` divided by this, in addition."""
 _CHECKED_AT_ONCE = 100
 """Clients that are checked before the event loop may do other work."""
 
@@ -96,6 +99,7 @@ class Service:
     scopes: SharedScopes
     parking: Parking
     known: KnownContexts
+    heads: KnownHeads
     peers: Peers
     requests: Ledger
     """Bytes of requests that are being received, wait or are served."""
@@ -173,6 +177,7 @@ class Service:
             scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
             parking=Parking(limits.parked_s, limits.parked_bytes),
             known=KnownContexts(limits.recognised_s, limits.recognised_bytes),
+            heads=KnownHeads(limits.recognised_s, limits.recognised_bytes // _HEADS_SHARE),
             peers=Peers(node_id, store.cluster, positions),
             requests=requests,
             connections=Connections(limits, room, requests, now),
@@ -214,6 +219,7 @@ class Service:
                 seal=self.seal,
                 requests=self.requests,
                 known=self.known,
+                heads=self.heads,
                 ignored_tools=self.ignored_tools,
                 verdicts=self.verdicts,
             ),
