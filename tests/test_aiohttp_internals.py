@@ -5,7 +5,7 @@ import asyncio
 import inspect
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from slipring.aiohttp_internals import (
     MemoryPayload,
     PieceReader,
     ServerProtocol,
+    StreamedResponse,
     drain_of,
     fail_read,
     is_client_fault,
@@ -230,6 +231,23 @@ async def test_drain_waits_for_bytes_that_were_written_to_the_transport_directly
         await asyncio.wait_for(drained.wait(), 60)
 
 
+async def test_headers_are_sent_with_the_first_part_of_a_streamed_body() -> None:
+    sizes: list[int] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = StreamedResponse()
+        await response.prepare(request)
+        sizes.append(request.writer.output_size)
+        await response.write(b"first")
+        sizes.append(request.writer.output_size)
+        return response
+
+    async with serving(handler) as served:
+        answer = await served.exchange(b"GET / HTTP/1.0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert sizes == [0, len(answer)]
+
+
 def stream(*, is_connected: bool) -> StreamReader:
     loop = asyncio.get_running_loop()
     protocol = BaseProtocol(loop)
@@ -295,11 +313,12 @@ async def answering(*answers: bytes) -> AsyncIterator[tuple[JsonPosts, list[asyn
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.append(writer)
-        while left and await reader.readuntil(b"{}"):
-            answer = left.pop(0)
-            writer.write(answer)
-            if not answer:
-                break
+        with suppress(asyncio.IncompleteReadError):
+            while left and await reader.readuntil(b"{}"):
+                answer = left.pop(0)
+                writer.write(answer)
+                if not answer:
+                    break
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -391,6 +410,7 @@ async def test_a_post_over_a_connection_that_has_just_closed_fails() -> None:
 
         async def lose(*given: Any, **named: Any) -> Any:
             connection = await connect(*given, **named)
+            connection.transport.abort()
             connection.protocol.transport = None
             return connection
 

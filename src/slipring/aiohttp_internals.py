@@ -206,6 +206,13 @@ def drain_of(request: web.BaseRequest) -> Callable[[], Awaitable[None]]:
     return request.writer.drain
 
 
+class StreamedResponse(web.StreamResponse):
+    """A response whose headers are sent together with the first part of its body, like those of
+    ``web.Response``. Relies on the attribute by which aiohttp tells the two apart."""
+
+    _send_headers_immediately = False
+
+
 def fail_read(content: StreamReader, error: BaseException) -> None:
     """Make the pending read of a stream, and all later ones, raise ``error``."""
     content.set_exception(error)

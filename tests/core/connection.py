@@ -21,6 +21,7 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.hosted_items import call_item
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.known_heads import KnownHeads
+from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
@@ -133,6 +134,7 @@ class Server:
         self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
         self.known = KnownContexts(self.limits.recognised_s, self.limits.recognised_bytes)
         self.heads = KnownHeads(self.limits.recognised_s, self.limits.recognised_bytes)
+        self.items = KnownItems(self.limits.recognised_s, self.limits.recognised_bytes)
         self.ports = Ports(
             mint=self.mint,
             clock=lambda: self.now,
@@ -140,6 +142,7 @@ class Server:
             requests=self.requests,
             known=self.known,
             heads=self.heads,
+            items=self.items,
             verdicts=KnownVerdicts(10**6),
         )
         self._minted: Counter[str] = Counter()

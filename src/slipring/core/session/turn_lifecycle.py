@@ -342,7 +342,7 @@ class TurnLifecycle:
         """Bind the parent of a turn that has left its queue, from the cache or through a ``Load``."""
         turn.stages.lap("queue")
         try:
-            load = turn_setup.bind(turn, self.cache, self.successors)
+            load = turn_setup.bind(turn, self.cache, self.successors, self._ports.items)
         except ApiError as error:
             return self._drop(turn, error)
         self._pin(turn)
@@ -483,6 +483,8 @@ class TurnLifecycle:
         if not self._betas.keeps_nothing and not turn.has_failed:
             turn.remember(state, now)
             self._ports.heads.remember(turn.tenant, turn.request.model, state.head, now)
+            if turn.parent is None:
+                self._ports.items.remember(turn.tenant, turn.request.items, now)
         return self._compress(self.cache)
 
     def _pin(self, turn: Turn) -> None:

@@ -297,6 +297,7 @@ class Server:
             self.service.parking.sweep(now())
             self.service.known.sweep(now())
             self.service.heads.sweep(now())
+            self.service.items.sweep(now())
             self.service.connections.tick()
             if self._collections is not None:
                 self._collections.run_if_due(clock())
