@@ -322,8 +322,17 @@ async def answering(*answers: bytes) -> AsyncIterator[tuple[JsonPosts, list[asyn
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server, aiohttp.ClientSession() as session:
-        yield JsonPosts(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"), seen
+    async with server:
+        async with aiohttp.ClientSession() as session:
+            yield JsonPosts(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"), seen
+        await closed(seen)
+
+
+async def closed(writers: list[asyncio.StreamWriter]) -> None:
+    for writer in writers:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone"
@@ -367,12 +376,11 @@ async def test_the_connection_of_an_answer_that_was_not_read_is_closed() -> None
 
 
 async def test_the_connection_of_a_request_that_was_not_read_is_closed() -> None:
-    refused = asyncio.Event()
+    seen: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer)
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
-        await refused.wait()
-        writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**10)
     async with server, aiohttp.ClientSession() as session:
@@ -381,7 +389,7 @@ async def test_the_connection_of_a_request_that_was_not_read_is_closed() -> None
         assert answer.status == 413
         assert session.connector is not None
         assert not session.connector._conns
-        refused.set()
+        await closed(seen)
 
 
 @pytest.mark.parametrize(
