@@ -177,7 +177,7 @@ def _continued(
             turn.recognition.follow(turn.parent, turn.request, items)
         return turn.parent
     if recognise and is_known:
-        turn.recognition.look_up(turn.request, items, model.name, now)
+        turn.recognition.look_up(turn.request, items, model.name, now, turn.known_head)
     return turn.recognition.parent(items, response_id)
 
 
