@@ -22,7 +22,10 @@ from common import keep, spread, verdict
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
+from slipring.core.chain.known_heads import KnownHeads
+from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.state import ResponseState
+from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.generation import Capabilities, Finished, Job, Model
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
@@ -77,6 +80,9 @@ def begun(
         seal=KeyedSeal([new_key()]),
         requests=Ledger(0, 0),
         known=KnownContexts(0, 0),
+        heads=KnownHeads(0, 0),
+        items=KnownItems(0, 0),
+        verdicts=KnownVerdicts(0),
     )
     turn = Turn(request, tenant="t", lane=None, size_bytes=0, ports=ports, stages=stages)
     turn.parent = parent

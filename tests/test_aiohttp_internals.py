@@ -5,7 +5,7 @@ import asyncio
 import inspect
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from aiohttp.test_utils import TestServer
 
 from slipring.aiohttp_internals import (
     DECODED,
+    JsonPosts,
     MaskCheck,
     MemoryPayload,
     PieceReader,
     ServerProtocol,
+    StreamedResponse,
     StreamProtocol,
     drain_of,
     fail_read,
@@ -230,6 +232,23 @@ async def test_drain_waits_for_bytes_that_were_written_to_the_transport_directly
         await asyncio.wait_for(drained.wait(), 60)
 
 
+async def test_headers_are_sent_with_the_first_part_of_a_streamed_body() -> None:
+    sizes: list[int] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = StreamedResponse()
+        await response.prepare(request)
+        sizes.append(request.writer.output_size)
+        await response.write(b"first")
+        sizes.append(request.writer.output_size)
+        return response
+
+    async with serving(handler) as served:
+        answer = await served.exchange(b"GET / HTTP/1.0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert sizes == [0, len(answer)]
+
+
 def stream(*, is_connected: bool) -> StreamReader:
     loop = asyncio.get_running_loop()
     protocol = BaseProtocol(loop)
@@ -357,6 +376,129 @@ async def test_a_failed_stream_of_pieces_raises_and_so_does_one_without_a_connec
             await read
     with pytest.raises(aiohttp.ClientConnectionError):
         await PieceReader.adopt(stream(is_connected=False)).read_pieces()
+
+
+@asynccontextmanager
+async def answering(*answers: bytes) -> AsyncIterator[tuple[JsonPosts, list[asyncio.StreamWriter]]]:
+    """Posts to a server that answers each request of a connection with the next of these bytes, and the
+    connections that it has seen. After empty bytes it closes the connection."""
+    left = list(answers)
+    seen: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while left and await reader.readuntil(b"{}"):
+                answer = left.pop(0)
+                writer.write(answer)
+                if not answer:
+                    break
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        async with aiohttp.ClientSession() as session:
+            yield JsonPosts(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"), seen
+        await closed(seen)
+
+
+async def closed(writers: list[asyncio.StreamWriter]) -> None:
+    for writer in writers:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone"
+
+
+async def test_a_post_sends_the_headers_that_aiohttp_would_send() -> None:
+    seen: list[tuple[str, dict[str, str], bytes]] = []
+
+    async def handler(request: web.BaseRequest) -> web.Response:
+        seen.append((request.path_qs, dict(request.headers), await request.read()))
+        return web.Response(status=201, reason="Made", headers={"X-It": "is"}, body=b"done")
+
+    own, more = {"Authorization": "Bearer key"}, {"x-session-id": "chain", "accept": "text/event-stream"}
+    async with serving(handler) as served, aiohttp.ClientSession(headers=own) as session:
+        url = f"http://127.0.0.1:{served.port}/v1/x?a=b"
+        answer = await JsonPosts(session, url).send([b"[", b"1]"], more)
+        assert (answer.status, answer.reason, answer.headers["X-It"]) == (201, "Made", "is")
+        assert await answer.read() == b"done"
+        json = {"Content-Type": "application/json"}
+        async with session.post(url, data=b"[1]", headers={**json, **more}):
+            pass
+        assert len(served.protocols) == 1
+    assert seen[0] == seen[1]
+
+
+async def test_connections_of_posts_are_used_again_once_their_answer_has_ended() -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+    async with answering(early + OK, OK, OK) as (posts, seen):
+        for _ in range(2):
+            answer = await posts.send([b"{}"], None)
+            assert await answer.read() == b"done"
+            answer.release()
+        assert len(seen) == 1
+
+
+async def test_the_connection_of_an_answer_that_was_not_read_is_closed() -> None:
+    async with answering(OK[:-2], OK) as (posts, seen):
+        (await posts.send([b"{}"], None)).release()
+        assert await (await posts.send([b"{}"], None)).read() == b"done"
+        assert len(seen) == 2
+
+
+async def test_the_connection_of_a_request_that_was_not_read_is_closed() -> None:
+    seen: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer)
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**10)
+    async with server, aiohttp.ClientSession() as session:
+        posts = JsonPosts(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        answer = await posts.send([b"x" * 2**26], None)
+        assert answer.status == 413
+        assert session.connector is not None
+        assert not session.connector._conns
+        await closed(seen)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"hello\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"]
+)
+async def test_a_post_without_an_answer_in_http_fails_as_a_client_error(answer: bytes) -> None:
+    async with answering(answer) as (posts, _):
+        with pytest.raises(aiohttp.ClientError):
+            await posts.send([b"{}"], None)
+
+
+async def test_a_post_whose_connection_takes_too_long_fails() -> None:
+    class Slow(aiohttp.TCPConnector):
+        async def _create_connection(self, *_: object, **__: object) -> Any:
+            raise TimeoutError
+
+    async with aiohttp.ClientSession(connector=Slow()) as session:
+        with pytest.raises(aiohttp.ConnectionTimeoutError):
+            await JsonPosts(session, "http://127.0.0.1:1/").send([b"{}"], None)
+
+
+async def test_a_post_over_a_connection_that_has_just_closed_fails() -> None:
+    async with answering(OK, OK) as (posts, _):
+        await (await posts.send([b"{}"], None)).read()
+        connect = posts._session.connector.connect
+
+        async def lose(*given: Any, **named: Any) -> Any:
+            connection = await connect(*given, **named)
+            connection.transport.abort()
+            connection.protocol.transport = None
+            return connection
+
+        posts._session.connector.connect = lose  # type: ignore[method-assign]
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await posts.send([b"{}"], None)
 
 
 def test_a_body_in_memory_has_a_size_and_needs_no_closing() -> None:

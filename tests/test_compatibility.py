@@ -38,6 +38,8 @@ from slipring.checks import CheckEntry
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.hosted_items import HOSTED
 from slipring.core.chain.known_contexts import KnownContexts
+from slipring.core.chain.known_heads import KnownHeads
+from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import NO_POLICY
@@ -464,6 +466,8 @@ def open_session() -> Session:
             seal=SEAL,
             requests=Ledger(2**40, 2**40),
             known=KnownContexts(0.0, 0),
+            heads=KnownHeads(0.0, 0),
+            items=KnownItems(0.0, 0),
             verdicts=KnownVerdicts(0),
         ),
         cache=ConnectionCache(2**20),

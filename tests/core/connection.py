@@ -20,6 +20,8 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
 from slipring.core.chain.hosted_items import call_item
 from slipring.core.chain.known_contexts import KnownContexts
+from slipring.core.chain.known_heads import KnownHeads
+from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
@@ -131,12 +133,16 @@ class Server:
         self.now = 1000.0
         self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
         self.known = KnownContexts(self.limits.recognised_s, self.limits.recognised_bytes)
+        self.heads = KnownHeads(self.limits.recognised_s, self.limits.recognised_bytes)
+        self.items = KnownItems(self.limits.recognised_s, self.limits.recognised_bytes)
         self.ports = Ports(
             mint=self.mint,
             clock=lambda: self.now,
             seal=Envelopes(),
             requests=self.requests,
             known=self.known,
+            heads=self.heads,
+            items=self.items,
             verdicts=KnownVerdicts(10**6),
         )
         self._minted: Counter[str] = Counter()

@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
+from slipring.core.chain.known_heads import KnownHeads
+from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.checks.known_verdicts import KnownVerdicts
 
@@ -30,6 +32,10 @@ class Ports(Struct, frozen=True):
     """Counts the bytes of requests that wait or run."""
     known: KnownContexts
     """Recognises histories that clients send again."""
+    heads: KnownHeads
+    """Recognises tools that clients send again."""
+    items: KnownItems
+    """Recognises single items that clients send again."""
     verdicts: KnownVerdicts
     """What safety checks have said about items."""
     ignored_tools: frozenset[str] = frozenset()

@@ -21,12 +21,14 @@ from slipring.protocol.items import (
     Message,
     Part,
     Reasoning,
+    computed_once,
     plain_text,
 )
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
+@computed_once
 def content_digest(item: Item) -> bytes:
     """The digest of what a model reads of an item that is not sealed."""
     return sha256(_content(item)).digest()

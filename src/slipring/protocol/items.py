@@ -6,8 +6,9 @@ validated once, on arrival, so decoding it later cannot fail.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
@@ -358,8 +359,8 @@ _DECODERS: dict[str, wire.Decoder[Body]] = {
 SUPPORTED_TYPES = frozenset(_DECODERS) - CARRIED_TYPES
 
 
-class Item(Struct, frozen=True, gc=False):
-    """One item: its type, its ids and its exact JSON."""
+class Item(Struct, frozen=True, dict=True):
+    """One item: its type, its ids and its exact JSON. Its ``__dict__`` has what was computed of it before."""
 
     type: str
     raw: bytes
@@ -374,10 +375,34 @@ class Item(Struct, frozen=True, gc=False):
         return _DECODERS[self.type].decode(self.raw)
 
     @property
+    def sent(self) -> bytes:
+        """The JSON as a client sent it, if that is known; ``raw`` may have a type that was left out there."""
+        sent: bytes = self.__dict__.get("sent_raw", self.raw)
+        return sent
+
+    @property
     def size_bytes(self) -> int:
         """Memory in use: the JSON and about 200 bytes of objects around it."""
         size = len(self.raw) + 200
         return size if self.opened is None else size + sum(item.size_bytes for item in self.opened)
+
+
+T = TypeVar("T")
+
+
+def computed_once(compute: Callable[[Item], T]) -> Callable[[Item], T]:
+    """Keep what a function computes of an item with the item."""
+    name = compute.__name__
+
+    @wraps(compute)
+    def computed(item: Item) -> T:
+        kept = item.__dict__
+        if name not in kept:
+            kept[name] = compute(item)
+        value: T = kept[name]
+        return value
+
+    return computed
 
 
 class _Outline(Struct):
@@ -405,26 +430,37 @@ _fields = msgspec.json.Decoder(dict[str, Raw])
 _input = msgspec.json.Decoder(str | list[Raw])
 
 
-def read_input(data: Raw | UnsetType) -> tuple[Item, ...]:
-    """Read a request's ``input``: a string, a list of items, or absent (no items)."""
+NONE_KNOWN: Mapping[bytes, Item] = {}
+
+
+def read_input(data: Raw | UnsetType, known: Mapping[bytes, Item] = NONE_KNOWN) -> tuple[Item, ...]:
+    """Read a request's ``input``: a string, a list of items, or absent (no items). ``known``: items that were
+    read before, by their bytes."""
     sent = wire.given(data)
     if sent is None:
         return ()
     wire.require_few(sent, MOST_ITEMS, "input", "items")
     value = wire.decode(_input, sent, where="input")
-    return (user_message(value),) if isinstance(value, str) else read_items(value)
+    return (user_message(value),) if isinstance(value, str) else read_items(value, known)
 
 
-def read_items(raws: Sequence[Raw]) -> tuple[Item, ...]:
-    """Read the items of an ``input`` list; errors name the item."""
+def read_items(raws: Sequence[Raw], known: Mapping[bytes, Item] = NONE_KNOWN) -> tuple[Item, ...]:
+    """Read the items of an ``input`` list; errors name the item. ``known``: as for ``read_input``."""
     if len(raws) > MOST_ITEMS:
         raise wire.too_many(MOST_ITEMS, "input", "items")
-    return tuple(
-        [_read_known(bytes(raw)) or read_item(bytes(raw), f"input[{n}]") for n, raw in enumerate(raws)]
-    )
+    items: list[Item] = []
+    for index, sent in enumerate(raws):
+        raw = bytes(sent)
+        item = known.get(raw) or _read_common(raw)
+        if item is None:
+            item = read_item(raw, f"input[{index}]")
+            if item.raw is not raw:
+                item.__dict__["sent_raw"] = raw
+        items.append(item)
+    return tuple(items)
 
 
-def _read_known(raw: bytes) -> Item | None:
+def _read_common(raw: bytes) -> Item | None:
     """Fast path for short, valid items with a ``type``; None for all others, which ``read_item`` reads."""
     if len(raw) > wire.LONG_BYTES:
         return None
@@ -565,6 +601,7 @@ def part_param(item: Item, index: int, place: int) -> str:
     return f"input[{index}].output.{'image_url' if is_url else 'file_id'}"
 
 
+@computed_once
 def may_have_images(item: Item) -> bool:
     """Whether an item may have images or files; decides without decoding it.
 

@@ -6,6 +6,7 @@ field. ``core.turn.request_validation`` decides which valid values this server s
 """
 
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -130,14 +131,23 @@ class CreateRequest(Struct, dict=True):
         """The items of ``input``, decoded on first access."""
         return read_input(self.input)
 
+    def read_items(self, known: Mapping[bytes, Item]) -> tuple[Item, ...]:
+        """The items of ``input``. ``known``: items that were decoded before, by their bytes."""
+        if "items" not in self.__dict__ and known and self.previous_response_id is None:
+            self.__dict__["items"] = read_input(self.input, known)
+        return self.items
+
     @cached_property
     def content_digests(self) -> tuple[bytes, ...]:
         """The digests of ``items``, computed on first access. Those of sealed items have no meaning."""
         return tuple(map(content_digest, self.items))
 
-    def read_ahead(self, *, digests: bool) -> None:
-        """Decode the items now, and compute their digests if these are wanted. Raises ``ApiError``."""
-        _ = self.content_digests if digests else self.items
+    def read_ahead(self, *, digests: bool, known: Mapping[bytes, Item]) -> None:
+        """Decode the items now, and compute their digests if these are wanted. ``known``: as for
+        ``read_items``. Raises ``ApiError``."""
+        self.read_items(known)
+        if digests:
+            _ = self.content_digests
 
     @property
     def warms_up(self) -> bool:

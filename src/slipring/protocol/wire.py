@@ -119,11 +119,12 @@ def join(where: str, path: str) -> str:
 
 NULL = msgspec.Raw(b"null")
 """Default of raw fields that are always sent."""
+_ABSENT = (NULL, msgspec.Raw(b""))
 
 
 def given(value: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:
     """The value of a raw field; None if it is absent or null, which the API treats alike."""
-    if isinstance(value, msgspec.UnsetType) or bytes(value) in (b"null", b""):
+    if isinstance(value, msgspec.UnsetType) or value in _ABSENT:
         return None
     return value
 

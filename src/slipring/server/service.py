@@ -18,6 +18,8 @@ from msgspec import UNSET
 from slipring.config import Config
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
+from slipring.core.chain.known_heads import KnownHeads
+from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
@@ -60,6 +62,9 @@ from slipring.stores.base import Store
 
 log = logging.getLogger("slipring")
 
+_HEADS_SHARE = 16
+_ITEMS_SHARE = 4
+"""Known heads and items may use ``recognised_bytes`` divided by these, in addition."""
 _CHECKED_AT_ONCE = 100
 """Clients that are checked before the event loop may do other work."""
 
@@ -96,6 +101,8 @@ class Service:
     scopes: SharedScopes
     parking: Parking
     known: KnownContexts
+    heads: KnownHeads
+    items: KnownItems
     peers: Peers
     requests: Ledger
     """Bytes of requests that are being received, wait or are served."""
@@ -161,6 +168,7 @@ class Service:
                 cache_bytes=limits.compile_cache_bytes,
             )
         )
+        items = KnownItems(limits.recognised_s, limits.recognised_bytes // _ITEMS_SHARE)
         inspector = Inspector(
             config.checks, config.policies, catalog, clock, cache_bytes=limits.verdict_cache_bytes
         )
@@ -173,10 +181,12 @@ class Service:
             scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
             parking=Parking(limits.parked_s, limits.parked_bytes),
             known=KnownContexts(limits.recognised_s, limits.recognised_bytes),
+            items=items,
+            heads=KnownHeads(limits.recognised_s, limits.recognised_bytes // _HEADS_SHARE),
             peers=Peers(node_id, store.cluster, positions),
             requests=requests,
             connections=Connections(limits, room, requests, now),
-            decoder=RequestDecoder(requests, digests=limits.recognised_s > 0),
+            decoder=RequestDecoder(requests, items, digests=limits.recognised_s > 0),
             retrieval_slots=TenantSlots(limits.tenant_retrievals),
             node_id=node_id,
             mint=minter(node_id),
@@ -214,6 +224,8 @@ class Service:
                 seal=self.seal,
                 requests=self.requests,
                 known=self.known,
+                heads=self.heads,
+                items=self.items,
                 ignored_tools=self.ignored_tools,
                 verdicts=self.verdicts,
             ),

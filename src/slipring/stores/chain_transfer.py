@@ -23,7 +23,7 @@ _pack = msgspec.msgpack.Encoder().encode
 def pack_chain(state: ResponseState, positions: Positions | None) -> bytes:
     """Encode a response with all its ancestors; engine positions only if ``positions`` can encode them."""
     nodes = list(reversed(list(state.chain())))
-    heads = {response_rows.digest(node.head): response_rows.head_columns(node.head) for node in nodes}
+    heads = {node.head.digest: response_rows.head_columns(node.head) for node in nodes}
     return _pack(_Chain(heads, [response_rows.record(node, positions) for node in nodes]))
 
 

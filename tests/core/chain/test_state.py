@@ -54,6 +54,30 @@ def test_a_job_reads_its_parents_context_and_then_its_own_input():
     assert texts(job.context()) == ["one", "two"]
 
 
+OUTPUT = Item(
+    "function_call_output", b'{"type":"function_call_output","call_id":"c","output":"x"}', None, "c"
+)
+SEALED = Item("reasoning", b'{"type":"reasoning"}', opened=(user_message("thought"),))
+COMPACTION = Item("compaction", b'{"type":"compaction"}', opened=(user_message("summary"),))
+
+
+@pytest.mark.parametrize(
+    ("own", "output", "unread"),
+    [
+        ((user_message("one"),), (user_message("uno"),), ()),
+        ((SEALED,), (user_message("uno"),), ()),
+        ((user_message("one"),), (SEALED, user_message("uno")), ()),
+        ((user_message("one"),), (user_message("uno"), COMPACTION, user_message("due")), ()),
+        ((user_message("one"),), (user_message("uno"), OUTPUT, user_message("due")), ()),
+        ((user_message("one"),), (user_message("uno"),), (OUTPUT,)),
+    ],
+)
+def test_what_a_response_adds_is_its_prompt_and_its_answer(own, output, unread):
+    parent = node("resp_1", output=(user_message("zero"), *unread))
+    state = node("resp_2", parent=parent, input=own, output=output)
+    assert state.added == (*state.prompt, *state.answer)
+
+
 def test_items_are_found_by_id_in_input_and_output_of_the_whole_chain():
     asked = Item(type="message", raw=b"{}", id="msg_in")
     answered = Item(type="message", raw=b"{}", id="msg_out")

@@ -30,7 +30,7 @@ def any_silence() -> None:
 @asynccontextmanager
 async def serving(answer: Handler) -> AsyncIterator[str]:
     """A server that answers GET and POST of ``/x`` with this handler; its URL."""
-    app = web.Application()
+    app = web.Application(client_max_size=2**21)
     app.router.add_route("*", "/x", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
@@ -454,3 +454,38 @@ async def test_a_thread_does_not_wait_for_a_client_that_is_closed() -> None:
 
 def test_bodies_are_json() -> None:
     assert msgspec.json.decode(b"".join(spliced(b'{"a":[', [b"1", b"2"], b"]}"))) == {"a": [1, 2]}
+
+
+async def test_a_redirect_is_followed() -> None:
+    posted: list[tuple[str, bytes]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        posted.append((request.query_string, await request.read()))
+        if not request.query_string:
+            raise web.HTTPPermanentRedirect("/x?there")
+        return web.Response(body=b"data: 1\n\n")
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        assert await batches(client) == [[b"1"]]
+    assert posted[-1] == ("there", b"{}")
+
+
+async def test_a_server_that_moves_is_posted_to_where_it_is_now() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=f"data: {request.url.port}\n\n".encode())
+
+    async with serving(answer) as first, serving(answer) as second:
+        urls = [first, second, second]
+        async with HttpClient(lambda: urls[0], {}) as client:
+            while urls:
+                assert await batches(client) == [[urls[0].rpartition(":")[2].encode()]]
+                urls.pop(0)
+
+
+@pytest.mark.parametrize("size", [2**20, 2**20 + 1])
+async def test_bodies_of_any_length_arrive(size: int) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"data: %d\n\n" % len(await request.read()))
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        assert await batches(client, (b"x" * size,)) == [[b"%d" % size]]

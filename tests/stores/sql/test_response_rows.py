@@ -51,7 +51,7 @@ DEFINITIONS = (
 
 def test_rows_of_the_first_release_can_be_read() -> None:
     head = response_rows.read_head(INSTRUCTIONS, DEFINITIONS)
-    assert response_rows.digest(head) == FIRST.head
+    assert head.digest == FIRST.head
     first = state("resp_0", head=HEAD, carry=CARRY, given=(SEALED,))
     assert same(response_rows.rebuild(FIRST, None, head, None), first)
 
@@ -65,7 +65,7 @@ def test_different_heads_have_different_digests() -> None:
         Head(tools=TOOLS),
         HEAD,
     ]
-    assert len({response_rows.digest(head) for head in heads}) == len(heads)
+    assert len({head.digest for head in heads}) == len(heads)
     for head in heads:
         again = response_rows.read_head(*response_rows.head_columns(head))
         assert (again.instructions, again.tools.raw) == (head.instructions, head.tools.raw)

@@ -19,7 +19,7 @@ class Head(Struct, frozen=True):
     """``instructions`` as JSON, encoded once per head because every response object repeats them."""
 
     digest: bytes = b""
-    """Identifies instructions and tools."""
+    """Identifies instructions and tools, here and in the store."""
 
     def __post_init__(self) -> None:
         if self.instructions is not None:
@@ -37,6 +37,10 @@ class Head(Struct, frozen=True):
         return cls(
             instructions=request.instructions, tools=Toolset.read(request.tools, definitions=definitions)
         )
+
+    def is_of(self, request: CreateRequest) -> bool:
+        """Whether it is the head of a request."""
+        return self.instructions == request.instructions and self.has_tools_of(request)
 
     def has_tools_of(self, request: CreateRequest) -> bool:
         """Whether a request has these tools, byte for byte."""
@@ -59,8 +63,8 @@ def _raw_tools(request: CreateRequest) -> bytes:
 
 
 def _digest(instructions: str | None, tools: bytes) -> bytes:
-    given = b"" if instructions is None else b"%d " % len(instructions) + instructions.encode()
-    return sha256(given + b"\0" + tools).digest()
+    given = b"" if instructions is None else b"=" + instructions.encode()
+    return sha256(len(given).to_bytes(8, "big") + given + tools).digest()
 
 
 NO_HEAD = Head()

@@ -20,6 +20,7 @@ from slipring.protocol.items import (
     FunctionCall,
     Item,
     LoadedTools,
+    computed_once,
 )
 from slipring.protocol.tools import CallableTool, Toolset, merged
 
@@ -197,7 +198,7 @@ def _update(open_calls: dict[str, OpenCall], item: Item, index: int) -> None:
     call_id = item.call_id
     assert call_id is not None  # the forms of all calls and outputs require it
     if item.type in _CALLS:
-        open_calls[call_id] = opening(item)
+        open_calls[call_id] = _opening(item)
         return
     call = open_calls.pop(call_id, None)
     if call is None or call.type != CALL_OF_OUTPUT[item.type]:
@@ -216,6 +217,9 @@ def opening(item: Item, *, cut_off: bool = False) -> OpenCall:
         and (body.asynchronous is True or body.status == "incomplete")
     )
     return OpenCall(type=item.type, required=required)
+
+
+_opening = computed_once(opening)
 
 
 def _read_tools(item: Item, where: str, definitions: Definitions | None) -> tuple[CallableTool, ...]:

@@ -21,6 +21,7 @@ from slipring.protocol.responses import Response
 
 NOTHING_YET = b""
 """The digest of a context without items."""
+_AFTER = "digest_after"
 _CONTEXT_BYTES = 2000
 """A context and its response object, without head and position."""
 
@@ -39,9 +40,18 @@ def boundaries(digest: bytes, items: Sequence[Item], content_digests: Mapping[in
     digests: list[bytes] = []
     for item in items:
         content = content_digests.get(id(item)) if item.opened is None else None
-        digest = extended(digest, (item,)) if content is None else sha256(digest + content).digest()
+        digest = extended(digest, (item,)) if content is None else _after(digest, item, content)
         digests.append(digest)
     return digests
+
+
+def _after(digest: bytes, item: Item, content: bytes) -> bytes:
+    """The digest of a context after an item. Kept with the item: in a history that is sent again, the same
+    items come before it."""
+    kept: tuple[bytes, bytes] | None = item.__dict__.get(_AFTER)
+    if kept is None or kept[0] != digest:
+        kept = item.__dict__[_AFTER] = digest, sha256(digest + content).digest()
+    return kept[1]
 
 
 def start_key(model: str, head_digest: bytes) -> bytes:

@@ -217,8 +217,21 @@ class ResponseState:
     def context(self) -> Iterator[Item]:
         """All items up to and including this response, oldest first."""
         for node in reversed(list(self.chain())):
-            yield from node.prompt
-            yield from node.answer
+            yield from node.added
+
+    @property
+    def added(self) -> tuple[Item, ...]:
+        """``prompt`` and ``answer``: what this response adds to the context, without what it left unread."""
+        own, output, parent = self.input, self.output, self.parent
+        if parent is not None and parent.unread:
+            return (*self.prompt, *self.answer)
+        for item in output:
+            if item.opened is not None or item.type in _DIVIDING:
+                return (*self.prompt, *self.answer)
+        for item in own:
+            if item.opened is not None:
+                return (*self.prompt, *self.answer)
+        return own + output  # most responses: one job, whose context is what their items say
 
     @property
     def prompt(self) -> tuple[Item, ...]:
@@ -343,6 +356,8 @@ def echoed_bytes(response: Response) -> int:
     )
 
 
+_DIVIDING = frozenset({*CALL_OF_OUTPUT, "compaction"})
+"""Items in an output that end a job, or replace what comes before them."""
 _NODE_BYTES = 1600
 """A node and its response object, without items."""
 _CALL_BYTES = 200

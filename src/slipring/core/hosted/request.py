@@ -7,6 +7,7 @@ from functools import partial
 from msgspec import structs
 
 from slipring.core.chain import hosted_items
+from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import carried
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Approval, Carry, ResponseState
@@ -82,12 +83,17 @@ class HostedRequest:
         return self.resolved is not None or self.upstream_tools is not None
 
     def read_servers(
-        self, request: CreateRequest, parent: ResponseState | None, items: tuple[Item, ...], hosting: Hosting
+        self,
+        request: CreateRequest,
+        parent: ResponseState | None,
+        items: tuple[Item, ...],
+        hosting: Hosting,
+        known: Head | None = None,
     ) -> frozenset[str]:
         """Read what the driver is to resolve: MCP servers and built-in tools. Returns the labels of servers
-        whose lists the context does not have."""
+        whose lists the context does not have. ``known``: a head that was read before, for the same model."""
         self.is_upstream = hosting == "upstream"
-        if parent is not None and parent.head.tools.are_clients and parent.head.has_tools_of(request):
+        if known is not None and known.tools.are_clients and known.has_tools_of(request):
             return frozenset()
         if hosting == "refuse":
             tool_types.refuse_hosted(request.tools)
@@ -96,8 +102,8 @@ class HostedRequest:
             return frozenset()
         self.servers = read_servers(request.tools)
         self.builtins = read_builtins(request.tools)
-        known = hosted_items.carried(carried(parent), items).lists if self.servers else {}
-        return frozenset(server.server_label for server in self.servers) - known.keys()
+        listed = hosted_items.carried(carried(parent), items).lists if self.servers else {}
+        return frozenset(server.server_label for server in self.servers) - listed.keys()
 
     @property
     def must_resolve(self) -> bool:

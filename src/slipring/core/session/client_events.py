@@ -4,11 +4,14 @@ A create, steer or append whose body is invalid still yields a value, with its `
 lane or response, so that the session can refuse it in the right place.
 """
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from slipring.core.ports import Betas
 from slipring.errors import ApiError, InvalidJson, InvalidRequest, quoted
 from slipring.protocol import live_input, requests, tool_output, wire
+from slipring.protocol.items import NONE_KNOWN, Item
 from slipring.protocol.live_input import Append, Steer
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.tool_output import ToolOutputPiece
@@ -78,16 +81,18 @@ class Read(Struct, frozen=True):
         return self.event
 
 
-def read_ahead(frame: bytes | str, betas: Betas, *, digests: bool = False) -> Read:
-    """Decode a frame including the items of a create, with their digests if these are wanted. For large
-    frames, in a thread."""
+def read_ahead(
+    frame: bytes | str, betas: Betas, *, digests: bool = False, known: Mapping[bytes, Item] = NONE_KNOWN
+) -> Read:
+    """Decode a frame including the items of a create, with their digests if these are wanted. ``known``:
+    items that were decoded before, by their bytes. For large frames, in a thread."""
     try:
         event = read(frame, betas)
     except ApiError as error:
         return Read(None, error)
     if isinstance(event, Create) and event.error is None:
         try:
-            event.request.read_ahead(digests=digests)
+            event.request.read_ahead(digests=digests, known=known)
         except ApiError as error:
             event = Create(event.request, event.size_bytes, error)
     return Read(event)

@@ -342,7 +342,7 @@ class TurnLifecycle:
         """Bind the parent of a turn that has left its queue, from the cache or through a ``Load``."""
         turn.stages.lap("queue")
         try:
-            load = turn_setup.bind(turn, self.cache, self.successors)
+            load = turn_setup.bind(turn, self.cache, self.successors, self._ports.items)
         except ApiError as error:
             return self._drop(turn, error)
         self._pin(turn)
@@ -355,10 +355,12 @@ class TurnLifecycle:
     def _start(self, turn: Turn, now: float) -> list[Action]:
         """Validate a bound turn, once its MCP servers are known and its grammars compiled, if it has any."""
         turn.stages.lap("resolve")
+        heads, parent = self._ports.heads, turn.parent
+        turn.known_head = parent.head if parent is not None else heads.find(turn.tenant, turn.request)
         if not turn.hosted.is_read:
             try:
                 hosting = self._models.find(turn.request.model).hosted_tools
-                fetch = turn.hosted.read_servers(turn.request, turn.parent, turn.input, hosting)
+                fetch = turn.hosted.read_servers(turn.request, parent, turn.input, hosting, turn.known_head)
             except ApiError as error:
                 return self._drop(turn, error)
             if turn.hosted.must_resolve:
@@ -480,6 +482,9 @@ class TurnLifecycle:
         self.cache.remember(state, turn.lane)
         if not self._betas.keeps_nothing and not turn.has_failed:
             turn.remember(state, now)
+            self._ports.heads.remember(turn.tenant, turn.request.model, state.head, now)
+            if turn.parent is None:
+                self._ports.items.remember(turn.tenant, turn.request.items, now)
         return self._compress(self.cache)
 
     def _pin(self, turn: Turn) -> None:

@@ -9,6 +9,7 @@ import re
 from msgspec import UNSET
 
 from slipring.core.chain import input_items, sealed_items
+from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.turn_policy import Policies, policy_of_turn
@@ -34,14 +35,14 @@ def forked_state(request: CreateRequest, lane: str | None, cache: ConnectionCach
     return None
 
 
-def bind(turn: Turn, cache: ConnectionCache, successors: Successors) -> Load:
+def bind(turn: Turn, cache: ConnectionCache, successors: Successors, known: KnownItems) -> Load:
     """Decode the input and bind the parent and references from the cache.
 
     Returns a ``Load`` for whatever the cache lacks; it is empty if nothing is missing.
     """
     if turn.error is not None:
         raise turn.error
-    turn.input = turn.request.items
+    turn.input = turn.request.read_items(known.of(turn.tenant))
     turn.request.input = UNSET  # decoded and copied: release the frame
     conversation_id = request_validation.read_conversation(turn.request)
     previous = turn.request.previous_response_id

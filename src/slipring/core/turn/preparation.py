@@ -169,14 +169,15 @@ def _continued(
     turn: Turn, response_id: str, items: tuple[Item, ...], model: Model, now: float, *, recognise: bool
 ) -> ResponseState | None:
     """The state that the job continues: the parent, or a context that the items repeat."""
-    # What approved calls return will be part of the context, and is not known yet.
-    is_known = not turn.hosted.approved
+    # What approved calls return will be part of the context, and is not known yet. Another Responses server
+    # keeps reasoning that no item contains, so its contexts are never known by their items.
+    is_known = not turn.hosted.approved and not model.is_upstream
     if turn.parent is not None:
         if is_known:
             turn.recognition.follow(turn.parent, turn.request, items)
         return turn.parent
     if recognise and is_known:
-        turn.recognition.look_up(turn.request, items, model.name, now)
+        turn.recognition.look_up(turn.request, items, model.name, now, turn.known_head)
     return turn.recognition.parent(items, response_id)
 
 
@@ -186,6 +187,6 @@ def _known_head(turn: Turn, continued: ResponseState | None, carry: Carry) -> He
     In a history that the client sends itself, tools that items bring count towards the same limits as
     those of the head, so all are read.
     """
-    if continued is None or (turn.parent is None and carry.tools):
+    if turn.parent is None and carry.tools:
         return None
-    return continued.head
+    return continued.head if continued is not None else turn.known_head

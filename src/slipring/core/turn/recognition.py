@@ -43,13 +43,17 @@ class Recognition:
         self._is_opening = False
         """Whether no model has answered before."""
 
-    def look_up(self, request: CreateRequest, items: tuple[Item, ...], model: str, now: float) -> None:
-        """Look for the longest known context that these items, of a turn without a parent, begin with."""
+    def look_up(
+        self, request: CreateRequest, items: tuple[Item, ...], model: str, now: float, head: Head | None
+    ) -> None:
+        """Look for the longest known context that these items, of a turn without a parent, begin with.
+        ``head``: one that was read before, and may be that of the request."""
         if not self._known.is_on:
             return
         digests = self._digest_input(NOTHING_YET, request, items)
         self._is_opening = not any(map(_is_later, items))
-        start = start_key(model, Head.digest_of(request))
+        digest = head.digest if head is not None and head.is_of(request) else Head.digest_of(request)
+        start = start_key(model, digest)
         found = self._known.deepest(self._tenant, start, digests, now)
         if found is not None:
             self.items, self.match = found

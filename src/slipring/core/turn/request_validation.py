@@ -135,6 +135,8 @@ def read_include(include: list[str]) -> list[str]:
 
 def refuse_unseen_content(items: tuple[Item, ...], capabilities: Capabilities) -> None:
     """Refuse images and files that the model does not support."""
+    if capabilities.images and capabilities.files:
+        return
     for index, item in enumerate(items):
         if not may_have_images(item):
             continue

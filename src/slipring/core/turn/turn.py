@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, structs
 
 from slipring.core.chain import hosted_items, input_items
-from slipring.core.chain.head import NO_HEAD
+from slipring.core.chain.head import NO_HEAD, Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import OpenCall, Position, ResponseState
 from slipring.core.checks.gate import Inspection
@@ -87,6 +87,7 @@ class Turn:
         "input",
         "job",
         "joined",
+        "known_head",
         "lane",
         "output",
         "parent",
@@ -152,6 +153,8 @@ class Turn:
         """Whether its parent belongs to another lane."""
         self.recognition = Recognition(ports.known, tenant)
         self.hosted = HostedRequest(ports.seal, tenant)
+        self.known_head: Head | None = None
+        """A head that was read before and may be that of the request."""
         self.head = NO_HEAD
         self.carry = OpenCarry(input_items.NOTHING)
         self.history_bytes = 0

@@ -11,23 +11,34 @@ import os
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
 import msgspec
 from aiohttp.abc import AbstractStreamWriter
 
-from slipring.aiohttp_internals import MemoryPayload, PieceReader, StreamProtocol, fail_read
+from slipring.aiohttp_internals import (
+    JsonPosts,
+    MemoryPayload,
+    PieceReader,
+    PostedAnswer,
+    StreamProtocol,
+    fail_read,
+)
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
+_MOST_AT_ONCE = 2**20
+"""Bytes of a request that is written at once. A longer one waits for the server to read it."""
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _LONGEST_LINE = 64 * 2**20
 _LAST_BYTES_S = 1.0
 _LOOK_S = 1.0
 _QUERY_TIMEOUT_S = 30.0
 _DONE = b"[DONE]"
 _DATA = re.compile(rb"^data:(.*)", re.MULTILINE)
+Answer = aiohttp.ClientResponse | PostedAnswer
 Patience = Callable[[], float | None]
 """Returns how many seconds of silence a stream may have; None: any number."""
 Take = Callable[[list[bytes]], Awaitable[None] | None]
@@ -133,6 +144,10 @@ class HttpClient:
         )
         self._keep_alive = keep_alive
         self._session: aiohttp.ClientSession | None = None
+        self._posts: dict[str, JsonPosts] = {}
+        """By path."""
+        self._posts_url = ""
+        """The ``url`` that they are for."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._draining: set[asyncio.Task[None]] = set()
@@ -250,12 +265,27 @@ class HttpClient:
         batch whether the answer is complete, for servers that do not send ``[DONE]``.
         """
 
-        def post() -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
-            return self.session.post(self.url + path, data=JsonBody(pieces), headers=headers)
+        return EventStream(lambda: self._post(path, pieces, headers), idle_s, is_over, self._drain)
 
-        return EventStream(post, idle_s, is_over, self._drain)
+    async def _post(self, path: str, pieces: Sequence[bytes], headers: Mapping[str, str] | None) -> Answer:
+        """POST a body; a redirect is followed."""
+        if sum(map(len, pieces)) <= _MOST_AT_ONCE:
+            answer = await self._posts_to(path).send(pieces, headers)
+            if answer.status not in _REDIRECTS:
+                return answer
+            answer.release()
+        return await self.session.post(self.url + path, data=JsonBody(pieces), headers=headers)
 
-    def _drain(self, answer: aiohttp.ClientResponse) -> None:
+    def _posts_to(self, path: str) -> JsonPosts:
+        url = self.url
+        if url != self._posts_url:
+            self._posts_url, self._posts = url, {}
+        posts = self._posts.get(path)
+        if posts is None:
+            posts = self._posts[path] = JsonPosts(self.session, url + path)
+        return posts
+
+    def _drain(self, answer: Answer) -> None:
         """Read the last bytes of a complete answer in the background, to reuse its connection."""
 
         def forget(task: asyncio.Task[None]) -> None:
@@ -275,36 +305,40 @@ class EventStream:
 
     def __init__(
         self,
-        post: Callable[[], contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]],
+        post: Callable[[], Awaitable[Answer]],
         idle_s: Patience,
         is_over: Callable[[], bool] | None,
-        drain: Callable[[aiohttp.ClientResponse], None],
+        drain: Callable[[Answer], None],
     ) -> None:
         self._post = post
         self._idle_s = idle_s
         self._is_over = is_over
         self._drain = drain
-        self._held = AsyncExitStack()
+        self._is_held = False
+        """Whether the answer is to be released here."""
         self._payloads = _Payloads()
         self._has_read = self._at_end = False
 
     async def __aenter__(self) -> "EventStream":
         try:
-            with _failures():
-                self._answer = answer = await self._held.enter_async_context(self._post())
-                if answer.status != 200:
+            self._answer = answer = await self._post()
+            if answer.status != 200:
+                try:
                     body = await answer.read()
-                    raise BadStatus(answer.status, answer.reason or "", body, answer.headers)
-        except BaseException:
-            await self._held.aclose()
-            raise
+                finally:
+                    answer.release()
+                raise BadStatus(answer.status, answer.reason or "", body, answer.headers)
+        except _FAILURES as error:
+            raise _failure(error) from error
+        self._is_held = True
         self._content = PieceReader.adopt(answer.content)
         self._silence = _Silence(answer.content, self._idle_s)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._silence.forget()
-        await self._held.aclose()
+        if self._is_held:
+            self._answer.release()
 
     def __aiter__(self) -> "EventStream":
         return self
@@ -365,7 +399,7 @@ class EventStream:
             return False
         self._at_end = True
         if not self._content.at_eof():
-            self._held.pop_all()
+            self._is_held = False
             self._drain(self._answer)
         return True
 

@@ -30,6 +30,8 @@ from slipring.engines.remote.http_client import (
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
+_KEYED = hmac.new(_SECRET, digestmod="sha256")
+"""To be copied: making one takes several times as long."""
 DYNAMO_SESSION = "x-dynamo-session-id"
 """The header by which Dynamo knows branches of a chain. The others keep a chain together with its forks."""
 DYNAMO_FINAL = "x-dynamo-session-final"
@@ -95,7 +97,9 @@ def tenant_salt(tenant: str) -> str:
 @lru_cache(maxsize=4096)
 def _keyed_hash(text: str) -> str:
     # Cached: all turns of a chain ask for the same.
-    return hmac.digest(_SECRET, text.encode(), "sha256").hex()[:32]
+    keyed = _KEYED.copy()
+    keyed.update(text.encode())
+    return keyed.hexdigest()[:32]
 
 
 class Upstream:

@@ -45,7 +45,7 @@ def everything(job: Job, home: object, *, keep_reasoning: bool, keep_encrypted: 
     for node in reversed(nodes):
         position = own_position(node.position, home)
         if position is None or not (keep_encrypted and position.step.has_thoughts):
-            _add((*node.prompt, *node.answer), pieces, keep_reasoning)
+            _add(node.added, pieces, keep_reasoning)
             continue
         prompt = node.prompt
         _add(prompt[: len(prompt) - len(node.earlier_steps)], pieces, keep_reasoning)

@@ -49,7 +49,7 @@ def sent_tools(job: Job) -> bytes:
 
 def client_tools(tools: Toolset) -> bytes:
     """The tools as sent, if the client runs all of them; else with functions in place of the others."""
-    if all(kind.type in CLIENT_TYPES for kind in _kinds.decode(tools.raw)):
+    if tools.are_clients or all(kind.type in CLIENT_TYPES for kind in _kinds.decode(tools.raw)):
         return tools.raw
     kept: list[object] = []
     defined: set[tuple[str | None, str]] = set()

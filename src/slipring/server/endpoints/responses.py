@@ -91,6 +91,8 @@ class Responses:
         response_id = request.match_info["response_id"]
         store = service.store
         service.known.forget(caller.tenant, response_id)
+        service.heads.forget(caller.tenant)
+        service.items.forget(caller.tenant)
         run_deleted = await store.runs.delete(caller.tenant, response_id)
         await self._background.stop(caller.tenant, response_id)
         if not await store.responses.delete(caller.tenant, response_id) and not run_deleted:

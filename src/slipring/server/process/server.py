@@ -296,6 +296,8 @@ class Server:
             await self._memory_trimmer.trim(clock())
             self.service.parking.sweep(now())
             self.service.known.sweep(now())
+            self.service.heads.sweep(now())
+            self.service.items.sweep(now())
             self.service.connections.tick()
             if self._collections is not None:
                 self._collections.run_if_due(clock())

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from slipring.aiohttp_internals import StreamedResponse
 from slipring.core.turn.stages import Stages
 from slipring.errors import ApiError, InvalidRequest, RateLimited, Unavailable, UnsupportedParameter
 from slipring.protocol import requests
@@ -138,10 +139,10 @@ class SseReply(Sink):
         self._stages = stages
         self._limits = service.config.limits
         self._request = request
-        self._stream = web.StreamResponse(headers=sse_framing.HEADERS)
+        self._stream = StreamedResponse(headers=sse_framing.HEADERS)
         self._connection = connection_of(request)
         self._chunks: ChunkWriter | None = None
-        """Set once the headers have been sent, if the body is chunked."""
+        """Set once the headers have been sent, with the first blocks, if the body is chunked."""
         self._outbox = Outbox(
             self._write, self._limits.send_buffer_bytes, frame=bytes, on_full=self._connection.queue_grew
         )
@@ -200,8 +201,6 @@ class SseReply(Sink):
         try:
             with contextlib.suppress(ConnectionError):  # the client disconnected before the end
                 await self._stream.prepare(self._request)
-                if is_chunked(self._stream):
-                    self._chunks = ChunkWriter(self._request)
                 if (waiting := self._outbox.flush()) is not None:
                     await waiting
                 await self._ended
@@ -216,7 +215,10 @@ class SseReply(Sink):
             return run_until_waiting(self._stream.write_eof(blocks))
         if self._chunks is not None:
             return self._chunks.write(blocks)
-        return run_until_waiting(self._stream.write(blocks))
+        waiting = run_until_waiting(self._stream.write(blocks))
+        if is_chunked(self._stream):
+            self._chunks = ChunkWriter(self._request)
+        return waiting
 
 
 class _HttpExchange(Exchange):

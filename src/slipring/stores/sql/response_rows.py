@@ -4,7 +4,6 @@ A row holds only what its response adds to its parent. When a chain is decoded, 
 its parent is the same object, so that a loaded chain takes as much memory as one that was generated here.
 """
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,13 +52,6 @@ class Record(Struct, frozen=True):
     carry: bytes | None
     position: bytes | None
     verdicts: bytes | None = None
-
-
-def digest(head: Head) -> bytes:
-    """Return the SHA-256 by which the store identifies a head."""
-    instructions = b"" if head.instructions is None else b"=" + head.instructions.encode()
-    sizes = len(instructions).to_bytes(8, "big")
-    return hashlib.sha256(sizes + instructions + head.tools.raw).digest()
 
 
 def head_columns(head: Head) -> tuple[bytes | None, bytes]:
@@ -153,7 +145,7 @@ def columns(state: ResponseState, positions: Positions | None) -> tuple[Any, ...
         response.status,
         response.model,
         response.created_at,
-        digest(state.head),
+        state.head.digest,
         pack_response(response),
         pack_items(state.input),
         pack_items(state.output),
@@ -168,7 +160,7 @@ def record(state: ResponseState, positions: Positions | None) -> Record:
     parent = state.parent
     return Record(
         id=state.id,
-        head=digest(state.head),
+        head=state.head.digest,
         response=pack_response(state.response),
         input=pack_items(state.input),
         output=pack_items(state.output),

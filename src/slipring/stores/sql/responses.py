@@ -294,7 +294,7 @@ class SqlResponses(base.Responses):
 
 
 def _head(tenant: str, head: Head) -> Statement:
-    return Statement(_INSERT_HEAD, (tenant, response_rows.digest(head), *response_rows.head_columns(head)))
+    return Statement(_INSERT_HEAD, (tenant, head.digest, *response_rows.head_columns(head)))
 
 
 def _pick(

@@ -1,0 +1,98 @@
+"""Items that tenants sent lately: which are found, and for how long."""
+
+from msgspec import Raw
+
+from slipring.core.chain.known_items import KnownItems
+from slipring.protocol.items import Item, read_items
+
+LONG = 10.0
+
+
+def items(*texts: str) -> tuple[Item, ...]:
+    return read_items(
+        [Raw(b'{"type":"message","role":"user","content":"%b"}' % text.encode()) for text in texts]
+    )
+
+
+def kept(known: KnownItems, *texts: str, tenant: str = "t", now: float = 0.0) -> tuple[Item, ...]:
+    found = items(*texts)
+    known.remember(tenant, found, now)
+    return found
+
+
+def test_finds_an_item_by_the_bytes_that_were_sent() -> None:
+    known = KnownItems(LONG, 10**6)
+    (one,) = kept(known, "one")
+    sent = b'{"role":"user","content":"two"}'
+    (two,) = read_items([Raw(sent)])
+    known.remember("t", [two], 0.0)
+    assert two.raw != sent
+    assert known.of("t").get(one.raw) is one
+    assert known.of("t").get(sent) is two
+    assert read_items([Raw(one.raw), Raw(sent)], known.of("t")) == (one, two)
+
+
+def test_knows_an_item_for_its_tenant_only() -> None:
+    known = KnownItems(LONG, 10**6)
+    (one,) = kept(known, "one")
+    assert one.raw not in known.of("another")
+
+
+def test_keeps_the_item_that_came_first() -> None:
+    known = KnownItems(LONG, 10**6)
+    (one,) = kept(known, "one")
+    used_bytes = known.used_bytes
+    kept(known, "one")
+    assert known.of("t")[one.raw] is one
+    assert known.used_bytes == used_bytes
+
+
+def test_keeps_nothing_without_a_duration_or_a_limit() -> None:
+    for known in (KnownItems(0.0, 10**6), KnownItems(LONG, 0)):
+        kept(known, "one")
+        assert not known.of("t")
+        assert known.used_bytes == 0
+
+
+def test_forgets_an_item_that_was_not_sent_for_long() -> None:
+    known = KnownItems(LONG, 10**6)
+    one, two = kept(known, "one", "two")
+    known.remember("t", [one], 5.0)
+    known.sweep(10.0)
+    assert one.raw in known.of("t")
+    assert two.raw not in known.of("t")
+    known.sweep(15.0)
+    assert not known.of("t")
+    assert known.used_bytes == 0
+
+
+def test_forgets_all_items_of_a_tenant() -> None:
+    known = KnownItems(LONG, 10**6)
+    kept(known, "one", "two")
+    (other,) = kept(known, "one", tenant="u")
+    known.forget("t")
+    known.forget("t")
+    assert not known.of("t")
+    assert known.of("u")[other.raw] is other
+
+
+def test_a_turn_without_items_keeps_nothing_and_leaves_nothing_behind() -> None:
+    known = KnownItems(LONG, 10**6)
+    kept(known)
+    known.sweep(0.0)
+    assert known.used_bytes == 0
+    assert not known._by_tenant
+
+
+def test_keeps_within_its_bytes_at_the_cost_of_the_largest_tenant() -> None:
+    probe = KnownItems(LONG, 10**6)
+    kept(probe, "a")
+    known = KnownItems(LONG, 3 * probe.used_bytes)
+    (small,) = kept(known, "a", tenant="small")
+    first, second = kept(known, "a", "b")
+    assert known.used_bytes == known.limit_bytes
+    (third,) = kept(known, "c")
+    assert known.used_bytes == known.limit_bytes
+    assert small.raw in known.of("small")
+    assert first.raw not in known.of("t")
+    assert set(known.of("t")) == {second.raw, third.raw}
