@@ -29,6 +29,9 @@ _HEADS = {126: 4, 127: 10}
 """The same for long frames, by the length in the second byte."""
 _RESERVED_BITS = bytes((0x70, _MASKED))
 """The header of a frame that no extension allows."""
+_EMPTY_PONG = bytes((0x8A, _MASKED))
+"""The header of a pong without a payload, before its mask."""
+_EMPTY_PONG_BYTES = _SHORT_HEAD + _MASK_BYTES
 
 
 class ServerProtocol(web.RequestHandler):
@@ -39,12 +42,25 @@ class ServerProtocol(web.RequestHandler):
     all data, and on its attributes ``_messages`` and ``_lingering_time``.
     """
 
-    __slots__ = ()
+    __slots__ = ("_frames",)
+
+    def __init__(self, server: web.Server, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._frames: MaskCheck | None = None
 
     @property
     def has_queued_request(self) -> bool:
         """Whether the head of a request has been parsed that no handler has been started for."""
         return bool(self._messages)
+
+    def is_empty_pong(self, data: bytes) -> bool:
+        """Whether data of a WebSocket is one pong without a payload, and nothing else."""
+        return (
+            len(data) == _EMPTY_PONG_BYTES
+            and data.startswith(_EMPTY_PONG)
+            and self._frames is not None
+            and self._frames.is_between_frames
+        )
 
     def stop_lingering(self) -> None:
         """Do not read the rest of the current request's body after the response has been sent."""
@@ -52,6 +68,7 @@ class ServerProtocol(web.RequestHandler):
 
     def set_parser(self, parser: Any, data_received_cb: Callable[[], None] | None = None) -> None:
         checked: Any = MaskCheck(parser)
+        self._frames = checked
         super().set_parser(checked, data_received_cb)
 
     async def finish_response(
@@ -101,6 +118,11 @@ class MaskCheck:
         """The beginning of a frame's header, until it is complete."""
         self._left = 0
         """Bytes of the current frame that have not arrived."""
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the next byte is the first of a frame."""
+        return not self._left and not self._held
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         """Take data of the client; returns whether the socket is to be closed, and what was not read."""

@@ -105,8 +105,8 @@ async def test_a_client_that_does_not_answer_pings_is_checked_at_its_timeout() -
     async with serve(limits=limits) as server, open_raw(server) as raw:
         stop_clock(server)
         connection = connection_of(server)
-        connection._pinged_at -= 20.5
-        connection._heard_at -= 20.5
+        connection._exchanged_at -= 20.5
+        connection._http.heard_at -= 20.5
         assert 2 < due_in(server) <= 3
         assert await raw.receive_frame() == (PING, b"")
         await raw.send_frame(PONG, b"")

@@ -289,7 +289,7 @@ def seconds(metrics: Metrics, metric: table.Metric) -> float:
 async def counting(**settings: Any) -> tuple[Service, Metrics]:
     async with serve(**settings) as server:
         metrics = Metrics(server.service)
-        metrics.start(LoopLag())
+        metrics.start(LoopLag(lambda: True))
         return server.service, metrics
 
 
@@ -367,7 +367,7 @@ class LateLoop:
 
 
 def test_the_lag_is_how_late_each_timer_runs() -> None:
-    lag, seen = LoopLag(), []
+    lag, seen = LoopLag(lambda: True), []
     lag.observers.append(seen.append)
     loop: Any = LateLoop([0.0, 0.5, 0.125])
     for _ in range(3):

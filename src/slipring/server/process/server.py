@@ -98,7 +98,7 @@ class Server:
         ledgers = (self.service.requests, self.service.connections.unread)
         self._memory_trimmer = MemoryTrimmer(ledgers, find_malloc_trim())
         self._collections: FullCollections | None = None
-        self._lag = LoopLag()
+        self._lag = LoopLag(self.service.is_active)
         self.metrics = Metrics(self.service)
         self.live = LiveView(self.service, self.metrics, self._lag, number)
         self._has_admin = has_admin and config.admin != ADMIN_OFF
