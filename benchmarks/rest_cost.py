@@ -19,9 +19,10 @@ from slipring.bench.client.transports import Access
 from slipring.bench.errors import UsageError
 from slipring.bench.load.file_limit import raise_file_limit
 from slipring.bench.load.idle_sockets import IdleSockets
+from slipring.core.limits import Limits
 
-PING_INTERVAL_S = 20
-"""The default of slipring."""
+PING_INTERVAL_S = Limits().ping_interval_s
+"""The default of slipring. Other servers are measured for as long."""
 
 
 @asynccontextmanager
@@ -70,7 +71,7 @@ def main() -> None:
     except UsageError as error:
         parser.error(str(error))
     print(f"{arguments.connections} connections …", file=sys.stderr, flush=True)
-    with slipring("simulated", "--ping-interval-s", str(PING_INTERVAL_S)) as server:
+    with slipring("simulated") as server:
         figures = asyncio.run(measure(server, arguments.connections, arguments.intervals))
     print(f"server CPU at rest, {arguments.connections} connections")
     print(f"  {figures['cpu_ms_per_s']:.1f} ms a second, {figures['cpu_us_per_ping']:.0f} µs a ping")
