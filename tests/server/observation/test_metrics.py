@@ -376,6 +376,18 @@ def test_the_lag_is_how_late_each_timer_runs() -> None:
     assert lag.longest_s == 0.5
 
 
+def test_the_lag_is_sampled_four_times_a_second_and_at_rest_when_a_second_begins() -> None:
+    is_busy = True
+    lag = LoopLag(lambda: is_busy)
+    loop: Any = LateLoop([0.375, 0.0, 0.0])
+    lag._measure(loop)
+    assert lag._due == 0.625
+    is_busy = False
+    for due in (1.0, 2.0):
+        lag._measure(loop)
+        assert lag._due == due
+
+
 def test_the_setting_is_off_by_default() -> None:
     assert Config().metrics_tenants == 0
 
