@@ -39,8 +39,8 @@ class ServerProtocol(web.RequestHandler):
 
     Relies on ``RequestHandler`` calling ``finish_response`` for every response, ``handle_error`` for every
     request that is not HTTP or that raised, ``set_parser`` with the reader of a WebSocket, which then gets
-    all data, on ``_parser`` not being used afterwards, and on its attributes ``_messages``, ``_payload_parser``,
-    ``_upgraded`` and ``_lingering_time``.
+    all data, on ``_parser`` not being used afterwards, and on its attributes ``_messages``,
+    ``_payload_parser``, ``_upgraded`` and ``_lingering_time``.
     """
 
     __slots__ = ()
