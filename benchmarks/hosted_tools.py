@@ -26,7 +26,8 @@ from common import Process, keep, slipring, spread, started
 from peers import servers
 
 from slipring.bench.client.sse import SseParser
-from slipring.mcp import HttpServer, Pool, TextContent, parse_url
+from slipring.mcp import HttpServer, TextContent, parse_url
+from slipring.mcp.pool import Pool
 
 SERVICES = str(Path(__file__).with_name("hosted_upstream.py"))
 STEPS, PARALLEL, TURNS = 8, 4, 25

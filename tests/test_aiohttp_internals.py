@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import StreamReader, web
+from aiohttp import ClientSession, StreamReader, WSMsgType, web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpProcessingError
 from aiohttp.payload import Payload
@@ -545,6 +545,41 @@ def test_frames_pass_the_mask_check_up_to_the_first_without_a_mask(piece: int, v
     assert violation or reader.data == whole
     check.feed_eof()
     assert reader.has_ended
+
+
+@pytest.mark.parametrize("split", range(1, 10))
+def test_the_mask_check_knows_where_frames_end(split: int) -> None:
+    sent, check = frame(1, b"abc"), MaskCheck(Fed())
+    assert check.is_between_frames
+    check.feed_data(sent[:split])
+    assert check.is_between_frames is (split == len(sent))
+    check.feed_data(sent[split:])
+    assert check.is_between_frames
+
+
+async def test_an_upgraded_connection_recognizes_pongs_and_keeps_no_parser_of_requests() -> None:
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(request)
+        async for message in socket:
+            if message.type is WSMsgType.TEXT:
+                await socket.send_str(message.data)
+        return socket
+
+    async with (
+        serving(handler) as served,
+        ClientSession() as http,
+        http.ws_connect(f"http://127.0.0.1:{served.port}/") as socket,
+    ):
+        (protocol,) = served.protocols
+        assert protocol._parser is None
+        pong = frame(10, b"")
+        assert protocol.is_empty_pong(pong)
+        for other in (frame(10, b"a"), frame(9, b""), pong + pong, pong[:-1], frame(10, b"", mask=None)):
+            assert not protocol.is_empty_pong(other)
+        await socket.send_str("a" * 2**20)  # more than the buffer, so reading is paused and resumed
+        assert await socket.receive_str(timeout=60) == "a" * 2**20
+    assert not Recording(served.server, loop=asyncio.get_running_loop()).is_empty_pong(pong)
 
 
 async def test_errors_that_clients_cause_are_recognized() -> None:

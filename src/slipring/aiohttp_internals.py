@@ -47,6 +47,9 @@ _RESERVED_BITS = bytes((0x70, _MASKED))
 """The header of a frame that no extension allows."""
 _FINAL_STATUS = 200
 """An answer with a lower status announces another one."""
+_EMPTY_PONG = bytes((0x8A, _MASKED))
+"""The header of a pong without a payload, before its mask."""
+_EMPTY_PONG_BYTES = _SHORT_HEAD + _MASK_BYTES
 
 
 class ServerProtocol(web.RequestHandler):
@@ -54,7 +57,8 @@ class ServerProtocol(web.RequestHandler):
 
     Relies on ``RequestHandler`` calling ``finish_response`` for every response, ``handle_error`` for every
     request that is not HTTP or that raised, ``set_parser`` with the reader of a WebSocket, which then gets
-    all data, and on its attributes ``_messages`` and ``_lingering_time``.
+    all data, on ``_parser`` not being used afterwards, and on its attributes ``_messages``,
+    ``_payload_parser``, ``_upgraded`` and ``_lingering_time``.
     """
 
     __slots__ = ()
@@ -64,6 +68,13 @@ class ServerProtocol(web.RequestHandler):
         """Whether the head of a request has been parsed that no handler has been started for."""
         return bool(self._messages)
 
+    def is_empty_pong(self, data: bytes) -> bool:
+        """Whether data of a WebSocket is one pong without a payload, and nothing else."""
+        if len(data) != _EMPTY_PONG_BYTES or not data.startswith(_EMPTY_PONG):
+            return False
+        check = self._payload_parser
+        return isinstance(check, MaskCheck) and check.is_between_frames
+
     def stop_lingering(self) -> None:
         """Do not read the rest of the current request's body after the response has been sent."""
         self._lingering_time = 0.0
@@ -71,6 +82,8 @@ class ServerProtocol(web.RequestHandler):
     def set_parser(self, parser: Any, data_received_cb: Callable[[], None] | None = None) -> None:
         checked: Any = MaskCheck(parser)
         super().set_parser(checked, data_received_cb)
+        if self._upgraded:
+            self._parser = None  # it has read its last request, and takes 800 bytes of every idle connection
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -119,6 +132,11 @@ class MaskCheck:
         """The beginning of a frame's header, until it is complete."""
         self._left = 0
         """Bytes of the current frame that have not arrived."""
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the next byte is the first of a frame."""
+        return not self._left and not self._held
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         """Take data of the client; returns whether the socket is to be closed, and what was not read."""

@@ -10,7 +10,6 @@ The message of a `ConfigError` never contains a value, because any value may be 
 
 import argparse
 import math
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_origin, get_type_hints
@@ -587,6 +586,8 @@ def _file_path(namespace: argparse.Namespace, environ: Mapping[str, str]) -> str
 
 
 def _read_toml(path: str) -> dict[str, Any]:
+    import tomllib  # most servers have no such file
+
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)

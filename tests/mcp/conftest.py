@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from slipring.mcp import Pool
+from slipring.mcp.pool import Pool
 from tests.mcp.fakes import FakeServer, FakeSseServer, serving
 
 

@@ -10,11 +10,11 @@ from slipring.mcp import (
     HttpRejected,
     Malformed,
     Outcome,
-    Pool,
     TextContent,
     TimedOut,
     TooLarge,
 )
+from slipring.mcp.pool import Pool
 from tests.mcp.fakes import Exchange, FakeServer, FakeSseServer, Reply, at, event, serving, text
 
 

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from slipring.mcp import ConnectionLost, Credential, McpLimits, Outcome, Pool, Refused, TextContent, TooLarge
+from slipring.mcp import ConnectionLost, Credential, McpLimits, Outcome, Refused, TextContent, TooLarge
 from slipring.mcp.failures import Malformed
+from slipring.mcp.pool import Pool
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, at, event, text
 
 CHANGED = event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})

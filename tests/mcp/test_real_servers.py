@@ -6,7 +6,6 @@ from slipring.mcp import (
     HttpServer,
     ImageContent,
     McpServer,
-    Pool,
     ProgressUpdate,
     ResourceLink,
     StdioServer,
@@ -15,6 +14,7 @@ from slipring.mcp import (
     Unreachable,
     parse_url,
 )
+from slipring.mcp.pool import Pool
 from tests.mcp.real_servers import RealServers, running, sdk
 
 pytestmark = pytest.mark.mcp

@@ -16,12 +16,12 @@ from slipring.mcp import (
     HttpServer,
     McpFailure,
     Outcome,
-    Pool,
     Refused,
     UrlPolicy,
     admit,
     parse_url,
 )
+from slipring.mcp.pool import Pool
 from slipring.mcp.servers import check_headers
 from slipring.mcp.transports.address_policy import AddressNotPublic, is_public_address, public_socket
 from tests.mcp.fakes import Exchange, FakeServer, Reply, at, error, serving

@@ -16,7 +16,6 @@ from slipring.mcp import (
     McpFailure,
     McpLimits,
     Outcome,
-    Pool,
     ProgressUpdate,
     StdioServer,
     TextContent,
@@ -25,6 +24,7 @@ from slipring.mcp import (
     ToolResult,
     Unreachable,
 )
+from slipring.mcp.pool import Pool
 
 SCRIPT = str(Path(__file__).with_name("stdio_server.py"))
 

@@ -14,7 +14,6 @@ from slipring.mcp import (
     Malformed,
     McpFailure,
     Outcome,
-    Pool,
     ProgressUpdate,
     ProtocolFailure,
     Refused,
@@ -24,6 +23,7 @@ from slipring.mcp import (
     Unreachable,
     VersionMismatch,
 )
+from slipring.mcp.pool import Pool
 from slipring.mcp.protocol.session import LEGACY_VERSIONS, MODERN_VERSION
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, at, error, event, result, serving, text
 

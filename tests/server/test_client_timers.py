@@ -9,7 +9,18 @@ import pytest
 from slipring.core.limits import Limits
 from slipring.server.client_timers import ClientTimers
 from tests.harness import PuppetEngine, Running, serve
-from tests.server.raw import PING, PONG, connection_of, only_client, open_raw, stop_clock, until
+from tests.server.raw import (
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    connection_of,
+    frame,
+    only_client,
+    open_raw,
+    stop_clock,
+    until,
+)
 
 
 def test_a_client_is_not_due_before_its_time() -> None:
@@ -105,13 +116,84 @@ async def test_a_client_that_does_not_answer_pings_is_checked_at_its_timeout() -
     async with serve(limits=limits) as server, open_raw(server) as raw:
         stop_clock(server)
         connection = connection_of(server)
-        connection._pinged_at -= 20.5
-        connection._heard_at -= 20.5
+        connection._exchanged_at -= 20.5
+        connection._http.heard_at -= 20.5
         assert 2 < due_in(server) <= 3
         assert await raw.receive_frame() == (PING, b"")
         await raw.send_frame(PONG, b"")
         await until(lambda: due_in(server) > 3)
         assert 19 < due_in(server) <= 20
+
+
+async def test_a_client_that_sends_messages_or_pings_is_not_pinged() -> None:
+    limits = Limits(ping_interval_s=20, pong_timeout_s=3)
+    async with serve(limits=limits) as server, open_raw(server) as raw:
+        stop_clock(server)
+        connection = connection_of(server)
+        for opcode, payload in ((TEXT, b"{}"), (PING, b"")):
+            connection._exchanged_at -= 20.5
+            await raw.send_frame(opcode, payload)
+            await raw.receive_frame()
+            assert 19 < due_in(server) <= 20
+
+
+async def test_a_client_that_only_sends_pongs_is_pinged() -> None:
+    """Proxies between the two wait for bytes of the server too."""
+    async with serve(limits=Limits(ping_interval_s=20)) as server, open_raw(server) as raw:
+        stop_clock(server)
+        connection = connection_of(server)
+        connection._exchanged_at -= 20.5
+        connection._http.heard_at = 0.0
+        await raw.send_frame(PONG, b"")
+        await until(lambda: connection._http.heard_at > 0)
+        due_in(server)
+        assert await raw.receive_frame() == (PING, b"")
+
+
+async def test_a_pong_within_a_message_is_not_part_of_it() -> None:
+    async with serve() as server, open_raw(server) as raw:
+        connection = connection_of(server)
+        message = b'{"type": "response.create", "input": "hello"}'
+        await raw.send_frame(TEXT, message[:9], final=False)
+        await until(lambda: connection._http.unfinished_bytes > 0)
+        connection._http.heard_at = 0.0
+        await raw.send_frame(PONG, b"")
+        await until(lambda: connection._http.heard_at > 0)
+        await raw.send_frame(CONTINUATION, message[9:])
+        assert (await raw.receive_event())["type"] == "response.created"
+
+
+async def test_bytes_that_look_like_a_pong_are_read_within_a_frame() -> None:
+    async with serve() as server, open_raw(server) as raw:
+        connection = connection_of(server)
+        sent = frame(PING, pong := frame(PONG, b""))
+        await raw.send(sent[: -len(pong)])
+        await until(lambda: connection._http.unfinished_bytes > 0)
+        await raw.send(pong)
+        assert await raw.receive_frame() == (PONG, pong)
+
+
+async def test_a_server_is_active_while_clients_send_or_have_responses() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server, server.connect() as socket:
+        stop_clock(server)
+        service, client = server.service, only_client(server)
+
+        async def is_active_after_a_check() -> bool:
+            service._active_at = -math.inf
+            service.timers.set(client, 0.0)
+            await service.tick()
+            return service.is_active()
+
+        assert not await is_active_after_a_check()
+        await socket.create(input="hello")
+        performance = await engine.next()
+        assert service.is_active(), "a message has arrived"
+        assert await is_active_after_a_check(), "a response is running"
+        performance.finish()
+        await socket.until("response.completed")
+        await until(lambda: due_in(server) > 0)
+        assert not await is_active_after_a_check()
 
 
 async def test_a_disconnected_client_has_no_timer() -> None:

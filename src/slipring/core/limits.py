@@ -136,7 +136,7 @@ class Limits:
     unread_bytes: int = _limit(512 * _MIB, "data that waits to be read by clients, in one process")
     tenant_unread_bytes: int = _limit(128 * _MIB, "the same for one tenant")
     send_buffer_bytes: int = _limit(256 * _KIB, "unsent events of a connection at which its engine pauses")
-    ping_interval_s: float = _limit(20.0, "time between WebSocket pings; 0: no pings")
+    ping_interval_s: float = _limit(45.0, "time without data after which a client is pinged; 0: no pings")
     pong_timeout_s: float = _limit(60.0, "time without data after which a pinged client is disconnected")
     run_lease_s: float = _limit(
         15.0, "time without a sign of life of a node after which its background responses fail"

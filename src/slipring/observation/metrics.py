@@ -385,7 +385,7 @@ RECORDED_TURNS = Metric(
 LOOP_LAG_SECONDS = Metric(
     "slipring_event_loop_lag_seconds",
     "histogram",
-    "How late the event loop is, sampled four times a second.",
+    "How late the event loop is, sampled four times a second, at rest once a second.",
     buckets=_LAG_BUCKETS,
 )
 TASKS = Metric(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 from slipring.checks import CheckEntry, PolicyEntries
 from slipring.core.checks.policies import NO_POLICY, Check, Policy
@@ -9,9 +10,17 @@ from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.tenant_cache import TenantCache
 from slipring.errors import ModelNotFound, StartupError
 from slipring.safety.running_check import CheckStatus, RunningCheck
-from slipring.safety.source import Source
-from slipring.safety.sources.catalog import naming, open_source
-from slipring.safety.sources.guard import Engines
+from slipring.safety.source import Source, naming
+
+if TYPE_CHECKING:
+    from slipring.safety.sources.guard import Engines
+
+
+def _open_source(entry: CheckEntry, engines: "Engines") -> Source:
+    # Imported for the first check: most servers have none.
+    from slipring.safety.sources.catalog import open_source
+
+    return open_source(entry, engines)
 
 
 class Inspector:
@@ -21,11 +30,11 @@ class Inspector:
         self,
         entries: Sequence[CheckEntry],
         policies: PolicyEntries,
-        engines: Engines,
+        engines: "Engines",
         clock: Callable[[], float],
         *,
         cache_bytes: int,
-        open_by_entry: Callable[[CheckEntry, Engines], Source] = open_source,
+        open_by_entry: "Callable[[CheckEntry, Engines], Source]" = _open_source,
     ) -> None:
         """Opens the sources without starting them. Raises ``StartupError``."""
         self._policies = policies

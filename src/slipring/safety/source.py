@@ -1,11 +1,14 @@
 """The interface of the sources of verdicts: texts in, scores out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from msgspec import Struct
 
+from slipring.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
+from slipring.errors import StartupError
 
 
 class SourceFailed(Exception):
@@ -48,3 +51,12 @@ class Source(Protocol):
 
     async def close(self) -> None:
         """Release everything that ``start`` acquired."""
+
+
+@contextmanager
+def naming(entry: CheckEntry) -> Iterator[None]:
+    """Add the name of a check to the message of a ``StartupError``."""
+    try:
+        yield
+    except StartupError as error:
+        raise StartupError(f"check {entry.name!r}: {error}") from None

@@ -1,7 +1,6 @@
 """Work that a server repeats at intervals, beside serving clients."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -20,29 +19,40 @@ class PeriodicTasks:
     """
 
     def __init__(self) -> None:
-        self._stopped = asyncio.Event()
+        self._stopped: asyncio.Future[None] | None = None
+        """Done when the loops are to end; created with the first of them."""
         self._cancelled_at_stop: list[asyncio.Task[None]] = []
         self._run_at_stop: list[asyncio.Task[None]] = []
 
     def start(
         self, name: str, work: Callable[[], Awaitable[None]], interval_s: float, *, at_stop: bool = False
     ) -> None:
-        """Call ``work`` after every interval; with ``at_stop``, ``stop`` calls it once more."""
+        """Call ``work`` whenever the event loop's clock is a multiple of the interval, so that a process at
+        rest wakes up once for all that is due every second; with ``at_stop``, ``stop`` calls it once more."""
+        if self._stopped is None:
+            self._stopped = asyncio.get_running_loop().create_future()
         tasks = self._run_at_stop if at_stop else self._cancelled_at_stop
-        tasks.append(asyncio.create_task(self._repeat(name, work, interval_s)))
+        tasks.append(asyncio.create_task(self._repeat(name, work, interval_s, self._stopped)))
 
     async def stop(self) -> None:
         """End all loops. Functions with ``at_stop`` are called once more, and cancelled after 2 s."""
         await cancel_and_wait(self._cancelled_at_stop)
-        self._stopped.set()
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_result(None)
         if self._run_at_stop:
             await asyncio.wait(self._run_at_stop, timeout=_LAST_RUN_S)
         await cancel_and_wait(self._run_at_stop)
 
-    async def _repeat(self, name: str, work: Callable[[], Awaitable[None]], interval_s: float) -> None:
-        while not self._stopped.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), interval_s)
+    async def _repeat(
+        self,
+        name: str,
+        work: Callable[[], Awaitable[None]],
+        interval_s: float,
+        stopped: asyncio.Future[None],
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        while not stopped.done():
+            await asyncio.wait([stopped], timeout=interval_s - clock() % interval_s)
             try:
                 await work()
             except ApiError as error:

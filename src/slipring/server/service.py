@@ -6,6 +6,7 @@ calls ``Service.tick`` about once a second.
 
 import asyncio
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -67,6 +68,8 @@ _ITEMS_SHARE = 4
 """Known heads and items may use ``recognised_bytes`` divided by these, in addition."""
 _CHECKED_AT_ONCE = 100
 """Clients that are checked before the event loop may do other work."""
+_ACTIVE_S = 2.0
+"""A client with a running response is checked every second."""
 
 
 def shutting_down() -> ApiError:
@@ -145,6 +148,7 @@ class Service:
     draining: bool = False
     """Whether the server is shutting down: new requests are refused."""
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _active_at: float = -math.inf
 
     @classmethod
     def assemble(
@@ -296,7 +300,13 @@ class Service:
 
     def wake(self, client: Client) -> None:
         """Check a client with the next tick, because something has happened to it."""
-        self.timers.advance(client, asyncio.get_running_loop().time())
+        self._active_at = clock = asyncio.get_running_loop().time()
+        self.timers.advance(client, clock)
+
+    def is_active(self) -> bool:
+        """Whether a client has sent something lately, or has a running response. Does not look at clients:
+        there may be thousands, all idle."""
+        return asyncio.get_running_loop().time() - self._active_at < _ACTIVE_S
 
     async def tick(self) -> None:
         """Call ``tick`` of all clients that are due, a few at a time."""
@@ -313,6 +323,8 @@ class Service:
         except Exception:
             log.exception("checking the deadlines of a client failed")
             delay_s = None
+        if delay_s is None:
+            self._active_at = clock
         self.timers.set(client, clock + (delay_s or 0.0))
 
     async def wait_until_idle(self) -> None:

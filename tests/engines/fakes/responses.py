@@ -119,10 +119,13 @@ class FakeResponsesServer(FakeServer):
         await self._runner.cleanup()
         assert not self.faults, "\n".join(self.faults)
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
     def engine(self, **options: Any) -> Engine:
-        url = f"http://127.0.0.1:{self.port}/v1"
         return ResponsesEngine(
-            ResponsesOptions(**{"url": url, "model": "up", "transport": self.transport, **options})
+            ResponsesOptions(**{"url": self.url, "model": "up", "transport": self.transport, **options})
         )
 
     async def _list(self, request: web.Request) -> web.Response:

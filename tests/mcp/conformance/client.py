@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from slipring.mcp import HttpServer, McpFailure, Pool, ToolList, parse_url
+from slipring.mcp import HttpServer, McpFailure, ToolList, parse_url
+from slipring.mcp.pool import Pool
 
 
 async def list_only(pool: Pool, server: HttpServer, tools: ToolList) -> None:

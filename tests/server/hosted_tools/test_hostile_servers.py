@@ -46,7 +46,7 @@ async def fake() -> AsyncIterator[FakeServer]:
 
 def resolving(runner: ToolRunner, names: Names) -> None:
     """Resolve the names of public servers by ``names``, every time anew."""
-    connector = runner._pool._web._session(True).connector
+    connector = runner.pool._web._session(True).connector
     assert connector is not None
     connector._resolver, connector._use_dns_cache = names, False  # type: ignore[attr-defined]
 

@@ -289,7 +289,7 @@ def seconds(metrics: Metrics, metric: table.Metric) -> float:
 async def counting(**settings: Any) -> tuple[Service, Metrics]:
     async with serve(**settings) as server:
         metrics = Metrics(server.service)
-        metrics.start(LoopLag())
+        metrics.start(LoopLag(lambda: True))
         return server.service, metrics
 
 
@@ -367,13 +367,25 @@ class LateLoop:
 
 
 def test_the_lag_is_how_late_each_timer_runs() -> None:
-    lag, seen = LoopLag(), []
+    lag, seen = LoopLag(lambda: True), []
     lag.observers.append(seen.append)
     loop: Any = LateLoop([0.0, 0.5, 0.125])
     for _ in range(3):
         lag._measure(loop)
     assert seen == [0.0, 0.5, 0.125]
     assert lag.longest_s == 0.5
+
+
+def test_the_lag_is_sampled_four_times_a_second_and_at_rest_when_a_second_begins() -> None:
+    is_busy = True
+    lag = LoopLag(lambda: is_busy)
+    loop: Any = LateLoop([0.375, 0.0, 0.0])
+    lag._measure(loop)
+    assert lag._due == 0.625
+    is_busy = False
+    for due in (1.0, 2.0):
+        lag._measure(loop)
+        assert lag._due == due
 
 
 def test_the_setting_is_off_by_default() -> None:

@@ -139,8 +139,9 @@ class ConnectionCache:
         self._uncompressed_bytes = 0
         """The bytes of their items before that."""
         self._is_compressing = False
-        self._outgrown: deque[str] = deque(maxlen=_OUTGROWN)
-        """Responses that were not stored and were evicted for the size of their chain."""
+        self._outgrown: deque[str] | None = None
+        """Responses that were not stored and were evicted for the size of their chain; None until there is
+        one."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -194,7 +195,7 @@ class ConnectionCache:
     def why_forgotten(self, response_id: str) -> str | None:
         """Why this connection has a response no longer, as a sentence for the client; None if not for the
         size of its chain."""
-        if response_id not in self._outgrown:
+        if self._outgrown is None or response_id not in self._outgrown:
             return None
         most = f"{self.limit_bytes} bytes"
         if self._compressible_bytes:
@@ -310,13 +311,18 @@ class ConnectionCache:
                 if self._may_shrink():
                     break
                 if entry.state.response.store is False:
-                    self._outgrown.append(entry.state.id)
+                    self._note_outgrown(entry.state.id)
             own.evictions += 1
             if shared:
                 shared[-1].connection_evictions += 1
             self.evict(entry.state.id)
         for scope in shared:
             _make_room(scope)
+
+    def _note_outgrown(self, response_id: str) -> None:
+        if self._outgrown is None:
+            self._outgrown = deque(maxlen=_OUTGROWN)
+        self._outgrown.append(response_id)
 
     def _release(self, state: ResponseState) -> None:
         nodes: list[ResponseState] = []

@@ -5,7 +5,6 @@ connection's limit on turns in flight; lanes that wait for a free slot get it in
 became ready.
 """
 
-from collections import deque
 from collections.abc import Iterator
 
 from slipring.core.limits import Limits
@@ -25,7 +24,7 @@ class Lane:
     def __init__(self, id: str | None) -> None:
         self.id = id
         self.current: Turn | None = None
-        self.waiting: deque[Turn] = deque()
+        self.waiting: list[Turn] = []
 
 
 class Lanes:
@@ -37,7 +36,8 @@ class Lanes:
         self._max_in_flight = max_in_flight
         self._max_lanes = max_lanes
         self._by_id: dict[str | None, Lane] = {}
-        self._ready: deque[Lane] = deque()
+        # Lists, and not deques, which take 760 bytes when they are empty: there are few lanes and turns.
+        self._ready: list[Lane] = []
         self.in_flight = 0
         self.waiting = 0
         self.waiting_bytes = 0
@@ -85,8 +85,8 @@ class Lanes:
         """Dequeue the next turn that may run; None if no lane is ready or no slot is free."""
         if not self._ready or self.in_flight >= self._max_in_flight:
             return None
-        lane = self._ready.popleft()
-        turn = lane.current = lane.waiting.popleft()
+        lane = self._ready.pop(0)
+        turn = lane.current = lane.waiting.pop(0)
         self.waiting -= 1
         self.waiting_bytes -= turn.size_bytes
         self.in_flight += 1

@@ -173,7 +173,8 @@ class Pool:
     async def _keep(self) -> None:
         """Close or ping the sockets that no job uses, once a second."""
         while True:
-            await asyncio.sleep(_TICK_S)
+            # When a second begins, as the server's tick: a process at rest wakes up once for both.
+            await asyncio.sleep(_TICK_S - _now() % _TICK_S)
             now = _now()
             for socket in self._sockets:
                 if socket.is_wanted:

@@ -1,14 +1,13 @@
 """The sources that exist, by kind. Opens the source of a configured check."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
 from slipring.checks import CheckEntry
 from slipring.errors import StartupError
-from slipring.safety.source import Source
+from slipring.safety.source import Source, naming
 from slipring.safety.sources.functions import GROUP, Functions, find_factory
 from slipring.safety.sources.guard import Engines, Guard, GuardSettings
 from slipring.safety.sources.moderations import Moderations, ModerationsSettings
@@ -54,15 +53,6 @@ def open_source(entry: CheckEntry, engines: Engines) -> Source:
                 f" of an entry point of the group {GROUP}"
             )
         return Functions(entry.name, factory, msgspec.json.decode(entry.settings), entry.at_once)
-
-
-@contextmanager
-def naming(entry: CheckEntry) -> Iterator[None]:
-    """Add the name of a check to the message of a ``StartupError``."""
-    try:
-        yield
-    except StartupError as error:
-        raise StartupError(f"check {entry.name!r}: {error}") from None
 
 
 def _settings(entry: CheckEntry, form: type[T]) -> T:

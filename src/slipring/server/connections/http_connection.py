@@ -72,6 +72,7 @@ class HttpConnection(ServerProtocol):
         "_is_aborted",
         "_wire",
         "close_socket",
+        "heard_at",
         "is_surplus",
         "queued_bytes",
         "state",
@@ -89,6 +90,8 @@ class HttpConnection(ServerProtocol):
         """Returns the size of the transport's outgoing queue above this connection, if there is one."""
         self.close_socket: Callable[[int, str], None] | None = None
         """Closes the WebSocket, once the connection has been upgraded to one."""
+        self.heard_at = 0.0
+        """When the client of a WebSocket last sent anything, on the event loop's clock."""
         self._connections = connections
         self._head_bytes = 0
         self._is_aborted = False
@@ -144,12 +147,20 @@ class HttpConnection(ServerProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
         if self.close_socket is not None:
-            self.unfinished_bytes += len(data)
-            self._connections.received(self)
-        elif self.state is not ConnectionState.SERVING and data:
+            self._frames_received(data)
+            return
+        super().data_received(data)
+        if self.state is not ConnectionState.SERVING and data:
             self._head_received(len(data))
+
+    def _frames_received(self, data: bytes) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+        if self.is_empty_pong(data):
+            return  # the answer to a ping; waking the reader for it would take most of what a ping costs
+        super().data_received(data)
+        self.unfinished_bytes += len(data)
+        self._connections.received(self)
 
     def _head_received(self, size_bytes: int) -> None:
         """Count the bytes of a request's head, and refuse one that is too large."""
@@ -169,6 +180,7 @@ class HttpConnection(ServerProtocol):
         """Count received bytes as WebSocket messages from now on. ``queued_bytes`` returns the size of the
         outgoing queue; ``close_socket`` closes the WebSocket with a code and a reason."""
         self.queued_bytes, self.close_socket = queued_bytes, close_socket
+        self.heard_at = asyncio.get_running_loop().time()
 
     def control_frame_received(self, payload_bytes: int) -> None:
         """A ping or a pong was read: its bytes are not part of the message that is being received."""

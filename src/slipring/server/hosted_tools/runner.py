@@ -6,7 +6,7 @@ Nothing here knows a turn. ``resolve`` and ``call`` are what a driver does for t
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Raw, Struct, UnsetType
@@ -20,7 +20,7 @@ from slipring.core.hosted.tools import (
 )
 from slipring.core.limits import Limits
 from slipring.errors import ExternalConnectorError, InvalidRequest
-from slipring.mcp import HttpServer, McpFailure, Outcome, Pool, ProgressUpdate, Redaction, Tool
+from slipring.mcp import HttpServer, McpFailure, Outcome, ProgressUpdate, Redaction, Tool
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_items import CallError, ProtocolError
@@ -44,6 +44,9 @@ from slipring.server.hosted_tools.results import (
 )
 from slipring.server.observation.turn_log import plain
 from slipring.server.tenant_slots import TenantSlots
+
+if TYPE_CHECKING:
+    from slipring.mcp.pool import Pool
 
 log = logging.getLogger("slipring.tools")
 
@@ -78,14 +81,25 @@ class ToolRunner:
     def __init__(self, registry: Registry, limits: Limits) -> None:
         self.registry = registry
         self.observers: list[Callable[[EndedCall], None]] = []
-        self._pool = Pool()
+        self._pool: Pool | None = None
+        """None until it is needed: most servers get no request with MCP tools."""
         self._slots = TenantSlots(limits.tenant_tool_calls)
         self._most_chars = limits.max_tool_result_chars
         self._most_list_bytes = limits.max_frame_bytes
 
     async def close(self) -> None:
         """End all connections and processes."""
-        await self._pool.close()
+        if self._pool is not None:
+            await self._pool.close()
+
+    @property
+    def pool(self) -> "Pool":
+        """The connections to MCP servers."""
+        if self._pool is None:
+            from slipring.mcp.pool import Pool
+
+            self._pool = Pool()
+        return self._pool
 
     async def resolve(
         self, caller: Caller, servers: Iterable[McpTool], fetch: frozenset[str], tools: Raw | UnsetType
@@ -131,7 +145,7 @@ class ToolRunner:
     async def _list(self, label: str, target: Target, tenant: str) -> ResolvedServer:
         try:
             async with self._slots.hold(tenant):
-                found = await self._pool.tools(target.server, target.credential, tenant=tenant)
+                found = await self.pool.tools(target.server, target.credential, tenant=tenant)
         except McpFailure as failure:
             if not target.goes_on:
                 message = f"Error retrieving the tool list of the MCP server '{label}': {stated(failure)}"
@@ -197,7 +211,7 @@ class ToolRunner:
             progress(CallProgress(update.progress, update.total, message))
 
         try:
-            result = await self._pool.call(
+            result = await self.pool.call(
                 target.server, call.tool, arguments, target.credential, tenant=tenant, progress=on_progress
             )
         except McpFailure as failure:

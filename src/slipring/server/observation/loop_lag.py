@@ -1,19 +1,22 @@
 """Measures how late the event loop runs what is due.
 
-A callback every quarter of a second compares the time at which it runs with the time at which it was due. A
-lag means that something kept the loop busy: all connections waited that long.
+A callback compares the time at which it runs with the time at which it was due: every quarter of a second
+while clients are active, otherwise every second, together with the server's tick. A lag means that something
+kept the loop busy: all connections waited that long.
 """
 
 import asyncio
 from collections.abc import Callable
 
-_INTERVAL_S = 0.25
+_INTERVAL_S, _REST_INTERVAL_S = 0.25, 1.0
 
 
 class LoopLag:
     """Keeps the longest lag until it is forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        """``is_busy``: whether clients are active."""
+        self._is_busy = is_busy
         self.longest_s = 0.0
         self.observers: list[Callable[[float], None]] = []
         """Called with each lag, in seconds."""
@@ -22,8 +25,7 @@ class LoopLag:
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._due = loop.time() + _INTERVAL_S
-        self._timer = loop.call_at(self._due, self._measure, loop)
+        self._measure_next(loop, loop.time())
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -38,5 +40,10 @@ class LoopLag:
         self.longest_s = max(self.longest_s, lag_s)
         for observe in self.observers:
             observe(lag_s)
-        self._due = at + _INTERVAL_S
+        self._measure_next(loop, at)
+
+    def _measure_next(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        # At rest when a second begins, as the tick: waking up costs more than what is done then.
+        rest_s = _INTERVAL_S if self._is_busy() else _REST_INTERVAL_S - at % _REST_INTERVAL_S
+        self._due = at + rest_s
         self._timer = loop.call_at(self._due, self._measure, loop)

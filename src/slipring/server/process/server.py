@@ -41,12 +41,12 @@ from slipring.server.process.process_metrics import resident_bytes
 from slipring.server.process.runtime import shorten_switch_interval
 from slipring.server.process.shutdown import StopRequest, run_until
 from slipring.server.process.worker_messages import Serving
-from slipring.server.recording.recorder import Recorder
 from slipring.server.service import Service, shutting_down
 from slipring.stores.base import Store
 from slipring.stores.catalog import open_store
 
 if TYPE_CHECKING:
+    from slipring.server.recording.recorder import Recorder
     from slipring.server.tracing.tracer import Tracer
 
 _TICK_S = 1.0
@@ -83,22 +83,14 @@ class Server:
         self.service = Service.assemble(config, self.catalog, self._store, positions)
         for served in self.catalog.engines:
             served.compiler = self.service.compiler
-        self.recorder: Recorder | None = None
-        if config.record:
-            self.recorder = Recorder(
-                config,
-                [each.name for each in self.catalog.engines],
-                self.service.tool_runner.registry.secrets(),
-            )
-            self.service.content_observers.append(self.recorder.observe)
-            self.service.recorded = self.recorder.counts
+        self.recorder = _open_recorder(self.service) if config.record else None
         self._tracer = _open_tracer(self.service) if config.traces else None
         self.background = Background(self.service)
         self._maintenance = StoreMaintenance(self.service)
         ledgers = (self.service.requests, self.service.connections.unread)
         self._memory_trimmer = MemoryTrimmer(ledgers, find_malloc_trim())
         self._collections: FullCollections | None = None
-        self._lag = LoopLag()
+        self._lag = LoopLag(self.service.is_active)
         self.metrics = Metrics(self.service)
         self.live = LiveView(self.service, self.metrics, self._lag, number)
         self._has_admin = has_admin and config.admin != ADMIN_OFF
@@ -307,6 +299,17 @@ def _catalog(config: Config, engine: Engine | None, open_by_name: Callable[[str]
     if engine is None and config.models:
         return Catalog.of_entries([_entry(model) for model in config.models], open_by_name)
     return Catalog.of_engine(engine or open_by_name(config.engine), config.model)
+
+
+def _open_recorder(service: Service) -> "Recorder":
+    """A recorder that observes the turns of a service, not started yet."""
+    from slipring.server.recording.recorder import Recorder
+
+    engines = [each.name for each in service.catalog.engines]
+    recorder = Recorder(service.config, engines, service.tool_runner.registry.secrets())
+    service.content_observers.append(recorder.observe)
+    service.recorded = recorder.counts
+    return recorder
 
 
 def _open_tracer(service: Service) -> "Tracer":

@@ -53,10 +53,9 @@ class WebSocketConnection(Sink):
         "_betas",
         "_client_closed",
         "_closing",
-        "_heard_at",
+        "_exchanged_at",
         "_http",
         "_outbox",
-        "_pinged_at",
         "_request",
         "_socket",
         "driver",
@@ -79,7 +78,9 @@ class WebSocketConnection(Sink):
             self._outbox = Outbox(write, limit_bytes, frame=text_frame, on_full=on_full)
         self._http.become_socket(self._outbox.queued_bytes, self.close)
         self._closing: asyncio.Task[None] | None = None
-        self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
+        self._exchanged_at = self._http.heard_at
+        """When the last ping was sent, or the client last sent a message or a ping. Each of them causes bytes
+        in both directions, which is what proxies between the two wait for."""
         self._betas = of_socket(request.headers)
         session = service.open_session(caller, self._betas)
         states = SocketStates(service.store.responses, service.parking, service.peers, service.lookups)
@@ -128,8 +129,8 @@ class WebSocketConnection(Sink):
         try:
             while True:
                 message = await socket.receive()
-                self._heard_at = clock()
                 if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
+                    self._exchanged_at = clock()
                     self._http.message_received()
                     frame = await decoder.frame(session.tenant, message.data, self._betas)
                     self._run(session.receive(frame, now()))
@@ -138,6 +139,7 @@ class WebSocketConnection(Sink):
                         # A client that sends without reading is not read either.
                         await self._outbox.room()
                 elif message.type is WSMsgType.PING:
+                    self._exchanged_at = clock()
                     self._http.control_frame_received(len(message.data))
                     await socket.pong(message.data)
                 elif message.type is WSMsgType.PONG:
@@ -185,14 +187,17 @@ class WebSocketConnection(Sink):
     def tick(self) -> float | None:
         """Enforce the deadlines of the session and of keepalive pings. Returns in how many seconds the next
         one is due, if the connection is idle."""
-        session = self.driver.session
-        self._run(session.tick(now()))
+        session, at = self.driver.session, now()
+        rests_until = session.rests_until
+        if rests_until is None or rests_until <= at:
+            self._run(session.tick(at))
+            rests_until = session.rests_until
         limits = self.driver.service.config.limits
         clock = asyncio.get_running_loop().time()
         keepalive_s = self._keep_alive(clock, limits.ping_interval_s, limits.pong_timeout_s)
-        if session.rests_until is None or self._closing is not None:
+        if rests_until is None or self._closing is not None:
             return None
-        return min(keepalive_s, session.rests_until - now())
+        return min(keepalive_s, rests_until - at)
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         self.driver.wind_down(error, grace_s)
@@ -221,15 +226,15 @@ class WebSocketConnection(Sink):
         the next check."""
         if not interval_s:
             return math.inf
-        if clock - self._heard_at >= interval_s + timeout_s:
+        if clock - self._http.heard_at >= interval_s + timeout_s:
             self.close(_KEEPALIVE_LOST, "keepalive ping timeout")
             return math.inf
-        if clock - self._pinged_at >= interval_s:
-            self._pinged_at = clock
+        if clock - self._exchanged_at >= interval_s:
+            self._exchanged_at = clock
             transport = self._request.transport
             if transport is not None and not transport.is_closing() and not self._socket.closed:
                 transport.write(_PING)
-        return min(self._pinged_at + interval_s, self._heard_at + interval_s + timeout_s) - clock
+        return min(self._exchanged_at + interval_s, self._http.heard_at + interval_s + timeout_s) - clock
 
     async def _close(self, code: int, reason: str) -> None:
         try:
