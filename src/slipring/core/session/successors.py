@@ -115,6 +115,7 @@ class Successors:
             size_bytes=steers.size_bytes,
             ports=self._ports,
             stages=Stages(self._ports.clock),
+            short_events=turn.short_events,
         )
         successor.follows, successor.steered_by, successor.parent = True, steers, state
         successor.hosted.follow(turn.hosted)
