@@ -117,13 +117,14 @@ def join(where: str, path: str) -> str:
     return (where + path).lstrip(".")
 
 
+_NULL_BYTES = 4
 NULL = msgspec.Raw(b"null")
 """Default of raw fields that are always sent."""
 
 
 def given(value: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:
     """The value of a raw field; None if it is absent or null, which the API treats alike."""
-    if isinstance(value, msgspec.UnsetType) or bytes(value) in (b"null", b""):
+    if isinstance(value, msgspec.UnsetType) or (len(value) <= _NULL_BYTES and bytes(value) in (b"null", b"")):
         return None
     return value
 

@@ -9,13 +9,12 @@ bound, the tenant that uses the most bytes loses the context that was used longe
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
 from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import Position, echoed_bytes
-from slipring.protocol.item_digests import content_digest
+from slipring.protocol.item_digests import content_digest, digest_of
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
 
@@ -29,7 +28,7 @@ def extended(digest: bytes, items: Iterable[Item]) -> bytes:
     """The digest of a context after these items; ``digest`` is that of the context before them."""
     for item in items:
         for each in (item,) if item.opened is None else item.opened:
-            digest = sha256(digest + content_digest(each)).digest()
+            digest = digest_of(digest + content_digest(each))
     return digest
 
 
@@ -39,7 +38,7 @@ def boundaries(digest: bytes, items: Sequence[Item], content_digests: Mapping[in
     digests: list[bytes] = []
     for item in items:
         content = content_digests.get(id(item)) if item.opened is None else None
-        digest = extended(digest, (item,)) if content is None else sha256(digest + content).digest()
+        digest = extended(digest, (item,)) if content is None else digest_of(digest + content)
         digests.append(digest)
     return digests
 
@@ -47,7 +46,7 @@ def boundaries(digest: bytes, items: Sequence[Item], content_digests: Mapping[in
 def start_key(model: str, head_digest: bytes) -> bytes:
     """What the keys of all contexts with this model and head begin with, before the digest of their items:
     contexts of other models and heads have other tokens."""
-    return sha256(head_digest + model.encode()).digest()
+    return digest_of(head_digest + model.encode())
 
 
 class KnownContext:
@@ -159,7 +158,9 @@ class KnownContexts:
 
     def remember(self, tenant: str, context: KnownContext, now: float) -> KnownContext:
         """Keep a context; returns it, or the one with the same key that is known already."""
-        contexts = self._by_tenant.setdefault(tenant, OrderedDict())
+        contexts = self._by_tenant.get(tenant)
+        if contexts is None:
+            contexts = self._by_tenant[tenant] = OrderedDict()
         known = contexts.get(context.key)
         if known is not None:
             self._renew(contexts, known, now)

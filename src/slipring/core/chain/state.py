@@ -19,6 +19,10 @@ from slipring.protocol.responses import Response
 from slipring.protocol.tools import CallableTool
 
 
+_DIVIDING = frozenset({*CALL_OF_OUTPUT, "compaction"})
+"""Items of an output that its last job did not write, or that replace what is before them."""
+
+
 class OpenCall(Struct, frozen=True):
     """A tool call without an output."""
 
@@ -252,6 +256,11 @@ class ResponseState:
     def steps(self) -> Steps:
         """Its output by jobs. Worked out on every access."""
         output = self.output
+        for item in output:
+            if item.opened is not None or item.type in _DIVIDING:
+                break
+        else:
+            return Steps((), output, ())  # almost always
         made = last_compaction(output)
         items = tuple(in_context(output if made is None else output[made + 1 :]))
         end = len(items)
@@ -334,13 +343,13 @@ def branch_of(response_id: str, parent: ResponseState | None, *, fork: bool) -> 
 
 def echoed_bytes(response: Response) -> int:
     """Size of the request fields that a response object repeats and that a client can make large."""
-    texts = (response.user, response.prompt_cache_key, response.safety_identifier, response.reasoning.mode)
-    return (
-        sum(len(text) for text in texts if isinstance(text, str))
-        + sum(len(key) + len(value) for key, value in response.metadata.items())
-        + len(bytes(response.tool_choice))
-        + len(bytes(response.text.format))
-    )
+    size = len(response.tool_choice) + len(response.text.format)
+    for text in (response.user, response.prompt_cache_key, response.safety_identifier, response.reasoning.mode):
+        if type(text) is str:
+            size += len(text)
+    for key, value in response.metadata.items():
+        size += len(key) + len(value)
+    return size
 
 
 _NODE_BYTES = 1600
