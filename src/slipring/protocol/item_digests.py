@@ -29,8 +29,8 @@ _DIGEST_BYTES = 32
 
 
 def digest_of(data: bytes) -> bytes:
-    """The digest of bytes: BLAKE2b, which takes half the time of SHA-256 where a processor has no instructions
-    for that."""
+    """The digest of bytes, by BLAKE2b: it takes half the time of SHA-256 on processors without instructions
+    for the latter."""
     return blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 

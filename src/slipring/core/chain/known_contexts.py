@@ -88,14 +88,14 @@ class KnownContext:
         """How many items at its end are the answer of ``response``."""
         self.until = 0.0
         """When it is forgotten, unless it is used before."""
-        own = position.size_bytes - (parent.position.size_bytes if parent is not None else 0)
-        shares_head = parent is not None and parent.head is head
-        self.size_bytes: int = (
-            _CONTEXT_BYTES
-            + max(own, 0)
-            + (0 if shares_head else head.size_bytes)
-            + (0 if parent is not None and parent.response is response else echoed_bytes(response))
-        )
+        size = _CONTEXT_BYTES + position.size_bytes
+        if parent is not None:
+            size -= min(parent.position.size_bytes, position.size_bytes)
+        if parent is None or parent.head is not head:
+            size += head.size_bytes
+        if parent is None or parent.response is not response:
+            size += echoed_bytes(response)
+        self.size_bytes: int = size
 
 
 _Contexts = OrderedDict[bytes, KnownContext]

@@ -18,7 +18,6 @@ from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import CallableTool
 
-
 _DIVIDING = frozenset({*CALL_OF_OUTPUT, "compaction"})
 """Items of an output that its last job did not write, or that replace what is before them."""
 
@@ -203,12 +202,11 @@ class ResponseState:
     @property
     def refused_by(self) -> str | None:
         """The safety check that has refused this response, or one that it continues, after its end."""
-        for node in self.chain():
-            verdicts = node.verdicts
-            if verdicts is None or not verdicts.is_audited:
-                return None
+        node: ResponseState | None = self
+        while node is not None and (verdicts := node.verdicts) is not None and verdicts.is_audited:
             if verdicts.refused_by is not None:
                 return verdicts.refused_by
+            node = node.parent
         return None
 
     def chain(self) -> Iterator["ResponseState"]:
@@ -344,7 +342,8 @@ def branch_of(response_id: str, parent: ResponseState | None, *, fork: bool) -> 
 def echoed_bytes(response: Response) -> int:
     """Size of the request fields that a response object repeats and that a client can make large."""
     size = len(response.tool_choice) + len(response.text.format)
-    for text in (response.user, response.prompt_cache_key, response.safety_identifier, response.reasoning.mode):
+    mode = response.reasoning.mode
+    for text in (response.user, response.prompt_cache_key, response.safety_identifier, mode):
         if type(text) is str:
             size += len(text)
     for key, value in response.metadata.items():

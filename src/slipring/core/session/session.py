@@ -168,8 +168,8 @@ class Session:
             stages=stages,
             error=self._lifetime.refusal or error or rollout.missing_beta(request, self._betas),
             detached=detached,
-            short_events=self._betas.short_events,
         )
+        turn.short_events = self._betas.short_events
         self.lifecycle.charges.take(turn, size_bytes, pinned)
         turn.parent, turn.forks = forked, forked is not None
         self.lifecycle.lanes.enqueue(turn, lane)

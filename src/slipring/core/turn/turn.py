@@ -130,7 +130,6 @@ class Turn:
         stages: Stages,
         error: ApiError | None = None,
         detached: bool = False,
-        short_events: bool = False,
     ) -> None:
         self._ports = ports
 
@@ -143,7 +142,7 @@ class Turn:
         """Why the request is refused, if that is known already: it is refused when its lane reaches it."""
         self.detached = detached
         """Whether it runs in the background: its response is created before the engine accepts the job."""
-        self.short_events = short_events
+        self.short_events = False
         """Whether the events that begin the response leave out its instructions and tools."""
 
         # The context, bound when the turn leaves its lane's queue.
