@@ -33,6 +33,7 @@ _LOOP_FLAGS = {
     "--tool-ms": "tool_ms",
     "--rtt-ms": "rtt_ms",
     "--tool-choice": "tool_choice",
+    "--short-events": "short_events",
     "--html": "html",
     "--svg": "svg",
     "--from": "record_path",
@@ -64,6 +65,8 @@ class BenchOptions:
     tool_ms: float = 0.0
     rtt_ms: float = 0.0
     tool_choice: str | None = None
+    short_events: bool = False
+    """Whether to ask for ``response.created`` and ``response.in_progress`` without instructions and tools."""
     replay: Path | None = None
     replays_pauses: bool = False
     """Whether tools take as long as in the recording."""
@@ -181,6 +184,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="auto: the model decides whether to call a tool; forced: each request decides (default: auto"
         " with the simulated engine, else forced)",
     )
+    parser.add_argument(
+        "--short-events",
+        action="store_true",
+        default=None,
+        help="ask for first events without instructions and tools, which slipring can send",
+    )
     for kind, what in (("json", "the record"), ("html", "a report"), ("svg", "a figure")):
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write {what}")
     parser.add_argument(
@@ -250,6 +259,7 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
         tool_ms=_or_default(namespace.tool_ms, 0.0),
         rtt_ms=_or_default(namespace.rtt_ms, 0.0),
         tool_choice=namespace.tool_choice,
+        short_events=bool(namespace.short_events),
         replay=namespace.replay,
         replays_pauses=bool(namespace.replays_pauses),
         outputs=Outputs(namespace.json, namespace.html, namespace.svg),

@@ -136,6 +136,8 @@ class BenchSettings(Struct, kw_only=True):
     lanes: int = 4
     replays_pauses: bool = False
     """Whether tools took as long as in the recording."""
+    short_events: bool = False
+    """Whether first events without instructions and tools were asked for."""
 
 
 class Machine(Struct, kw_only=True):

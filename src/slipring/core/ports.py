@@ -55,6 +55,9 @@ class Betas(Struct, frozen=True):
     """Accept ``response.tool_output.delta`` and ``response.tool_output.done`` events."""
     tool_progress: bool = False
     """Send a ``slipring.mcp_call.progress`` event whenever the server of a hosted call reports progress."""
+    short_events: bool = False
+    """Omit ``instructions`` and ``tools`` from the response in ``response.created`` and
+    ``response.in_progress``."""
     keeps_nothing: bool = False
     """Keep no response in memory after its connection has closed."""
 

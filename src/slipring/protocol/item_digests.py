@@ -5,7 +5,7 @@ leaves out what they do not read: ids, statuses, annotations, logprobs, summarie
 An item that clients send back after it was emitted therefore keeps its digest, whatever they do to the rest.
 """
 
-from hashlib import sha256
+from hashlib import blake2b
 
 import msgspec
 
@@ -26,12 +26,19 @@ from slipring.protocol.items import (
 )
 
 _encode = msgspec.msgpack.Encoder().encode
+_DIGEST_BYTES = 32
+
+
+def digest_of(data: bytes) -> bytes:
+    """The digest of bytes, by BLAKE2b: it takes half the time of SHA-256 on processors without instructions
+    for the latter."""
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 @computed_once
 def content_digest(item: Item) -> bytes:
     """The digest of what a model reads of an item that is not sealed."""
-    return sha256(_content(item)).digest()
+    return digest_of(_content(item))
 
 
 def _content(item: Item) -> bytes:

@@ -317,8 +317,11 @@ class ResponseModeration(Struct):
     output: ResponseModerationResult | ResponseModerationError
 
 
-class Response(Struct):
-    """The object in ``response.created``, ``response.in_progress`` and every terminal event."""
+class Response(Struct, gc=False):
+    """The object in ``response.created``, ``response.in_progress`` and every terminal event.
+
+    It never forms cycles, so ``gc=False`` spares the collector: every cached state has one.
+    """
 
     id: str
     created_at: int

@@ -67,7 +67,7 @@ class StepCounts(Struct, frozen=True, gc=False):
         return StepCounts(self.prefilled + other.prefilled, self.output + other.output)
 
 
-class TurnReport(Struct, frozen=True):
+class TurnReport(Struct, frozen=True, gc=False):
     """How one turn went."""
 
     status: str

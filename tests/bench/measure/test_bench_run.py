@@ -7,6 +7,7 @@ import pytest
 from slipring.bench.statistics import summarise
 from tests.bench.faulty import Faulty, Json, running
 from tests.bench.stage import Watching, faults, measured
+from tests.harness import serve
 
 
 @pytest.mark.parametrize("mode", ["http-full", "websocket"])
@@ -94,3 +95,15 @@ async def test_two_runs_share_no_prefix() -> None:
     assert len(seen[0]) == len(seen[1]) == 4
     assert not seen[0] & seen[1]
     assert {text.partition("\n")[2] for text in seen[0]} == {text.partition("\n")[2] for text in seen[1]}
+
+
+@pytest.mark.parametrize("mode", ["http-full", "http-chained", "websocket"])
+async def test_short_events_are_asked_for_in_every_turn(mode: str) -> None:
+    received = []
+    for short in (False, True):
+        async with serve(api_key=()) as server:
+            record = await measured(server.url, modes=(mode,), tool_choice="forced", short_events=short)
+        assert faults(record) == []
+        assert record.settings.short_events is short
+        received.append([turn.received_bytes for loop in record.loops for turn in loop.turns])
+    assert all(short + 200 < whole for whole, short in zip(*received, strict=True))

@@ -60,6 +60,17 @@ def test_the_opening_events_share_one_response_object():
     assert (created.sequence_number, in_progress.sequence_number) == (0, 1)
 
 
+def test_short_opening_events_share_one_response_object_too():
+    turn = begun(instructions="Be kind.")
+    turn.short_events = True
+    opening: list[Any] = turn.accept([Accepted()])
+    created, in_progress = opening
+    assert created.response is in_progress.response
+    assert (bytes(created.response.instructions), bytes(created.response.tools)) == (b"null", b"[]")
+    assert turn.response is not None
+    assert bytes(turn.response.instructions) == b'"Be kind."'
+
+
 def test_a_warmup_opens_with_created_alone():
     assert len(begun(generate=False).accept([Accepted()])) == 1
 

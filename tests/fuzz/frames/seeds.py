@@ -15,6 +15,7 @@ BETAS = ", ".join(
         "responses_multi_agent=v1",
         "slipring_tool_output=v1",
         "slipring_tool_progress=v1",
+        "slipring_short_events=v1",
     )
 )
 LATEST, EARLIER = "@response0@", "@response1@"

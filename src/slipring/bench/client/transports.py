@@ -56,15 +56,24 @@ class Access:
     """URL of an endpoint, and the headers of every request to it."""
 
     def __init__(
-        self, url: str, key: str, *, timeout_s: float, asks_timing: bool = True, name: str | None = None
+        self,
+        url: str,
+        key: str,
+        *,
+        timeout_s: float,
+        asks_timing: bool = True,
+        short_events: bool = False,
+        name: str | None = None,
     ) -> None:
-        """``name``: the URL to show in messages, if it differs from ``url``."""
+        """``short_events``: ask for first events without instructions and tools. ``name``: the URL to show in
+        messages, if it differs from ``url``."""
         self.base_url = url.rstrip("/")
         self.url = f"{self.base_url}/responses"
         self.name = (name or url).rstrip("/")
         self.timeout_s = timeout_s
         self.asks_timing = asks_timing
         """Whether requests ask for the server's stage times."""
+        self._betas = ["slipring_short_events=v1"] if short_events else []
         self.timed: set[type[Transport]] = set()
         """The transports over which the server is known to send ``slipring.timing``."""
         self.redact = Redactor(key)
@@ -79,9 +88,9 @@ class Access:
         headers = {"Accept-Encoding": "identity"}  # compression would distort the byte counts
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
-        named = ["slipring_timing=v1"] if self.asks_timing else []
-        if named or betas:
-            headers["OpenAI-Beta"] = ", ".join([*named, *betas])
+        named = [*(["slipring_timing=v1"] if self.asks_timing else ()), *self._betas, *betas]
+        if named:
+            headers["OpenAI-Beta"] = ", ".join(named)
         return headers
 
 

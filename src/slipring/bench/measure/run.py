@@ -66,6 +66,7 @@ class Bench:
                 rtt_ms=options.rtt_ms,
                 lanes=options.lanes,
                 replays_pauses=options.replays_pauses,
+                short_events=options.short_events,
             ),
             workloads=[],
             modes=[],
@@ -81,9 +82,9 @@ class Bench:
                 open_endpoint(self._options.target, engine) as endpoint,
                 with_round_trip(endpoint.url, self._options.rtt_ms) as url,
             ):
-                await self._measure(
-                    plan, Access(url, key, timeout_s=timeout_s, name=endpoint.url), endpoint.meter
-                )
+                short_events = self._options.short_events
+                access = Access(url, key, timeout_s=timeout_s, short_events=short_events, name=endpoint.url)
+                await self._measure(plan, access, endpoint.meter)
 
     async def _measure(self, plan: Plan, access: Access, meter: Meter | None) -> None:
         target = self._options.target

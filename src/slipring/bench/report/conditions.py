@@ -69,6 +69,7 @@ def conditions(record: BenchRecord) -> list[tuple[str, str]]:
         ("Time of tools", _tool_condition(settings)),
         ("Added round trip", _or_none(settings.rtt_ms)),
         ("Concurrent lanes", f"{settings.lanes}, in modes with lanes"),
+        ("First events", "short, as requested" if settings.short_events else "as the endpoint sends them"),
         ("Versions", versions or "not known"),
     ]
 

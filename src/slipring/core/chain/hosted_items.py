@@ -100,6 +100,11 @@ def opened(items: Sequence[Item], results: Mapping[str, str] | None = None) -> t
     ``results``: by the id of the approval request, what approved calls returned whose ``mcp_call`` items are
     not among the items.
     """
+    for item in items:
+        if item.opened is not None or item.type in HOSTED:
+            break
+    else:
+        return tuple(items)  # almost always
     bare = tuple(map(_without_outputs, items))
     if not any(item.type in HOSTED for item in bare):
         return bare
@@ -232,7 +237,7 @@ def _is_of_same_step(item: Item) -> bool:
 
 def carried(before: Carry, items: Sequence[Item]) -> Carry:
     """The carry after the hosted items among these: their lists, and the approvals that are still open."""
-    if not any(item.type in HOSTED for item in items):
+    if HOSTED.isdisjoint([item.type for item in items]):
         return before
     lists, approvals = dict(before.lists), dict(before.approvals)
     for item in items:

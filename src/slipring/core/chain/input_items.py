@@ -49,7 +49,7 @@ def references(items: tuple[Item, ...]) -> set[str]:
 
 def resolve(items: tuple[Item, ...], found: Mapping[str, Item]) -> tuple[Item, ...]:
     """Replace references by the items in ``found``. Raises for a reference that is not found."""
-    if "item_reference" not in {item.type for item in items}:
+    if "item_reference" not in [item.type for item in items]:
         return items
     resolved = []
     for index, item in enumerate(items):

@@ -9,13 +9,12 @@ bound, the tenant that uses the most bytes loses the context that was used longe
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
 from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import Position, echoed_bytes
-from slipring.protocol.item_digests import content_digest
+from slipring.protocol.item_digests import content_digest, digest_of
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
 
@@ -30,7 +29,7 @@ def extended(digest: bytes, items: Iterable[Item]) -> bytes:
     """The digest of a context after these items; ``digest`` is that of the context before them."""
     for item in items:
         for each in (item,) if item.opened is None else item.opened:
-            digest = sha256(digest + content_digest(each)).digest()
+            digest = digest_of(digest + content_digest(each))
     return digest
 
 
@@ -50,14 +49,14 @@ def _after(digest: bytes, item: Item, content: bytes) -> bytes:
     items come before it."""
     kept: tuple[bytes, bytes] | None = item.__dict__.get(_AFTER)
     if kept is None or kept[0] != digest:
-        kept = item.__dict__[_AFTER] = digest, sha256(digest + content).digest()
+        kept = item.__dict__[_AFTER] = digest, digest_of(digest + content)
     return kept[1]
 
 
 def start_key(model: str, head_digest: bytes) -> bytes:
     """What the keys of all contexts with this model and head begin with, before the digest of their items:
     contexts of other models and heads have other tokens."""
-    return sha256(head_digest + model.encode()).digest()
+    return digest_of(head_digest + model.encode())
 
 
 class KnownContext:
@@ -99,14 +98,14 @@ class KnownContext:
         """How many items at its end are the answer of ``response``."""
         self.until = 0.0
         """When it is forgotten, unless it is used before."""
-        own = position.size_bytes - (parent.position.size_bytes if parent is not None else 0)
-        shares_head = parent is not None and parent.head is head
-        self.size_bytes: int = (
-            _CONTEXT_BYTES
-            + max(own, 0)
-            + (0 if shares_head else head.size_bytes)
-            + (0 if parent is not None and parent.response is response else echoed_bytes(response))
-        )
+        size = _CONTEXT_BYTES + position.size_bytes
+        if parent is not None:
+            size -= min(parent.position.size_bytes, position.size_bytes)
+        if parent is None or parent.head is not head:
+            size += head.size_bytes
+        if parent is None or parent.response is not response:
+            size += echoed_bytes(response)
+        self.size_bytes: int = size
 
 
 _Contexts = OrderedDict[bytes, KnownContext]
@@ -169,7 +168,9 @@ class KnownContexts:
 
     def remember(self, tenant: str, context: KnownContext, now: float) -> KnownContext:
         """Keep a context; returns it, or the one with the same key that is known already."""
-        contexts = self._by_tenant.setdefault(tenant, OrderedDict())
+        contexts = self._by_tenant.get(tenant)
+        if contexts is None:
+            contexts = self._by_tenant[tenant] = OrderedDict()
         known = contexts.get(context.key)
         if known is not None:
             self._renew(contexts, known, now)

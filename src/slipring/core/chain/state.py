@@ -18,6 +18,9 @@ from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import CallableTool
 
+_DIVIDING = frozenset({*CALL_OF_OUTPUT, "compaction"})
+"""Items of an output that its last job did not write, or that replace what is before them."""
+
 
 class OpenCall(Struct, frozen=True):
     """A tool call without an output."""
@@ -199,12 +202,11 @@ class ResponseState:
     @property
     def refused_by(self) -> str | None:
         """The safety check that has refused this response, or one that it continues, after its end."""
-        for node in self.chain():
-            verdicts = node.verdicts
-            if verdicts is None or not verdicts.is_audited:
-                return None
+        node: ResponseState | None = self
+        while node is not None and (verdicts := node.verdicts) is not None and verdicts.is_audited:
             if verdicts.refused_by is not None:
                 return verdicts.refused_by
+            node = node.parent
         return None
 
     def chain(self) -> Iterator["ResponseState"]:
@@ -265,6 +267,11 @@ class ResponseState:
     def steps(self) -> Steps:
         """Its output by jobs. Worked out on every access."""
         output = self.output
+        for item in output:
+            if item.opened is not None or item.type in _DIVIDING:
+                break
+        else:
+            return Steps((), output, ())  # almost always
         made = last_compaction(output)
         items = tuple(in_context(output if made is None else output[made + 1 :]))
         end = len(items)
@@ -347,13 +354,14 @@ def branch_of(response_id: str, parent: ResponseState | None, *, fork: bool) -> 
 
 def echoed_bytes(response: Response) -> int:
     """Size of the request fields that a response object repeats and that a client can make large."""
-    texts = (response.user, response.prompt_cache_key, response.safety_identifier, response.reasoning.mode)
-    return (
-        sum(len(text) for text in texts if isinstance(text, str))
-        + sum(len(key) + len(value) for key, value in response.metadata.items())
-        + len(bytes(response.tool_choice))
-        + len(bytes(response.text.format))
-    )
+    size = len(response.tool_choice) + len(response.text.format)
+    mode = response.reasoning.mode
+    for text in (response.user, response.prompt_cache_key, response.safety_identifier, mode):
+        if type(text) is str:
+            size += len(text)
+    for key, value in response.metadata.items():
+        size += len(key) + len(value)
+    return size
 
 
 _DIVIDING = frozenset({*CALL_OF_OUTPUT, "compaction"})

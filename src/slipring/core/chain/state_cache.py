@@ -96,7 +96,7 @@ class _ConnectionScope(Scope):
 
     @property
     def exceeded(self) -> bool:
-        return self.excess_bytes > 0
+        return self.used_bytes - self.compressed_bytes > self.limit_bytes
 
 
 class ConnectionCache:
@@ -291,6 +291,8 @@ class ConnectionCache:
     def _hold(self, state: ResponseState) -> None:
         nodes: list[ResponseState] = []
         gained = self._retention.hold(state, nodes)
+        if not nodes:
+            return  # all of it counts already
         for node in nodes:
             if node.compressed_bytes:
                 self._count_compressed(node)
@@ -327,13 +329,15 @@ class ConnectionCache:
     def _release(self, state: ResponseState) -> None:
         nodes: list[ResponseState] = []
         freed = self._retention.release(state, nodes)
+        if not nodes:
+            return  # something else retains all of it
         for node in self._compressed.intersection(nodes) if self._compressed else ():
             self._compressed.remove(node)
             self._uncompressed_bytes -= node.item_bytes
             self._own.compressed_bytes -= node.compressed_bytes
         for scope in self._scopes:
             scope.used_bytes -= freed
-        if freed and self.on_freed is not None:
+        if self.on_freed is not None:
             self.on_freed(freed)
 
     def _supersede(self, lane: str | None) -> None:

@@ -17,7 +17,7 @@ from slipring.protocol.hosted.mcp_items import McpApprovalRequest, McpApprovalRe
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.protocol.items import Item
 
-_APPROVALS = ("mcp_approval_request", "mcp_approval_response")
+_APPROVALS = frozenset({"mcp_approval_request", "mcp_approval_response"})
 Verify = Callable[[bytes, str], bool]
 """Whether a tag was made over these bytes, for the tenant of the turn."""
 
@@ -43,7 +43,7 @@ def read(before: Mapping[str, Approval], items: Sequence[Item]) -> list[Approved
     Raises ``InvalidRequest`` for a request that the context has already, and for an answer to a request that
     is unknown, or answered already.
     """
-    if not any(item.type in _APPROVALS for item in items):
+    if _APPROVALS.isdisjoint([item.type for item in items]):
         return []
     waiting = dict(before)
     have_run = {

@@ -162,7 +162,7 @@ class HostedRequest:
 
         Returns what is offered; None if the request has no servers, and nothing answers its built-in tools.
         """
-        builtins = self._answered()
+        builtins = self._answered() if self.builtins else {}
         if self.servers or builtins:
             assert self.resolved is not None
             self.offered = compose(request.tools, self.servers, self.resolved, carry.lists, builtins)

@@ -169,6 +169,7 @@ class Session:
             error=self._lifetime.refusal or error or rollout.missing_beta(request, self._betas),
             detached=detached,
         )
+        turn.short_events = self._betas.short_events
         self.lifecycle.charges.take(turn, size_bytes, pinned)
         turn.parent, turn.forks = forked, forked is not None
         self.lifecycle.lanes.enqueue(turn, lane)

@@ -116,6 +116,7 @@ class Successors:
             ports=self._ports,
             stages=Stages(self._ports.clock),
         )
+        successor.short_events = turn.short_events
         successor.follows, successor.steered_by, successor.parent = True, steers, state
         successor.hosted.follow(turn.hosted)
         return successor

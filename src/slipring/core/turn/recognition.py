@@ -17,7 +17,7 @@ from slipring.core.chain.known_contexts import (
     extended,
     start_key,
 )
-from slipring.core.chain.state import Position, ResponseState
+from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished
 from slipring.protocol.items import Item, in_context, last_compaction
 from slipring.protocol.requests import CreateRequest
@@ -113,30 +113,27 @@ class Recognition:
         # Many chains may begin with the same question: each of them is a chain of its own.
         is_opening = self._is_opening and not steps.earlier
         response = structs.replace(state.response, output=[], usage=None)
-
-        def remembered(
-            digest: bytes,
-            position: Position,
-            parent: KnownContext | None,
-            root_id: str | None,
-            answer_items: int,
-        ) -> KnownContext:
-            context = KnownContext(
+        asked = KnownContext(
+            start + prompt_digest,
+            response=response,
+            head=state.head,
+            position=finished.context,
+            root_id=None if is_opening else root_id,
+            parent=before,
+            answer_items=0,
+        )
+        asked = self._known.remember(self._tenant, asked, now)
+        if steps.answer and finished.position is not None:
+            answered = KnownContext(
                 start + digest,
                 response=response,
                 head=state.head,
-                position=position,
+                position=finished.position,
                 root_id=root_id,
-                parent=parent,
-                answer_items=answer_items,
+                parent=asked,
+                answer_items=len(steps.answer),
             )
-            return self._known.remember(self._tenant, context, now)
-
-        before = remembered(
-            prompt_digest, finished.context, before, None if is_opening else root_id, answer_items=0
-        )
-        if steps.answer and finished.position is not None:
-            remembered(digest, finished.position, before, root_id, answer_items=len(steps.answer))
+            self._known.remember(self._tenant, answered, now)
 
     def _continued(self, state: ResponseState, start: bytes) -> KnownContext | None:
         """The known context that the response continued. ``start``: the ``start_key`` of the response."""

@@ -1,6 +1,6 @@
 """Builds the response object: the fields it repeats from its request, its usage and its error."""
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Finished, Settings
@@ -20,6 +20,7 @@ from slipring.protocol.timing import TokenCounts
 from slipring.protocol.tools import ToolChoice
 
 _FAILURE_CODES = {429: "rate_limit_exceeded"}
+_NULL, _NO_TOOLS = Raw(b"null"), Raw(b"[]")
 
 
 def new_response(
@@ -61,6 +62,11 @@ def new_response(
         user=request.user,
         status="in_progress",
     )
+
+
+def shortened(response: Response) -> Response:
+    """The response without its largest parts, which its client has sent itself: instructions and tools."""
+    return structs.replace(response, instructions=_NULL, tools=_NO_TOOLS)
 
 
 def usage(finished: Finished) -> Usage:

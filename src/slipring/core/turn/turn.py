@@ -97,6 +97,7 @@ class Turn:
         "request",
         "response",
         "rollout",
+        "short_events",
         "size_bytes",
         "stages",
         "steered_by",
@@ -142,6 +143,8 @@ class Turn:
         """Why the request is refused, if that is known already: it is refused when its lane reaches it."""
         self.detached = detached
         """Whether it runs in the background: its response is created before the engine accepts the job."""
+        self.short_events = False
+        """Whether the events that begin the response leave out its instructions and tools."""
 
         # The context, bound when the turn leaves its lane's queue.
         self.parent: ResponseState | None = None
@@ -250,9 +253,10 @@ class Turn:
             self.response = structs.replace(self.response, status="in_progress")
             opening = [announce(events.InProgress, self.response)]
         else:
-            opening = [announce(events.Created, self.response)]
+            shown = response_object.shortened(self.response) if self.short_events else self.response
+            opening = [announce(events.Created, shown)]
             if not self.request.warms_up:
-                opening.append(announce(events.InProgress, self.response))
+                opening.append(announce(events.InProgress, shown))
         offered = self.hosted.offered
         for label, server, tools in offered.fetched if offered is not None else ():
             hosted_events.show_list(self.output, label, server, tools)

@@ -9,6 +9,7 @@ _ROLLOUT = "slipring_rollout=v1"
 _INJECT = "responses_multi_agent=v1"
 _TOOL_OUTPUT = "slipring_tool_output=v1"
 _TOOL_PROGRESS = "slipring_tool_progress=v1"
+_SHORT_EVENTS = "slipring_short_events=v1"
 _NO_RETENTION = "slipring_zero_retention=v1"
 
 
@@ -18,6 +19,7 @@ def of_exchange(headers: CIMultiDictProxy[str]) -> Betas:
     return Betas(
         timing=_TIMING in named,
         tool_progress=_TOOL_PROGRESS in named,
+        short_events=_SHORT_EVENTS in named,
         keeps_nothing=_NO_RETENTION in named,
     )
 
@@ -31,6 +33,7 @@ def of_socket(headers: CIMultiDictProxy[str]) -> Betas:
         inject=_INJECT in named,
         tool_output=_TOOL_OUTPUT in named,
         tool_progress=_TOOL_PROGRESS in named,
+        short_events=_SHORT_EVENTS in named,
         keeps_nothing=_NO_RETENTION in named,
     )
 
