@@ -1,8 +1,9 @@
 """Measures the server's memory per idle connection.
 
 Opens connections in two batches and divides the growth of the server's resident memory during the second by
-its size, so that one-time costs do not count. Then each connection creates one small response, and the growth
-is measured again: the memory of an idle connection with a conversation in its cache.
+its size, so that one-time costs do not count. A second server is measured with connections that have created
+one small response each: the memory of an idle connection with a conversation in its cache. `idle_bytes`
+measures any server.
 
     python benchmarks/idle_connections.py
 """
@@ -13,6 +14,7 @@ import sys
 
 import aiohttp
 from common import Loop, Process, keep, slipring
+from rest_cost import idle_sockets, open_all
 
 from slipring.bench.errors import UsageError
 from slipring.bench.load.file_limit import raise_file_limit
@@ -31,22 +33,40 @@ async def open_sockets(
     return sockets
 
 
-async def measure(server: Process, connections: int) -> dict[str, float]:
+async def idle_bytes(server: Process, connections: int) -> float:
+    """Return the growth of any server's memory per WebSocket that does nothing but answer pings."""
+    async with idle_sockets(server) as sockets:
+        await open_all(sockets, first := connections // 4)
+        before = server.resident_bytes()
+        await open_all(sockets, first + connections)
+        return (server.resident_bytes() - before) / connections
+
+
+async def used_bytes(server: Process, connections: int) -> float:
+    """Return the growth of slipring's memory per WebSocket that has created one small response."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
-        first = await open_sockets(http, server.url, connections // 4)
-        before = server.resident_bytes()
-        sockets = await open_sockets(http, server.url, connections)
-        idle = server.resident_bytes() - before
-        for socket in first:
-            await Loop(socket).turn(model="simulated", input="hello", store=False)
-        before = server.resident_bytes()
+        sockets: list[aiohttp.ClientWebSocketResponse] = []
+        before = 0
+        for count in (connections // 4, connections):
+            before = server.resident_bytes()
+            opened = await open_sockets(http, server.url, count)
+            for socket in opened:
+                await Loop(socket).turn(model="simulated", input="hello", store=False)
+            sockets += opened
+        grown = server.resident_bytes() - before
         for socket in sockets:
-            await Loop(socket).turn(model="simulated", input="hello", store=False)
-        used = server.resident_bytes() - before
-        for socket in first + sockets:
             await socket.close()
-    return {"idle_kib": idle / connections / 1024, "after_a_turn_kib": (idle + used) / connections / 1024}
+    return grown / connections
+
+
+def measure(connections: int) -> dict[str, float]:
+    """Measure idle and used connections, each at a server that has just started."""
+    figures = {}
+    for name, measured in (("idle_kib", idle_bytes), ("after_a_turn_kib", used_bytes)):
+        with slipring("simulated:tokens_per_s=0,output_tokens=20") as server:
+            figures[name] = asyncio.run(measured(server, connections)) / 1024
+    return figures
 
 
 def main() -> None:
@@ -58,8 +78,7 @@ def main() -> None:
     except UsageError as error:
         parser.error(str(error))
     print(f"{arguments.connections} connections …", file=sys.stderr, flush=True)
-    with slipring("simulated:tokens_per_s=0,output_tokens=20") as server:
-        figures = asyncio.run(measure(server, arguments.connections))
+    figures = measure(arguments.connections)
     met = "met" if figures["idle_kib"] <= BUDGET_KIB else "FALLS SHORT"
     print(f"server memory per connection, {arguments.connections} connections")
     print(f"  idle           {figures['idle_kib']:.1f} KiB (budget ≤ {BUDGET_KIB} KiB: {met})")

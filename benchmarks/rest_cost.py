@@ -1,7 +1,7 @@
 """Measures the server's CPU time for idle connections.
 
 Opens WebSockets that send nothing and answer every ping, waits for the first pings, and measures the server's
-CPU time over whole ping intervals.
+CPU time over whole ping intervals. `measure` does the same for any server, also for one that sends no pings.
 
     python benchmarks/rest_cost.py --connections 1250
 """
@@ -9,76 +9,55 @@ CPU time over whole ping intervals.
 import argparse
 import asyncio
 import sys
-from urllib.parse import urlsplit
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from common import Process, keep, slipring
 
+from slipring.bench.client.transports import Access
 from slipring.bench.errors import UsageError
 from slipring.bench.load.file_limit import raise_file_limit
+from slipring.bench.load.idle_sockets import IdleSockets
 
-AT_ONCE = 50
 PING_INTERVAL_S = 20
-_PING, _PONG = b"\x89\x00", b"\x8a\x80\x00\x00\x00\x00"
-_HANDSHAKE = (
-    b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-)
+"""The default of slipring."""
 
 
-class Resting(asyncio.Protocol):
-    """A client that answers pings and does nothing else."""
-
-    def __init__(self) -> None:
-        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.lost = False
-        self.pings = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.write(_HANDSHAKE)
-
-    def data_received(self, data: bytes) -> None:
-        if not self.opened.done():
-            assert data.startswith(b"HTTP/1.1 101 "), data
-            self.opened.set_result(None)
-        elif data == _PING:
-            self.pings += 1
-            self.transport.write(_PONG)
-        else:
-            raise RuntimeError(f"unexpected: {data!r}")
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.lost = True
+@asynccontextmanager
+async def idle_sockets(server: Process) -> AsyncIterator[IdleSockets]:
+    """WebSockets of the server's Responses, none at first. Those that are open are closed with the block."""
+    access = Access(server.url.removesuffix("/v1") + "/v1", "", timeout_s=60, asks_timing=False)
+    sockets = IdleSockets(access)
+    try:
+        yield sockets
+    finally:
+        sockets.close()
 
 
-async def open_resting(server: Process) -> Resting:
-    address = urlsplit(server.url)
-    loop = asyncio.get_running_loop()
-    _, client = await loop.create_connection(Resting, address.hostname, address.port)
-    await client.opened
-    return client
+async def open_all(sockets: IdleSockets, count: int) -> None:
+    """Open connections up to this number; raise if one is refused or was closed."""
+    await sockets.grow(count)
+    check_open(sockets, count)
+
+
+def check_open(sockets: IdleSockets, count: int) -> None:
+    if (found := sockets.open_connections) != count:
+        raise RuntimeError(f"{count - found} of {count} connections were refused or closed")
 
 
 async def measure(server: Process, connections: int, intervals: int) -> dict[str, float]:
-    clients: list[Resting] = []
-    for start in range(0, connections, AT_ONCE):
-        lot = range(min(AT_ONCE, connections - start))
-        clients += await asyncio.gather(*(open_resting(server) for _ in lot))
-    await asyncio.sleep(PING_INTERVAL_S)
-    duration_s = intervals * PING_INTERVAL_S
-    before, pings = server.cpu_s(), sum(client.pings for client in clients)
-    await asyncio.sleep(duration_s)
-    spent = server.cpu_s() - before
-    assert not any(client.lost for client in clients), "a connection was closed"
-    pings = sum(client.pings for client in clients) - pings
-    for client in clients:
-        client.transport.abort()
-    return {
-        "cpu_ms_per_s": 1000 * spent / duration_s,
-        "pings_per_connection": pings / connections,
-        "cpu_us_per_ping": 1e6 * spent / pings,
-    }
+    """Return the CPU time per second with so many idle connections, and per ping if the server sends any."""
+    async with idle_sockets(server) as sockets:
+        await open_all(sockets, connections)
+        await asyncio.sleep(PING_INTERVAL_S)
+        spent, pings, began = server.cpu_s(), sockets.pings, time.monotonic()
+        await asyncio.sleep(intervals * PING_INTERVAL_S)
+        took = time.monotonic() - began
+        spent, pings = server.cpu_s() - spent, sockets.pings - pings
+        check_open(sockets, connections)
+    figures = {"cpu_ms_per_s": 1000 * spent / took, "pings_per_connection": pings / connections}
+    return {**figures, "cpu_us_per_ping": 1e6 * spent / pings} if pings else figures
 
 
 def main() -> None:

@@ -144,7 +144,7 @@ def test_the_exit_code_of_a_part_is_returned() -> None:
 
 def test_idle_connections_within_the_hard_limit_of_files(tmp_path: Path) -> None:
     """Run a copy of the program, which writes its results elsewhere, with a low soft limit of open files."""
-    for name in ("idle_connections.py", "common.py"):
+    for name in ("idle_connections.py", "rest_cost.py", "common.py"):
         (tmp_path / name).write_text((BENCHMARKS / name).read_text())
 
     def few_files() -> None:

@@ -71,6 +71,7 @@ async def test_idle_connections_answer_pings() -> None:
         await sockets.grow(3)
         assert sockets.open_connections == 3
         assert [await upgrading.received.get() for _ in range(3)] == [_PONG] * 3
+        assert sockets.pings == 3
         assert b"GET /v1/responses HTTP/1.1\r\n" in upgrading.heads[0]
         assert b"Authorization: Bearer key\r\n" in upgrading.heads[0]
         sockets.close()

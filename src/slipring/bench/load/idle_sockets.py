@@ -37,6 +37,11 @@ class IdleSockets:
     def open_connections(self) -> int:
         return sum(socket.is_open for socket in self._sockets)
 
+    @property
+    def pings(self) -> int:
+        """How many pings were answered."""
+        return sum(socket.pings for socket in self._sockets)
+
     async def grow(self, count: int) -> None:
         """Open connections up to this number, as fast as the server accepts them. One that is refused counts
         as not open."""
@@ -75,11 +80,12 @@ class IdleSockets:
 class _IdleSocket(asyncio.Protocol):
     """One connection. ``opened`` is done when the server has answered the upgrade, whatever the answer is."""
 
-    __slots__ = ("_request", "_rest", "_transport", "is_open", "opened")
+    __slots__ = ("_request", "_rest", "_transport", "is_open", "opened", "pings")
 
     def __init__(self, request: bytes) -> None:
         self.is_open = False
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.pings = 0
         self._request = request
         self._rest = b""
         self._transport: asyncio.Transport | None = None
@@ -127,6 +133,7 @@ class _IdleSocket(asyncio.Protocol):
         if kind == _CLOSE:
             self.close()
         elif kind == _PING and self._transport is not None:
+            self.pings += 1
             # Zeros as a mask leave the payload as it is.
             self._transport.write(bytes((_FINAL | _PONG, _MASKED | len(payload))) + _NO_MASK + payload)
         return True
