@@ -23,10 +23,13 @@ from typing import Any
 
 import aiohttp
 from common import Process, keep, slipring, spread, started
-from peers import servers
 
 from slipring.bench.client.sse import SseParser
 from slipring.mcp import HttpServer, Pool, TextContent, parse_url
+
+sys.path.insert(0, str(Path(__file__).with_name("peers")))
+
+import servers
 
 SERVICES = str(Path(__file__).with_name("hosted_upstream.py"))
 STEPS, PARALLEL, TURNS = 8, 4, 25

@@ -9,6 +9,7 @@ The text between the markers of the pages, and the figures, are generated from `
 import json
 import re
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ import hosted_tools
 import load
 from budgets import all_budgets
 from common import RESULTS, spread
-from peers import comparison
-from peers import guardrails_table as guardrails
 
 from slipring.bench import results
 from slipring.bench.report import figure
 from slipring.bench.results import BenchRecord
 from slipring.bench.statistics import Spread, Summary, summarise
+
+sys.path.insert(0, str(Path(__file__).with_name("peers")))
+
+import comparison
+import guardrails_table as guardrails
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"

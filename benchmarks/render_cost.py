@@ -19,10 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 from common import keep, spread, verdict
+from packaged import packaged_metadata
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.state import ResponseState
+from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.generation import Capabilities, Finished, Job, Model
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
@@ -30,7 +32,6 @@ from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn import preparation
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
-from slipring.engines.llama.models import packaged_model, read_file
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
@@ -77,6 +78,7 @@ def begun(
         seal=KeyedSeal([new_key()]),
         requests=Ledger(0, 0),
         known=KnownContexts(0, 0),
+        verdicts=KnownVerdicts(0),
     )
     turn = Turn(request, tenant="t", lane=None, size_bytes=0, ports=ports, stages=stages)
     turn.parent = parent
@@ -135,9 +137,7 @@ def measure(renderer: DialectRenderer, tokens: int, repeats: int) -> dict[str, l
 
 def renderers() -> dict[str, DialectRenderer]:
     """Renderers of the packaged model, by the library that encodes text."""
-    path = packaged_model()
-    assert path is not None, "the packaged model is not installed"
-    metadata = read_file(path)
+    metadata = packaged_metadata()
     slow, fast = Tokenizer.from_gguf(metadata), Tokenizer.from_gguf(metadata)
     fast.accelerate()
     return {"tokenizers": DialectRenderer(ChatMl(), slow), "fastokens": DialectRenderer(ChatMl(), fast)}

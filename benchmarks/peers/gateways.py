@@ -23,18 +23,16 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import servers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import plumbing
-import rest_cost
-from common import Process, keep, started
+from common import Process, started
 
 RIVAL, RESPONSES, CHAT = "agentic-api", "slipring, responses", "slipring, chat"
 MODES = plumbing.MODE_NAMES
@@ -85,7 +83,13 @@ def main() -> int:
                             rounds[mode][name][kind].append(statistics.median(values))
     for mode, found in rounds.items():
         for name, kinds in found.items():
-            print(f"{mode:14} {name:20}", *(f"{kind} {statistics.median(v):8.2f} ({min(v):.2f} – {max(v):.2f})" for kind, v in kinds.items()))
+            print(
+                f"{mode:14} {name:20}",
+                *(
+                    f"{kind} {statistics.median(v):8.2f} ({min(v):.2f} – {max(v):.2f})"
+                    for kind, v in kinds.items()
+                ),
+            )
     return 0
 
 

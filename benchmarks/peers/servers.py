@@ -250,7 +250,11 @@ def agentic(engine: Server) -> Iterator[Server]:
     launcher starts, with a store of its own."""
     port, store = _free_port(), _fresh("agentic.db")
     command = [
-        *(str(DIRECTORY / "agentic-api" / "bin" / "agentic-server"), "--db-url", f"sqlite://{store}?mode=rwc"),
+        *(
+            str(DIRECTORY / "agentic-api" / "bin" / "agentic-server"),
+            "--db-url",
+            f"sqlite://{store}?mode=rwc",
+        ),
         *("--gateway-host", "127.0.0.1", "--gateway-port", str(port)),
         *("--llm-api-base", engine.url.removesuffix("/v1")),
     ]
