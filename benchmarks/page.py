@@ -26,6 +26,7 @@ from slipring.bench.statistics import Spread, Summary, summarise
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 
 import comparison
+import gateways_table as gateways
 import guardrails_table as guardrails
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -103,6 +104,7 @@ def sections() -> dict[str, str]:
         "speculation": speculation_table(),
         "vllm": peers_section("vllm"),
         "llama-server": peers_section("llama-server"),
+        "gateways": gateways_section(),
         "tool output": tool_output_tables(),
         "hosted tools": hosted_tools_section(),
         "load": load_section(),
@@ -116,6 +118,13 @@ def hosted_tools_section() -> str:
         f"The embedded model, in three turns of a chain: {hosted_tools.prefill_sentence(record['embedded'])}."
     )
     return "\n\n".join((hosted_tools.about(record), hosted_tools.table(record["ways"]), embedded))
+
+
+def gateways_section() -> str:
+    record = gateways.read()
+    turns, rest = record["turns"], record["rest"]
+    parts = gateways.about(record), gateways.table(turns, rest), gateways.sentence(turns, rest)
+    return "\n\n".join(parts)
 
 
 def load_section() -> str:

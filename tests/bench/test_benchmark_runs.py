@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -160,3 +161,48 @@ def test_idle_connections_within_the_hard_limit_of_files(tmp_path: Path) -> None
     )
     assert ended.returncode == 0, ended.stderr
     assert "100 connections" in ended.stdout
+
+
+@pytest.mark.usefixtures("programs")
+def test_an_interpreter_that_does_not_run_is_not_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version manager's script for a version that is not installed exits with 127."""
+    script = tmp_path / "python3.12"
+    script.write_text("#!/bin/sh\nexit 127\n")
+    script.chmod(0o755)
+    (tmp_path / "python3.13").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    setup = program("setup")
+    assert setup.first_interpreter(("python3.11", "python3.12", "python3.13")) == str(tmp_path / "python3.13")
+    assert setup.first_interpreter(("python3.12",)) is None
+
+
+def gateways(own: list[float], rival: list[float]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Figures of one mode, and none of idle connections."""
+    names = {"agentic-api": rival, "slipring, responses": own, "slipring, chat": [9.0]}
+    kinds = ("turn_ms", "cpu_ms", "delta_us", "first_ms")
+    return {"websocket": {name: dict.fromkeys(kinds, each) for name, each in names.items()}}, {}
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(
+    ("own", "rival", "ratio", "verdict"),
+    [
+        ([1.0, 2.0, 1.5], [2.5, 3.0, 3.5], "0.50 ×", "slipring needs less: "),
+        ([4.0, 5.0], [1.0, 2.0], "3.00 ×", "It needs more: "),
+        ([1.0, 3.0], [2.0, 6.0], "0.50 ×", "The ranges overlap: "),
+        ([1.0], [0.0], "against 0", "It needs more: "),
+    ],
+)
+def test_the_table_of_gateways_says_who_needs_less(
+    own: list[float], rival: list[float], ratio: str, verdict: str
+) -> None:
+    table = program("gateways_table")
+    turns, rest = gateways(own, rival)
+    _, _, *lines = table.table(turns, rest).splitlines()
+    assert len(lines) == 4, "modes and idle connections that were not measured have no lines"
+    assert all(line.endswith(f"| {ratio} |") for line in lines)
+    assert lines[0].startswith("| WebSocket: added to a turn, ms | ")
+    sentence = table.sentence(turns, rest)
+    assert sentence.startswith(f"{verdict}WebSocket: added to a turn ({ratio}); ")
