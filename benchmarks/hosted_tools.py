@@ -42,7 +42,7 @@ LABEL = "tools"
 OWN = {"slipring": "chat:URL", "slipring by Responses": "responses:URL,transport=sse,hosted_tools=here"}
 WHY_NOT = {
     "ogx": "OGX is not installed",
-    "agentic-api": f"agentic-api {servers.AGENTIC} is not installed (it has wheels for Linux on x86_64 and for macOS)",
+    "agentic-api": f"agentic-api {servers.AGENTIC} is not installed (wheels: Linux on x86_64, macOS)",
 }
 """Peers that are left out if they are not there."""
 Json = dict[str, Any]
