@@ -231,11 +231,22 @@ def figure(record: Record) -> str:
         "title": f"A coding loop of {record.plan.turns} calls over one {NAMES[record.engine]}, by the way it"
         " is sent",
         "about": words,
-        "subtitle": words,
+        "subtitle": _subtitle(record),
         "conditions": f"{record.when[:10]} · {record.machine.cpu}, {record.machine.cores} cores · a tiny"
         f" model with random weights · medians and ranges of {record.repeats}",
     }
     return scripts.still(_SCRIPT, {"css": palette.css() + _STYLE, "groups": groups, **texts})
+
+
+def _subtitle(record: Record) -> str:
+    """The sentence in short: the lines of a figure are not broken."""
+    parts = []
+    for at_once in amounts(record):
+        column = ways(record, at_once)
+        (own,) = (way for way in column if way.server == OWN and way.way == "websocket")
+        loops = "one loop" if at_once == 1 else f"{at_once} loops at once"
+        parts.append(f"{loops} {_less(own.wall_s, _best_other(column).wall_s)}")
+    return f"slipring's WebSocket against the fastest way without slipring: {', '.join(parts)}"
 
 
 def _bar(way: Way) -> dict[str, object]:
