@@ -83,6 +83,7 @@ async def test_only_deviations_in_form_are_tolerated(fault: str, is_only_form: b
         ("events without a sequence_number", False),
         ("previous_response_id is None", False),
         ("response.output_text of item 0 never ends", False),
+        ("response.content_part.done of item 0 before the end of its text", False),
         ("no response.in_progress at the beginning", False),
         ("history was lost: 3 input tokens after 400", True),
     ],
@@ -91,6 +92,12 @@ def test_deviations_in_form_are_matched_as_whole_sentences(sentence: str, is_fau
     turn = results.TurnResult(number=1, wrong=f"{sentence}; events without a sequence_number")
     loop = results.LoopResult(workload="w", mode="m", repeat=0, turns=[turn])
     assert program("table").faults_of(loop) == ([sentence] if is_fault else [])
+
+
+@pytest.mark.usefixtures("programs")
+def test_the_page_of_the_peers_shows_the_figures_that_are_kept() -> None:
+    table = program("table")
+    assert f"\n\n{table.tables()}\n" in table.README.read_text(), "run benchmarks/peers/table.py"
 
 
 PART = """
