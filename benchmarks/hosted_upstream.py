@@ -3,7 +3,7 @@ stopped; both count what they are asked, at ``/counts``.
 
     python benchmarks/hosted_upstream.py model|tools
 
-The model server serves Chat Completions, and Responses for agentic-api, and decodes nothing. The last user
+The model server serves Chat Completions, and Responses, and decodes nothing. The last user
 message says what to do, as in ``calls=lookup steps=10 parallel=1``: it calls that tool in so many steps, and
 then answers. It also finds out how many tokens an engine with an unlimited prefix cache would have to
 prefill: those after the longest beginning that a request has in common with an earlier one, at four
@@ -62,8 +62,7 @@ class Model:
         if isinstance(body["input"], str):
             body["input"] = [{"role": "user", "content": body["input"]}]
         total, known = self._take(raw, body, "input")
-        names = [tool["name"] for tool in body.get("tools") or [] if tool["type"] == "function"]
-        response = _response(body, _calls(body["input"], names), total, known)
+        response = _response(body, _calls(body["input"], list(_namespaces(body))), total, known)
         if not body.get("stream"):
             return web.json_response(response)
         return await _stream(request, _response_events(response))
@@ -152,10 +151,28 @@ def _events(calls: list[dict[str, Any]], usage: dict[str, Any]) -> Iterator[byte
     yield b"data: [DONE]\n\n"
 
 
+def _namespaces(body: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The functions of a request of Responses by name, with the namespace that a call of them says."""
+    found: dict[str, dict[str, str]] = {}
+    for tool in body.get("tools") or []:
+        if tool["type"] == "function":
+            found[tool["name"]] = {}
+        elif tool["type"] == "namespace":
+            found |= {each["name"]: {"namespace": tool["name"]} for each in tool["tools"]}
+    return found
+
+
 def _response(body: dict[str, Any], calls: list[dict[str, Any]], total: int, known: int) -> dict[str, Any]:
     text = {"type": "output_text", "text": "It is done.", "annotations": [], "logprobs": []}
     message = {"type": "message", "role": "assistant", "content": [text]}
-    made = [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
+    namespaces = _namespaces(body)
+    made = [
+        {
+            **{"type": "function_call", "call_id": call["id"], **call["function"]},
+            **namespaces[call["function"]["name"]],
+        }
+        for call in calls
+    ]
     output = [{"id": f"item_{next(_numbers)}", "status": "completed", **each} for each in made or [message]]
     usage = {
         **{"input_tokens": total, "output_tokens": 8, "total_tokens": total + 8},

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 from aiohttp import WSMsgType, web
+from packaged import packaged_metadata
 
-from slipring.engines.llama.models import packaged_model, read_file
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 
 _OUTPUT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
@@ -297,7 +297,7 @@ class Tokens:
     so that a long history costs little more than a short one."""
 
     def __init__(self) -> None:
-        self._tokenizer = Tokenizer.from_gguf(read_file(packaged_model()))
+        self._tokenizer = Tokenizer.from_gguf(packaged_metadata())
         self._stop = self._tokenizer.control("<|im_end|>")
         self._read: deque[tuple[list[int], bytes]] = deque(maxlen=4)
 
@@ -339,10 +339,13 @@ class Tokens:
         sent: list[int] = []
         for piece in _in_pieces(answer):
             sent += piece
-            counts = {"prompt_tokens": len(prompt), "cached_tokens": 0, "completion_tokens": len(sent)}
-            yield sse({"text": "", "output_ids": sent, "meta_info": {**counts, "finish_reason": None}})
-        counts = {"prompt_tokens": len(prompt), "cached_tokens": 0, "completion_tokens": len(sent) + 1}
-        ended = {**counts, "finish_reason": {"type": "stop", "matched": self._stop}}
+            counts: dict[str, Any] = {"prompt_tokens": len(prompt), "cached_tokens": 0}
+            counts |= {"completion_tokens": len(sent), "finish_reason": None}
+            yield sse({"text": "", "output_ids": sent, "meta_info": counts})
+        ended = {
+            **{"prompt_tokens": len(prompt), "cached_tokens": 0, "completion_tokens": len(sent) + 1},
+            "finish_reason": {"type": "stop", "matched": self._stop},
+        }
         yield sse({"text": "", "output_ids": [*sent, self._stop], "meta_info": ended})
         yield b"data: [DONE]\n\n"
 

@@ -9,6 +9,7 @@ The text between the markers of the pages, and the figures, are generated from `
 import json
 import re
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ import hosted_tools
 import load
 from budgets import all_budgets
 from common import RESULTS, spread
-from peers import comparison
-from peers import guardrails_table as guardrails
 
 from slipring.bench import results
 from slipring.bench.report import figure
 from slipring.bench.results import BenchRecord
 from slipring.bench.statistics import Spread, Summary, summarise
+
+sys.path.insert(0, str(Path(__file__).with_name("peers")))
+
+import comparison
+import gateways_table as gateways
+import guardrails_table as guardrails
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
@@ -99,6 +104,7 @@ def sections() -> dict[str, str]:
         "speculation": speculation_table(),
         "vllm": peers_section("vllm"),
         "llama-server": peers_section("llama-server"),
+        "gateways": gateways_section(),
         "tool output": tool_output_tables(),
         "hosted tools": hosted_tools_section(),
         "load": load_section(),
@@ -112,6 +118,13 @@ def hosted_tools_section() -> str:
         f"The embedded model, in three turns of a chain: {hosted_tools.prefill_sentence(record['embedded'])}."
     )
     return "\n\n".join((hosted_tools.about(record), hosted_tools.table(record["ways"]), embedded))
+
+
+def gateways_section() -> str:
+    record = gateways.read()
+    turns, rest = record["turns"], record["rest"]
+    parts = gateways.about(record), gateways.table(turns, rest), gateways.sentence(turns, rest)
+    return "\n\n".join(parts)
 
 
 def load_section() -> str:

@@ -133,7 +133,10 @@ async def loops(
     use it, in ``direct_mode`` or else in the same mode."""
     figures: Figures = {name: {kind: [] for kind in ("cpu_ms", "turn_ms", "first_ms")} for name in servers}
     urls = {name: server.url for name, server in servers.items()}
-    async with agents(urls, mode) as through, agents({"": direct} if direct else {}, direct_mode or mode) as directly:
+    async with (
+        agents(urls, mode) as through,
+        agents({"": direct} if direct else {}, direct_mode or mode) as directly,
+    ):
         names = list(servers)
         for turn in range(TURNS):
             apart_ns = sum([(await each.turn()).total_ns for each in directly.values()])
@@ -180,6 +183,9 @@ def tree(source: Path, engine: str, directory: str) -> Iterator[Process]:
 
 def serve_relay(upstream: str) -> None:
     """Serve the baseline: pass on what comes from client and upstream, unread."""
+    import uvloop
+
+    connector: aiohttp.TCPConnector | None = None
 
     async def post(request: web.Request) -> web.StreamResponse:
         body, headers = await request.read(), {"Content-Type": "application/json"}
@@ -225,9 +231,6 @@ def serve_relay(upstream: str) -> None:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
         await asyncio.Event().wait()
-
-    connector: aiohttp.TCPConnector | None = None
-    import uvloop
 
     uvloop.run(run())
 

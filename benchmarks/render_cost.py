@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common import keep, spread, verdict
+from packaged import packaged_metadata
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
@@ -33,7 +34,6 @@ from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn import preparation
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
-from slipring.engines.llama.models import packaged_model, read_file
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
@@ -141,9 +141,7 @@ def measure(renderer: DialectRenderer, tokens: int, repeats: int) -> dict[str, l
 
 def renderers() -> dict[str, DialectRenderer]:
     """Renderers of the packaged model, by the library that encodes text."""
-    path = packaged_model()
-    assert path is not None, "the packaged model is not installed"
-    metadata = read_file(path)
+    metadata = packaged_metadata()
     slow, fast = Tokenizer.from_gguf(metadata), Tokenizer.from_gguf(metadata)
     fast.accelerate()
     return {"tokenizers": DialectRenderer(ChatMl(), slow), "fastokens": DialectRenderer(ChatMl(), fast)}

@@ -51,7 +51,8 @@ async def measure(server: Process, connections: int, intervals: int) -> dict[str
     """Return the CPU time per second with so many idle connections, and per ping if the server sends any."""
     async with idle_sockets(server) as sockets:
         await open_all(sockets, connections)
-        await asyncio.sleep(PING_INTERVAL_S)
+        # Half an interval after a ping, so that whole intervals hold the same number of pings.
+        await asyncio.sleep(1.5 * PING_INTERVAL_S)
         spent, pings, began = server.cpu_s(), sockets.pings, time.monotonic()
         await asyncio.sleep(intervals * PING_INTERVAL_S)
         took = time.monotonic() - began

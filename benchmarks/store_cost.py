@@ -37,11 +37,11 @@ import aiohttp
 import apsw
 from common import Process, keep, slipring, spread
 from databases import KINDS, places
+from packaged import packaged_metadata
 from render_cost import begun, exchange, item
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished
-from slipring.engines.llama.models import packaged_model, read_file
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendering
@@ -220,9 +220,10 @@ def measure_turns(directory: Path, specs: dict[str, str], rounds: int) -> dict[s
                 for kind, server in servers.items():
                     before = commits(specs[kind])
                     turns[kind][name].append(played := asyncio.run(play(server.url, load)))
-                    if before is not None and load.storing:
+                    after = commits(specs[kind])
+                    if before is not None and after is not None and load.storing:
                         responses = load.storing * (load.turns + 1)
-                        played["stored"]["per_commit"] = responses / (commits(specs[kind]) - before)
+                        played["stored"]["per_commit"] = responses / (after - before)
     return {"floor_ms_per_commit": floors, "turns": turns}
 
 
@@ -386,8 +387,8 @@ async def execute(url: str, *statements: str) -> None:
 
 
 def measure_ids(directory: Path, specs: dict[str, str], rounds: int) -> dict[str, dict[int, Any]]:
-    renderer = DialectRenderer(ChatMl(), Tokenizer.from_gguf(read_file(packaged_model())))
-    figures = {}
+    renderer = DialectRenderer(ChatMl(), Tokenizer.from_gguf(packaged_metadata()))
+    figures: dict[str, dict[int, Any]] = {}
     for kind, spec in specs.items():
         report_progress(f"token ids at {kind}")
         where = f"sqlite:{directory}/ids.db" if kind == "sqlite" else spec

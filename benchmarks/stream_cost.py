@@ -110,7 +110,8 @@ async def measure_lag(tokens: int, rounds: int) -> dict[str, dict[str, list[floa
 async def _arrivals(ws: aiohttp.ClientWebSocketResponse, create: str) -> tuple[list[str], list[float]]:
     """Return the frames of a response, and the arrival times of its deltas."""
     await ws.send_str(create)
-    frames, arrivals = [], []
+    frames: list[str] = []
+    arrivals: list[float] = []
     while not frames or not frames[-1].startswith('{"type":"response.completed"'):
         frames.append(frame := await ws.receive_str())
         if frame.startswith('{"type":"response.output_text.delta"'):

@@ -65,8 +65,8 @@ async def measure(tokens: int, turns: int, rounds: int) -> tuple[dict[str, list[
         servers: dict[str, tuple[Process, Loop]] = {}
         for name, share in SHARES.items():
             flags = ("--trace-endpoint", url, "--trace-sample", str(share)) if share else ()
-            server = slipring(ENGINE.format(tokens=tokens), "--log-level", "warning", *flags)
-            process = await asyncio.to_thread(stack.enter_context, server)
+            starting = slipring(ENGINE.format(tokens=tokens), "--log-level", "warning", *flags)
+            process = await asyncio.to_thread(stack.enter_context, starting)
             servers[name] = process, await stack.enter_async_context(connected(process.url))
         for number in range(rounds + 1):
             for name, (server, loop) in servers.items():

@@ -215,8 +215,7 @@ async def _events(http: aiohttp.ClientSession, url: str, body: str) -> AsyncIter
         parser = SseParser()
         async for chunk in answer.content.iter_any():
             for data in parser.feed(chunk):
-                if data.strip() != "[DONE]":
-                    yield json.loads(data)
+                yield json.loads(data)
 
 
 async def _frames(ws: aiohttp.ClientWebSocketResponse) -> AsyncIterator[dict[str, Any]]:

@@ -81,13 +81,15 @@ def upstream(tokens_per_s: float, first_ms: float = 0.0) -> Iterator[str]:
 
 
 @contextmanager
-def slipring(upstream_url: str, *flags: str, moderations: str = "") -> Iterator[Server]:
-    """``moderations``, here and below: the base URL of the moderations API that inspects all that goes in and
-    out, and may block it."""
+def slipring(
+    upstream_url: str, *flags: str, engine: str = "chat:URL", moderations: str = ""
+) -> Iterator[Server]:
+    """``engine``: how it asks the upstream, whose address replaces ``URL``. ``moderations``, here and below:
+    the base URL of the moderations API that inspects all that goes in and out, and may block it."""
     port, store = _free_port(), _fresh("slipring.db")
     command = [
         *(sys.executable, "-m", "slipring", "serve", "--port", str(port), "--log-level", "error"),
-        *("--store", f"sqlite:{store}", "--engine", f"chat:{upstream_url}", *flags),
+        *("--store", f"sqlite:{store}", "--engine", engine.replace("URL", upstream_url), *flags),
     ]
     if moderations:
         config = _fresh("slipring.toml")
@@ -96,7 +98,7 @@ def slipring(upstream_url: str, *flags: str, moderations: str = "") -> Iterator[
             f'settings = {{ url = "{moderations}" }}\n'
         )
         command += ["--config", str(config)]
-    name = "slipring-checked" if moderations else "slipring"
+    name = f"slipring-{engine.partition(':')[0]}{'-checked' * bool(moderations)}"
     with _running(name, command, f"http://127.0.0.1:{port}/v1/models") as pid:
         yield Server("slipring", f"http://127.0.0.1:{port}/v1", pid, "instant")
 
@@ -250,7 +252,11 @@ def agentic(engine: Server) -> Iterator[Server]:
     launcher starts, with a store of its own."""
     port, store = _free_port(), _fresh("agentic.db")
     command = [
-        *(str(DIRECTORY / "agentic-api" / "bin" / "agentic-server"), "--db-url", f"sqlite://{store}?mode=rwc"),
+        *(
+            str(DIRECTORY / "agentic-api" / "bin" / "agentic-server"),
+            "--db-url",
+            f"sqlite://{store}?mode=rwc",
+        ),
         *("--gateway-host", "127.0.0.1", "--gateway-port", str(port)),
         *("--llm-api-base", engine.url.removesuffix("/v1")),
     ]

