@@ -54,7 +54,7 @@ def test_a_job_reads_its_parents_context_and_then_its_own_input():
     assert texts(job.context()) == ["one", "two"]
 
 
-OUTPUT = Item("function_call_output", b'{"type":"function_call_output","call_id":"c","output":"x"}', None, "c")
+OUTPUT = Item("function_call_output", b'{"type":"function_call_output"}', None, "c")
 SEALED = Item("reasoning", b'{"type":"reasoning"}', opened=(user_message("thought"),))
 COMPACTION = Item("compaction", b'{"type":"compaction"}', opened=(user_message("summary"),))
 

@@ -100,6 +100,11 @@ def opened(items: Sequence[Item], results: Mapping[str, str] | None = None) -> t
     ``results``: by the id of the approval request, what approved calls returned whose ``mcp_call`` items are
     not among the items.
     """
+    for item in items:
+        if item.opened is not None or item.type in HOSTED:
+            break
+    else:
+        return tuple(items)
     bare = tuple(map(_without_outputs, items))
     if not any(item.type in HOSTED for item in bare):
         return bare

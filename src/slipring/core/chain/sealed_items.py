@@ -11,6 +11,9 @@ from msgspec import structs
 from slipring.errors import InvalidEncryptedContent
 from slipring.protocol.items import Compaction, Item, Reasoning
 
+_SEALED = frozenset({"compaction", "compaction_summary", "reasoning"})
+"""Types of items that may be sealed."""
+
 
 class BrokenSeal(Exception):
     """The blob was made by another server, for another tenant, or was modified."""
@@ -34,13 +37,13 @@ class Seal(Protocol):
 def opened(items: tuple[Item, ...], seal: Seal, tenant: str, where: str = "input") -> tuple[Item, ...]:
     """Decrypt the sealed items that are not open yet. Raises ``InvalidEncryptedContent``, with a param below
     ``where``."""
-    if all(_blob(item) is None for item in items):
+    if _SEALED.isdisjoint({item.type for item in items}):
         return items
     return tuple(_open(item, seal, tenant, f"{where}[{index}]") for index, item in enumerate(items))
 
 
 def _blob(item: Item) -> str | None:
-    if item.opened is not None or item.type not in ("compaction", "compaction_summary", "reasoning"):
+    if item.opened is not None or item.type not in _SEALED:
         return None
     body = item.body()
     if isinstance(body, Compaction):
