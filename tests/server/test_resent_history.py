@@ -132,12 +132,31 @@ async def test_a_stored_response_has_all_the_items_that_its_client_sent() -> Non
 
 async def test_contexts_of_a_deleted_response_are_forgotten() -> None:
     async with serve(ENGINE) as server:
-        first = await over_http(server, input="hello")
-        assert len(server.service.known) == 2
+        service = server.service
+        first = await over_http(server, input="hello", tools=[WEATHER])
+        assert len(service.known) == 2
+        assert service.items.used_bytes > 0
+        assert service.heads.used_bytes > 0
         headers = {"Authorization": "Bearer test-key"}
         async with server.http.delete(f"{server.url}/responses/{first['id']}", headers=headers) as answer:
             assert answer.status == 200
-        assert len(server.service.known) == 0
+        assert len(service.known) == service.items.used_bytes == service.heads.used_bytes == 0
+
+
+@TRANSPORTS
+async def test_items_and_tools_that_are_sent_again_are_not_decoded_again(create: Create) -> None:
+    async with serve(ENGINE) as server:
+        service = server.service
+        first = {"role": "user", "content": "one"}
+        second = {"type": "message", "role": "user", "content": "two"}
+        await create(server, input=[first, second], tools=[WEATHER], store=False)
+        (known,) = service.items._by_tenant.values()
+        before = list(known.by_raw.values())
+        (head,) = (kept.head for heads in service.heads._by_tenant.values() for kept in heads)
+        await create(server, input=[first, second, first], tools=[WEATHER], store=False)
+        assert [id(item) for item in known.by_raw.values()] == [id(item) for item in before]
+        (same,) = (kept.head for heads in service.heads._by_tenant.values() for kept in heads)
+        assert same is head
 
 
 async def test_tenants_do_not_recognise_each_others_histories() -> None:
@@ -150,12 +169,13 @@ async def test_tenants_do_not_recognise_each_others_histories() -> None:
 async def test_nothing_is_kept_for_a_client_that_wants_no_retention() -> None:
     async with serve(ENGINE) as server:
         beta = {"Authorization": "Bearer test-key", "OpenAI-Beta": "slipring_zero_retention=v1"}
-        body = {"input": "hello", "store": False}
+        body = {"input": "hello", "store": False, "tools": [WEATHER]}
         async with server.http.post(f"{server.url}/responses", json=body, headers=beta) as answer:
             assert answer.status == 200
         async with server.connect(headers=beta) as socket:
             await socket.response(**body)
-        assert len(server.service.known) == 0
+        service = server.service
+        assert len(service.known) == service.items.used_bytes == service.heads.used_bytes == 0
 
 
 async def test_a_history_of_a_closed_connection_is_recognised() -> None:
@@ -172,7 +192,7 @@ async def test_a_history_of_a_closed_connection_is_recognised() -> None:
 
 async def test_a_large_history_is_digested_while_it_is_decoded() -> None:
     async with serve(ENGINE) as server:
-        question = {"role": "user", "content": "words " * 20_000}
+        question = {"role": "user", "content": "words " * 25_000}
         first = await over_http(server, input=[question], store=False)
         sent = [question, *first["output"], {"role": "user", "content": "more"}]
         for create in (over_http, over_a_socket):

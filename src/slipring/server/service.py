@@ -63,9 +63,8 @@ from slipring.stores.base import Store
 
 log = logging.getLogger("slipring")
 
-_HEADS_SHARE = 16
-_ITEMS_SHARE = 4
-"""Known heads and items may use ``recognised_bytes`` divided by these, in addition."""
+_ITEMS_SHARE, _HEADS_SHARE = 4, 16
+"""Known items and heads may use ``recognised_bytes`` divided by these, and known contexts the rest."""
 _CHECKED_AT_ONCE = 100
 """Clients that are checked before the event loop may do other work."""
 _ACTIVE_S = 2.0
@@ -173,6 +172,8 @@ class Service:
             )
         )
         items = KnownItems(limits.recognised_s, limits.recognised_bytes // _ITEMS_SHARE)
+        heads = KnownHeads(limits.recognised_s, limits.recognised_bytes // _HEADS_SHARE)
+        contexts_bytes = limits.recognised_bytes - items.limit_bytes - heads.limit_bytes
         inspector = Inspector(
             config.checks, config.policies, catalog, clock, cache_bytes=limits.verdict_cache_bytes
         )
@@ -184,9 +185,9 @@ class Service:
             quotas=Quotas(store.keys, shared_now),
             scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
             parking=Parking(limits.parked_s, limits.parked_bytes),
-            known=KnownContexts(limits.recognised_s, limits.recognised_bytes),
+            known=KnownContexts(limits.recognised_s, contexts_bytes),
             items=items,
-            heads=KnownHeads(limits.recognised_s, limits.recognised_bytes // _HEADS_SHARE),
+            heads=heads,
             peers=Peers(node_id, store.cluster, positions),
             requests=requests,
             connections=Connections(limits, room, requests, now),

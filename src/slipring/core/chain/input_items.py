@@ -36,8 +36,11 @@ _CALLS = {
 """Calls that a client answers, and their names in error messages."""
 _WITH_TOOLS = ("additional_tools", "tool_search_output")
 _COMPACTIONS = ("compaction", "compaction_summary")
-_SEARCHES = ("tool_search_call", "tool_search_output")
-_RELEVANT = frozenset({*_CALLS, *CALL_OF_OUTPUT, "additional_tools", "configuration_update"})
+_MATCHED = frozenset({*_CALLS, *CALL_OF_OUTPUT})
+"""Items that open or close a call."""
+_CONFIGURING = frozenset({*_WITH_TOOLS, *_COMPACTIONS, "configuration_update"})
+"""Items that may have tools or settings."""
+_RELEVANT = frozenset({*_CALLS, *CALL_OF_OUTPUT, *_CONFIGURING})
 """Items that change the carry."""
 NOTHING = Carry()
 
@@ -73,17 +76,18 @@ def join(
     ``definitions`` collects grammars and bounds schemas; None for items that were accepted before.
     """
     before = hosted_items.carried(before, items)
-    relevant = [
-        (n, item) for n, item in enumerate(items) if item.type in _RELEVANT or item.type in _COMPACTIONS
-    ]
-    if not relevant:
+    types = {item.type for item in items}
+    if types.isdisjoint(_RELEVANT):
         if complete:
             _require_answers(before.open_calls)
         return before
+    relevant = [(n, item) for n, item in enumerate(items) if item.type in _RELEVANT]
+    if not types.isdisjoint(_COMPACTIONS):
+        relevant = list(_opened(relevant))
     open_calls = _match(before.open_calls, relevant)
     effort, text_format = before.effort, before.format
     added: list[tuple[CallableTool, ...]] = []
-    for index, item in _opened(relevant):
+    for index, item in relevant if types & _CONFIGURING else ():
         if item.type in _WITH_TOOLS:
             added.append(_read_tools(item, f"input[{index}]", definitions))
         elif item.type == "configuration_update":
@@ -177,36 +181,29 @@ def _require_answers(open_calls: Mapping[str, OpenCall]) -> None:
 
 def _match(before: Mapping[str, OpenCall], items: Iterable[tuple[int, Item]]) -> Mapping[str, OpenCall]:
     """The calls that are open after these items; ``before`` itself if they change nothing."""
-    matched = [(n, item) for n, item in _opened(items) if _is_call_or_output(item)]
-    if not matched:
-        return before
     open_calls = dict(before)
-    for index, item in matched:
-        _update(open_calls, item, index)
-    return open_calls
+    has_matched = False
+    for index, item in items:
+        kind, call_id = item.type, item.call_id
+        if kind not in _MATCHED or call_id is None:
+            continue  # a tool search without ``call_id`` ran on a server; the forms of all others require it
+        has_matched = True
+        if kind in _CALLS:
+            open_calls[call_id] = _opening(item)
+            continue
+        call = open_calls.pop(call_id, None)
+        if call is None or call.type != CALL_OF_OUTPUT[kind]:
+            raise _without_call(kind, call_id, index)
+    return open_calls if has_matched else before
 
 
-def _is_call_or_output(item: Item) -> bool:
-    """Whether the item opens or closes a call. Tool searches without ``call_id`` ran on a server: neither."""
-    if item.type in _SEARCHES and item.call_id is None:
-        return False
-    return item.type in _CALLS or item.type in CALL_OF_OUTPUT
-
-
-def _update(open_calls: dict[str, OpenCall], item: Item, index: int) -> None:
-    """Add a call, or remove the one that an output answers. Raises for an output without its call."""
-    call_id = item.call_id
-    assert call_id is not None  # the forms of all calls and outputs require it
-    if item.type in _CALLS:
-        open_calls[call_id] = _opening(item)
-        return
-    call = open_calls.pop(call_id, None)
-    if call is None or call.type != CALL_OF_OUTPUT[item.type]:
-        noun = _CALLS[CALL_OF_OUTPUT[item.type]]
-        raise InvalidRequest(
-            f"No tool call found for {noun} output with call_id {call_id[:256]}.",
-            param=f"input[{index}].call_id",
-        )
+def _without_call(kind: str, call_id: str, index: int) -> InvalidRequest:
+    """The error about an output that answers no call."""
+    noun = _CALLS[CALL_OF_OUTPUT[kind]]
+    return InvalidRequest(
+        f"No tool call found for {noun} output with call_id {call_id[:256]}.",
+        param=f"input[{index}].call_id",
+    )
 
 
 def opening(item: Item, *, cut_off: bool = False) -> OpenCall:
