@@ -104,11 +104,7 @@ def opened(items: Sequence[Item], results: Mapping[str, str] | None = None) -> t
         if item.opened is not None or item.type in HOSTED:
             break
     else:
-<<<<<<< HEAD
         return tuple(items)  # almost always
-=======
-        return tuple(items)
->>>>>>> turn22
     bare = tuple(map(_without_outputs, items))
     if not any(item.type in HOSTED for item in bare):
         return bare

@@ -37,11 +37,7 @@ class Seal(Protocol):
 def opened(items: tuple[Item, ...], seal: Seal, tenant: str, where: str = "input") -> tuple[Item, ...]:
     """Decrypt the sealed items that are not open yet. Raises ``InvalidEncryptedContent``, with a param below
     ``where``."""
-<<<<<<< HEAD
     if _SEALED.isdisjoint([item.type for item in items]) or all(_blob(item) is None for item in items):
-=======
-    if _SEALED.isdisjoint({item.type for item in items}):
->>>>>>> turn22
         return items
     return tuple(_open(item, seal, tenant, f"{where}[{index}]") for index, item in enumerate(items))
 
