@@ -34,6 +34,7 @@ REFUSED: dict[str, str] = {
     "--tool-ms": "0",
     "--rtt-ms": "0",
     "--tool-choice": "auto",
+    "--short-events": "",
     "--html": "page.html",
     "--svg": "figure.svg",
     "--from": "record.json",
