@@ -108,7 +108,12 @@ class Guide:
         return await asyncio.create_subprocess_exec(
             *command,
             cwd=self._directory,
-            env={**environment, "PATH": f"{self._programs}{os.pathsep}{os.environ['PATH']}"},
+            # Its own home: a guide may write settings of programs there.
+            env={
+                **environment,
+                "HOME": str(self._directory),
+                "PATH": f"{self._programs}{os.pathsep}{os.environ['PATH']}",
+            },
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
