@@ -27,6 +27,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,7 @@ async def measure(given: argparse.Namespace, trees: Mapping[str, Path]) -> dict[
     memory: dict[str, float] = {}
     steps = Steps()
     instant_upstream.Settings.tokens = STEPPED_TOKENS
-    instant_upstream.Settings.before_each = instant_upstream.Pace(PACE).token if given.paced else steps.wait
+    instant_upstream.Settings.before_each = partial(asyncio.sleep, 1 / PACE) if given.paced else steps.wait
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         tokenizer = write_tokenizer(Path(directory))
