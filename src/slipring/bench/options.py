@@ -190,6 +190,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="ask for first events without instructions and tools, which slipring can send",
     )
+    _add_record_flags(parser)
+
+
+def _add_record_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name files of a measurement."""
     for kind, what in (("json", "the record"), ("html", "a report"), ("svg", "a figure")):
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write {what}")
     parser.add_argument(

@@ -11,7 +11,7 @@ from slipring.core.chain.head import Head
 from slipring.protocol.requests import CreateRequest
 
 _MOST_PER_TENANT = 8
-"""They are compared one by one; those of other lengths are told apart at once."""
+"""A request is compared with each of them."""
 
 
 class _Kept:
