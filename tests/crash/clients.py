@@ -264,7 +264,8 @@ class Crowd:
         return turn
 
     async def _add(self, server: ServerClient, talk: Talk) -> None:
-        note = Note(f"note {len(self.ledger.turns)} of {talk.id}")
+        # No entry before it has this text, by which the check finds it after a crash.
+        note = Note(f"note {len(talk.entries)} of {talk.id}")
         talk.entries.append(note)
         talk.is_settled = False
         items = [{"role": "user", "content": note.text}]
