@@ -449,9 +449,10 @@ def read_items(raws: Sequence[Raw], known: Mapping[bytes, Item] = NONE_KNOWN) ->
     if len(raws) > MOST_ITEMS:
         raise wire.too_many(MOST_ITEMS, "input", "items")
     items: list[Item] = []
+    find = known.get  # looked up once: with a history that is sent again, there is little else to do
     for index, sent in enumerate(raws):
         raw = bytes(sent)
-        item = known.get(raw) or _read_common(raw)
+        item = find(raw) or _read_common(raw)
         if item is None:
             item = read_item(raw, f"input[{index}]")
             if item.raw is not raw:

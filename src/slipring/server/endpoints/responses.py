@@ -90,11 +90,12 @@ class Responses:
     async def delete(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         store = service.store
-        service.known.forget(caller.tenant, response_id)
-        service.heads.forget(caller.tenant)
-        service.items.forget(caller.tenant)
         run_deleted = await store.runs.delete(caller.tenant, response_id)
         await self._background.stop(caller.tenant, response_id)
+        # Not before: until it is stopped, a run may end, and what it used is then known.
+        service.known.forget_response(caller.tenant, response_id)
+        service.heads.forget(caller.tenant)
+        service.items.forget(caller.tenant)
         if not await store.responses.delete(caller.tenant, response_id) and not run_deleted:
             raise response_not_found(response_id)
         return json_response(DeletedResponse(response_id))
