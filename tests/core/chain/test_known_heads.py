@@ -120,15 +120,15 @@ def test_keeps_eight_heads_of_a_tenant() -> None:
 
 
 def test_a_tenant_with_too_many_heads_makes_room_itself() -> None:
-    names = [f"tool_{number}" for number in range(8)]
-    size_bytes = head_of(asking(tool=names[0])).size_bytes
-    heads = KnownHeads(LONG, 17 * size_bytes)
-    kept(heads, *names, tenant="t")
-    (other, *_) = kept(heads, *names, tenant="u")
-    large = head_of(asking("x" * size_bytes, tool="ninth"))
-    heads.remember("t", "m", large, 0.0)
+    names = [f"tool_{number}" for number in range(9)]
+    large = head_of(asking("x" * 10_000))
+    heads = KnownHeads(LONG, 8 * head_of(asking(tool=names[0])).size_bytes + large.size_bytes)
+    heads.remember("u", "m", large, 0.0)
+    kept(heads, *names[:8])
+    assert heads.used_bytes == heads.limit_bytes
+    kept(heads, names[8])
     assert heads.find("t", asking(tool=names[0])) is None
-    assert heads.find("u", asking(tool=names[0])) is other
+    assert heads.find("u", asking("x" * 10_000)) is large
 
 
 def test_keeps_within_its_bytes_at_the_cost_of_the_largest_tenant() -> None:
