@@ -10,6 +10,7 @@ from tests.engines.fakes.server import Call, Say, Stop
 from tests.engines.fakes.tokens import decoded
 from tests.engines.vllm.test_vllm_engine import fake_vllm
 from tests.harness import WEATHER, Running, read_sse, serve
+from tests.server.raw import until
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
 
@@ -143,6 +144,26 @@ async def test_contexts_of_a_deleted_response_are_forgotten() -> None:
         assert len(service.known) == service.items.used_bytes == service.heads.used_bytes == 0
 
 
+async def test_a_run_that_ends_while_it_is_deleted_is_forgotten_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serve("simulated:tokens_per_s=0,output_tokens=8,ttft_ms=200") as server:
+        service = server.service
+        status, run = await server.post(input="hello", tools=[WEATHER], background=True)
+        assert status == 200
+        delete = service.store.runs.delete
+
+        async def delete_after_its_end(tenant: str, response_id: str) -> bool:
+            await until(lambda: len(service.known) > 0)
+            return await delete(tenant, response_id)
+
+        monkeypatch.setattr(service.store.runs, "delete", delete_after_its_end)
+        headers = {"Authorization": "Bearer test-key"}
+        async with server.http.delete(f"{server.url}/responses/{run['id']}", headers=headers) as answer:
+            assert answer.status == 200
+        assert len(service.known) == service.items.used_bytes == service.heads.used_bytes == 0
+
+
 @TRANSPORTS
 async def test_items_and_tools_that_are_sent_again_are_not_decoded_again(create: Create) -> None:
     async with serve(ENGINE) as server:
@@ -151,11 +172,11 @@ async def test_items_and_tools_that_are_sent_again_are_not_decoded_again(create:
         second = {"type": "message", "role": "user", "content": "two"}
         await create(server, input=[first, second], tools=[WEATHER], store=False)
         (known,) = service.items._by_tenant.values()
-        before = list(known.by_raw.values())
-        (head,) = (kept.head for heads in service.heads._by_tenant.values() for kept in heads)
+        before = list(known.values())
+        (head,) = (kept for heads in service.heads._by_tenant.values() for kept in heads.values())
         await create(server, input=[first, second, first], tools=[WEATHER], store=False)
-        assert [id(item) for item in known.by_raw.values()] == [id(item) for item in before]
-        (same,) = (kept.head for heads in service.heads._by_tenant.values() for kept in heads)
+        assert [id(item) for item in known.values()] == [id(item) for item in before]
+        (same,) = (kept for heads in service.heads._by_tenant.values() for kept in heads.values())
         assert same is head
 
 

@@ -358,6 +358,10 @@ _DECODERS: dict[str, wire.Decoder[Body]] = {
 }
 SUPPORTED_TYPES = frozenset(_DECODERS) - CARRIED_TYPES
 
+_OBJECT_BYTES = 600
+"""The objects of an item without its JSON: itself, its ids, and what is computed of it and kept. As measured,
+520 to 660 bytes in a chain of calls and outputs."""
+
 
 class Item(Struct, frozen=True, dict=True):
     """One item: its type, its ids and its exact JSON. Its ``__dict__`` has what was computed of it before."""
@@ -382,8 +386,8 @@ class Item(Struct, frozen=True, dict=True):
 
     @property
     def size_bytes(self) -> int:
-        """Memory in use: the JSON and about 200 bytes of objects around it."""
-        size = len(self.raw) + 200
+        """Memory in use: the JSON and what is kept with it."""
+        size = len(self.raw) + _OBJECT_BYTES
         return size if self.opened is None else size + sum(item.size_bytes for item in self.opened)
 
 
@@ -449,9 +453,10 @@ def read_items(raws: Sequence[Raw], known: Mapping[bytes, Item] = NONE_KNOWN) ->
     if len(raws) > MOST_ITEMS:
         raise wire.too_many(MOST_ITEMS, "input", "items")
     items: list[Item] = []
+    find = known.get  # looked up once: with a history that is sent again, there is little else to do
     for index, sent in enumerate(raws):
         raw = bytes(sent)
-        item = known.get(raw) or _read_common(raw)
+        item = find(raw) or _read_common(raw)
         if item is None:
             item = read_item(raw, f"input[{index}]")
             if item.raw is not raw:

@@ -159,10 +159,21 @@ def test_deleting_a_response_forgets_its_contexts():
     known = KnownContexts(10.0, 10**6)
     for key, response_id in (("a", "resp_1"), ("b", "resp_1"), ("c", "resp_2")):
         known.remember("t", context(key, response_id=response_id), 0.0)
-    known.forget("t", "resp_1")
-    known.forget("t", "resp_unknown")
-    known.forget("another", "resp_2")
+    known.forget_response("t", "resp_1")
+    known.forget_response("t", "resp_unknown")
+    known.forget_response("another", "resp_2")
     assert [known.find("t", START + key) is not None for key in (b"a", b"b", b"c")] == [False, False, True]
+
+
+def test_all_contexts_of_a_tenant_are_forgotten():
+    known = KnownContexts(10.0, 10**6)
+    first = known.remember("t", context("a"), 0.0)
+    known.remember("t", context("b", parent=first), 0.0)
+    known.forget("t")
+    known.forget_response("t", "resp_1")
+    assert (len(known), known.used_bytes) == (0, 0)
+    again = known.remember("t", context("a"), 0.0)
+    assert known.used_bytes == again.size_bytes
 
 
 def test_it_can_be_switched_off():

@@ -88,6 +88,16 @@ def test_forgets_a_head_that_was_not_used_for_long() -> None:
     assert heads.used_bytes == 0
 
 
+def test_requests_that_ran_at_the_same_time_leave_their_head_once() -> None:
+    heads = KnownHeads(LONG, 10**6)
+    (first,) = kept(heads, "run")
+    used_bytes = heads.used_bytes
+    kept(heads, "run", now=5.0)
+    assert heads.used_bytes == used_bytes
+    heads.sweep(10.0)
+    assert heads.find("t", asking()) is first
+
+
 def test_forgets_all_heads_of_a_tenant() -> None:
     heads = KnownHeads(LONG, 10**6)
     kept(heads, "run", "read")
@@ -107,6 +117,18 @@ def test_keeps_eight_heads_of_a_tenant() -> None:
     assert heads.find("t", asking(tool=names[0])) is None
     assert heads.find("t", asking(tool=names[1])) is not None
     assert heads.find("t", asking(tool="ninth")) is not None
+
+
+def test_a_tenant_with_too_many_heads_makes_room_itself() -> None:
+    names = [f"tool_{number}" for number in range(9)]
+    large = head_of(asking("x" * 10_000))
+    heads = KnownHeads(LONG, 8 * head_of(asking(tool=names[0])).size_bytes + large.size_bytes)
+    heads.remember("u", "m", large, 0.0)
+    kept(heads, *names[:8])
+    assert heads.used_bytes == heads.limit_bytes
+    kept(heads, names[8])
+    assert heads.find("t", asking(tool=names[0])) is None
+    assert heads.find("u", asking("x" * 10_000)) is large
 
 
 def test_keeps_within_its_bytes_at_the_cost_of_the_largest_tenant() -> None:

@@ -214,7 +214,7 @@ def test_instructions_and_tools_count_where_they_appear_first():
         Connection(), 5, instructions="i" * 50_000, tools=[function("f", description="d" * 9000)]
     )
     assert first > 50_000 + 2 * 9000
-    assert max(rest) < 3000
+    assert max(rest) < 4000
 
 
 def test_tools_count_once_when_only_the_instructions_change():
@@ -222,7 +222,7 @@ def test_tools_count_once_when_only_the_instructions_change():
     tools = [function("f", description="d" * 9000)]
     connection.respond(tools=tools, instructions="one")
     connection.respond(previous="resp_1", tools=tools, instructions="two")
-    assert state_of(connection, "resp_2").size_bytes < 3000
+    assert state_of(connection, "resp_2").size_bytes < 4000
 
 
 def test_a_states_size_covers_its_items():

@@ -330,7 +330,7 @@ def test_a_queued_fork_keeps_its_parent_though_the_source_fails():
 
 def test_a_queued_fork_keeps_its_parent_though_the_cache_evicts_it():
     """This cache holds one response only, so the source's next response evicts the parent."""
-    connection = Connection(Server(connection_cache_bytes=3500))
+    connection = Connection(Server(connection_cache_bytes=4300))
     first = connection.respond("a", input="x" * 500)
     connection.create("b")
     connection.create("b", previous=first["id"])

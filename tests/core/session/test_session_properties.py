@@ -48,10 +48,10 @@ LIMITS = {
     "max_lanes": 3,
     "max_queued": 6,
     "max_steers": 3,
-    "connection_cache_bytes": 8_000,  # about three responses
-    "connection_compressed_bytes": 1_500,
-    "tenant_cache_bytes": 11_000,
-    "process_cache_bytes": 14_000,
+    "connection_cache_bytes": 10_500,  # about three responses
+    "connection_compressed_bytes": 3_700,
+    "tenant_cache_bytes": 14_500,
+    "process_cache_bytes": 18_500,
     "recognised_bytes": 30_000,  # about seven responses
     "recognised_s": 500.0,
     "rollout_wait_s": 100.0,

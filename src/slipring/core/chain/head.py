@@ -44,12 +44,12 @@ class Head(Struct, frozen=True):
 
     def has_tools_of(self, request: CreateRequest) -> bool:
         """Whether a request has these tools, byte for byte."""
-        return self.tools.raw == _raw_tools(request)
+        return self.tools.raw == raw_tools(request)
 
     @staticmethod
     def digest_of(request: CreateRequest) -> bytes:
         """The ``digest`` of a request's head, without decoding its tools."""
-        return _digest(request.instructions, _raw_tools(request))
+        return _digest(request.instructions, raw_tools(request))
 
     @property
     def size_bytes(self) -> int:
@@ -57,7 +57,8 @@ class Head(Struct, frozen=True):
         return 3 * len(bytes(self.instructions_json)) + self.tools.size_bytes + 100
 
 
-def _raw_tools(request: CreateRequest) -> bytes:
+def raw_tools(request: CreateRequest) -> bytes:
+    """The tools of a request as JSON; an empty list if it has none."""
     raw = wire.given(request.tools)
     return bytes(raw) if raw is not None else b"[]"
 

@@ -7,13 +7,12 @@ positions, no items. Contexts are kept for a bounded time and within a bounded n
 bound, the tenant that uses the most bytes loses the context that was used longest ago.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
 from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import Position, echoed_bytes
+from slipring.core.tenant_entries import TimedEntries
 from slipring.protocol.item_digests import content_digest, digest_of
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
@@ -71,7 +70,6 @@ class KnownContext:
         "response",
         "root_id",
         "size_bytes",
-        "until",
     )
 
     def __init__(
@@ -96,8 +94,6 @@ class KnownContext:
         """The context that it extends, if the memory of its position is shared with it."""
         self.answer_items = answer_items
         """How many items at its end are the answer of ``response``."""
-        self.until = 0.0
-        """When it is forgotten, unless it is used before."""
         size = _CONTEXT_BYTES + position.size_bytes
         if parent is not None:
             size -= min(parent.position.size_bytes, position.size_bytes)
@@ -108,39 +104,16 @@ class KnownContext:
         self.size_bytes: int = size
 
 
-_Contexts = OrderedDict[bytes, KnownContext]
-
-
-class KnownContexts:
+class KnownContexts(TimedEntries[bytes, KnownContext]):
     """The known contexts of all tenants of a process."""
 
-    __slots__ = ("_by_tenant", "_bytes", "_duration_s", "_keys", "_retention")
+    __slots__ = ("_keys", "_retention")
 
     def __init__(self, duration_s: float, limit_bytes: int) -> None:
-        """With a duration or a limit of 0, no context is ever known."""
-        self._duration_s = duration_s
-        self._bytes = Ledger(limit_bytes, limit_bytes)
+        super().__init__(duration_s, limit_bytes)
         self._retention: Retention[KnownContext] = Retention()
-        self._by_tenant: dict[str, _Contexts] = {}
-        """Per tenant by key, the one used longest ago first."""
         self._keys: dict[tuple[str, str], list[bytes]] = {}
         """By tenant and response id: the keys of its contexts."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_tenant.values()))
-
-    @property
-    def is_on(self) -> bool:
-        """Whether contexts are kept at all."""
-        return bool(self._duration_s and self._bytes.limit_bytes)
-
-    @property
-    def limit_bytes(self) -> int:
-        return self._bytes.limit_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        return self._bytes.used_bytes
 
     def deepest(
         self, tenant: str, start: bytes, digests: Sequence[bytes], now: float
@@ -153,11 +126,12 @@ class KnownContexts:
         contexts = self._by_tenant.get(tenant)
         if contexts is None:
             return None
+        until = self._until[tenant]
         for count in range(len(digests), 0, -1):
             found = contexts.get(start + digests[count - 1])
-            if found is None or found.until <= now or (found.answer_items and count == len(digests)):
+            if found is None or until[found.key] <= now or (found.answer_items and count == len(digests)):
                 continue
-            self._renew(contexts, found, now)
+            self._renew(tenant, found.key, now)
             return count, found
         return None
 
@@ -168,46 +142,25 @@ class KnownContexts:
 
     def remember(self, tenant: str, context: KnownContext, now: float) -> KnownContext:
         """Keep a context; returns it, or the one with the same key that is known already."""
-        contexts = self._by_tenant.get(tenant)
-        if contexts is None:
-            contexts = self._by_tenant[tenant] = OrderedDict()
-        known = contexts.get(context.key)
-        if known is not None:
-            self._renew(contexts, known, now)
-            return known
-        contexts[context.key] = context
-        context.until = now + self._duration_s
-        self._keys.setdefault((tenant, context.response.id), []).append(context.key)
-        self._bytes.add(tenant, self._retention.hold(context))
-        while not self._bytes.fits(0) and (largest := self._bytes.largest()) is not None:
-            self._drop(largest, next(iter(self._by_tenant[largest])))
-        return context
+        known = self.find(tenant, context.key)
+        if known is None:
+            self._keep_until(tenant, {context.key: context}, now)
+            return context
+        self._renew(tenant, known.key, now)
+        return known
 
-    def forget(self, tenant: str, response_id: str) -> None:
+    def forget_response(self, tenant: str, response_id: str) -> None:
         """Drop the contexts of a response, because it was deleted."""
         for key in list(self._keys.get((tenant, response_id), ())):
             self._drop(tenant, key)
 
-    def sweep(self, now: float) -> None:
-        """Drop the contexts whose time is over."""
-        for tenant in list(self._by_tenant):
-            while (contexts := self._by_tenant.get(tenant)) and (oldest := next(iter(contexts.values()))):
-                if oldest.until > now:
-                    break
-                self._drop(tenant, oldest.key)
+    def _hold(self, tenant: str, value: KnownContext) -> int:
+        self._keys.setdefault((tenant, value.response.id), []).append(value.key)
+        return self._retention.hold(value)
 
-    def _renew(self, contexts: _Contexts, context: KnownContext, now: float) -> None:
-        contexts.move_to_end(context.key)
-        context.until = now + self._duration_s
-
-    def _drop(self, tenant: str, key: bytes) -> None:
-        contexts = self._by_tenant[tenant]
-        context = contexts.pop(key)
-        if not contexts:
-            del self._by_tenant[tenant]
-        place = (tenant, context.response.id)
-        self._keys[place].remove(key)
+    def _release(self, tenant: str, value: KnownContext) -> int:
+        place = (tenant, value.response.id)
+        self._keys[place].remove(value.key)
         if not self._keys[place]:
             del self._keys[place]
-        if freed_bytes := self._retention.release(context):
-            self._bytes.remove(tenant, freed_bytes)
+        return self._retention.release(value)

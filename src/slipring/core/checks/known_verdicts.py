@@ -6,12 +6,12 @@ learns what another has sent: nothing is shared between them. Past a bound on by
 most loses the verdicts that were used longest ago.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 
 from msgspec import Struct
 
-from slipring.core.byte_ledger import Ledger
 from slipring.core.checks.verdicts import Verdict
+from slipring.core.tenant_entries import TenantEntries
 
 
 class Known(Struct, frozen=True):
@@ -28,24 +28,15 @@ _VERDICT_BYTES = 300
 _SCORE_BYTES = 120
 
 
-class KnownVerdicts:
-    """The known verdicts of all tenants of a process."""
+class KnownVerdicts(TenantEntries[bytes, Known]):
+    """The known verdicts of all tenants of a process, by policy and item."""
 
-    __slots__ = ("_by_tenant", "_bytes", "_flagged")
+    __slots__ = ("_flagged",)
 
     def __init__(self, limit_bytes: int) -> None:
-        self._bytes = Ledger(limit_bytes, limit_bytes)
-        self._by_tenant: dict[str, OrderedDict[bytes, Known]] = {}
-        """Per tenant by policy and item, those used longest ago first."""
+        super().__init__(limit_bytes)
         self._flagged: Counter[str] = Counter()
         """Per tenant, how many items were flagged."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_tenant.values()))
-
-    @property
-    def used_bytes(self) -> int:
-        return self._bytes.used_bytes
 
     def has_flagged(self, tenant: str) -> bool:
         """Whether a flagged item of the tenant is known."""
@@ -54,12 +45,7 @@ class KnownVerdicts:
     def find(self, tenant: str, policy: bytes, digest: bytes) -> Known | None:
         """What is known about an item with this digest, under a policy with that one; None if it was never
         inspected."""
-        known = self._by_tenant.get(tenant)
-        key = policy + digest
-        if known is None or key not in known:
-            return None
-        known.move_to_end(key)
-        return known[key]
+        return self._find(tenant, policy + digest)
 
     def remember(
         self, tenant: str, policy: bytes, digest: bytes, verdicts: tuple[Verdict, ...], behind: bytes = b""
@@ -69,20 +55,17 @@ class KnownVerdicts:
         if key in self._by_tenant.get(tenant, ()):
             self._drop(tenant, key)
         is_flagged = any(verdict.flagged for verdict in verdicts)
-        kept = Known(verdicts, behind) if is_flagged else _CLEAN
-        self._by_tenant.setdefault(tenant, OrderedDict())[key] = kept
-        self._bytes.add(tenant, _size(kept))
-        self._flagged[tenant] += is_flagged
-        while not self._bytes.fits(0) and (largest := self._bytes.largest()) is not None:
-            self._drop(largest, next(iter(self._by_tenant[largest])))
+        self._keep(tenant, {key: Known(verdicts, behind) if is_flagged else _CLEAN})
 
-    def _drop(self, tenant: str, key: bytes) -> None:
-        known = self._by_tenant[tenant]
-        dropped = known.pop(key)
-        self._bytes.remove(tenant, _size(dropped))
-        self._flagged[tenant] -= bool(dropped.verdicts)
-        if not known:
-            del self._by_tenant[tenant], self._flagged[tenant]
+    def _hold(self, tenant: str, value: Known) -> int:
+        self._flagged[tenant] += bool(value.verdicts)
+        return _size(value)
+
+    def _release(self, tenant: str, value: Known) -> int:
+        self._flagged[tenant] -= bool(value.verdicts)
+        if tenant not in self._by_tenant:
+            del self._flagged[tenant]
+        return _size(value)
 
 
 _CLEAN = Known()

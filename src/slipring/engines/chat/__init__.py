@@ -11,22 +11,22 @@ from msgspec import structs
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Emit, Finished, Job, Model
 from slipring.core.token_estimates import estimated_tokens
-from slipring.engines.base import Engine, Level
+from slipring.engines.base import Level
 from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, write_request
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate
 from slipring.engines.remote.emission import CutOff, emit_until
+from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.steered_cut import SteeredCut
 from slipring.engines.remote.upstream import Upstream
 from slipring.errors import InvalidRequest, RateLimited, ServerError
-from slipring.observation import live
 
 _PATH = "/chat/completions"
 
 
-class ChatEngine(Engine):
+class ChatEngine(GatedEngine):
     """One server and its models."""
 
     name = "chat"
@@ -42,13 +42,6 @@ class ChatEngine(Engine):
     @classmethod
     def from_options(cls, text: str) -> "ChatEngine":
         return cls(read_options(text))
-
-    @property
-    def trouble(self) -> str | None:
-        return self._gate.trouble
-
-    def status(self) -> live.Engine:
-        return self._gate.described(super().status())
 
     def models(self) -> Sequence[Model]:
         capabilities = Capabilities(logprobs=self.options.logprobs, images=self.options.images)

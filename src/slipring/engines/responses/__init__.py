@@ -17,9 +17,10 @@ from msgspec import structs
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Hosting, Job, Model
 from slipring.core.token_estimates import estimated_tokens
-from slipring.engines.base import Engine, Level
+from slipring.engines.base import Level
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
 from slipring.engines.remote.emission import CutOff, emit_until
+from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.steered_cut import SteeredCut
 from slipring.engines.remote.upstream import Upstream, read_key
 from slipring.engines.responses import context, faults
@@ -33,7 +34,6 @@ from slipring.engines.responses.positions import Position, Step, earlier_step, p
 from slipring.engines.responses.request_body import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Lane
 from slipring.errors import ApiError, InvalidRequest, ServerError
-from slipring.observation import live
 
 log = logging.getLogger("slipring")
 
@@ -52,7 +52,7 @@ class _Counted(msgspec.Struct):
     input_tokens: int
 
 
-class ResponsesEngine(Engine):
+class ResponsesEngine(GatedEngine):
     """One upstream and its models."""
 
     name = "responses"
@@ -79,13 +79,6 @@ class ResponsesEngine(Engine):
     @classmethod
     def from_options(cls, text: str) -> "ResponsesEngine":
         return cls(read_options(text))
-
-    @property
-    def trouble(self) -> str | None:
-        return self._gate.trouble
-
-    def status(self) -> live.Engine:
-        return self._gate.described(super().status())
 
     def models(self) -> Sequence[Model]:
         return self._models

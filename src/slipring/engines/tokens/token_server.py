@@ -14,11 +14,12 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model, Prefill
-from slipring.engines.base import Engine, Level
+from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
 from slipring.engines.remote.emission import CutOff, emit_until
+from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.http_client import HttpFailure
 from slipring.engines.remote.upstream import (
     Upstream,
@@ -37,7 +38,6 @@ from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.errors import ApiError, ServerError, StartupError
-from slipring.observation import live
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -108,7 +108,7 @@ class Reader(Protocol):
         """Parse one payload. Raises an ``ApiError`` if it reports a failure."""
 
 
-class TokenServer(Engine):
+class TokenServer(GatedEngine):
     """One server and the model that it serves."""
 
     level = Level.TOKENS
@@ -137,13 +137,6 @@ class TokenServer(Engine):
     @abstractmethod
     def from_options(cls, text: str) -> "TokenServer":
         """Parse what follows ``KIND:``."""
-
-    @property
-    def trouble(self) -> str | None:
-        return self._gate.trouble
-
-    def status(self) -> live.Engine:
-        return self._gate.described(super().status())
 
     def models(self) -> Sequence[Model]:
         return self._models

@@ -21,11 +21,15 @@ from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import CompactionItem, Response
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock
-from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.connections.request_bodies import read_body
-from slipring.server.driver import Driver
 from slipring.server.service import Service
-from slipring.server.transports.http_replies import JsonReply, answer, decode_create, origin_of
+from slipring.server.transports.http_replies import (
+    JsonReply,
+    answer,
+    decode_create,
+    exchange_driver,
+    origin_of,
+)
 
 _compaction = msgspec.json.Decoder(CompactionItem)
 _fields = msgspec.json.Decoder(dict[str, Raw])
@@ -39,14 +43,7 @@ async def compact(service: Service, request: web.Request, caller: Caller) -> web
     create = await decode_create(service, request, caller, body, stages, _read)
     session = service.open_exchange(caller)
     reply = JsonReply(partial(_window, service.seal, caller.tenant))
-    driver = Driver(
-        service,
-        caller,
-        session,
-        reply,
-        origin=origin_of(request, "http"),
-        states=StoredStates(service.store.responses, service.lookups),
-    )
+    driver = exchange_driver(service, caller, session, reply, origin_of(request, "http"))
     return await answer(driver, reply, create, stages, len(body))
 
 

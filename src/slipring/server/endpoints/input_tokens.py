@@ -8,14 +8,13 @@ from aiohttp import web
 from slipring.core.turn.stages import Stages
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock
-from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.connections.request_bodies import read_body
-from slipring.server.driver import Driver
 from slipring.server.service import Service
 from slipring.server.transports.http_replies import (
     JsonReply,
     answer,
     decode_create,
+    exchange_driver,
     origin_of,
     read_create,
 )
@@ -29,12 +28,5 @@ async def count_tokens(service: Service, request: web.Request, caller: Caller) -
     session = service.open_exchange(caller)
     session.lifecycle.counts_only = True
     reply = JsonReply()
-    driver = Driver(
-        service,
-        caller,
-        session,
-        reply,
-        origin=origin_of(request, "http"),
-        states=StoredStates(service.store.responses, service.lookups),
-    )
+    driver = exchange_driver(service, caller, session, reply, origin_of(request, "http"))
     return await answer(driver, reply, create, stages, len(body))

@@ -22,9 +22,7 @@ from slipring.server.background import event_stream
 from slipring.server.background.runs import Background, RunRefused
 from slipring.server.background.termination import read_response
 from slipring.server.clock import clock
-from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.connections.request_bodies import read_body
-from slipring.server.driver import Driver
 from slipring.server.endpoints import paging
 from slipring.server.replies import error_event_response, json_response
 from slipring.server.service import Service
@@ -34,6 +32,7 @@ from slipring.server.transports.http_replies import (
     SseReply,
     answer,
     decode_create,
+    exchange_driver,
     origin_of,
     read_create,
 )
@@ -56,14 +55,8 @@ class Responses:
             return await self._create_in_background(request, caller, create, stages, len(body))
         reply: JsonReply | SseReply = SseReply(service, request, stages) if create.stream else JsonReply()
         session = service.open_exchange(caller, of_exchange(request.headers))
-        driver = Driver(
-            service,
-            caller,
-            session,
-            reply,
-            origin=origin_of(request, "sse" if create.stream else "http"),
-            states=StoredStates(service.store.responses, service.lookups),
-        )
+        origin = origin_of(request, "sse" if create.stream else "http")
+        driver = exchange_driver(service, caller, session, reply, origin)
         return await answer(driver, reply, create, stages, len(body))
 
     async def retrieve(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -90,11 +83,12 @@ class Responses:
     async def delete(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         store = service.store
-        service.known.forget(caller.tenant, response_id)
-        service.heads.forget(caller.tenant)
-        service.items.forget(caller.tenant)
         run_deleted = await store.runs.delete(caller.tenant, response_id)
         await self._background.stop(caller.tenant, response_id)
+        # Not before: until it is stopped, a run may end, and what it used is then known.
+        service.known.forget_response(caller.tenant, response_id)
+        service.heads.forget(caller.tenant)
+        service.items.forget(caller.tenant)
         if not await store.responses.delete(caller.tenant, response_id) and not run_deleted:
             raise response_not_found(response_id)
         return json_response(DeletedResponse(response_id))

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from slipring.aiohttp_internals import StreamedResponse
+from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
 from slipring.errors import ApiError, InvalidRequest, RateLimited, Unavailable, UnsupportedParameter
 from slipring.protocol import requests
@@ -20,6 +21,7 @@ from slipring.protocol.responses import Outage, Response, ResponseError
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
+from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
@@ -58,6 +60,14 @@ async def decode_create(
         raise
     stages.lap("decode")
     return create
+
+
+def exchange_driver(
+    service: Service, caller: Caller, session: Session, reply: "JsonReply | SseReply", origin: Origin
+) -> Driver:
+    """The driver of an HTTP exchange: what its turn continues is in the store."""
+    states = StoredStates(service.store.responses, service.lookups)
+    return Driver(service, caller, session, reply, origin=origin, states=states)
 
 
 async def answer(

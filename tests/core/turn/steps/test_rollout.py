@@ -282,10 +282,10 @@ def test_an_append_needs_a_running_rollout():
 
 @pytest.mark.parametrize("limit", ["max_queued_bytes", "connection_cache_bytes"])
 def test_an_append_above_the_limits_is_returned(limit):
-    server = Server(**{limit: 1_000})
+    server = Server(**{limit: 2_000})
     connection = open_connection(server)
     response_id, (one,) = begin(connection)
-    (sent,) = connection.append(response_id, call_output(one, "x" * 1_100))
+    (sent,) = connection.append(response_id, call_output(one, "x" * 2_100))
     assert sent["error"]["code"] == "too_much_pending_input"
     connection.append(response_id, call_output(one, "x" * 200))
     connection.complete()
@@ -510,7 +510,7 @@ def test_the_report_lists_the_stages_of_every_step():
 
 
 def test_held_bytes_are_limited_over_all_lanes():
-    connection = open_connection(Server(connection_cache_bytes=6_000))
+    connection = open_connection(Server(connection_cache_bytes=9_000))
     paused = []
     for lane in ("a", "b", "c", "d"):
         response_id, calls = begin(connection, *call(), *call("g"), lane=lane)

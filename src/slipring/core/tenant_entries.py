@@ -1,0 +1,133 @@
+"""Entries that tenants used lately, by key, within a bounded number of bytes.
+
+Tenants do not share entries. Past the bound, the tenant that uses the most bytes loses the entry that it used
+longest ago: no tenant loses entries because another tenant uses much.
+"""
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from typing import Generic, TypeVar
+
+from slipring.core.byte_ledger import Ledger
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class TenantEntries(ABC, Generic[K, V]):
+    """The entries of all tenants of a process. A subclass says what an entry is, and how many bytes it uses:
+    ``_hold`` and ``_release``."""
+
+    __slots__ = ("_by_tenant", "_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._bytes = Ledger(limit_bytes, limit_bytes)
+        self._by_tenant: dict[str, OrderedDict[K, V]] = {}
+        """Per tenant by key, the one used longest ago first. Tenants without entries are not in it."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_tenant.values()))
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._bytes.limit_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._bytes.used_bytes
+
+    @abstractmethod
+    def _hold(self, tenant: str, value: V) -> int:
+        """An entry was added. Returns how many bytes more are in use."""
+
+    @abstractmethod
+    def _release(self, tenant: str, value: V) -> int:
+        """An entry was dropped. Returns how many bytes fewer are in use: once a tenant has no entries left,
+        as many as ``_hold`` has returned for it."""
+
+    def _find(self, tenant: str, key: K) -> V | None:
+        """The entry of a tenant with this key, used now."""
+        entries = self._by_tenant.get(tenant)
+        if entries is None or key not in entries:
+            return None
+        entries.move_to_end(key)
+        return entries[key]
+
+    def _keep(self, tenant: str, added: Mapping[K, V]) -> None:
+        """Keep entries, at least one. Those that the tenant has already stay as they are, used now."""
+        entries = self._by_tenant.get(tenant)
+        if entries is None:
+            entries = self._by_tenant[tenant] = OrderedDict()
+        gained = 0
+        for key, value in added.items():
+            if key in entries:
+                entries.move_to_end(key)
+            else:
+                entries[key] = value
+                gained += self._hold(tenant, value)
+        if gained:
+            self._bytes.add(tenant, gained)
+            while not self._bytes.fits(0) and (largest := self._bytes.largest()) is not None:
+                self._drop(largest, next(iter(self._by_tenant[largest])))
+
+    def _drop(self, tenant: str, key: K) -> None:
+        entries = self._by_tenant[tenant]
+        value = entries.pop(key)
+        if not entries:
+            del self._by_tenant[tenant]
+        if freed := self._release(tenant, value):
+            self._bytes.remove(tenant, freed)
+
+
+class TimedEntries(TenantEntries[K, V]):
+    """Entries that are also dropped when they were not used for a while."""
+
+    __slots__ = ("_duration_s", "_until")
+
+    def __init__(self, duration_s: float, limit_bytes: int) -> None:
+        """With a duration or a limit of 0, nothing is ever kept."""
+        super().__init__(limit_bytes)
+        self._duration_s = duration_s
+        self._until: dict[str, dict[K, float]] = {}
+        """Per tenant by key: when an entry is dropped, unless it is used before."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether entries are kept at all."""
+        return bool(self._duration_s and self._bytes.limit_bytes)
+
+    def sweep(self, now: float) -> None:
+        """Drop the entries whose time is over."""
+        for tenant, until in list(self._until.items()):
+            while until and until[oldest := next(iter(self._by_tenant[tenant]))] <= now:
+                self._drop(tenant, oldest)
+
+    def forget(self, tenant: str) -> None:
+        """Drop all entries of a tenant."""
+        self._until.pop(tenant, None)
+        entries = self._by_tenant.pop(tenant, None)
+        if entries is not None:
+            self._bytes.remove(tenant, sum(self._release(tenant, value) for value in entries.values()))
+
+    def _renew(self, tenant: str, key: K, now: float) -> None:
+        """Keep an entry that the tenant has for longer."""
+        self._by_tenant[tenant].move_to_end(key)
+        self._until[tenant][key] = now + self._duration_s
+
+    def _keep_until(self, tenant: str, added: Mapping[K, V], now: float) -> None:
+        """Keep entries, at least one, or keep them for longer."""
+        until = self._until.get(tenant)
+        if until is None:
+            until = self._until[tenant] = {}
+        ends_at = now + self._duration_s
+        for key in added:
+            until[key] = ends_at
+        self._keep(tenant, added)
+
+    def _drop(self, tenant: str, key: K) -> None:
+        super()._drop(tenant, key)
+        until = self._until[tenant]
+        del until[key]
+        if not until:
+            del self._until[tenant]

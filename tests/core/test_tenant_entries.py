@@ -1,0 +1,97 @@
+"""Entries of tenants: which are kept, whose are dropped, and what is counted, held against a list of uses."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from slipring.core.tenant_entries import TimedEntries
+
+LONG = 10.0
+LIMIT = 100
+
+
+class Sizes(TimedEntries[str, int]):
+    """Entries that are as large as they say."""
+
+    def keep(self, tenant: str, sizes: dict[str, int], now: float) -> None:
+        self._keep_until(tenant, sizes, now)
+
+    def use(self, tenant: str, key: str, now: float) -> None:
+        if self._find(tenant, key) is not None:
+            self._renew(tenant, key, now)
+
+    def of(self, tenant: str) -> dict[str, int]:
+        return dict(self._by_tenant.get(tenant, {}))
+
+    def _hold(self, tenant: str, value: int) -> int:
+        return value
+
+    _release = _hold
+
+
+class Listed:
+    """The same by plain means: all entries in one list, the one used longest ago first."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, str, int, float]] = []
+        self.tenants: list[str] = []
+        """The one that has had entries for longest first: of equally large ones, it loses them."""
+
+    def keep(self, tenant: str, sizes: dict[str, int], now: float) -> None:
+        for key, size in sizes.items():
+            kept = [entry for entry in self.entries if entry[:2] == (tenant, key)]
+            self.entries = [entry for entry in self.entries if entry not in kept]
+            self.entries.append((tenant, key, kept[0][2] if kept else size, now + LONG))
+        if tenant not in self.tenants:
+            self.tenants.append(tenant)
+        while self.used() > LIMIT:
+            largest = max(self.tenants, key=self.used)
+            oldest = next(entry for entry in self.entries if entry[0] == largest)
+            self._leave([entry for entry in self.entries if entry is not oldest])
+
+    def use(self, tenant: str, key: str, now: float) -> None:
+        if key in self.of(tenant):
+            self.keep(tenant, {key: 0}, now)
+
+    def sweep(self, now: float) -> None:
+        self._leave([entry for entry in self.entries if entry[3] > now])
+
+    def forget(self, tenant: str) -> None:
+        self._leave([entry for entry in self.entries if entry[0] != tenant])
+
+    def _leave(self, entries: list[tuple[str, str, int, float]]) -> None:
+        self.entries = entries
+        self.tenants = [tenant for tenant in self.tenants if self.of(tenant)]
+
+    def of(self, tenant: str) -> dict[str, int]:
+        return {key: size for owner, key, size, _ in self.entries if owner == tenant}
+
+    def used(self, tenant: str | None = None) -> int:
+        return sum(size for owner, _, size, _ in self.entries if tenant in (owner, None))
+
+
+TENANT = st.sampled_from("tuv")
+KEY = st.sampled_from("abcdef")
+KEPT = st.tuples(st.just("keep"), TENANT, st.dictionaries(KEY, st.integers(1, 120), min_size=1, max_size=4))
+USED = st.tuples(st.just("use"), TENANT, KEY)
+FORGOTTEN = st.tuples(st.just("forget"), TENANT)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 6.0), KEPT | USED | FORGOTTEN)))
+def test_keeps_and_drops_what_the_list_does(steps: list[tuple[float, tuple[str, ...]]]) -> None:
+    entries, listed, now = Sizes(LONG, LIMIT), Listed(), 0.0
+    for elapsed, (what, *arguments) in steps:
+        now += elapsed
+        entries.sweep(now)
+        listed.sweep(now)
+        times = [] if what == "forget" else [now]
+        getattr(entries, what)(*arguments, *times)
+        getattr(listed, what)(*arguments, *times)
+        assert entries.used_bytes == listed.used() <= LIMIT
+        assert len(entries) == len(listed.entries)
+        for tenant in "tuv":
+            assert list(entries.of(tenant).items()) == list(listed.of(tenant).items())
+        assert entries._until.keys() == entries._by_tenant.keys()
+    entries.sweep(now + LONG)
+    assert not entries._by_tenant
+    assert not entries._until
+    assert entries.used_bytes == 0
