@@ -370,11 +370,11 @@ async def test_a_new_user_gets_the_copy_and_clients_see_the_packaged_model(
     assert engine.model.path == locate(LlamaOptions())[0], "what is read of the model is read of its own file"
     async with serve(engine) as server, server.connect() as socket:
         answer = await socket.response(
-            input="What is the capital of France?", max_output_tokens=12, temperature=0
+            input="Explain in two sentences what a computer is.", max_output_tokens=12, temperature=0
         )
         (copy,) = (tmp_path / "slipring").iterdir()
         if sys.platform == "linux":
             assert str(copy) in mapped_files(engine._host.pid)  # type: ignore[attr-defined]
     assert answer["model"] == "smollm2-135m-instruct"
     (message,) = answer["output"]
-    assert "Paris" in message["content"][0]["text"]
+    assert "computer" in message["content"][0]["text"]
