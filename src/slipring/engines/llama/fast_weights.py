@@ -91,7 +91,6 @@ def fast_copy(source: Path, directory: Path) -> Path:
             return source
         copy = directory / f"{source.stem}{_MARK}{_digest(file, plan)}.gguf"
         if _size_of(copy) != plan.size:
-            log.info("preparing the packaged model for faster prompts, once (%s)", copy)
             _make(copy, file, plan)
     return copy
 
@@ -156,6 +155,7 @@ def _make(copy: Path, file: BinaryIO, plan: _Plan) -> None:
     """Write the copy beside its place, move it there, and remove other copies."""
     copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f"{copy.name}.", suffix=_UNFINISHED, dir=copy.parent)
+    log.info("preparing the packaged model for faster prompts, once (%s)", copy)
     try:
         with open(descriptor, "wb") as target:
             for piece in _pieces(file, plan):
