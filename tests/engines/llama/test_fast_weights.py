@@ -291,7 +291,9 @@ def expect_original(packaged: str, caplog: pytest.LogCaptureFixture, reason: str
     with caplog.at_level(logging.WARNING, "slipring"):
         assert file_to_load(packaged) == packaged
     (line,) = caplog.messages
-    assert line.startswith("the packaged model is served as it is installed, and takes about half as long")
+    assert line.startswith(
+        "the packaged model is served as it is installed, and takes a third to a half longer"
+    )
     assert reason in line
     if cache_directory().is_dir():
         assert files(cache_directory()) == []

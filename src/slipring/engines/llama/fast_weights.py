@@ -1,9 +1,9 @@
 """The packaged model with weights for which llama.cpp has a fast matrix kernel.
 
 The packaged model is stored as Q4_1, a type for which llama.cpp has only its general kernel. With the same
-weights stored as Q8_0, it reads prompts half as fast again, and generates as fast. So a copy is made, once,
-in the user's cache directory. Only of the packaged model, which is small: the weights that are converted take
-1.7 times the memory.
+weights stored as Q8_0, it reads prompts a third to a half faster, and generates as fast. So a copy is made,
+once, in the user's cache directory. Only of the packaged model, which is small: converted weights
+take 1.7 times the memory.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ def file_to_load(path: str) -> str:
         # A processor that is too old for numpy is a RuntimeError, as is a user without a home directory.
         reason = str(error)
     log.warning(
-        "the packaged model is served as it is installed, and takes about half as long again to read prompts,"
+        "the packaged model is served as it is installed, and takes a third to a half longer to read prompts,"
         " because there is no copy with faster weights: %s",
         reason,
     )
