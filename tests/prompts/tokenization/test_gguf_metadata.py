@@ -1,13 +1,16 @@
-"""Valid GGUF metadata is read; invalid metadata raises ``GgufError``."""
+"""Valid headers of GGUF files are read; invalid ones raise ``GgufError``."""
 
 import struct
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.prompts.tokenization.gguf_metadata import GgufError, read_metadata
+from slipring.engines.tokens.model_files import packaged_model
+from slipring.prompts.tokenization.gguf_metadata import GgufError, Layout, Tensor, read_layout, read_metadata
 from tests.prompts.gguf_writer import array, entry, string
 from tests.prompts.vocabulary import smollm2_metadata
 
@@ -26,8 +29,8 @@ SCALARS: dict[int, tuple[str, list[Any]]] = {
 }
 
 
-def header(entries: int, *, magic: bytes = b"GGUF", version: int = 3) -> bytes:
-    return magic + struct.pack("<IQQ", version, 7, entries)
+def header(entries: int, *, magic: bytes = b"GGUF", version: int = 3, tensors: int = 7) -> bytes:
+    return magic + struct.pack("<IQQ", version, tensors, entries)
 
 
 def file(*entries: bytes, **fields: Any) -> bytes:
@@ -38,7 +41,27 @@ def read(data: bytes) -> dict[str, Any]:
     return read_metadata(memoryview(data))
 
 
-def everything() -> tuple[bytes, dict[str, Any]]:
+def layout(data: bytes) -> Layout:
+    return read_layout(memoryview(data))
+
+
+def tensor(offset: int, *shape: int, name: str = "t", type: int = 0) -> bytes:
+    return string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, type, offset)
+
+
+def aligned_to(value: int, kind: int = 4, code: str = "<I") -> bytes:
+    return entry("general.alignment", kind, struct.pack(code, value))
+
+
+def with_tensors(
+    *tensors: bytes, entries: tuple[bytes, ...] = (), size: int = 64, alignment: int = 32
+) -> bytes:
+    """A file with tensors, whose values take ``size`` bytes."""
+    data = file(*entries, tensors=len(tensors)) + b"".join(tensors)
+    return data + bytes(-len(data) % alignment + size)
+
+
+def everything(tensors: int = 7) -> tuple[bytes, dict[str, Any]]:
     entries, expected = [], {}
     for kind, (code, values) in SCALARS.items():
         for number, value in enumerate(values):
@@ -54,7 +77,7 @@ def everything() -> tuple[bytes, dict[str, Any]]:
         entry("", 8, string("")),
     ]
     expected |= {"text": "Grüße 🙂", "texts": ["a", "", "é"], "none": [], "": ""}
-    return file(*entries), expected
+    return file(*entries, tensors=tensors), expected
 
 
 def test_every_type_of_value_is_read() -> None:
@@ -80,7 +103,7 @@ def test_a_truncated_file_is_refused() -> None:
             read(data[:length])
 
 
-@pytest.mark.parametrize(
+INVALID = pytest.mark.parametrize(
     "data",
     [
         file(magic=b"GGML"),
@@ -104,6 +127,9 @@ def test_a_truncated_file_is_refused() -> None:
         file(entry("k", 2**32 - 1, bytes(64))),
     ],
 )
+
+
+@INVALID
 def test_invalid_or_very_large_metadata_is_refused(data: bytes) -> None:
     with pytest.raises(GgufError):
         read(data)
@@ -129,3 +155,99 @@ def test_the_metadata_of_a_real_file_is_read() -> None:
     assert metadata["general.architecture"] == "llama"
     assert metadata["llama.context_length"] == 8192
     assert len(metadata["tokenizer.ggml.tokens"]) == len(metadata["tokenizer.ggml.token_type"]) == 49152
+
+
+# Where tensors are.
+
+
+def test_tensors_are_found_behind_all_types_of_metadata() -> None:
+    metadata, _ = everything(tensors=2)
+    tensors = tensor(0, 3, name="first") + tensor(32, 5, 2, name="second ü", type=8)
+    begin = -(-len(metadata + tensors) // 32) * 32
+    data = (metadata + tensors).ljust(begin, b"\0") + bytes(100)
+    found = layout(data)
+    assert (found.header_size, found.alignment) == (begin, 32)
+    first, second = found.tensors
+    assert (first.shape, first.type, first.offset, first.size) == ((3,), 0, 0, 32)
+    assert (second.shape, second.type, second.offset, second.size) == ((5, 2), 8, 32, 68)
+    assert second.elements == 10
+    for each in found.tensors:
+        assert struct.unpack_from("<IQ", data, each.fields_at) == (each.type, each.offset)
+
+
+def test_the_order_of_tensors_is_that_of_the_header() -> None:
+    found = layout(with_tensors(tensor(32, 8), tensor(0, 8))).tensors
+    assert [(each.offset, each.size) for each in found] == [(32, 32), (0, 32)]
+
+
+@pytest.mark.parametrize("alignment", [1, 8, 64, 4096])
+def test_tensors_may_be_aligned_otherwise(alignment: int) -> None:
+    tensors = tensor(0, 1), tensor(4 * alignment, 1)
+    entries = (aligned_to(alignment),)
+    data = with_tensors(*tensors, entries=entries, size=8 * alignment, alignment=alignment)
+    found = layout(data)
+    assert found.alignment == alignment
+    assert found.header_size == len(data) - 8 * alignment
+    assert found.header_size % alignment == 0
+    assert [each.size for each in found.tensors] == [4 * alignment] * 2
+
+
+def test_a_file_may_have_no_tensors_and_a_tensor_no_dimensions() -> None:
+    assert layout(with_tensors()).tensors == ()
+    (number,) = layout(with_tensors(tensor(0))).tensors
+    assert number == Tensor(number.fields_at, (), 0, 0, 64)
+    assert number.elements == 1
+
+
+def test_a_header_that_ends_too_early_has_no_layout() -> None:
+    metadata, _ = everything(tensors=1)
+    data = metadata + tensor(0, 3)
+    for length in range(len(data)):
+        with pytest.raises(GgufError):
+            layout(data[:length])
+
+
+@INVALID
+def test_a_file_with_invalid_metadata_has_no_layout(data: bytes) -> None:
+    with pytest.raises(GgufError):
+        layout(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        with_tensors(tensor(16, 1)),
+        with_tensors(tensor(96, 1)),
+        with_tensors(tensor(0, 1), tensor(2**63, 1)),
+        with_tensors(tensor(0, 1, 1, 1, 1, 1)),
+        file(tensors=65_537) + tensor(0, 1) * 65_537,
+        file(tensors=2**64 - 1),
+        *(with_tensors(tensor(0, 1), entries=(aligned_to(value),)) for value in (0, 24, 2**17)),
+        with_tensors(tensor(0, 1), entries=(entry("general.alignment", 8, string("32")),)),
+        with_tensors(tensor(0, 1), entries=(aligned_to(-32, 5, "<i"),)),
+    ],
+)
+def test_tensors_outside_the_file_and_very_large_numbers_are_refused(data: bytes) -> None:
+    with pytest.raises(GgufError):
+        layout(data)
+
+
+@given(st.binary(max_size=200), st.integers(0, 3), st.integers(0, 3))
+def test_random_bytes_have_a_layout_or_raise_gguf_error(garbage: bytes, entries: int, tensors: int) -> None:
+    data = header(entries, tensors=tensors) + garbage
+    try:
+        found = layout(data)
+    except GgufError:
+        return
+    assert len(found.tensors) == tensors
+    assert all(found.header_size + each.offset + each.size <= len(data) for each in found.tensors)
+
+
+def test_the_tensors_of_a_real_file_are_found() -> None:
+    path = packaged_model()
+    assert path is not None
+    found = layout(Path(path).read_bytes())
+    assert Counter(each.type for each in found.tensors) == {3: 210, 0: 61, 8: 1}
+    # Of each type, 32 values take as many bytes.
+    sizes = {3: 20, 0: 128, 8: 34}
+    assert all(each.size == each.elements // 32 * sizes[each.type] for each in found.tensors)

@@ -27,6 +27,8 @@ def main() -> None:
 
     params = xllamacpp.CommonParams()
     params.model.path = settings["path"]
+    if settings["alias"]:
+        params.model_alias = {settings["alias"]}
     params.n_ctx = settings["context"] * settings["slots"]
     params.n_parallel = settings["slots"]
     params.n_gpu_layers = settings["gpu_layers"]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from slipring.engines.llama.fast_weights import file_to_load
 from slipring.engines.llama.rejected_grammars import RejectedGrammars
 from slipring.errors import StartupError, Unavailable
 
@@ -42,6 +43,8 @@ class ChildSettings(Struct, frozen=True):
     """How tokens are drafted; empty: they are not."""
     directory: str = ""
     """Where slots are saved; empty: nowhere. It is removed when the child ends."""
+    alias: str = ""
+    """What the child calls its model, if not by its path."""
 
 
 def _ignore() -> None:
@@ -55,7 +58,7 @@ class ChildProcess:
         self.key = secrets.token_hex(16)
         """Required by the child in every request: other users of the machine can reach its port."""
         self._directory = Path(settings.directory) if settings.directory else None
-        self._settings = json.dumps({**structs.asdict(settings), "key": self.key})
+        self._settings = settings
         self._child: asyncio.subprocess.Process | None = None
         self._url: str | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -107,6 +110,9 @@ class ChildProcess:
 
     async def _spawn(self) -> None:
         """Start the child and wait until it has loaded its model. Raises ``StartupError``."""
+        # At every start: the copy that an earlier child has loaded may have been removed since.
+        file = await asyncio.to_thread(file_to_load, self._settings.path)
+        settings = structs.replace(self._settings, path=file, alias=Path(self._settings.path).name)
         self._child = child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", _SCRIPT),
             stdin=asyncio.subprocess.PIPE,
@@ -119,7 +125,7 @@ class ChildProcess:
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None
-        child.stdin.write(self._settings.encode() + b"\n")
+        child.stdin.write(json.dumps({**structs.asdict(settings), "key": self.key}).encode() + b"\n")
         last_line = asyncio.create_task(self._drain(child.stderr))
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):

