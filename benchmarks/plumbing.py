@@ -25,7 +25,7 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -116,26 +116,38 @@ class Agent:
 
 
 @asynccontextmanager
-async def agents(urls: Mapping[str, str], mode: str) -> AsyncIterator[dict[str, Agent]]:
-    """A client of each server."""
+async def agents(
+    urls: Mapping[str, str], mode: str, short: Collection[str] = ()
+) -> AsyncIterator[dict[str, Agent]]:
+    """A client of each server. ``short``: those that ask for short first events."""
     async with AsyncExitStack() as stack:
         found = {}
         for name, url in urls.items():
-            access = Access(url.removesuffix("/v1") + "/v1", "", timeout_s=60, asks_timing=False)
+            access = Access(
+                url.removesuffix("/v1") + "/v1",
+                "",
+                timeout_s=60,
+                asks_timing=False,
+                short_events=name in short,
+            )
             transport = await stack.enter_async_context(MODES[mode].open(access))
             found[name] = Agent(transport, MODES[mode].context())
         yield found
 
 
 async def loops(
-    servers: Mapping[str, Process], direct: str | None, mode: str, direct_mode: str = ""
+    servers: Mapping[str, Process],
+    direct: str | None,
+    mode: str,
+    direct_mode: str = "",
+    short: Collection[str] = (),
 ) -> Figures:
     """Run a loop at every server, turn by turn in alternation. ``direct``: the upstream's URL, if clients can
-    use it, in ``direct_mode`` or else in the same mode."""
+    use it, in ``direct_mode`` or else in the same mode. ``short``: as for ``agents``."""
     figures: Figures = {name: {kind: [] for kind in ("cpu_ms", "turn_ms", "first_ms")} for name in servers}
     urls = {name: server.url for name, server in servers.items()}
     async with (
-        agents(urls, mode) as through,
+        agents(urls, mode, short) as through,
         agents({"": direct} if direct else {}, direct_mode or mode) as directly,
     ):
         names = list(servers)

@@ -6,8 +6,9 @@ the same upstream, and what their idle connections cost.
 
 The upstream is ``instant_upstream.py``, a server of Responses and of Chat Completions that answers at once.
 The workload is that of ``plumbing.py``: a coding agent whose answers are a tool call in sixty pieces; an
-answer that shows lost history aborts the run. Three servers take turns, turn by turn: agentic-api, and
-slipring in front of the upstream's Responses and in front of its Chat Completions. Both programs keep chained
+answer that shows lost history aborts the run. Four servers take turns, turn by turn: agentic-api, and
+slipring in front of the upstream's Responses, of the same with a client that asks for short first events, and
+of its Chat Completions. Both programs keep chained
 responses in an SQLite file; with full history and over the WebSocket, nothing is stored.
 
 - *added*: the time of a turn, minus that of the same turn sent directly to the upstream's Responses over
@@ -27,13 +28,13 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import gateways_table
 import servers
-from gateways_table import CHAT, RESPONSES, RIVAL, Rest, Turns
+from gateways_table import CHAT, RESPONSES, RIVAL, SHORT, Rest, Turns
 
 from slipring.bench.load.file_limit import raise_file_limit
 
@@ -48,7 +49,9 @@ MODES = plumbing.MODE_NAMES
 PACE = 500
 PACED_TOKENS = 200
 CONNECTIONS = 1250
-ENGINES = {RESPONSES: "responses", CHAT: "chat"}
+ENGINES = {RESPONSES: "responses", SHORT: "responses", CHAT: "chat"}
+WITHOUT_SHORT = (RIVAL, RESPONSES, CHAT)
+"""First events have no part in what a delta and an idle connection cost."""
 
 
 @contextmanager
@@ -65,10 +68,9 @@ def gateway(name: str, upstream: str, directory: str) -> AbstractContextManager[
 
 
 @contextmanager
-def gateways(upstream: str, directory: str) -> Iterator[dict[str, Process]]:
-    """Start all servers in front of one upstream."""
+def gateways(upstream: str, directory: str, names: Iterable[str]) -> Iterator[dict[str, Process]]:
+    """Start servers in front of one upstream."""
     with ExitStack() as running:
-        names = (RIVAL, *ENGINES)
         yield {name: running.enter_context(gateway(name, upstream, directory)) for name in names}
 
 
@@ -78,14 +80,14 @@ def measure_turns(instant: str, directory: str, rounds: int, modes: list[str]) -
     speed = ("--tokens-per-s", str(PACE), "--tokens", str(PACED_TOKENS))
     with (
         started(plumbing.UPSTREAM, *speed) as paced,
-        gateways(instant, directory) as fast,
-        gateways(paced.url, directory) as slow,
+        gateways(instant, directory, (RIVAL, *ENGINES)) as fast,
+        gateways(paced.url, directory, WITHOUT_SHORT) as slow,
     ):
         for number in range(rounds):
             for mode in modes:
                 print(f"round {number + 1} of {rounds}: {mode} …", file=sys.stderr, flush=True)
                 for figures in (
-                    asyncio.run(plumbing.loops(fast, instant, mode, direct_mode="http-full")),
+                    asyncio.run(plumbing.loops(fast, instant, mode, direct_mode="http-full", short=[SHORT])),
                     asyncio.run(plumbing.streams(slow, mode, PACED_TOKENS)),
                 ):
                     for name, kinds in figures.items():
@@ -98,7 +100,7 @@ def measure_rest(instant: str, directory: str, rounds: int) -> Rest:
     """Return the costs of idle connections in each round: by server, then by kind."""
     found: Rest = defaultdict(lambda: defaultdict(list))
     for number in range(rounds):
-        for name in (RIVAL, *ENGINES):
+        for name in WITHOUT_SHORT:
             print(f"idle, round {number + 1} of {rounds}: {name} …", file=sys.stderr, flush=True)
             with gateway(name, instant, directory) as server:
                 start_mb = server.resident_bytes() / 1e6

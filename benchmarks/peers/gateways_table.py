@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 RESULT = Path(__file__).parents[1] / "results" / "gateways.json"
-RIVAL, RESPONSES, CHAT = "agentic-api", "slipring, responses", "slipring, chat"
+RIVAL, RESPONSES, SHORT, CHAT = (
+    "agentic-api",
+    "slipring, responses",
+    "slipring, responses, short events",
+    "slipring, chat",
+)
 TITLES = {
     RIVAL: "agentic-api",
     RESPONSES: "slipring, Responses behind it",
+    SHORT: "the same, short first events",
     CHAT: "slipring, Chat Completions behind it",
 }
 _MODES = {
@@ -33,6 +39,7 @@ class Row(NamedTuple):
     unit: str
     digits: int
     rounds: dict[str, list[float]]
+    """By server. A figure that does not depend on first events is not measured for ``SHORT``."""
 
     @property
     def ratio(self) -> float:
@@ -67,7 +74,7 @@ def rows(turns: Turns, rest: Rest) -> list[Row]:
         ("memory at start", "MB", 1, rest, "start_mb"),
     ]
     return [
-        Row(what, unit, digits, {name: list(figures[name][kind]) for name in TITLES})
+        Row(what, unit, digits, {name: list(found[kind]) for name, found in figures.items() if kind in found})
         for what, unit, digits, figures, kind in shown
         if figures
     ]
@@ -75,9 +82,12 @@ def rows(turns: Turns, rest: Rest) -> list[Row]:
 
 def table(turns: Turns, rest: Rest) -> str:
     """Medians and ranges of the rounds."""
-    lines = [f"| | {' | '.join(TITLES.values())} | slipring / agentic-api |", "| --- |" + " ---: |" * 4]
+    lines = [
+        f"| | {' | '.join(TITLES.values())} | slipring / agentic-api |",
+        "| --- |" + " ---: |" * (len(TITLES) + 1),
+    ]
     for row in rows(turns, rest):
-        cells = [_range(row.rounds[name], row.digits) for name in TITLES]
+        cells = [_range(row.rounds[name], row.digits) if name in row.rounds else "" for name in TITLES]
         lines.append(f"| {row.what}, {row.unit} | {' | '.join(cells)} | {_ratio(row)} |")
     return "\n".join(lines)
 
