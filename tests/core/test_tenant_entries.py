@@ -44,7 +44,7 @@ class Listed:
         if tenant not in self.tenants:
             self.tenants.append(tenant)
         while self.used() > LIMIT:
-            largest = max(self.tenants, key=self.used)
+            largest = max(sorted(self.tenants), key=self.used)
             oldest = next(entry for entry in self.entries if entry[0] == largest)
             self._leave([entry for entry in self.entries if entry is not oldest])
 

@@ -4,6 +4,8 @@ One ledger counts one kind of memory, such as the bytes of requests. Callers add
 they are done. Tenants without bytes have no entry, so a ledger's size is the number of active tenants.
 """
 
+from collections.abc import ItemsView
+
 
 class Ledger:
     """Bytes in use of one kind of memory, by tenant."""
@@ -44,6 +46,10 @@ class Ledger:
             self._by_tenant[tenant] = left
         else:
             del self._by_tenant[tenant]
+
+    def by_tenant(self) -> ItemsView[str, int]:
+        """The bytes in use of every tenant that uses any."""
+        return self._by_tenant.items()
 
     def largest(self) -> str | None:
         """The tenant that uses the most bytes; None if no bytes are in use."""

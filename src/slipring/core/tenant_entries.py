@@ -7,6 +7,7 @@ longest ago: no tenant loses entries because another tenant uses much.
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
+from heapq import heapify, heappop, heapreplace
 from typing import Generic, TypeVar
 
 from slipring.core.byte_ledger import Ledger
@@ -68,8 +69,22 @@ class TenantEntries(ABC, Generic[K, V]):
                 gained += self._hold(tenant, value)
         if gained:
             self._bytes.add(tenant, gained)
-            while not self._bytes.fits(0) and (largest := self._bytes.largest()) is not None:
-                self._drop(largest, next(iter(self._by_tenant[largest])))
+            if not self._bytes.fits(0):
+                self._shrink()
+
+    def _shrink(self) -> None:
+        """Drop entries until the bound is kept again."""
+        # One request can bring a thousand entries, and drop as many of others: with thousands of tenants, a
+        # look at all of them for each entry would hold up the event loop.
+        used = [(-size_bytes, tenant) for tenant, size_bytes in self._bytes.by_tenant()]
+        heapify(used)
+        while not self._bytes.fits(0):
+            _, largest = used[0]
+            self._drop(largest, next(iter(self._by_tenant[largest])))
+            if left := self._bytes.used_by(largest):
+                heapreplace(used, (-left, largest))
+            else:
+                heappop(used)
 
     def _drop(self, tenant: str, key: K) -> None:
         entries = self._by_tenant[tenant]
