@@ -36,8 +36,9 @@ from slipring.prompts.rendering import Rendered, Rendering
 log = logging.getLogger("slipring")
 
 _PREFILL_TOKENS = 128
-"""Tokens that are processed at a time beside the jobs: a job that arrives waits for no more. On a CPU, llama.cpp
-reads portions of 64 a quarter slower than those of 128, which come close to the speed of whole batches."""
+"""Tokens that are processed at a time beside the jobs: a job that arrives waits for no more. On a CPU,
+llama.cpp reads portions of 64 a fifth slower than those of 128, which come close to the speed of whole
+batches."""
 _PREFILL_STEPS = 64
 """Steps of a long context at most: every step sends all ids."""
 _LEAST_PREFILL_TOKENS = 16
