@@ -122,12 +122,32 @@ def test_it_rests_no_longer_than_ten_minutes(process: Process) -> None:
     assert collections.run_if_due(600.0)
 
 
-def test_without_new_objects_it_never_collects(process: Process) -> None:
+def test_without_new_objects_it_does_not_collect_by_time(process: Process) -> None:
     collections = take_over(process)
     gc.collect()
-    process.resident = 1000 * MIB
     assert not collections.run_if_due(10.0)
     assert not collections.run_if_due(10_000.0)
+
+
+def test_a_process_at_rest_collects_what_few_objects_hold(process: Process) -> None:
+    collections = take_over(process)
+    process.is_busy = False
+    gc.collect()
+    process.resident = 500 * MIB
+    cycle = weakref.ref(Cycle())
+    assert collections.run_if_due(10.0)
+    assert cycle() is None
+    assert not collections.run_if_due(20.0), "the memory has not grown since"
+
+
+def test_the_growth_counts_from_where_memory_was_lowest(process: Process) -> None:
+    collections = take_over(process)
+    process.resident = 500 * MIB
+    assert collections.run_if_due(10.0)
+    process.resident = 100 * MIB  # returned to the system after the collection
+    assert not collections.run_if_due(20.0)
+    process.resident = (100 + 32 + 25) * MIB
+    assert collections.run_if_due(30.0)
 
 
 def test_where_memory_is_not_known_it_collects_by_time(process: Process) -> None:

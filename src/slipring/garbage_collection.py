@@ -46,9 +46,9 @@ class FullCollections:
     """The full collections of a serving process, instead of those that Python would start.
 
     The longer the last one took, the later the next one runs: every ten seconds in a small process, after
-    minutes in one with 10,000 connections. Sooner if memory has grown by a quarter since the last one, or by
-    a sixteenth if no response is being generated. Garbage is made where connections end, and memory grows
-    with it.
+    minutes in one with 10,000 connections. Sooner if memory has grown by a quarter since it was lowest, or by
+    a sixteenth if no response is being generated: a few objects in garbage can hold many megabytes, and a
+    process at rest makes no new objects that would have Python look for them.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class FullCollections:
         self._is_busy = is_busy
         self._clock = clock
         self._rest_s = 0.0
-        self._last_bytes = resident_bytes() or 0
+        self._lowest_bytes = resident_bytes() or 0
+        """The memory after the last collection, or less if it has fallen since."""
         self._next_look_s: float | None = None
         self._last_s = 0.0
         gc.set_threshold(*_YOUNG, _NEVER)
@@ -76,21 +77,23 @@ class FullCollections:
         if clock_s < self._next_look_s:
             return False
         self._next_look_s = clock_s + _LOOK_S
-        if not gc.get_count()[2] or not self._is_due(clock_s):
+        if not self._is_due(clock_s):
             return False
         began = self._clock()
         gc.collect()
         self._rest_s = min(_REST * (self._clock() - began), _LONGEST_REST_S)
-        self._last_s, self._last_bytes = clock_s, self._resident_bytes() or 0
+        self._last_s, self._lowest_bytes = clock_s, self._resident_bytes() or 0
         return True
 
     def _is_due(self, clock_s: float) -> bool:
-        if clock_s - self._last_s >= self._rest_s:
+        if gc.get_count()[2] and clock_s - self._last_s >= self._rest_s:
             return True
-        growth = (self._resident_bytes() or 0) - self._last_bytes - _MIN_GROWTH_BYTES
-        if growth < self._last_bytes / 16:
+        resident = self._resident_bytes() or 0
+        self._lowest_bytes = min(self._lowest_bytes, resident)
+        growth = resident - self._lowest_bytes - _MIN_GROWTH_BYTES
+        if growth < self._lowest_bytes / 16:
             return False
-        return growth >= self._last_bytes / 4 or not self._is_busy()
+        return growth >= self._lowest_bytes / 4 or not self._is_busy()
 
 
 def skip_last_collection() -> None:

@@ -101,6 +101,18 @@ class Sink:
         """Receive the size of a context, if the session only counts tokens."""
 
 
+class _NoSink(Sink):
+    """Of a driver that has stopped."""
+
+    __slots__ = ()
+
+    def send(self, events: list[Event]) -> None:
+        """Nobody receives the events."""
+
+
+_NO_SINK = _NoSink()
+
+
 class Driver:
     """Carries out the actions of one session."""
 
@@ -156,13 +168,19 @@ class Driver:
                 self._carry_out(action)
 
     async def stop(self) -> None:
-        """Cancel the running turns, except those being saved, and wait until all tasks have ended."""
-        self.run(self.session.closed())
-        for subject, task in self._tasks.items():
-            if not isinstance(subject, Turn):
-                task.cancel()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks.values()))
+        """Cancel the running turns, except those being saved, and wait until all tasks have ended. After
+        that, or if the caller is cancelled meanwhile, the driver sends nothing to its sink any more."""
+        try:
+            self.run(self.session.closed())
+            for subject, task in self._tasks.items():
+                if not isinstance(subject, Turn):
+                    task.cancel()
+            if self._tasks:
+                await asyncio.wait(list(self._tasks.values()))
+        finally:
+            # Sinks refer to their drivers: without this, only a garbage collection would free what both hold,
+            # which may be many megabytes.
+            self.sink = _NO_SINK
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         """Let running turns finish within ``grace_s`` and refuse new ones with ``error``."""

@@ -63,6 +63,21 @@ async def test_all_ledgers_count_together() -> None:
     assert trims.count == 1
 
 
+async def test_memory_is_trimmed_after_a_garbage_collection() -> None:
+    trims = Trims()
+    trimmer = MemoryTrimmer([], trims)
+    await trimmer.trim(100.0)
+    assert trims.count == 0
+    trimmer.garbage_collected()
+    await trimmer.trim(101.0)
+    trimmer.garbage_collected()
+    await trimmer.trim(102.0)
+    assert trims.count == 1, "at most every ten seconds"
+    await trimmer.trim(111.0)
+    await trimmer.trim(200.0)
+    assert trims.count == 2
+
+
 async def test_without_malloc_trim_nothing_happens() -> None:
     ledger = Ledger(2**40, 2**40)
     add_and_remove(ledger, MIN_FREED_BYTES)

@@ -2,7 +2,7 @@
 
 glibc keeps large freed buffers in its heap, where they stay resident. Mapping each buffer separately instead
 (M_MMAP_THRESHOLD) makes a request of 15 MiB cost two thirds more CPU. So a thread calls ``malloc_trim`` from
-time to time, after enough bytes were freed.
+time to time, after enough bytes were freed, and after each full garbage collection.
 """
 
 import asyncio
@@ -29,19 +29,26 @@ def find_malloc_trim() -> MallocTrim | None:
 
 
 class MemoryTrimmer:
-    """Trims the heap after enough bytes of the ledgers were freed, at most every 10 s."""
+    """Trims the heap after enough bytes of the ledgers were freed, or garbage was collected, at most every
+    10 s."""
 
     def __init__(self, ledgers: Iterable[Ledger], malloc_trim: MallocTrim | None) -> None:
         self._ledgers = tuple(ledgers)
         self._malloc_trim = malloc_trim
         self._trimmed_at_bytes = 0
         self._not_before = 0.0
+        self._has_collected = False
+
+    def garbage_collected(self) -> None:
+        """A full collection has run. How much it freed is not known."""
+        self._has_collected = True
 
     async def trim(self, clock: float) -> None:
         """Trim in a thread, if it is due."""
         freed_bytes = sum(ledger.removed_bytes for ledger in self._ledgers)
         if self._malloc_trim is None or clock < self._not_before:
             return
-        if freed_bytes - self._trimmed_at_bytes >= MIN_FREED_BYTES:
+        if self._has_collected or freed_bytes - self._trimmed_at_bytes >= MIN_FREED_BYTES:
+            self._has_collected = False
             self._trimmed_at_bytes, self._not_before = freed_bytes, clock + _MIN_INTERVAL_S
             await asyncio.to_thread(self._malloc_trim)

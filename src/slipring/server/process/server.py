@@ -291,8 +291,8 @@ class Server:
             self.service.heads.sweep(now())
             self.service.items.sweep(now())
             self.service.connections.tick()
-            if self._collections is not None:
-                self._collections.run_if_due(clock())
+            if self._collections is not None and self._collections.run_if_due(clock()):
+                self._memory_trimmer.garbage_collected()
 
 
 def _catalog(config: Config, engine: Engine | None, open_by_name: Callable[[str], Engine]) -> Catalog:

@@ -202,13 +202,13 @@ class SseReply(Sink):
 
     async def finished(self) -> web.StreamResponse:
         """Stream until the terminal event has been written or the client has disconnected."""
-        error = await self._opened
-        if error is not None:
-            return error_event_response(error)
-        # Headers are sent first, so they have only the stages until now.
-        self._stream.headers["Server-Timing"] = server_timing(self._stages.laps)
-        self._connection.queued_bytes = self._outbox.queued_bytes
         try:
+            error = await self._opened
+            if error is not None:
+                return error_event_response(error)
+            # Headers are sent first, so they have only the stages until now.
+            self._stream.headers["Server-Timing"] = server_timing(self._stages.laps)
+            self._connection.queued_bytes = self._outbox.queued_bytes
             with contextlib.suppress(ConnectionError):  # the client disconnected before the end
                 await self._stream.prepare(self._request)
                 if (waiting := self._outbox.flush()) is not None:
@@ -217,6 +217,7 @@ class SseReply(Sink):
                 await self._outbox.settle()
         finally:
             self._connection.queued_bytes = None
+            self._outbox.discard()  # it refers to this reply: so memory is freed without a collection
         return self._stream
 
     def _write(self, blocks: bytes) -> Awaitable[None] | None:

@@ -132,9 +132,10 @@ class Outbox:
                 await waiting
 
     def discard(self) -> None:
-        """The client cannot be reached any more: drop the queue and all later messages, and release everyone
-        who waits."""
+        """The client cannot be reached any more, or has received everything: drop the queue and all later
+        messages, and release everyone who waits, and what the outbox wrote to."""
         self._failed = True
+        self._write, self._on_full = _write_nowhere, None
         if self._messages is not None:
             self._messages.clear()
         self._bytes = 0
@@ -200,6 +201,10 @@ class Outbox:
         if self._room is not None:
             self._room.set()
             self._room = None
+
+
+def _write_nowhere(_: bytes) -> None:
+    """The ``write`` of an outbox that has been discarded."""
 
 
 def run_until_waiting(coroutine: Coroutine[Any, None, None]) -> Awaitable[None] | None:
