@@ -153,8 +153,8 @@ def _stream(figures: Figures) -> list[Budget]:
 
 def _engines(figures: Figures) -> list[Budget]:
     lines = []
-    budgets = figures["budgets"]
     for kind, by_history in figures["ms"].items():
+        budgets = figures["budgets"][kind]
         turns = {int(before): each for before, each in by_history.items()}
         short, long = sorted(turns)
         wall = {before: added(each, "through", without="direct") for before, each in turns.items()}

@@ -34,7 +34,7 @@ import aiohttp
 from aiohttp import web
 from common import Process, connected, keep, slipring, spread, started, verdict
 
-BUDGET = 1.5
+BUDGET = 1.25
 FASTEST = 4000
 MOST_LAG_MS = 50
 LOADS = {  # streams, tokens/s of each

@@ -8,31 +8,29 @@ real engine. It is called *simulated* wherever it is named.
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import Literal
+from contextlib import aclosing
 
 from msgspec import structs
 
 from slipring.core.generation import (
     Accepted,
     Begun,
-    CallArguments,
-    CallStarted,
     Capabilities,
     Delta,
     Finished,
     Job,
     Model,
     Prefill,
-    Thought,
-    ThoughtSummary,
 )
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.simulated.context import PrefixCache, Tally, begin_last_item, position_of, tally_job
 from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.engines.simulated.pace import Pace, Ticks
-from slipring.engines.simulated.plan import Content, Emit, Fail, Stall, Step, plan_answer, prepare
+from slipring.engines.simulated.plan import Content, Fail, Stall, Step, plan_answer, prepare
+from slipring.engines.simulated.planned_answer import PlannedAnswer
 from slipring.engines.simulated.script import Script, read_script
+from slipring.engines.simulated.timed_tokens import timed
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.observation import live
 
@@ -80,35 +78,16 @@ class SimulatedEngine(Engine):
                 yield [Begun()]
             await (pace := self._pace(job, tally.tokens - cached)).reached()
             self._prefixes.add(tally)
-            reason: Literal["stop", "max_output_tokens", "steered"] = "stop"
-            produced = thought = due = 0
-            emitted, batch = list[Delta](), list[Delta]()
-            limit = job.settings.max_output_tokens
-            for step in self._plan(job, content, trace):
-                if batch and (not due or type(step) is not Emit):
-                    yield batch
-                    batch = []
-                if type(step) is not Emit:
-                    await _interrupt(step)
-                    continue
-                if job.stop.asked and _is_between_items(emitted, step.deltas):
-                    reason = "steered"
+            answer = PlannedAnswer(job, self._plan(job, content, trace))
+            while True:
+                async with aclosing(timed(answer, pace, job.emit)) as batches:
+                    async for deltas in batches:
+                        yield deltas
+                if answer.interruption is None:
                     break
-                if produced == limit:
-                    reason = "max_output_tokens"
-                    break
-                if not due:
-                    await pace.next()
-                    due = pace.due()
-                due -= 1
-                produced += 1
-                thought += step.is_reasoning
-                emitted += step.deltas
-                batch = batch + step.deltas if batch else step.deltas
-            if batch:
-                yield batch
-            last = Finished(reason, tally.tokens, cached, produced, thought)
-            last.position, last.context = self._positions(tally, emitted, trace)
+                await _interrupt(answer.take_interruption())
+            last = Finished(answer.reason, tally.tokens, cached, answer.tokens, answer.reasoning_tokens)
+            last.position, last.context = self._positions(tally, answer.emitted, trace)
         yield [last]  # after the ticket is given back: a slow reader must not hold up other jobs
 
     async def prefill(self, prefill: Prefill) -> int:
@@ -168,16 +147,7 @@ class SimulatedEngine(Engine):
         return trace_job(job, position.trace if position is not None else None)
 
 
-async def _interrupt(step: Step) -> None:
+async def _interrupt(step: Fail | Stall) -> None:
     if isinstance(step, Fail):
         raise step.error
-    if isinstance(step, Stall):
-        await asyncio.sleep(step.seconds)
-
-
-def _is_between_items(emitted: list[Delta], following: list[Delta]) -> bool:
-    """Whether the answer may stop between these deltas: not within a thought, and not within a call."""
-    before, after = (type(emitted[-1]) if emitted else None), (type(following[0]) if following else None)
-    if before in (Thought, ThoughtSummary):
-        return after is not before
-    return before not in (CallStarted, CallArguments)
+    await asyncio.sleep(step.seconds)

@@ -181,16 +181,16 @@ def _render_deltas(deltas: Iterable[Delta]) -> list[str]:
     items: list[list[str]] = []
     in_message = False
     for delta in deltas:
-        if isinstance(delta, CallStarted):
-            items.append([f"call {delta.name}\n"])
-            in_message = False
-        elif isinstance(delta, CallArguments):
-            items[-1].append(delta.text)
-        elif type(delta) is Text or isinstance(delta, Refused):
+        if type(delta) is Text or isinstance(delta, Refused):  # first: most deltas are text
             if not in_message:
                 items.append(["assistant\n"])
             items[-1].append(delta.text)
             in_message = True
+        elif isinstance(delta, CallStarted):
+            items.append([f"call {delta.name}\n"])
+            in_message = False
+        elif isinstance(delta, CallArguments):
+            items[-1].append(delta.text)
         else:
             in_message = False  # reasoning: text after it is another message
     return ["".join(pieces) for pieces in items]

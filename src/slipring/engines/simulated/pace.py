@@ -7,7 +7,8 @@ batch yields a token of each.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from heapq import heappop, heappush
 
 _MAX_LAG_S = 1.0
@@ -25,7 +26,7 @@ class Ticks:
     __slots__ = ("_ticks", "_timer", "_timer_tick", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+        self._waiting: dict[int, list[Callable[[], None]]] = {}
         self._ticks: list[int] = []
         """The keys of ``_waiting``, as a heap."""
         self._timer: asyncio.TimerHandle | None = None
@@ -34,16 +35,20 @@ class Ticks:
     def reached(self, due_s: float, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """A future that is done at a time of the loop's clock, rounded up."""
         future = loop.create_future()
+        self.call(due_s, loop, partial(_resolve, future))
+        return future
+
+    def call(self, due_s: float, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        """Call a function, which must not raise, at a time of the loop's clock, rounded up."""
         tick = math.ceil((due_s - _EARLY_S) * 1000)
         waiting = self._waiting.get(tick)
         if waiting is not None:
-            waiting.append(future)
-            return future
-        self._waiting[tick] = [future]
+            waiting.append(callback)
+            return
+        self._waiting[tick] = [callback]
         heappush(self._ticks, tick)
         if self._timer is None or tick < self._timer_tick:
             self._set_timer(tick, loop)
-        return future
 
     def _set_timer(self, tick: int, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is not None:
@@ -55,12 +60,16 @@ class Ticks:
         # The timer's own tick is over, even if the clock is coarse and says otherwise.
         now = max(math.floor((loop.time() + _EARLY_S) * 1000), self._timer_tick)
         while ticks and ticks[0] <= now:
-            for future in self._waiting.pop(heappop(ticks)):
-                if not future.done():  # else its answer was cancelled
-                    future.set_result(None)
+            for callback in self._waiting.pop(heappop(ticks)):
+                callback()
         self._timer = None
         if ticks:
             self._set_timer(ticks[0], loop)
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():  # else its answer was cancelled
+        future.set_result(None)
 
 
 class Pace:
@@ -92,6 +101,15 @@ class Pace:
         next_s = self._due_s + self._interval_s
         # One that is late lets others run too.
         return self._ticks.reached(next_s, self._loop) if next_s > self._loop.time() else _NEXT_ITERATION
+
+    def call_next(self, callback: Callable[[], None]) -> None:
+        """Call a function, which must not raise, when a token is due: what ``next`` waits for."""
+        if self._interval_s:
+            next_s = self._due_s + self._interval_s
+            if next_s > self._loop.time():
+                self._ticks.call(next_s, self._loop, callback)
+                return
+        self._loop.call_soon(callback)
 
     def due(self) -> int:
         """How many tokens are due now: several if the answer is behind schedule, at least one. They count as

@@ -7,6 +7,7 @@ are encoded as ids and emitted one id at a time.
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from msgspec import structs
 
@@ -17,6 +18,7 @@ from slipring.engines.simulated.blocks import BlockCache, Blocks
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.pace import Pace, Ticks
 from slipring.engines.simulated.plan import Content, prepare
+from slipring.engines.simulated.timed_tokens import timed
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
 from slipring.engines.tokens.job_rendering import count, foresee, render
@@ -46,6 +48,38 @@ class Known(Rendered, frozen=True, eq=False):
     tool_outputs: int
     trace: Trace | None
     """The trace of the context without the answer."""
+
+
+class _PlannedIds:
+    """The ids of an answer, which decodes them. Implements ``timed_tokens.Tokens``."""
+
+    __slots__ = ("_answer", "_end", "_has_ended", "_ids", "_taken")
+
+    def __init__(self, answer: TokenAnswer, ids: list[int], end: Piece) -> None:
+        """``end``: the piece after the last id."""
+        self._answer = answer
+        self._ids = ids
+        self._end = end
+        self._taken = 0
+        self._has_ended = False
+
+    def has_next(self) -> bool:
+        if self._has_ended:
+            return False
+        if self._taken == len(self._ids):
+            self._answer.take(self._end)
+            self._has_ended = True
+        else:
+            self._has_ended = self._answer.ends_here()
+        return not self._has_ended
+
+    def take(self, count: int) -> list[Delta]:
+        deltas: list[Delta] = []
+        while count and self.has_next():
+            deltas += self._answer.take(Piece([self._ids[self._taken]]))
+            self._taken += 1
+            count -= 1
+        return deltas
 
 
 class TokenizedEngine(Engine):
@@ -99,23 +133,9 @@ class TokenizedEngine(Engine):
             answer = TokenAnswer(job, rendering, self.renderer, trusted=True)
             answer.take(Piece(cached_tokens=cached))
             ids, end = self._plan(job, rendering, known, content)
-            due = 0
-            batch: list[Delta] = []
-            for id in ids:
-                if not due:
-                    if batch:
-                        yield batch
-                        batch = []
-                    await pace.next()
-                    due = pace.due()
-                due -= 1
-                if answer.ends_here():
-                    break
-                batch += answer.take(Piece([id]))
-            else:
-                answer.take(end)
-            if batch:
-                yield batch
+            async with aclosing(timed(_PlannedIds(answer, ids, end), pace, answer.emit)) as batches:
+                async for deltas in batches:
+                    yield deltas
             *last, finished = answer.finish()
             assert isinstance(finished, Finished)
             assert isinstance(finished.position, Rendered)
