@@ -184,13 +184,14 @@ async def streams(
 
 
 @contextmanager
-def tree(source: Path, engine: str, directory: str) -> Iterator[Process]:
+def tree(source: Path, engine: str, directory: str, *flags: str) -> Iterator[Process]:
     """Serve with the slipring of a source tree, from compiled files as an installed package."""
     compiled = {"PYTHONPYCACHEPREFIX": f"{directory}/compiled", "PYTHONDONTWRITEBYTECODE": ""}
     env = {**os.environ, **compiled, "PYTHONPATH": str(source)}
     with tempfile.TemporaryDirectory(dir=directory) as own:
         command = ("-m", "slipring", "serve", "--port", "0", "--log-level", "error")
-        with started(*command, "--store", f"sqlite:{own}/store.db", "--engine", engine, env=env) as process:
+        store = ("--store", f"sqlite:{own}/store.db")
+        with started(*command, *store, "--engine", engine, *flags, env=env) as process:
             yield process
 
 

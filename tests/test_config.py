@@ -215,6 +215,13 @@ WAYS = [
     ),
     ("echo", ["--echo"], {"SLIPRING_ECHO": "1"}, "echo = true", True),
     (
+        "store_unsynced",
+        ["--store-unsynced"],
+        {"SLIPRING_STORE_UNSYNCED": "yes"},
+        "store_unsynced = true",
+        True,
+    ),
+    (
         "admin",
         ["--admin", "[::1]:9000"],
         {"SLIPRING_ADMIN": "[::1]:9000"},

@@ -7,9 +7,10 @@ the same upstream, and what their idle connections cost.
 The upstream is ``instant_upstream.py``, a server of Responses and of Chat Completions that answers at once.
 The workload is that of ``plumbing.py``: a coding agent whose answers are a tool call in sixty pieces; an
 answer that shows lost history aborts the run. Four servers take turns, turn by turn: agentic-api, and
-slipring in front of the upstream's Responses, of the same with a client that asks for short first events, and
-of its Chat Completions. Both programs keep chained
-responses in an SQLite file; with full history and over the WebSocket, nothing is stored.
+slipring in front of the upstream's Responses, of the same as agentic-api does it, and of its Chat
+Completions. Both programs keep chained responses in an SQLite file; with full history and over the WebSocket,
+nothing is stored. agentic-api repeats less of the request in its first events, and does not wait for the disk
+when it commits: the third server has clients that ask for short first events, and ``--store-unsynced``.
 
 - *added*: the time of a turn, minus that of the same turn sent directly to the upstream's Responses over
   HTTP.
@@ -34,7 +35,7 @@ from pathlib import Path
 
 import gateways_table
 import servers
-from gateways_table import CHAT, RESPONSES, RIVAL, SHORT, Rest, Turns
+from gateways_table import CHAT, LIKE_RIVAL, RESPONSES, RIVAL, Rest, Turns
 
 from slipring.bench.load.file_limit import raise_file_limit
 
@@ -49,9 +50,10 @@ MODES = plumbing.MODE_NAMES
 PACE = 500
 PACED_TOKENS = 200
 CONNECTIONS = 1250
-ENGINES = {RESPONSES: "responses", SHORT: "responses", CHAT: "chat"}
-WITHOUT_SHORT = (RIVAL, RESPONSES, CHAT)
-"""First events have no part in what a delta and an idle connection cost."""
+ENGINES = {RESPONSES: "responses", LIKE_RIVAL: "responses", CHAT: "chat"}
+FLAGS = {LIKE_RIVAL: ("--store-unsynced",)}
+WITHOUT_LIKE = (RIVAL, RESPONSES, CHAT)
+"""First events and commits have no part in what a delta and an idle connection cost."""
 
 
 @contextmanager
@@ -64,7 +66,8 @@ def gateway(name: str, upstream: str, directory: str) -> AbstractContextManager[
     """Start one of the servers."""
     if name == RIVAL:
         return agentic(upstream)
-    return plumbing.tree(plumbing.TREE, plumbing.ENGINES[ENGINES[name]].format(url=upstream), directory)
+    engine = plumbing.ENGINES[ENGINES[name]].format(url=upstream)
+    return plumbing.tree(plumbing.TREE, engine, directory, *FLAGS.get(name, ()))
 
 
 @contextmanager
@@ -81,13 +84,15 @@ def measure_turns(instant: str, directory: str, rounds: int, modes: list[str]) -
     with (
         started(plumbing.UPSTREAM, *speed) as paced,
         gateways(instant, directory, (RIVAL, *ENGINES)) as fast,
-        gateways(paced.url, directory, WITHOUT_SHORT) as slow,
+        gateways(paced.url, directory, WITHOUT_LIKE) as slow,
     ):
         for number in range(rounds):
             for mode in modes:
                 print(f"round {number + 1} of {rounds}: {mode} …", file=sys.stderr, flush=True)
                 for figures in (
-                    asyncio.run(plumbing.loops(fast, instant, mode, direct_mode="http-full", short=[SHORT])),
+                    asyncio.run(
+                        plumbing.loops(fast, instant, mode, direct_mode="http-full", short=[LIKE_RIVAL])
+                    ),
                     asyncio.run(plumbing.streams(slow, mode, PACED_TOKENS)),
                 ):
                     for name, kinds in figures.items():
@@ -100,7 +105,7 @@ def measure_rest(instant: str, directory: str, rounds: int) -> Rest:
     """Return the costs of idle connections in each round: by server, then by kind."""
     found: Rest = defaultdict(lambda: defaultdict(list))
     for number in range(rounds):
-        for name in WITHOUT_SHORT:
+        for name in WITHOUT_LIKE:
             print(f"idle, round {number + 1} of {rounds}: {name} …", file=sys.stderr, flush=True)
             with gateway(name, instant, directory) as server:
                 start_mb = server.resident_bytes() / 1e6

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 RESULT = Path(__file__).parents[1] / "results" / "gateways.json"
-RIVAL, RESPONSES, SHORT, CHAT = (
+RIVAL, RESPONSES, LIKE_RIVAL, CHAT = (
     "agentic-api",
     "slipring, responses",
-    "slipring, responses, short events",
+    "slipring, responses, like agentic-api",
     "slipring, chat",
 )
 TITLES = {
     RIVAL: "agentic-api",
     RESPONSES: "slipring, Responses behind it",
-    SHORT: "the same, short first events",
+    LIKE_RIVAL: "the same, first events and commits as agentic-api's",
     CHAT: "slipring, Chat Completions behind it",
 }
 _MODES = {
@@ -39,7 +39,8 @@ class Row(NamedTuple):
     unit: str
     digits: int
     rounds: dict[str, list[float]]
-    """By server. A figure that does not depend on first events is not measured for ``SHORT``."""
+    """By server. A figure that depends on neither first events nor commits is not measured for
+    ``LIKE_RIVAL``."""
 
     @property
     def ratio(self) -> float:

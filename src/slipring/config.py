@@ -157,6 +157,13 @@ class Config:
             " postgresql://…, or memory (lost when the server stops)"
         },
     )
+    store_unsynced: bool = field(
+        default=False,
+        metadata={
+            "help": "SQLite: do not wait for the disk at each commit: what was stored survives the death of"
+            " the server, but the last of it not always that of the machine"
+        },
+    )
     retention_days: float = field(
         default=30.0,
         metadata={

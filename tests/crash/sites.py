@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _TWO_SERVERS = 0.3
 """Share of the rounds in which two servers use a store that one would do for."""
+_UNSYNCED = 0.5
+"""Share of the rounds in which commits to an SQLite file are not synced."""
 
 
 class Skipped(Exception):
@@ -88,7 +90,9 @@ class SqliteSite(Site):
 
     async def start(self, stack: AsyncExitStack, random: Random) -> list[Server]:
         count = 2 if random.random() < _TWO_SERVERS else 1
-        return [await stack.enter_async_context(serving(self.spec)) for _ in range(count)]
+        # What is not synced survives servers that are killed, too: only the machine must not fail.
+        settings = ("--store-unsynced",) if random.random() < _UNSYNCED else ()
+        return [await stack.enter_async_context(serving(self.spec, *settings)) for _ in range(count)]
 
     async def stored_ids(self) -> list[str]:
         return ids_in_file(self.path)

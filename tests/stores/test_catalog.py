@@ -30,6 +30,12 @@ def test_the_spec_selects_the_store(tmp_path: Path) -> None:
             open_store(spec, Limits())
 
 
+@pytest.mark.parametrize("spec", ["memory", "postgresql://me:hush@host/db"])
+def test_only_sqlite_can_be_unsynced(spec: str) -> None:
+    with pytest.raises(StartupError, match=r"^--store-unsynced: it is for SQLite, and the store is \w+$"):
+        open_store(spec, Limits(), is_synced=False)
+
+
 def test_the_default_file_is_in_the_data_directory_of_the_user(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

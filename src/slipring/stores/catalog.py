@@ -15,13 +15,19 @@ KNOWN = "memory, sqlite, sqlite:PATH, postgresql://…"
 
 
 def open_store(
-    spec: str, limits: Limits, positions: Positions | None = None, retention_s: float = 0.0
+    spec: str,
+    limits: Limits,
+    positions: Positions | None = None,
+    retention_s: float = 0.0,
+    *,
+    is_synced: bool = True,
 ) -> Store:
     """Return the store that ``spec`` names, not started yet. Raises ``StartupError`` for an unknown one.
 
-    Responses and runs expire after ``retention_s``; 0: they are kept until they are deleted.
+    Responses and runs expire after ``retention_s``; 0: they are kept until they are deleted. ``is_synced``:
+    as for ``open_database``.
     """
-    database = open_database(spec)
+    database = open_database(spec, is_synced=is_synced)
     return SqlStore(
         database,
         positions=positions,
@@ -32,15 +38,18 @@ def open_store(
     )
 
 
-def open_database(spec: str) -> Database:
-    """Return only the database of the store that ``spec`` names, not started yet."""
+def open_database(spec: str, *, is_synced: bool = True) -> Database:
+    """Return only the database of the store that ``spec`` names, not started yet. ``is_synced``: an SQLite
+    file is on the disk at each commit. Raises ``StartupError`` if other stores should not be."""
     kind, _, rest = spec.partition(":")
+    if not is_synced and kind != "sqlite":
+        raise StartupError(f"--store-unsynced: it is for SQLite, and the store is {kind}")
     if spec == "memory":
         return SqliteDatabase(None)
     if spec == "sqlite":
-        return SqliteDatabase(str(default_file()), creates_directory=True)
+        return SqliteDatabase(str(default_file()), creates_directory=True, is_synced=is_synced)
     if kind == "sqlite" and rest:
-        return SqliteDatabase(rest)
+        return SqliteDatabase(rest, is_synced=is_synced)
     if kind in ("postgresql", "postgres") and rest.startswith("//"):
         return _postgres(spec)
     # Only the part before the colon: a mistyped address may contain a password.

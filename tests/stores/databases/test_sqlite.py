@@ -95,6 +95,17 @@ async def test_the_file_has_a_write_ahead_log_and_full_sync_and_readers_cannot_w
         await database.read("DELETE FROM slipring_nodes RETURNING id")
 
 
+async def test_commits_that_are_not_synced_are_read_by_other_processes(path: Path) -> None:
+    database, other = SqliteDatabase(str(path), is_synced=False), SqliteDatabase(str(path))
+    await database.start()
+    await other.start()
+    assert await database.write(Statement("PRAGMA synchronous")) == [[(1,)]]
+    await database.write(add("a"))
+    assert await names(other) == ["a"]
+    await database.close()
+    await other.close()
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [(b"not a database at all, but long enough to be one" * 50, "not a database"), (None, "directory")],

@@ -78,7 +78,11 @@ class Server:
             served.tokenizing = tokenizing
         positions = position_codec(self.catalog.engines)
         self._store = store or open_store(
-            config.store, config.limits, positions, retention_s=config.retention_days * _DAY_S
+            config.store,
+            config.limits,
+            positions,
+            retention_s=config.retention_days * _DAY_S,
+            is_synced=not config.store_unsynced,
         )
         self.service = Service.assemble(config, self.catalog, self._store, positions)
         for served in self.catalog.engines:

@@ -82,13 +82,16 @@ _Queue = SimpleQueue[_Job | None]
 
 
 class SqliteDatabase(Database):
-    def __init__(self, path: str | None, *, creates_directory: bool = False) -> None:
+    def __init__(self, path: str | None, *, creates_directory: bool = False, is_synced: bool = True) -> None:
         """Use the file at ``path``; None: a database in memory, which is discarded by ``close``.
 
-        The directory of the file must exist unless ``creates_directory``.
+        The directory of the file must exist unless ``creates_directory``. ``is_synced``: each commit waits
+        until it is on the disk. If not, the file is consistent whatever happens, and has every commit after
+        the process dies, but may lack the last ones after the machine does.
         """
         self._path = path
         self._creates_directory = creates_directory
+        self._is_synced = is_synced
         self.name = "sqlite" if path is not None else "memory"
         self.is_shared = path is not None
         self._writes: _Queue = SimpleQueue()
@@ -163,6 +166,8 @@ class SqliteDatabase(Database):
             if _retry_while_busy(lambda: writer.execute("PRAGMA journal_mode = WAL").get) != "wal":
                 raise StartupError(f"--store {where}: the file system does not support a write-ahead log")
             _retry_while_busy(lambda: _migrate(writer, where))
+            if not self._is_synced:
+                writer.execute("PRAGMA synchronous = NORMAL")
             readers = [_retry_while_busy(lambda: _prepared(apsw.Connection(path))) for _ in range(_READERS)]
         except OSError as error:
             raise StartupError(f"--store {where}: {error.strerror or error}") from None
