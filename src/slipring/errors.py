@@ -63,6 +63,13 @@ class ApiError(Exception):
             self.code = code
 
 
+def without_frames(error: ApiError) -> ApiError:
+    """An error that is kept after it was caught, without references to where it was raised: by them it would
+    keep the variables of its callers alive, which may refer to it."""
+    error.__traceback__ = error.__context__ = None
+    return error
+
+
 class InvalidRequest(ApiError):
     status = 400
     type = "invalid_request_error"

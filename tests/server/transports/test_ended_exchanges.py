@@ -4,10 +4,13 @@ many megabytes, and a process at rest does not look for garbage."""
 import asyncio
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
+from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.turn import Turn
 from slipring.server.background.runs import LiveRun
 from slipring.server.driver import Driver
@@ -16,7 +19,17 @@ from slipring.server.transports.websocket import WebSocketConnection
 from tests.harness import PuppetEngine, Running, serve
 from tests.server.raw import gone
 
-HOLDERS = (Driver, JsonReply, LiveRun, SseReply, Turn, WebSocketConnection)
+HOLDERS = (Driver, JsonReply, LiveRun, Output, SseReply, Turn, WebSocketConnection, web.Request)
+INVALID: list[dict[str, Any]] = [
+    {"input": 5},
+    {"input": "hello", "temperature": "hot"},
+    {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+    {"input": "hello", "tools": [{"type": "function", "parameters": {}}]},
+    {"input": "hello", "model": "unknown"},
+    {"input": "hello", "previous_response_id": "resp_unknown"},
+    {"input": "hello", "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 5}}}},
+    {"input": [{"type": "function_call_output", "call_id": "call_1", "output": "x"}]},
+]
 
 
 def held() -> dict[int, str]:
@@ -35,6 +48,7 @@ def no_collections() -> Iterator[None]:
 async def nothing_is_left(server: Running, before: set[int]) -> None:
     """Require that everything of the ended exchanges is freed, at the latest some steps of the loop later."""
     await gone(server)
+    await server.http.close()  # a connection that is kept open refers to its last request
     for _ in range(100):
         if held().keys() <= before:
             return
@@ -63,8 +77,11 @@ async def test_a_socket_that_ends_during_a_turn(before: set[int]) -> None:
     async with serve(engine) as server:
         async with server.connect(abandoned=True) as socket:
             await socket.create(input="hello", store=False)
-            ended = (await engine.next()).stopped
-            await socket.until("response.in_progress")
+            performance = await engine.next()
+            performance.say("hel")
+            await socket.until("response.output_text.delta")
+            ended = performance.stopped
+            del performance  # it refers to its job
         await ended.wait()
         await nothing_is_left(server, before)
 
@@ -97,6 +114,22 @@ async def test_a_post_without_streaming(before: set[int]) -> None:
     async with serve() as server:
         status, _ = await server.post(input="hello", store=False)
         assert status == 200
+        await nothing_is_left(server, before)
+
+
+@pytest.mark.parametrize("body", INVALID)
+async def test_a_post_that_is_refused(before: set[int], body: dict[str, Any]) -> None:
+    async with serve() as server:
+        status, _ = await server.post(**body)
+        assert 400 <= status < 500
+        await nothing_is_left(server, before)
+
+
+@pytest.mark.parametrize("body", INVALID)
+async def test_a_turn_that_is_refused(before: set[int], body: dict[str, Any]) -> None:
+    async with serve() as server:
+        async with server.connect() as socket:
+            await socket.error(**body)
         await nothing_is_left(server, before)
 
 

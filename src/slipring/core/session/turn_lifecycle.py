@@ -341,6 +341,8 @@ class TurnLifecycle:
     def _begin(self, turn: Turn, now: float) -> list[Action]:
         """Bind the parent of a turn that has left its queue, from the cache or through a ``Load``."""
         turn.stages.lap("queue")
+        if turn.error is not None:
+            return self._drop(turn, turn.error)
         try:
             load = turn_setup.bind(turn, self.cache, self.successors, self._ports.items)
         except ApiError as error:
@@ -609,6 +611,7 @@ class TurnLifecycle:
                 actions += [] if is_queued else [Cancel(turn)]
                 actions.append(self._record(turn, turn_reports.report(turn, cancelled=True)))
             turn.phase = Phase.ENDED
+            turn.output.abandon()
         for turn in list(self._pinned):
             self._unpin(turn)
         self._finished.clear()

@@ -40,8 +40,6 @@ def bind(turn: Turn, cache: ConnectionCache, successors: Successors, known: Know
 
     Returns a ``Load`` for whatever the cache lacks; it is empty if nothing is missing.
     """
-    if turn.error is not None:
-        raise turn.error
     turn.input = turn.request.read_items(known.of(turn.tenant))
     turn.request.input = UNSET  # decoded and copied: release the frame
     conversation_id = request_validation.read_conversation(turn.request)

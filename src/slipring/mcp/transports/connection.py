@@ -251,5 +251,6 @@ class Connection(abc.ABC):
             raise
         finally:
             del self._waits[operation]
+            wait.on_news = None  # it refers to the wait, which holds the result
             if wait.done.done() and not wait.done.cancelled():
                 wait.done.exception()  # retrieved, even if a cancellation came first

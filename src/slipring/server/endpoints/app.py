@@ -122,31 +122,38 @@ def _answering_errors(service: Service) -> Middleware:
 
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-        allowed: str | None = None
+        # Answered within the clauses: a variable that outlives them would refer to this frame by the
+        # exception's traceback, and only a garbage collection would free the request and its body.
         try:
             return await handler(request)
-        except ApiError as raised:
-            error = raised
+        except ApiError as error:
+            return _refuse(service, request, error)
         except web.HTTPException as refusal:
-            error = _translate(refusal, request)
             allowed = refusal.headers.get("Allow")
+            return _refuse(service, request, _translate(refusal, request), allowed)
         except Exception as failure:
             if isinstance(failure, ConnectionError) and _is_disconnected(request):
                 raise  # there is no client to answer
             log.exception("a request failed unexpectedly")
-            error = ServerError()
-        if not error.is_reported:
-            service.refusals[error.code] += 1
-        response = error_response(error)
-        if allowed is not None:
-            response.headers["Allow"] = allowed
-        if connection_of(request).is_surplus:
-            response.force_close()
-        if response.status == UpgradeRequired.status:
-            response.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
-        return response
+            return _refuse(service, request, ServerError())
 
     return answer_errors
+
+
+def _refuse(
+    service: Service, request: web.Request, error: ApiError, allowed: str | None = None
+) -> web.StreamResponse:
+    """Count an error, and make the response that tells it. ``allowed``: the methods that the path has."""
+    if not error.is_reported:
+        service.refusals[error.code] += 1
+    response = error_response(error)
+    if allowed is not None:
+        response.headers["Allow"] = allowed
+    if connection_of(request).is_surplus:
+        response.force_close()
+    if response.status == UpgradeRequired.status:
+        response.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
+    return response
 
 
 def _is_disconnected(request: web.Request) -> bool:

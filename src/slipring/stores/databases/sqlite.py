@@ -81,6 +81,16 @@ class _Job:
 _Queue = SimpleQueue[_Job | None]
 
 
+def _enqueued(
+    queue: _Queue, statements: Sequence[Statement], *, is_write: bool
+) -> "asyncio.Future[list[list[Row]]]":
+    """The result of a new job. No variable of the caller refers to the job: an error, which refers to its
+    callers' variables, would keep it and its statements until a garbage collection."""
+    job = _Job(statements, is_write=is_write)
+    queue.put(job)
+    return job.wait()
+
+
 class SqliteDatabase(Database):
     def __init__(self, path: str | None, *, creates_directory: bool = False, is_synced: bool = True) -> None:
         """Use the file at ``path``; None: a database in memory, which is discarded by ``close``.
@@ -147,9 +157,7 @@ class SqliteDatabase(Database):
     ) -> list[list[Row]]:
         if not self._is_open:
             raise Unavailable("The store is closed.")
-        job = _Job(statements, is_write=is_write)
-        queue.put(job)
-        return await job.wait()
+        return await _enqueued(queue, statements, is_write=is_write)
 
     def _connect(self) -> list[apsw.Connection]:
         """Create the file and its tables if needed; return the writer's connection, then the readers'."""
@@ -315,6 +323,8 @@ def _execute(connection: apsw.Connection, statement: Statement) -> list[Row]:
 def _attempt(connection: apsw.Connection, job: _Job) -> None:
     try:
         job.result = [_execute(connection, statement) for statement in job.statements]
+    except RequiredRowMissing as error:
+        job.error = error.with_traceback(None)  # it is expected, and refers to the job by its frames
     except Exception as error:
         job.error = _translated(error)
 

@@ -397,6 +397,11 @@ class Output:
             self._open = _Reasoning(self)
         return self._open
 
+    def abandon(self) -> None:
+        """Forget the item that is open, which refers to this. For a turn that ends here, without its last
+        events."""
+        self._open = self._text_part = None
+
     def _close(self, status: ItemStatus) -> None:
         self._text_part = None
         opened = self._open
