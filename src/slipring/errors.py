@@ -119,8 +119,12 @@ class PreviousResponseNotFound(InvalidRequest):
 
     def __init__(self, response_id: str, reason: str | None = None) -> None:
         """``reason``: why it is not there any more, as a sentence."""
-        message = f"Previous response with id {quoted(response_id)} not found."
-        super().__init__(message if reason is None else f"{message} {reason}", param="previous_response_id")
+        why = reason or "It is not stored, and not in the memory of this connection."
+        super().__init__(
+            f"Previous response with id {quoted(response_id)} not found. {why}"
+            " Send the whole history without 'previous_response_id' instead.",
+            param="previous_response_id",
+        )
 
 
 class InvalidStreamId(InvalidRequest):

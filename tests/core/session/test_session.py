@@ -32,7 +32,8 @@ def not_found(response_id: str, lane: str | None = None) -> dict[str, Any]:
         "error": {
             "type": "invalid_request_error",
             "code": "previous_response_not_found",
-            "message": f"Previous response with id '{response_id}' not found.",
+            "message": f"Previous response with id '{response_id}' not found. It is not stored, and not in"
+            " the memory of this connection. Send the whole history without 'previous_response_id' instead.",
             "param": "previous_response_id",
         },
     }

@@ -621,6 +621,16 @@ async def test_a_path_of_another_api_gets_the_path_to_use(method: str, path: str
         assert body["error"]["message"].endswith(f": use POST {instead}.")
 
 
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/"])
+async def test_the_root_says_where_the_api_is(path: str) -> None:
+    async with serve() as server:
+        status, body = await send(server, "GET", path)
+        assert (status, body["error"]["code"]) == (404, "unknown_url")
+        assert body["error"]["message"].startswith(
+            f"Unknown path: GET {path}. The API is below /v1: GET /v1/models"
+        )
+
+
 @pytest.mark.parametrize("path", ["/v1/chat", "/v1/chat/completions2", "/v1/messages2", "/v1/v1/messages"])
 async def test_other_unknown_paths_get_no_hint(path: str) -> None:
     async with serve() as server:

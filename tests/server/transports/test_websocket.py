@@ -492,7 +492,9 @@ async def test_an_unstored_response_can_be_continued_on_its_own_socket_only() ->
             "error": {
                 "type": "invalid_request_error",
                 "code": NOT_FOUND,
-                "message": f"Previous response with id '{first['id']}' not found.",
+                "message": f"Previous response with id '{first['id']}' not found. It is not stored, and not"
+                " in the memory of this connection. Send the whole history without 'previous_response_id'"
+                " instead.",
                 "param": "previous_response_id",
             },
         }
@@ -577,6 +579,12 @@ async def test_an_invalid_frame_gets_an_error_and_the_socket_stays_open(
         assert (error["error"]["code"], error["error"]["param"]) == (code, param)
         assert "stream_id" not in error
         assert (await socket.response(input="hello"))["status"] == "completed"
+
+
+async def test_a_background_response_on_a_socket_is_refused_with_where_it_is_possible() -> None:
+    async with serve() as server, server.connect() as socket:
+        error = (await socket.error(input="x", background=True))["error"]
+        assert error["message"].endswith("'background' is supported by POST /v1/responses only.")
 
 
 async def test_an_invalid_frame_does_not_disturb_running_turns() -> None:
