@@ -215,6 +215,15 @@ async def test_a_file_is_read_and_a_flag_wins_over_it(tmp_path: Path) -> None:
             assert answer.status == 413
 
 
+async def test_settings_that_a_table_of_models_replaces_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "slipring.toml"
+    file.write_text('[models.small]\nengine = "simulated:tokens_per_s=0"\n')
+    async with launched("--config", str(file), "--model", "other") as server:
+        assert "  model      small" in server.output
+        assert await server.stop() == 0
+        assert "ignored: engine and model, because the file has a [models] table" in await server.errors()
+
+
 async def test_a_server_continues_after_the_end_of_its_script(tmp_path: Path) -> None:
     file = tmp_path / "script.jsonl"
     file.write_text('[{"text": "Good morning."}]\n')
