@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -405,6 +406,17 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     out, err = capsys.readouterr()
     assert (end.value.code or 0, err) == (0, "")
     return out
+
+
+@pytest.mark.parametrize("words", ["openapi", "keys list --store sqlite:{path}/slipring.db"])
+def test_a_reader_that_ends_early_is_no_error(words: str, tmp_path: Path) -> None:
+    """As in ``slipring openapi | head``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*COMMAND, *words.format(path=tmp_path).split()]
+    with os.fdopen(writing, "wb") as out:
+        ended = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, env=environment(), check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_without_arguments_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
