@@ -253,8 +253,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of standard output, as in ``slipring openapi | head``, has all that it wanted. Python would
-        # fail when it flushes at exit.
+        # The reader of standard output has ended, as in ``slipring openapi | head``. Python would fail again
+        # when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ConfigError, UsageError, UnusableOption, BadRecording, UnreadableRecord) as error:
