@@ -268,11 +268,11 @@ def _tool_output_table(figures: dict[str, Any]) -> str:
         "| output | from the tool's end to the first token | tokens left to read | |",
         "| --- | --- | --- | --- |",
     ]
-    ratio = figures["ratios"]
+    ratio, budget = figures["ratios"], figures["budget"]
     verdicts = {
         "plain": "",
         "streamed": f"{ratio['median']:.0%} ({ratio['low']:.0%} – {ratio['high']:.0%}) of that without;"
-        f" budget ≤ {figures['budget']:.0%}",
+        f" budget ≤ {budget:.0%}: {'met' if ratio['median'] <= budget else 'falls short'}",
     }
     for way, title in (("plain", "sent at the end"), ("streamed", "streamed")):
         first = spread([each[way]["first_ms"] / 1e3 for each in rounds])
