@@ -75,7 +75,7 @@ def sentence(record: LoadRecord) -> str:
     if bare is not None and most.gap_ms is not None:
         ours = most.gap_ms.p99
         text += (
-            f"; p99 of the time per event {ours:.1f} ms, {bare.p99:.1f} ms over bare sockets"
+            f"; p99 of the time per event {ours:.1f} ms, against {bare.p99:.1f} ms over bare sockets"
             f" ({ours / bare.p99:.2f} ×)"
         )
     return f"{text}."

@@ -1,5 +1,5 @@
-"""Writes the latest figures into ``docs/benchmarks.md``, ``docs/safety.md``, the README and the page of the
-peers.
+"""Writes the latest figures into the README and ``benchmarks.md``, ``resent-history.md`` and ``safety.md`` of
+``docs``.
 
 The text between the markers of the pages, and the figures, are generated from ``results/`` alone.
 
@@ -16,7 +16,7 @@ from typing import Any
 import hosted_tools
 import load
 from budgets import all_budgets
-from common import RESULTS, spread
+from common import RESULTS, added, spread
 
 from slipring.bench import results
 from slipring.bench.report import figure
@@ -31,6 +31,7 @@ import guardrails_table as guardrails
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
+RESENT = DOCS / "resent-history.md"
 SAFETY = DOCS / "safety.md"
 README = DOCS.parent / "README.md"
 FIGURE = DOCS / "figures" / "loop.svg"
@@ -38,7 +39,7 @@ PEERS_FIGURE = DOCS / "figures" / "peers.svg"
 
 
 def main() -> None:
-    for page, generated in ((PAGE, sections()), (README, readme_sections()), (SAFETY, safety_sections())):
+    for page, generated in pages().items():
         text = page.read_text()
         for name, table in generated.items():
             text = put(text, name, table)
@@ -48,6 +49,11 @@ def main() -> None:
     PEERS_FIGURE.write_text(peers_figure())
 
 
+def pages() -> dict[Path, dict[str, str]]:
+    """Return the generated sections of every page, by the name of their markers."""
+    return {PAGE: sections(), README: readme_sections(), RESENT: resent_sections(), SAFETY: safety_sections()}
+
+
 def readme_sections() -> dict[str, str]:
     """Return the generated sections of the README, by the name of their markers."""
     return {"peers": comparison.short_table(comparison.read("vllm"))}
@@ -55,6 +61,40 @@ def readme_sections() -> dict[str, str]:
 
 def safety_sections() -> dict[str, str]:
     return {"guardrails": guardrails.table(json.loads(guardrails.RESULT.read_text()))}
+
+
+def resent_sections() -> dict[str, str]:
+    return {"resent history": resent_table(json.loads((RESULTS / "resent_history.json").read_text()))}
+
+
+def resent_table(record: dict[str, Any]) -> str:
+    """Return what a turn costs that sends its whole history, beside a chained one."""
+    titles = {
+        "chained": "chained",
+        "resent": "resent, `store: false`",
+        "resent and stored": "resent, stored",
+        "unrecognised": "resent, `--recognised-s 0`",
+    }
+    modes = record["ms"]
+    lines = [
+        f"Medians of {len(modes['chained']['wall'])} turns of each kind; {_where(record)}:\n",
+        "| | time per turn | more than a chained turn | CPU of the server | more than a chained turn"
+        " | of that, beside decoding and validating the JSON |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    parsing = statistics.median(modes["parsing"]["cpu"])
+    for mode, title in titles.items():
+        wall, cpu = (statistics.median(modes[mode][kind]) for kind in ("wall", "cpu"))
+        cells = [f"{wall:.1f} ms", "", f"{cpu:.1f} ms", "", ""]
+        if mode != "chained":
+            more = {
+                kind: added({mode: modes[mode][kind], "": modes["chained"][kind]}, mode, without="")
+                for kind in ("wall", "cpu")
+            }
+            cells[1], cells[3] = f"{more['wall']:.1f} ms", f"{more['cpu']:.1f} ms"
+            cells[4] = f"{more['cpu'] - parsing:.1f} ms"
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def peers_figure() -> str:
@@ -153,11 +193,30 @@ def put(text: str, name: str, table: str) -> str:
 def machine(record: BenchRecord) -> str:
     where, versions = record.machine, record.versions
     made_of = ", ".join(f"{name} {version}" for name, version in versions.items())
-    when = sorted({json.loads(path.read_text())["when"][:10] for path in RESULTS.glob("*.json")})
-    return (
+    records = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in _WITHOUT_MACHINE}
+    here = {name: each for name, each in records.items() if each["machine"]["cpu"] == where.cpu}
+    when = sorted({each["when"][:10] for each in here.values()})
+    text = (
         f"Measured on {where.cpu}, {where.cores} cores, {where.memory_gib:.0f} GiB, {where.system};"
-        f" {made_of}; {when[0]}" + (f" to {when[-1]}" if len(when) > 1 else "") + "."
+        f" {made_of}; {' to '.join(dict.fromkeys((when[0], when[-1])))}, except where a table names another"
+        " machine."
     )
+    elsewhere = [f" `{name}`: {_where(each)}." for name, each in records.items() if name not in here]
+    return text + "".join(elsewhere)
+
+
+_WITHOUT_MACHINE = (
+    *("loops", "fast", "deep", "recognised", "speculation", "load", "flood"),
+    *("continuation_cost", "stream_cost", "engine_overhead", "idle_connections", "live_cost", "check_cost"),
+    *("rollout", "resent_history"),
+)
+"""The measurements on the page whose tables do not name a machine."""
+
+
+def _where(record: dict[str, Any]) -> str:
+    """When and on which machine a record was made."""
+    where = record["machine"]
+    return f"{record['when'][:10]}, {where['cpu']}, {where['cores']} cores"
 
 
 def budget_table() -> str:
@@ -205,15 +264,15 @@ def _tool_output_table(figures: dict[str, Any]) -> str:
     printed = spread([each["plain"]["output_tokens_of_tool"] for each in rounds])["median"]
     what = f"{printed:,.0f} tokens in {figures['seconds']:g} s"
     lines = [
-        f"{len(rounds)} rounds with `{figures['engine']}`, {what}:\n",
+        f"{what}: {len(rounds)} rounds with `{figures['engine']}`, medians and ranges; {_where(figures)}:\n",
         "| output | from the tool's end to the first token | tokens left to read | |",
         "| --- | --- | --- | --- |",
     ]
-    ratio = figures["ratios"]
+    ratio, budget = figures["ratios"], figures["budget"]
     verdicts = {
         "plain": "",
         "streamed": f"{ratio['median']:.0%} ({ratio['low']:.0%} – {ratio['high']:.0%}) of that without;"
-        f" budget ≤ {figures['budget']:.0%}",
+        f" budget ≤ {budget:.0%}: {'met' if ratio['median'] <= budget else 'falls short'}",
     }
     for way, title in (("plain", "sent at the end"), ("streamed", "streamed")):
         first = spread([each[way]["first_ms"] / 1e3 for each in rounds])

@@ -47,7 +47,8 @@ def step(connection: ResponsesConnection, **fields: Any) -> Response:
 
 
 with client, client.responses.connect() as connection:
-    response = step(connection, input="What is the weather in Paris?")
+    # The first call is required: a small model seldom calls a tool by itself.
+    response = step(connection, input="What is the weather in Paris?", tool_choice="required")
     for _ in range(MAX_STEPS):
         done = [item for item in response.output if item.status == "completed"]  # not a call cut at the limit
         calls = [item for item in done if item.type == "function_call"]

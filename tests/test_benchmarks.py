@@ -17,11 +17,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_pages_show_the_figures_that_are_kept(page: ModuleType) -> None:
-    for path, sections in (
-        (page.PAGE, page.sections()),
-        (page.README, page.readme_sections()),
-        (page.SAFETY, page.safety_sections()),
-    ):
+    for path, sections in page.pages().items():
         text = path.read_text()
         for name, table in sections.items():
             assert page.put(text, name, table) == text, f"run benchmarks/page.py: {name} is another"

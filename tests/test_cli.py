@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -215,6 +216,15 @@ async def test_a_file_is_read_and_a_flag_wins_over_it(tmp_path: Path) -> None:
             assert answer.status == 413
 
 
+async def test_settings_that_a_table_of_models_replaces_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "slipring.toml"
+    file.write_text('[models.small]\nengine = "simulated:tokens_per_s=0"\n')
+    async with launched("--config", str(file), "--model", "other") as server:
+        assert "  model      small" in server.output
+        assert await server.stop() == 0
+        assert "ignored: engine and model, because the file has a [models] table" in await server.errors()
+
+
 async def test_a_server_continues_after_the_end_of_its_script(tmp_path: Path) -> None:
     file = tmp_path / "script.jsonl"
     file.write_text('[{"text": "Good morning."}]\n')
@@ -396,6 +406,17 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     out, err = capsys.readouterr()
     assert (end.value.code or 0, err) == (0, "")
     return out
+
+
+@pytest.mark.parametrize("words", ["openapi", "keys list --store sqlite:{path}/slipring.db"])
+def test_a_reader_that_ends_early_is_no_error(words: str, tmp_path: Path) -> None:
+    """As in ``slipring openapi | head``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*COMMAND, *words.format(path=tmp_path).split()]
+    with os.fdopen(writing, "wb") as out:
+        ended = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, env=environment(), check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_without_arguments_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -17,6 +17,7 @@ from slipring.checks import CheckEntry
 from slipring.cli import build_parser
 from slipring.config import from_namespace
 from slipring.core.limits import Limits
+from slipring.core.session.actions import Action
 from slipring.engines import chat, responses, vllm
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.llama.models import locate, name_of
@@ -31,10 +32,12 @@ from slipring.mcp_registrations import McpRegistration
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.templates import template_renderer
+from slipring.protocol.timing import Mark, StageName, TurnReport
 from slipring.safety.sources.catalog import open_source
 from slipring.safety.sources.guard import GuardSettings
 from slipring.safety.sources.moderations import ModerationsSettings
 from slipring.safety.sources.patterns import PatternsSettings, PersonalDataSettings
+from tests import test_layers
 from tests.harness import Running, serve
 from tests.mcp.fakes import Exchange, FakeServer, Reply, serving
 from tests.model import ServeModel
@@ -172,9 +175,21 @@ def test_commands_exist(where: str, command: str) -> None:
 
 def test_links_within_the_project_lead_somewhere() -> None:
     for page in [*PAGES, *GUIDES]:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            if not target.startswith("http"):
-                assert (page.parent / target).exists(), f"{page.name} → {target}"
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
+            if target.startswith("http"):
+                continue
+            place = page.parent / target if target else page
+            assert place.exists(), f"{page.name} → {target}"
+            if anchor and place.suffix == ".md":
+                assert anchor in anchors(place), f"{page.name} → {target}#{anchor}"
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings in links, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    texts = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles]
+    return {re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts}
 
 
 def test_no_placeholder_is_left() -> None:
@@ -238,18 +253,55 @@ def test_documented_scripts_play(tmp_path: Path) -> None:
         assert read_script(str(path)).next()
 
 
-def test_the_architecture_page_names_every_package() -> None:
+def architecture_rows() -> list[list[str]]:
+    """The packages in each row of the architecture page's table."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    source = ROOT / "src" / "slipring"
-    for path in source.rglob("__init__.py"):
-        package = path.parent.relative_to(source)
-        has_parts = any(each.is_dir() and (each / "__init__.py").exists() for each in path.parent.iterdir())
-        if package.parts and package.parts[0] not in _WITHOUT_PARTS and not has_parts:
-            assert f"`{package.as_posix()}`" in page or f"`{package.name}`" in page, package
+    table = page.partition("## The packages")[2].partition("\n## ")[0]
+    return [re.findall(r"`([^`]+)`", line.split("|")[1]) for line in table.splitlines() if line[:3] == "| `"]
 
 
-_WITHOUT_PARTS = ("bench", "engines")
-"""Packages of which the page does not name every part."""
+def test_the_architecture_page_names_every_package() -> None:
+    named = {name for row in architecture_rows() for name in row}
+    for path in test_layers.modules():
+        module = path.relative_to(test_layers.SRC)
+        if module.parts[0] not in ("__init__.py", "__main__.py", "bench"):
+            package = (module.parent if len(module.parts) > 1 else module.with_suffix("")).as_posix()
+            assert package in named or module.with_suffix("").as_posix() in named or _is_part(package), module
+    for name in named:
+        place = test_layers.SRC / name
+        assert place.is_dir() or place.with_suffix(".py").exists(), f"the page names {name}"
+
+
+def _is_part(package: str) -> bool:
+    """Of packages whose parts the page does not name one by one."""
+    return package.startswith(("engines/constraints/", "prompts/templates/builtin"))
+
+
+def test_the_architecture_page_has_packages_below_those_that_they_import() -> None:
+    tops = [name.partition("/")[0] for row in architecture_rows() for name in row]
+    first = {top: tops.index(top) for top in tops}
+    last = {top: len(tops) - 1 - tops[::-1].index(top) for top in tops}
+    for path in test_layers.modules():
+        own = test_layers.layer_of(path)
+        for imported in test_layers.within_the_package(path):
+            other = imported.partition(".")[0]
+            if own in first and other and other != own:
+                assert last[other] < first[own], f"{own} imports {other}"
+
+
+def test_the_architecture_page_names_every_action() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    line = re.search(r"^for action in actions: driver\.run\(action\) (.+)$", page, re.MULTILINE)
+    assert line is not None
+    assert set(line.group(1).split(" | ")) == {each.__name__ for each in get_args(Action)}
+
+
+def test_the_page_on_timing_names_every_stage_and_field() -> None:
+    page = (ROOT / "docs" / "timing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|", page.partition("Also recorded")[0], re.MULTILINE)
+    assert sorted(rows) == sorted(get_args(StageName))
+    for name in (*TurnReport.__struct_fields__, *get_args(Mark)):
+        assert f"`{name}`" in page or f'"{name}"' in page, name
 
 
 def test_reasons_for_full_renders_and_formats_are_documented() -> None:

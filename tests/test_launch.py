@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from slipring.cli import main
+from slipring.launch import command
 from slipring.launch.clients import CLIENTS
 from tests.harness import Running, serve
 
@@ -150,6 +151,16 @@ def test_without_a_server_one_is_started_and_stopped(
     assert "starting a server with --engine simulated" in capsys.readouterr().err
     assert main(["launch", "cline", "--url", url]) == 3
     assert f"no server answers at {url}" in capsys.readouterr().err
+
+
+async def test_a_server_that_refuses_the_key_is_not_replaced_by_a_new_one(
+    record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serve(api_key=("secret",)) as server:
+        monkeypatch.setattr(command, "_URL", server.url)
+        assert await asyncio.to_thread(main, ["launch", "codex"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"{server.url} answered with status 401: set OPENAI_API_KEY, or see --api-key-env")
 
 
 async def test_a_server_without_a_name_that_the_client_takes_is_refused(

@@ -249,7 +249,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     arguments = build_parser().parse_args(argv)
     try:
-        return _COMMANDS[arguments.command](arguments)
+        code = _COMMANDS[arguments.command](arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader of standard output has ended, as in ``slipring openapi | head``. Python would fail again
+        # when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ConfigError, UsageError, UnusableOption, BadRecording, UnreadableRecord) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR

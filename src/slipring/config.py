@@ -190,7 +190,11 @@ class Config:
     )
     model: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "name of the engine's model in the API", "metavar": "NAME"},
+        metadata={
+            "help": "name of the engine's first model in the API, in place of its own; several are names of"
+            " the same model",
+            "metavar": "NAME",
+        },
     )
     api_key: tuple[str, ...] = field(
         default=(),
@@ -326,8 +330,8 @@ class Config:
     ignored_tool: tuple[str, ...] = field(
         default=("web_search",),
         metadata={
-            "help": "type of tools that requests may list although nothing answers them; tools of other types"
-            " are then refused",
+            "help": "type of tools that requests may list although nothing answers them; other tools that"
+            " nothing answers are refused",
             "metavar": "TYPE",
             "plural": "ignored_tools",
         },

@@ -37,6 +37,7 @@ def serve(config: Config) -> int:
     if config.record:
         whose = f"tenants {', '.join(config.record_tenant)}" if config.record_tenant else "all tenants"
         log.warning("recording the content of all turns of %s in %s", whose, config.record)
+    _warn_of_ignored(config)
     if config.workers > 1:
         refuse_private_store(config)
         serving = _supervise(Supervisor(config))
@@ -53,6 +54,13 @@ def serve(config: Config) -> int:
         print("slipring: stopped", flush=True)
     skip_last_collection()
     return 0
+
+
+def _warn_of_ignored(config: Config) -> None:
+    """Warn if settings have no effect, because the file has a table in their place."""
+    given = {"engine": config.engine != Config().engine, "model": bool(config.model)}
+    if config.models and (ignored := [name for name, is_given in given.items() if is_given]):
+        log.warning("ignored: %s, because the file has a [models] table", " and ".join(ignored))
 
 
 async def _serve(server: "Server") -> None:

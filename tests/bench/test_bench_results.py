@@ -18,7 +18,12 @@ def test_writing_and_reading_a_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 1}'])
 def test_files_that_are_no_records(tmp_path: Path, text: str) -> None:
     (tmp_path / "record.json").write_text(text)
-    with pytest.raises(UnreadableRecord, match=r"record\.json"):
+    with pytest.raises(UnreadableRecord, match=r"record\.json: is not a record of slipring bench: "):
+        results.read(tmp_path / "record.json")
+
+
+def test_a_missing_record(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableRecord, match=r"record\.json: cannot be read: No such file or directory$"):
         results.read(tmp_path / "record.json")
 
 

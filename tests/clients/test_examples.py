@@ -63,8 +63,11 @@ async def test_tool_loop_calls_tools_until_the_final_answer(run_example: Run, se
         printed = await run_example("tool_loop.py", relay.url)
         assert printed.count("get_weather(") == 3
         assert printed.endswith(f"{ANSWER}\n")
-        for frame in relay.socket.sent[1:]:
+        first, *later = relay.socket.sent
+        assert first["tool_choice"] == "required"
+        for frame in later:
             assert [item["type"] for item in frame["input"]] == ["function_call_output"]
+            assert "tool_choice" not in frame
 
 
 async def test_lanes_forks_one_parent_twice(run_example: Run, served: Served) -> None:

@@ -39,6 +39,22 @@ async def test_an_engines_models_are_served_under_their_own_names_or_others() ->
     ]
 
 
+@pytest.mark.parametrize("kind", ["chat", "responses", "sglang", "vllm"])
+@pytest.mark.parametrize(
+    ("address", "complaint"),
+    [
+        ("", r"as in {kind}:http\S+$"),
+        ("127.0.0.1:8000", r"as in {kind}:http\S+, not '127\.0\.0\.1:8000'$"),
+        ("http://", r"as in {kind}:http\S+, not 'http://'$"),
+        ("http://127.0.0.1:8000 model=m", "without spaces; options follow after commas, as in ,model=NAME$"),
+    ],
+)
+def test_what_is_no_address_of_a_server_fails_with_one_line(kind: str, address: str, complaint: str) -> None:
+    with pytest.raises(StartupError, match=complaint.format(kind=kind)) as raised:
+        open_engine(f"{kind}:{address}")
+    assert str(raised.value).startswith(f"--engine {kind}: needs the address of a server, as in {kind}:http")
+
+
 async def test_entries_share_engines_and_have_aliases_and_defaults() -> None:
     calm = Defaults(temperature=0.5)
     catalog = Catalog.of_entries(

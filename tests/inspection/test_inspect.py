@@ -265,7 +265,7 @@ def test_a_vocabulary_of_another_kind_does_not_work(tmp_path: Path) -> None:
             "vlm:http://127.0.0.1:9",
             "there is no file or directory vlm:http://127.0.0.1:9: did you mean vllm?",
         ),
-        ("llama:nowhere.gguf", "llama: cannot read nowhere.gguf: "),
+        ("llama:nowhere.gguf", "llama: cannot read nowhere.gguf: No such file or directory; a model is"),
         ("http://127.0.0.1:9", "name the kind of the server, as in vllm:http://127.0.0.1:9"),
         ("vllm:http://127.0.0.1:9", "vllm: cannot reach http://127.0.0.1:9"),
         ("chat:http://127.0.0.1:9", "chat: there is nothing to inspect"),

@@ -43,7 +43,7 @@ def test_a_steer_is_read(sent: object) -> None:
         ([], "input"),
         (5, "input"),
         ([MESSAGE, {"role": "system", "content": "x"}], "input[1].role"),
-        ([{**MESSAGE, "id": "msg_1"}], "input[0]"),
+        ([{**MESSAGE, "id": "msg_1"}], "input[0].id"),
         (TOO_MANY, "input"),
     ],
     ids=["empty text", "no items", "number", "role", "unknown key", "too many"],

@@ -239,6 +239,14 @@ def test_an_error_names_the_index_of_an_invalid_tool(tool, param):
     assert refusal(F, tool).param == param
 
 
+def test_a_function_in_the_form_of_chat_completions_is_refused_with_the_right_form() -> None:
+    error = refusal({"type": "function", "function": {"name": "h", "parameters": {}}})
+    assert (error.code, error.param) == ("missing_required_parameter", "tools[0].name")
+    assert "are fields of the tool itself here, not of an inner 'function' as in Chat" in error.message
+    for tool in ({"type": "function"}, {"type": "custom", "function": {"name": "h"}}):
+        assert refusal(tool).message == "Missing required parameter: 'tools[0].name'."
+
+
 @pytest.mark.parametrize("value", [b"{}", b'"x"', b"1"])
 def test_tools_must_be_a_list(value):
     with pytest.raises(InvalidRequest) as caught:

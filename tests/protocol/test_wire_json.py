@@ -12,11 +12,16 @@ class Inner(Struct):
     size: int
 
 
+class Strict(Struct, forbid_unknown_fields=True):
+    size: int = 0
+
+
 class Outer(Struct):
     name: str
     inner: Inner | None = None
     inners: list[Inner] = []
     table: dict[str, Inner] = {}
+    strict: Strict | None = None
 
 
 DECODER = msgspec.json.Decoder(Outer)
@@ -26,6 +31,14 @@ def refusal(data: bytes | str, where: str = "") -> ApiError:
     with pytest.raises(InvalidRequest) as caught:
         wire.decode(DECODER, data, where=where)
     return caught.value
+
+
+def test_an_unknown_field_of_the_object_itself_is_named():
+    with pytest.raises(InvalidRequest) as caught:
+        wire.decode(msgspec.json.Decoder(Strict), '{"n": 1}')
+    error = caught.value
+    assert (error.code, error.param) == ("unknown_parameter", "n")
+    assert error.message == "Unknown parameter: 'n'."
 
 
 def test_valid_json_is_decoded():
@@ -41,6 +54,7 @@ def test_valid_json_is_decoded():
         ('{"name":"x","inner":{}}', "inner.size", "missing_required_parameter", None),
         ('{"name":"x","inners":[{"size":1},{"size":"2"}]}', "inners[1].size", "invalid_type", None),
         ('{"name":"x","table":{"k":{"size":"2"}}}', "table.size", "invalid_type", None),
+        ('{"name":"x","strict":{"n":1}}', "strict.n", "unknown_parameter", "Unknown parameter: 'strict.n'."),
     ],
 )
 def test_the_offending_field_is_named(data, param, code, message):

@@ -136,7 +136,7 @@ def test_trouble_is_named() -> None:
 
 def test_an_empty_server_says_where_clients_connect() -> None:
     shown = drawn(folded(greeting(), update()), 80, 24)
-    assert "no requests yet: clients use http://127.0.0.1:8000/v1" in shown
+    assert "no client is connected: clients use http://127.0.0.1:8000/v1" in shown
 
 
 def test_the_screen_takes_the_size_of_its_terminal() -> None:

@@ -182,8 +182,10 @@ def read(path: Path) -> BenchRecord:
     """Read a record. Raises ``UnreadableRecord``."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=BenchRecord)
-    except (OSError, msgspec.DecodeError) as error:
-        raise UnreadableRecord(f"{path}: {error}") from None
+    except OSError as error:
+        raise UnreadableRecord(f"{path}: cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise UnreadableRecord(f"{path}: is not a record of slipring bench: {error}") from None
     if record.format != FORMAT:
         raise UnreadableRecord(f"{path}: has format {record.format}, expected {FORMAT}")
     return record

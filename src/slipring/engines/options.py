@@ -7,6 +7,7 @@ Errors are ``StartupError`` with one line.
 import dataclasses
 import math
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from slipring.errors import StartupError
 from slipring.spelling import suggestion
@@ -17,6 +18,18 @@ T = TypeVar("T")
 def option(default: object, meaning: str, *, least: int = 0) -> Any:
     """A field of an options dataclass. ``least`` bounds numbers."""
     return dataclasses.field(default=default, metadata={"help": meaning, "least": least})
+
+
+def read_address(kind: str, text: str, example: str) -> tuple[str, list[str]]:
+    """Split what follows ``KIND:`` into the address of a server and ``name=value`` pairs. ``example``: an
+    address for the message. Raises ``StartupError`` if the first part is not an address."""
+    address, *pairs = text.split(",")
+    demand = f"--engine {kind}: needs the address of a server, as in {kind}:{example}"
+    if any(map(str.isspace, address.strip())):
+        raise StartupError(f"{demand}, without spaces; options follow after commas, as in ,model=NAME")
+    if not address.startswith(("http://", "https://")) or not urlsplit(address).netloc:
+        raise StartupError(f"{demand}, not '{address}'" if address else demand)
+    return address, pairs
 
 
 def read_pairs(kind: str, options: type[T], pairs: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from slipring.launch.clients import CLIENTS, Client, Target
-from slipring.launch.errors import CannotLaunch
+from slipring.launch.errors import CannotLaunch, KeyRefused
 from slipring.launch.server import describe, started
 
 _URL = "http://127.0.0.1:8000/v1"
@@ -68,8 +68,8 @@ def _server(arguments: argparse.Namespace, client: Client, key: str) -> Iterator
     url = (arguments.url or _URL).rstrip("/")
     try:
         described = describe(url, key)
-    except CannotLaunch:
-        if arguments.url:
+    except CannotLaunch as error:
+        if arguments.url or isinstance(error, KeyRefused):
             raise
     else:
         yield url, described

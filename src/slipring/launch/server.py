@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from slipring.launch.errors import CannotLaunch
+from slipring.launch.errors import CannotLaunch, KeyRefused
 
 _TIMEOUT_S = 10
 _STOP_TIMEOUT_S = 15
@@ -28,8 +28,10 @@ def describe(url: str, key: str) -> dict[str, Any]:
         with opener.open(request, timeout=_TIMEOUT_S) as answer:
             described = json.load(answer)
     except HTTPError as refusal:
-        hint = ": check the API key" if refusal.code in (401, 403) else ""
-        raise CannotLaunch(f"{url} answered with status {refusal.code}{hint}") from None
+        answered = f"{url} answered with status {refusal.code}"
+        if refusal.code in (401, 403):
+            raise KeyRefused(f"{answered}: set OPENAI_API_KEY, or see --api-key-env") from None
+        raise CannotLaunch(answered) from None
     except (OSError, ValueError) as failure:
         raise CannotLaunch(f"no server answers at {url}: {failure}") from None
     if not isinstance(described, dict) or not described.get("data"):

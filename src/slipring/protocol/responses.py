@@ -262,9 +262,30 @@ class ResponseError(Struct):
     message: str
 
 
-class Outage(ResponseError):
-    """The error of a response that failed because something that it needs is not available for now. It looks
-    the same on the wire; where a status is sent, it is 503."""
+class TemporaryError(ResponseError, dict=True):
+    """The error of a response that may succeed later. It looks the same on the wire; where headers are sent,
+    they say when to try again."""
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds after which a retry makes sense, if known."""
+        return self.__dict__.get(_RETRY_AFTER)
+
+    def after(self, retry_after_s: float | None) -> "TemporaryError":
+        """Set when to try again; returns the error."""
+        self.__dict__[_RETRY_AFTER] = retry_after_s
+        return self
+
+
+class Outage(TemporaryError):
+    """Something that the response needs is not available for now: where a status is sent, it is 503."""
+
+
+class RateLimit(TemporaryError):
+    """There is too much to do, for this client or for the engine."""
+
+
+_RETRY_AFTER = "retry_after_s"
 
 
 class IncompleteDetails(Struct):

@@ -127,8 +127,15 @@ class _Inner(Struct):
     tools: Raw | UnsetType = UNSET
 
 
+class _ChatForm(Struct):
+    """A function as Chat Completions has it."""
+
+    function: Raw | UnsetType = UNSET
+
+
 _tools = msgspec.json.Decoder(list[Raw])
 _inner = msgspec.json.Decoder(_Inner)
+_chat_form = msgspec.json.Decoder(_ChatForm)
 _outline = msgspec.json.Decoder(_Outline)
 _server = msgspec.json.Decoder(KeptServer)
 _builtin = msgspec.json.Decoder(KeptBuiltin)
@@ -236,7 +243,17 @@ def _read_tool(
         and (inner := given(wire.decode(_inner, raw, where=where).tools)) is not None
     ):
         wire.require_few(inner, MOST_TOOLS, f"{where}.tools", "tools")
-    tool = wire.decode(decoder, raw, where=where)
+    try:
+        tool = wire.decode(decoder, raw, where=where)
+    except InvalidRequest as error:
+        if kind != "function" or given(wire.decode(_chat_form, raw, where=where).function) is None:
+            raise
+        raise InvalidRequest(
+            f"{error.message} The fields of a function are fields of the tool itself here, not of an inner"
+            " 'function' as in Chat Completions.",
+            param=error.param,
+            code=error.code,
+        ) from None
     echo.append(tool)
     if isinstance(tool, NamespaceTool):
         callables += [_callable(inner, tool.name) for inner in tool.tools]

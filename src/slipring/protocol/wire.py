@@ -20,6 +20,7 @@ LONG_BYTES = 256 * 1024
 """Arrays shorter than this are decoded in a few milliseconds, however many entries they have."""
 _AT = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `([^`]+)`")
+_UNKNOWN = re.compile(r"^Object contains unknown field `([^`]+)`")
 _RANGE = re.compile(r"^Expected `(int|float)` ([<>])")
 _NUMBERS = {"int": "integer", "float": "decimal"}
 _BOUNDS = {">": "below_min_value", "<": "above_max_value"}
@@ -102,6 +103,9 @@ def explain(text: str, where: str = "") -> InvalidRequest:
             param=param,
             code="missing_required_parameter",
         )
+    if (unknown := _UNKNOWN.match(what)) is not None:
+        param = join(where, f"{path}.{unknown.group(1)[:_LONGEST]}")
+        return InvalidRequest(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
     param = join(where, path)
     code = "invalid_type" if ", got " in what else "invalid_value"
     if (out := _RANGE.match(what)) is not None:

@@ -44,7 +44,7 @@ def lines(
     most = _MOST_HEADER_LINES if height is None else max(1, min(_MOST_HEADER_LINES, height // 3))
     found += _flowed(_header(view, address), width, most)
     if not (view.connections or view.http or view.turns):
-        hint = f"no requests yet: clients use {visible(view.api_url)}"
+        hint = f"no client is connected: clients use {visible(view.api_url)}"
         found += [Text(), shortened(Text(hint, style="cyan"), width)]
     shown = sections(view)
     left = None if height is None else max(height - len(found), 0)

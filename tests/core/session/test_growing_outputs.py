@@ -277,7 +277,7 @@ REFUSED: list[tuple[Json, str, str | None]] = [
     ({"call_id": "call_unknown"}, "call_not_open", "call_id"),
     ({"call_id": ""}, "invalid_input", "call_id"),
     ({"delta": 1}, "invalid_input", "delta"),
-    ({"more": True}, "invalid_input", None),
+    ({"more": True}, "invalid_input", "more"),
     ({"response_id": None}, "invalid_input", "response_id"),
 ]
 

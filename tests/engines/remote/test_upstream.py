@@ -122,7 +122,11 @@ async def first_batch(upstream: Upstream) -> list[bytes]:
 @pytest.mark.parametrize(
     ("failure", "line"),
     [
-        (BadStatus(404, "Not Found", b"", {}), "http://h answers with 404 Not Found"),
+        (BadStatus(404, "Not Found", b"", {}), "http://h answers with 404 Not Found: expected a server"),
+        (
+            BadStatus(401, "Unauthorized", b"", {}),
+            "http://h answers with 401 Unauthorized: name a valid API key with key_env=",
+        ),
         (Unreachable("Connection refused"), "cannot reach http://h: Connection refused"),
         (TimedOut("timed out"), "cannot reach http://h: timed out"),
         (Unreadable("no JSON"), "http://h does not answer like a server"),

@@ -305,7 +305,7 @@ async def test_a_tokenizer_that_is_not_on_this_machine_must_be_named(path: str, 
 
 
 async def test_unusable_options_fail_with_one_line() -> None:
-    with pytest.raises(StartupError, match="name its address, as in sglang:http"):
+    with pytest.raises(StartupError, match="needs the address of a server, as in sglang:http"):
         SglangEngine.from_options("")
     for text in ("http://127.0.0.1:9", "http://127.0.0.1:9,model=m,context=9"):
         with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):

@@ -294,7 +294,7 @@ async def test_count_returns_the_input_tokens_of_usage() -> None:
     ("options", "complaint"),
     [
         ("vocabulary=nowhere.gguf", "cannot read nowhere.gguf"),
-        ("vocabulary=nowhere", "cannot use the tokenizer nowhere"),
+        ("vocabulary=nowhere", "cannot use the tokenizer nowhere: No such file or directory"),
         ("vocabulary=smollm2,dialect=latin", "unknown dialect 'latin'"),
         ("vocabulary=smollm2,script=a.jsonl", "script and vocabulary exclude each other"),
         ("vocabulary=smollm2,context_tokens=0", "option 'context_tokens' must be a number >= 1"),

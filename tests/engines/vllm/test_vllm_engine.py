@@ -471,13 +471,13 @@ async def test_a_model_that_is_not_served_fails_the_start_with_one_line() -> Non
 
 
 async def test_unusable_options_fail_with_one_line(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="name its address, as in vllm:http"):
+    with pytest.raises(StartupError, match="needs the address of a server, as in vllm:http"):
         VllmEngine.from_options("model=m")
     with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
         async with started(VllmEngine.from_options("http://127.0.0.1:9/v1/")):
             pass
     unusable = f"http://127.0.0.1:9,model=m,context=9,tokenizer={tmp_path}"
-    with pytest.raises(StartupError, match="cannot use the tokenizer"):
+    with pytest.raises(StartupError, match=r"tokenizer /.+: tokenizer\.json: No such file"):
         async with started(VllmEngine.from_options(unusable)):
             pass
     with pytest.raises(StartupError, match="the variable NO_SUCH_KEY"):

@@ -21,6 +21,13 @@ def test_a_port_in_use_is_reported() -> None:
     )
 
 
+def test_the_flag_that_names_another_listeners_address_is_named() -> None:
+    with listen("127.0.0.1", 0) as taken, pytest.raises(StartupError, match="another port with --admin"):
+        listen("127.0.0.1", taken.getsockname()[1], flag="--admin")
+    with pytest.raises(StartupError, match="choose another one with --admin"):
+        listen("192.0.2.1", 0, flag="--admin")
+
+
 def test_an_address_of_another_machine_is_reported() -> None:
     with pytest.raises(StartupError, match="does not have that address; choose another one with --host"):
         listen("192.0.2.1", 0)  # reserved for documentation by RFC 5737

@@ -326,6 +326,24 @@ async def test_an_outage_after_the_response_began_is_503_on_a_plain_post() -> No
         }
 
 
+@pytest.mark.parametrize(("kind", "status"), [(RateLimited, 429), (Unavailable, 503)])
+@pytest.mark.parametrize(("seconds", "header"), [(6.2, "7"), (None, None)])
+async def test_a_failure_for_now_says_when_to_try_again_on_a_plain_post(
+    kind: type[RateLimited | Unavailable], status: int, seconds: float | None, header: str | None
+) -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server, aiohttp.ClientSession() as http:
+        post = asyncio.create_task(http.post(f"{server.url}/responses", json={"input": "hello"}))
+        (await engine.next()).fail(kind("Slow down.", retry_after_s=seconds))
+        async with await post as answer:
+            body = await answer.json()
+            assert (answer.status, answer.headers.get("Retry-After")) == (status, header)
+            assert body["error"].keys() == {"type", "code", "message", "param"}
+        stream = asyncio.create_task(server.stream(input="hello"))
+        (await engine.next()).fail(kind("Slow down.", retry_after_s=seconds))
+        assert (await stream)[-1]["response"]["error"].keys() == {"code", "message"}
+
+
 async def test_a_failed_response_is_not_stored() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
@@ -619,6 +637,16 @@ async def test_a_path_of_another_api_gets_the_path_to_use(method: str, path: str
         assert body["error"]["code"] == "unknown_url"
         assert body["error"]["message"].startswith(f"Unknown path: {method} {path}. ")
         assert body["error"]["message"].endswith(f": use POST {instead}.")
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/"])
+async def test_the_root_says_where_the_api_is(path: str) -> None:
+    async with serve() as server:
+        status, body = await send(server, "GET", path)
+        assert (status, body["error"]["code"]) == (404, "unknown_url")
+        assert body["error"]["message"].startswith(
+            f"Unknown path: GET {path}. The API is below /v1: GET /v1/models"
+        )
 
 
 @pytest.mark.parametrize("path", ["/v1/chat", "/v1/chat/completions2", "/v1/messages2", "/v1/v1/messages"])

@@ -579,6 +579,12 @@ async def test_an_invalid_frame_gets_an_error_and_the_socket_stays_open(
         assert (await socket.response(input="hello"))["status"] == "completed"
 
 
+async def test_a_background_response_on_a_socket_is_refused_with_where_it_is_possible() -> None:
+    async with serve() as server, server.connect() as socket:
+        error = (await socket.error(input="x", background=True))["error"]
+        assert error["message"].endswith("'background' is supported by POST /v1/responses only.")
+
+
 async def test_an_invalid_frame_does_not_disturb_running_turns() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:

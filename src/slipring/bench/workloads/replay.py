@@ -39,7 +39,9 @@ def read_recording(path: Path) -> Plan:
     """Read the plan from a file. Raises ``BadRecording``."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise BadRecording(f"--replay: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise BadRecording(f"--replay: cannot read {path}: {error}") from None
     if is_recording(lines[0]):
         return read_turns(path, lines)

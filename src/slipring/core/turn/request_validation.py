@@ -91,10 +91,13 @@ def refuse_unsupported(request: CreateRequest, *, detached: bool = False) -> Non
     """Refuse fields that this server does not support; ``detached``: the response runs in the background."""
     if detached:
         _require_storage(request)
+    elif request.background is True:
+        raise UnsupportedParameter(
+            "Unsupported parameter: 'background' is supported by POST /v1/responses only.", param="background"
+        )
     image, programs, agents = request.image, request.access_programs, request.multi_agent
     unsupported = {
         "prompt": request.prompt is not None,
-        "background": request.background is True and not detached,
         "multi_agent": agents is not None and agents.enabled is True,
         "image.context_compression": image is not None and image.context_compression == "enabled",
         "access_programs.cyber": programs is not None and programs.cyber not in (None, "standard"),

@@ -4,12 +4,13 @@ from msgspec import UNSET, Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Finished, Settings
-from slipring.errors import ApiError, Unavailable
+from slipring.errors import ApiError, RateLimited, Unavailable
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import (
     InputTokensDetails,
     Outage,
     OutputTokensDetails,
+    RateLimit,
     ReasoningEcho,
     Response,
     ResponseError,
@@ -19,7 +20,6 @@ from slipring.protocol.responses import (
 from slipring.protocol.timing import TokenCounts
 from slipring.protocol.tools import ToolChoice
 
-_FAILURE_CODES = {429: "rate_limit_exceeded"}
 _NULL, _NO_TOOLS = Raw(b"null"), Raw(b"[]")
 
 
@@ -87,9 +87,11 @@ def failure(error: ApiError) -> ResponseError:
     """The ``error`` of a failed response. The API has few codes here; clients retry on all of them except
     ``invalid_prompt``."""
     if error.status == Unavailable.status:
-        return Outage(code="server_error", message=error.message)
+        return Outage(code="server_error", message=error.message).after(error.retry_after_s)
+    if error.status == RateLimited.status:
+        return RateLimit(code="rate_limit_exceeded", message=error.message).after(error.retry_after_s)
     refused = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
-    return ResponseError(code=_FAILURE_CODES.get(error.status, refused), message=error.message)
+    return ResponseError(code=refused, message=error.message)
 
 
 def counts(accepted: Accepted, finished: Finished) -> TokenCounts:

@@ -6,7 +6,7 @@ URL is the base address of a Chat Completions server, with its version: ``http:/
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from slipring.engines.options import option, read_pairs
+from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.errors import StartupError
 
@@ -43,11 +43,7 @@ class ChatOptions(UpstreamOptions):
 
 def read_options(text: str) -> ChatOptions:
     """Parse what follows ``chat:``. Raises ``StartupError`` with one line."""
-    url, *pairs = text.split(",")
-    if not url.startswith(("http://", "https://")):
-        raise StartupError(
-            f"--engine chat: needs the address of a server, as in chat:http://127.0.0.1:11434/v1, not '{url}'"
-        )
+    url, pairs = read_address("chat", text, "http://127.0.0.1:11434/v1")
     url = url.rstrip("/")
     if not urlsplit(url).path:
         url += "/v1"

@@ -192,7 +192,9 @@ def startup_errors(kind: str, url: str, expected: str) -> Iterator[None]:
     try:
         yield
     except BadStatus as error:
-        raise StartupError(f"--engine {kind}: {url} answers with {error}") from None
+        is_key = error.status in (401, 403)
+        remedy = "name a valid API key with key_env=" if is_key else f"expected {expected}"
+        raise StartupError(f"--engine {kind}: {url} answers with {error}: {remedy}") from None
     except (Unreachable, TimedOut) as error:
         raise StartupError(f"--engine {kind}: cannot reach {url}: {error}") from None
     except (Unreadable, ValueError, LookupError, TypeError, AttributeError):

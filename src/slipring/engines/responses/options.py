@@ -7,7 +7,7 @@ is kept and goes with every request.
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
-from slipring.engines.options import option, read_pairs
+from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.errors import StartupError
 
@@ -56,12 +56,8 @@ class ResponsesOptions(UpstreamOptions):
 
 def read_options(text: str) -> ResponsesOptions:
     """Parse what follows ``responses:``. Raises ``StartupError`` with one line."""
-    address, *pairs = text.split(",")
+    address, pairs = read_address("responses", text, "https://host/v1")
     url = urlsplit(address)
-    if url.scheme not in ("http", "https") or not url.netloc:
-        raise StartupError(
-            "--engine responses: needs the address of a server, as in responses:https://host/v1"
-        )
     values = read_pairs("responses", ResponsesOptions, pairs)
     for name, choices in _CHOICES.items():
         if values.get(name, choices[0]) not in choices:

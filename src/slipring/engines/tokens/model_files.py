@@ -132,7 +132,11 @@ def read_tokenizer(kind: str, path: str) -> tuple[Tokenizer, ModelInfo]:
         return tokenizer, _read_directory(place)
     except UnknownVocabulary as error:
         raise UnusableModel(f"--engine {kind}: cannot use the tokenizer {path}: {error}") from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except OSError as error:
+        missing = "" if place == Path(error.filename or path) else f"{Path(error.filename).name}: "
+        reason = f"{missing}{error.strerror}"
+        raise StartupError(f"--engine {kind}: cannot use the tokenizer {path}: {reason}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise StartupError(f"--engine {kind}: cannot use the tokenizer {path}: {error}") from None
 
 
@@ -189,7 +193,12 @@ def read_gguf(kind: str, path: str) -> dict[str, Any]:
             memoryview(data) as view,
         ):
             return read_metadata(view)
-    except (OSError, ValueError, GgufError) as error:
+    except OSError as error:
+        raise StartupError(
+            f"--engine {kind}: cannot read {path}: {error.strerror}; a model is named by the path of its GGUF"
+            " file"
+        ) from None
+    except (ValueError, GgufError) as error:
         raise StartupError(f"--engine {kind}: cannot read {path}: {error}") from None
 
 

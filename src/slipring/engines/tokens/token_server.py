@@ -16,7 +16,7 @@ from msgspec import Struct
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model, Prefill
 from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
-from slipring.engines.options import option, read_pairs
+from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
 from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.gated_engine import GatedEngine
@@ -76,9 +76,7 @@ OptionsT = TypeVar("OptionsT", bound=TokenServerOptions)
 
 def read_options(kind: str, options: type[OptionsT], text: str) -> OptionsT:
     """Parse what follows ``KIND:``. Raises ``StartupError`` with one line."""
-    url, *pairs = text.split(",")
-    if not url.startswith(("http://", "https://")):
-        raise StartupError(f"--engine {kind}: name its address, as in {kind}:http://127.0.0.1:8000")
+    url, pairs = read_address(kind, text, "http://127.0.0.1:8000")
     return options(url=url.rstrip("/").removesuffix("/v1"), **read_pairs(kind, options, pairs))
 
 

@@ -132,7 +132,7 @@ class AdminListener:
 
     def _listen(self) -> socket.socket:
         try:
-            return listen(self._host, self._port)
+            return listen(self._host, self._port, flag="--admin")
         except StartupError as error:
             if self._is_exact:
                 raise StartupError(f"--admin: {error}") from None

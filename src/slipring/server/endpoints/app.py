@@ -181,6 +181,8 @@ def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
 def _hint(path: str) -> str:
     """Which path to use instead, if ``path`` belongs to another API than the Responses API."""
     inner = path.removeprefix("/v1")
+    if inner in ("", "/"):
+        return ". The API is below /v1: GET /v1/models lists the models, POST /v1/responses asks one."
     for prefix, api, instead in _OTHER_APIS:
         if inner == prefix or inner.startswith(f"{prefix}/"):
             return f". This server has the Responses API, not {api}: use POST {instead}."

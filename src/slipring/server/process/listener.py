@@ -36,14 +36,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on an unshared port; 0: any free port. Raises ``StartupError``."""
-    listener = _bind(host, port, shared=False)
+def listen(host: str, port: int, *, flag: str = "") -> socket.socket:
+    """A listening socket on an unshared port; 0: any free port. Raises ``StartupError``. ``flag``: the one
+    that names the address, if not ``--host`` and ``--port`` do."""
+    listener = _bind(host, port, shared=False, flag=flag)
     try:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise _bind_error(host, port, error) from None
+        raise _bind_error(host, port, error, flag) from None
     return listener
 
 
@@ -63,7 +64,7 @@ def reserve(host: str, port: int) -> socket.socket:
     return _bind(host, port, shared=True)
 
 
-def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
+def _bind(host: str, port: int, *, shared: bool, flag: str = "") -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -80,16 +81,16 @@ def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise _bind_error(host, port, error) from None
+        raise _bind_error(host, port, error, flag) from None
     return bound
 
 
-def _bind_error(host: str, port: int, error: OSError) -> StartupError:
+def _bind_error(host: str, port: int, error: OSError, flag: str) -> StartupError:
     reason = error.strerror
     if error.errno == errno.EADDRINUSE:
-        reason = "the port is in use; stop the other server, or choose another port with --port"
+        reason = f"the port is in use; stop the other server, or choose another port with {flag or '--port'}"
     elif error.errno == errno.EACCES:
-        reason = "this port needs privileges; choose one from 1024 up with --port"
+        reason = f"this port needs privileges; choose one from 1024 up with {flag or '--port'}"
     elif error.errno == errno.EADDRNOTAVAIL:
-        reason = "this machine does not have that address; choose another one with --host"
+        reason = f"this machine does not have that address; choose another one with {flag or '--host'}"
     return StartupError(f"cannot listen on {host}:{port}: {reason}")

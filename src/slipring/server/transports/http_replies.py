@@ -17,7 +17,7 @@ from slipring.protocol import requests
 from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import DELTAS, TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import Outage, Response, ResponseError
+from slipring.protocol.responses import Outage, Response, ResponseError, TemporaryError
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
@@ -31,7 +31,7 @@ from slipring.server.transports import sse_framing
 from slipring.server.transports.chunked_body import ChunkWriter, is_chunked
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
-_FAILURES: dict[str, type[ApiError]] = {"rate_limit_exceeded": RateLimited, "invalid_prompt": InvalidRequest}
+_FAILURES: dict[str, type[ApiError]] = {"invalid_prompt": InvalidRequest}
 
 
 def origin_of(request: web.Request, transport: Transport) -> Origin:
@@ -136,8 +136,9 @@ class JsonReply(Sink):
 
 def _as_exception(error: ResponseError) -> ApiError:
     """The error of a failed response as the one that a refused request would get."""
-    if isinstance(error, Outage):
-        return Unavailable(error.message)
+    if isinstance(error, TemporaryError):
+        kind = Unavailable if isinstance(error, Outage) else RateLimited
+        return kind(error.message, retry_after_s=error.retry_after_s)
     return _FAILURES.get(error.code, ApiError)(error.message, code=error.code)
 
 
