@@ -82,5 +82,47 @@ async def test_ending_a_prefill_waits_for_it_and_reports_nothing() -> None:
     running.cancel(PREFILL.job.tenant, "resp_1")
 
 
+async def test_a_prefill_that_is_ended_before_it_has_begun_leaves_nothing_behind() -> None:
+    running, engine = Prefills(), PrefillingEngine()
+    ended = start(running, engine)
+    await running.end(PREFILL.job.tenant, "resp_1")
+    assert not engine.begun.is_set()
+    assert not ended.done()
+    engine.result.set_result(42)
+    assert await start(running, engine) == 42, "the response has no other prefill"
+
+
+class SlowToEnd(PrefillingEngine):
+    """Is free of a cancelled prefill when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ending = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.is_free = False
+
+    async def prefill(self, prefill: Prefill) -> int:
+        try:
+            return await super().prefill(prefill)
+        finally:
+            self.ending.set()
+            await self.may_end.wait()
+            self.is_free = True
+
+
+@pytest.mark.parametrize("closes", [False, True])
+async def test_a_prefill_that_ends_is_waited_for_and_not_cancelled_again(*, closes: bool) -> None:
+    running, engine = Prefills(), SlowToEnd()
+    start(running, engine)
+    await engine.begun.wait()
+    running.cancel(PREFILL.job.tenant, "resp_1")
+    await engine.ending.wait()
+    ended = asyncio.ensure_future(running.close() if closes else running.end(PREFILL.job.tenant, "resp_1"))
+    await asyncio.sleep(0)
+    engine.may_end.set()
+    await ended
+    assert engine.is_free
+
+
 async def test_an_engine_that_cannot_prefill_does_nothing() -> None:
     assert await start(Prefills(), PuppetEngine()) == 0

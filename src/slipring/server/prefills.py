@@ -7,6 +7,7 @@ response has been answered, and it ends when a turn continues the response on an
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from slipring.core.generation import Prefill
 from slipring.engines.base import Engine
@@ -33,26 +34,29 @@ class Prefills:
         if key in self._tasks or len(self._tasks) >= _MOST_RUNNING:
             ended(None)
             return
-        self._tasks[key] = asyncio.create_task(self._run(key, prefill, engine, ended))
+        task = asyncio.create_task(self._run(key, prefill, engine, ended))
+        self._tasks[key] = task
+        # A task that is cancelled before its first step runs nothing of ``_run``.
+        task.add_done_callback(partial(self._forget, key))
 
     async def end(self, tenant: str, response_id: str) -> None:
         """End the prefill of a response, if there is one, and wait until the engine is free of it."""
         task = self._tasks.get((tenant, response_id))
         if task is not None:
-            task.cancel()
+            _cancel(task)
             await asyncio.wait([task])
 
     def cancel(self, tenant: str, response_id: str) -> None:
         """End the prefill of a response, if there is one, without waiting."""
         task = self._tasks.get((tenant, response_id))
         if task is not None:
-            task.cancel()
+            _cancel(task)
 
     async def close(self) -> None:
         """End all prefills."""
         tasks = list(self._tasks.values())
         for task in tasks:
-            task.cancel()
+            _cancel(task)
         if tasks:
             await asyncio.wait(tasks)
 
@@ -66,6 +70,15 @@ class Prefills:
             log.debug("a prefill was refused: %s", error.message)
         except Exception:
             log.exception("a prefill failed unexpectedly")
-        finally:
-            del self._tasks[key]  # before ``ended``, which may start the next one
+        del self._tasks[key]  # before ``ended``, which may start the next one
         ended(tokens)
+
+    def _forget(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a task, but only once: another time would interrupt the engine as it frees itself."""
+    if not task.cancelling():
+        task.cancel()
