@@ -137,8 +137,7 @@ class JobQueue:
     async def run_spare(self, most_jobs: int, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Run work that must not delay jobs. Waits until at most ``most_jobs`` jobs run and none waits;
         cancels the work when that changes. Returns whether the work was completed."""
-        while not self._is_spare(most_jobs):
-            await self._change()
+        await self.until_spare(most_jobs)
         task = asyncio.ensure_future(work())
         try:
             while not task.done() and self._is_spare(most_jobs):
@@ -155,6 +154,11 @@ class JobQueue:
         if is_done:
             await task
         return is_done
+
+    async def until_spare(self, most_jobs: int) -> None:
+        """Wait until at most ``most_jobs`` jobs run and none waits."""
+        while not self._is_spare(most_jobs):
+            await self._change()
 
     def _is_spare(self, most_jobs: int) -> bool:
         return self._running <= most_jobs and not self._waiters
