@@ -395,6 +395,7 @@ def test_outputs_of_a_response_that_was_evicted_are_not_prefilled_any_more() -> 
     client.cache.evict(response["id"])
     client.end_prefill(response["id"])
     assert not client.prefills
+    assert client.server.requests.used_bytes == 0
 
 
 # Bounds

@@ -209,7 +209,7 @@ class GrowingOutputs:
             self._fail(ended.response_id)
             return []
         growth.done_tokens = max(tokens, growth.done_tokens)
-        return self.advance(ended.response_id, cache)
+        return [*self.end_unreachable(cache), *self.advance(ended.response_id, cache)]
 
     def end(self, response_id: str | None) -> list[Action]:
         """The response is continued, or has failed: forget its outputs."""
