@@ -531,6 +531,17 @@ def test_outputs_of_a_response_that_was_evicted_are_forgotten() -> None:
     assert client.server.requests.used_bytes == 0
 
 
+def test_pieces_that_are_kept_for_a_response_that_was_evicted_have_no_effect() -> None:
+    client = connect()
+    response = call(client, CALL, CALL)
+    _, second = call_ids(response)
+    client.stream_output(response["id"], second, LONG)  # kept until the first call has its output
+    client.cache.evict(response["id"])
+    (failed,) = client.append(response["id"], call_output(second))
+    assert failed["error"]["code"] == "response_not_found"
+    assert not client.prefills
+
+
 # When what is known of the next step changes
 
 

@@ -243,19 +243,18 @@ class GrowingOutputs:
     ) -> tuple[Job | None, Mapping[str, OpenCall]]:
         """The job that continues a response with its outputs, None as long as that is not possible; and the
         calls whose outputs may be part of it."""
-        open_calls = input_items.NOTHING.open_calls
+        nothing = input_items.NOTHING.open_calls
         if turn is not None:
             job = pauses.foreseen_job(turn)
             if job is None or turn.is_calling:
-                return job, open_calls
-            if turn.rollout is not None:
-                open_calls = turn.rollout.open_calls
+                return job, nothing
+            open_calls = turn.rollout.open_calls if turn.rollout is not None else nothing
         elif (state := cache.find(response_id)) is not None:
             steers = self._successors.waiting_items(response_id)
             job = foreseen_job(state, self._tenant, self._models, steers)
             open_calls = state.carry.open_calls
         else:
-            return None, open_calls
+            return None, nothing
         outputs = growth.items(open_calls)
         return structs.replace(job, input=job.input + outputs) if outputs else None, open_calls
 
