@@ -26,6 +26,7 @@ from tests.core.connection import (
 BETAS = Betas(tool_output=True, rollout=True)
 CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
 LONG = "line of output\n" * 20
+LONG_BYTES = len(json.dumps(LONG)) - 2
 
 
 def connect(**limits: float) -> Connection:
@@ -265,7 +266,7 @@ def test_outputs_of_responses_that_cannot_be_continued_any_more_are_forgotten() 
     response = call(client)
     client.stream_output(response["id"], call_ids(response)[0], LONG)
     assert list(client.prefills) == [response["id"]]
-    assert client.server.requests.used_bytes == len(LONG)
+    assert client.server.requests.used_bytes == LONG_BYTES
 
 
 @pytest.mark.parametrize("ends", ["hang_up", "idle", "wind_down"])
@@ -417,6 +418,20 @@ def test_many_small_pieces_take_as_much_memory_as_they_count(piece: str) -> None
     assert used_bytes < 2 * 5000 * len(piece) + 10_000
 
 
+def test_a_running_prefill_takes_little_more_memory_than_its_pieces_count() -> None:
+    client = connect()
+    response = call(client)
+    (call_id,) = call_ids(response)
+    frame = {"response_id": response["id"], "call_id": call_id, "delta": "\0" * 100_000}
+    text = json.dumps({"type": "response.tool_output.delta", **frame})
+    tracemalloc.start()
+    client.receive(text)
+    used_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert prefilled(client, response["id"]) == [(call_id, "\0" * 100_000)]
+    assert used_bytes < 2.5 * client.server.requests.used_bytes
+
+
 def test_a_tool_that_has_ended_is_prefilled_once_and_adds_nothing() -> None:
     client = connect()
     response = call(client)
@@ -429,7 +444,7 @@ def test_a_tool_that_has_ended_is_prefilled_once_and_adds_nothing() -> None:
     assert not client.prefills
     assert client.stream_output(response["id"], call_id, LONG) == []
     assert not client.prefills
-    assert client.server.requests.used_bytes == len(LONG)
+    assert client.server.requests.used_bytes == LONG_BYTES
 
 
 def test_what_was_accepted_before_the_bound_was_reached_is_prefilled() -> None:
@@ -516,7 +531,7 @@ def test_a_conversation_that_continues_the_response_ends_the_prefill() -> None:
     before = client.server.requests.used_bytes
     client.load_conversation(tip=response["id"])
     assert not client.prefills
-    assert client.server.requests.used_bytes == before - len(LONG)
+    assert client.server.requests.used_bytes == before - LONG_BYTES
 
 
 def test_outputs_of_a_response_that_was_evicted_are_forgotten() -> None:

@@ -11,7 +11,7 @@ prefilled, because the tokens of the others come after it.
 
 from collections.abc import Mapping
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, Raw, structs
 
 from slipring.core.chain import input_items
 from slipring.core.chain.state import OpenCall
@@ -36,8 +36,8 @@ _GROWTH = 64
 """A prefill begins when the outputs have grown by a 64th: rendering them again and again takes time in
 proportion to their final length."""
 _OUTPUT_OF_CALL = {
-    "function_call": "function_call_output",
-    "custom_tool_call": "custom_tool_call_output",
+    "function_call": b"function_call_output",
+    "custom_tool_call": b"custom_tool_call_output",
 }
 """The calls whose output is a text."""
 
@@ -68,7 +68,8 @@ class _Growth:
 
     def __init__(self) -> None:
         self._texts: dict[str, bytearray] = {}
-        """By call, in UTF-8: pieces may be very short."""
+        """By call, as the content of a JSON string: pieces may be very short, and most of the memory that a
+        prefill takes is its items."""
         self._ended: set[str] = set()
         self.size_bytes = 0
         self.seen_bytes = 0
@@ -90,7 +91,7 @@ class _Growth:
         return not (self.is_full or self.has_failed or call_id in self._ended)
 
     def add(self, call_id: str, delta: bytes) -> None:
-        """Add a piece."""
+        """Add a piece, as the content of a JSON string."""
         self._texts.setdefault(call_id, bytearray()).extend(delta)
         self.size_bytes += len(delta)
         new = self.size_bytes - self.seen_bytes
@@ -112,9 +113,8 @@ class _Growth:
         found = []
         for call_id, call in open_calls.items():
             if call_id in self._texts:
-                text = self._texts[call_id].decode()
-                kind = _OUTPUT_OF_CALL[call.type]
-                found.append(wire.raw({"type": kind, "call_id": call_id, "output": text}))
+                head = b'{"type":"%b","call_id":%b' % (_OUTPUT_OF_CALL[call.type], wire.encode(call_id))
+                found.append(Raw(b"".join((head, b',"output":"', self._texts[call_id], b'"}'))))
                 if call_id not in self._ended:
                     break
             elif call.required:
@@ -162,7 +162,7 @@ class GrowingOutputs:
         if piece.is_last:
             growth.end(piece.call_id)
             return [*ended, *self.advance(piece.target, cache)]
-        delta = piece.delta.encode()
+        delta = wire.encode(piece.delta)[1:-1]
         room = self._limits.max_tool_output_bytes - growth.size_bytes
         if len(delta) > room or self._charges.objection(len(delta)) is not None:
             growth.fill()
