@@ -49,7 +49,7 @@ async function run(command, report) {
   let output = "";
   child.stdout.setEncoding("utf8");
   child.stdout.on("data", (text) => {
-    const piece = text.slice(0, MOST_CHARS - output.length);
+    const piece = text.slice(0, MOST_CHARS - output.length).toWellFormed(); // not half of a surrogate pair
     if (piece) report(piece);
     output += piece;
     if (output.length === MOST_CHARS) child.kill(); // it prints too much

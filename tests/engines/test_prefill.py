@@ -130,6 +130,33 @@ async def test_an_answer_on_another_lane_interrupts_a_prefill_which_then_goes_on
         assert new_tokens(await answer_llama(socket, first, call_id, LOG)) < 60
 
 
+async def test_a_fork_uses_the_context_of_its_parent_while_that_is_prefilled(tiny: ServeModel) -> None:
+    fields = {**LLAMA, "instructions": "Nothing else has these instructions. " * 4}
+    async with tiny(slots=2, context=2048) as server, server.connect(headers=HEADER) as socket:
+        first = await socket.response(input="Run the tests.", tool_choice="required", **fields)
+        engine = server.service.catalog.engines[0]
+        begun = asyncio.Event()
+        process = engine._process
+
+        async def watched(*arguments: Any) -> None:
+            begun.set()
+            await process(*arguments)
+
+        engine._process = watched
+        call_id = first["output"][-1]["call_id"]
+        piece = {"response_id": first["id"], "call_id": call_id, "delta": LOG}
+        await socket.send(type="response.tool_output.delta", **piece)
+        await begun.wait()
+        asked = {**fields, "tool_choice": "none", "max_output_tokens": 4, "input": output(call_id, "Short.")}
+        fork = await socket.response(**asked, previous_response_id=first["id"], stream_id="b")
+        assert cached(fork) >= first["usage"]["total_tokens"] - 8
+        await prefilled(server)
+        last = await socket.response(
+            **{**asked, "input": output(call_id, LOG)}, previous_response_id=first["id"]
+        )
+        assert new_tokens(last) < 60
+
+
 # vLLM and SGLang
 
 

@@ -80,6 +80,15 @@ def test_invalid_json_is_reported(data):
     assert error.message.startswith("The request is not valid JSON: ")
 
 
+@pytest.mark.parametrize("rest", ["", "x", "x" * 20, "\\n", "\\ud83d\\ude00"])
+@pytest.mark.parametrize("read", [str, str.encode])
+def test_half_of_a_surrogate_pair_is_reported_as_such_wherever_it_is(rest, read):
+    error = refusal(read(f'{{"name": "\\ud83d{rest}"}}'))
+    assert isinstance(error, InvalidJson)
+    assert "utf-16 surrogate pair" in error.message
+    assert "truncated" in refusal('{"name": "\\ud83d\\ude00').message
+
+
 @pytest.mark.parametrize("data", ["5", "[]", '"x"', "null"])
 def test_a_value_that_is_not_an_object_is_reported(data):
     error = refusal(data)

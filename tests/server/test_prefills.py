@@ -1,19 +1,26 @@
 """Prefills that run beside turns: one for each response, ended with it."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from msgspec import structs
 
-from slipring.core.generation import Model, Prefill
+from slipring.core.generation import Job, Model, Prefill
 from slipring.engines.base import Engine
 from slipring.errors import InvalidRequest
 from slipring.server import prefills
 from slipring.server.prefills import Prefills
+from tests.core.connection import node
 from tests.harness import PuppetEngine
 from tests.prompts.test_rendering import job, user
 
 PREFILL = Prefill(job((user("hi"),)), "user")
+
+
+def following(**fields: Any) -> Job:
+    """A job that continues ``resp_1``."""
+    return structs.replace(PREFILL.job, parent=node("resp_1"), **fields)
 
 
 class PrefillingEngine(PuppetEngine):
@@ -32,9 +39,11 @@ class PrefillingEngine(PuppetEngine):
         return await asyncio.shield(self.result)
 
 
-def start(running: Prefills, engine: Engine, response_id: str = "resp_1") -> "asyncio.Future[int | None]":
+def start(
+    running: Prefills, engine: Engine, response_id: str = "resp_1", prefill: Prefill = PREFILL
+) -> "asyncio.Future[int | None]":
     ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-    running.start(response_id, PREFILL, engine, ended.set_result)
+    running.start(response_id, prefill, engine, ended.set_result)
     return ended
 
 
@@ -74,12 +83,80 @@ async def test_ending_a_prefill_waits_for_it_and_reports_nothing() -> None:
     running, engine = Prefills(), PrefillingEngine()
     ended = start(running, engine)
     await engine.begun.wait()
-    await running.end("other", "resp_1")
+    await running.end_for(following(tenant="other"))
     assert running._tasks
-    await running.end(PREFILL.job.tenant, "resp_1")
+    await running.end_for(following())
     assert not running._tasks
     assert not ended.done()
     running.cancel(PREFILL.job.tenant, "resp_1")
+
+
+@pytest.mark.parametrize(
+    ("expects", "fields", "ends"),
+    [
+        ("output", {}, True),
+        ("user", {}, True),
+        ("output", {"fork": True}, False),
+        ("user", {"fork": True}, False),
+        ("output", {"fork": True, "recognised": True}, False),
+        ("user", {"fork": True, "recognised": True}, True),
+    ],
+)
+async def test_which_jobs_end_the_prefill_of_the_response_that_they_continue(
+    expects: Literal["output", "user"], fields: dict[str, bool], *, ends: bool
+) -> None:
+    running, engine = Prefills(), PrefillingEngine()
+    ended = start(running, engine, prefill=Prefill(PREFILL.job, expects))
+    await engine.begun.wait()
+    await running.end_for(PREFILL.job)
+    await running.end_for(following(**fields))
+    engine.result.set_result(42)
+    if not ends:
+        assert await ended == 42
+    await running.close()
+    assert ended.done() is not ends
+
+
+async def test_a_prefill_that_is_ended_before_it_has_begun_leaves_nothing_behind() -> None:
+    running, engine = Prefills(), PrefillingEngine()
+    ended = start(running, engine)
+    await running.end_for(following())
+    assert not engine.begun.is_set()
+    assert not ended.done()
+    engine.result.set_result(42)
+    assert await start(running, engine) == 42, "the response has no other prefill"
+
+
+class SlowToEnd(PrefillingEngine):
+    """Is free of a cancelled prefill when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ending = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.is_free = False
+
+    async def prefill(self, prefill: Prefill) -> int:
+        try:
+            return await super().prefill(prefill)
+        finally:
+            self.ending.set()
+            await self.may_end.wait()
+            self.is_free = True
+
+
+@pytest.mark.parametrize("closes", [False, True])
+async def test_a_prefill_that_ends_is_waited_for_and_not_cancelled_again(*, closes: bool) -> None:
+    running, engine = Prefills(), SlowToEnd()
+    start(running, engine)
+    await engine.begun.wait()
+    running.cancel(PREFILL.job.tenant, "resp_1")
+    await engine.ending.wait()
+    ended = asyncio.ensure_future(running.close() if closes else running.end_for(following()))
+    await asyncio.sleep(0)
+    engine.may_end.set()
+    await ended
+    assert engine.is_free
 
 
 async def test_an_engine_that_cannot_prefill_does_nothing() -> None:

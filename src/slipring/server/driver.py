@@ -439,8 +439,7 @@ class Driver:
         # Neither begins nor ends during a job.
         is_plain = turn.checks is None and turn.output.hosted is None
         engine = self.service.catalog.engine_of(job.model)
-        if job.parent is not None and (job.recognised or not job.fork):
-            await self.service.prefills.end(job.tenant, job.parent.id)
+        await self.service.prefills.end_for(job)
 
         def emit(deltas: list[Delta]) -> Awaitable[None] | None:
             waiting = deliver(feed(turn, deltas))

@@ -7,8 +7,9 @@ response has been answered, and it ends when a turn continues the response on an
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
-from slipring.core.generation import Prefill
+from slipring.core.generation import Job, Prefill
 from slipring.engines.base import Engine
 from slipring.errors import ApiError
 
@@ -23,6 +24,8 @@ class Prefills:
 
     def __init__(self) -> None:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._of_outputs: set[asyncio.Task[None]] = set()
+        """Those of outputs that grow, for clients that will continue their responses."""
 
     def start(
         self, response_id: str, prefill: Prefill, engine: Engine, ended: Callable[[int | None], None]
@@ -33,26 +36,36 @@ class Prefills:
         if key in self._tasks or len(self._tasks) >= _MOST_RUNNING:
             ended(None)
             return
-        self._tasks[key] = asyncio.create_task(self._run(key, prefill, engine, ended))
+        task = asyncio.create_task(self._run(key, prefill, engine, ended))
+        self._tasks[key] = task
+        # A task that is cancelled before its first step runs nothing of ``_run``.
+        task.add_done_callback(partial(self._forget, key))
+        if prefill.expects == "output":
+            self._of_outputs.add(task)
+            task.add_done_callback(self._of_outputs.discard)
 
-    async def end(self, tenant: str, response_id: str) -> None:
-        """End the prefill of a response, if there is one, and wait until the engine is free of it."""
-        task = self._tasks.get((tenant, response_id))
-        if task is not None:
-            task.cancel()
+    async def end_for(self, job: Job) -> None:
+        """End the prefill of the response that a job continues, if there is one, and wait until the engine is
+        free of it. A fork ends none. A history that was recognised is perhaps that of another client: it
+        leaves outputs that grow alone."""
+        if job.parent is None or (job.fork and not job.recognised):
+            return
+        task = self._tasks.get((job.tenant, job.parent.id))
+        if task is not None and not (job.recognised and task in self._of_outputs):
+            _cancel(task)
             await asyncio.wait([task])
 
     def cancel(self, tenant: str, response_id: str) -> None:
         """End the prefill of a response, if there is one, without waiting."""
         task = self._tasks.get((tenant, response_id))
         if task is not None:
-            task.cancel()
+            _cancel(task)
 
     async def close(self) -> None:
         """End all prefills."""
         tasks = list(self._tasks.values())
         for task in tasks:
-            task.cancel()
+            _cancel(task)
         if tasks:
             await asyncio.wait(tasks)
 
@@ -66,6 +79,15 @@ class Prefills:
             log.debug("a prefill was refused: %s", error.message)
         except Exception:
             log.exception("a prefill failed unexpectedly")
-        finally:
-            del self._tasks[key]  # before ``ended``, which may start the next one
+        del self._tasks[key]  # before ``ended``, which may start the next one
         ended(tokens)
+
+    def _forget(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a task, but only once: another time would interrupt the engine as it frees itself."""
+    if not task.cancelling():
+        task.cancel()

@@ -1,20 +1,32 @@
 """Pieces of the outputs of running tools: when they are prefilled, and when they have no effect."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Model, Text
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Model, Text
 from slipring.core.ports import Betas
 from slipring.errors import ModelNotFound, Unavailable
 from slipring.protocol.items import CallOutput
-from tests.core.connection import PLAIN, Connection, Json, Server, call_output, message, only_error, types
+from tests.core.connection import (
+    PLAIN,
+    Connection,
+    Json,
+    Server,
+    call_output,
+    context_of,
+    message,
+    only_error,
+    types,
+)
 
 BETAS = Betas(tool_output=True, rollout=True)
 CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
 LONG = "line of output\n" * 20
+LONG_BYTES = len(json.dumps(LONG)) - 2
 
 
 def connect(**limits: float) -> Connection:
@@ -254,7 +266,7 @@ def test_outputs_of_responses_that_cannot_be_continued_any_more_are_forgotten() 
     response = call(client)
     client.stream_output(response["id"], call_ids(response)[0], LONG)
     assert list(client.prefills) == [response["id"]]
-    assert client.server.requests.used_bytes == len(LONG)
+    assert client.server.requests.used_bytes == LONG_BYTES
 
 
 @pytest.mark.parametrize("ends", ["hang_up", "idle", "wind_down"])
@@ -384,3 +396,208 @@ def test_outputs_of_a_response_that_was_evicted_are_not_prefilled_any_more() -> 
     client.cache.evict(response["id"])
     client.end_prefill(response["id"])
     assert not client.prefills
+    assert client.server.requests.used_bytes == 0
+
+
+# Bounds
+
+
+@pytest.mark.parametrize("piece", ["", "ab"])
+def test_many_small_pieces_take_as_much_memory_as_they_count(piece: str) -> None:
+    client = connect()
+    response = call(client, CALL, CALL)
+    _, second = call_ids(response)  # kept until the first call has its output
+    client.stream_output(response["id"], second, "begin")
+    frame = {"response_id": response["id"], "call_id": second, "delta": piece}
+    text = json.dumps({"type": "response.tool_output.delta", **frame})
+    tracemalloc.start()
+    for _ in range(5000):
+        client.receive(text)
+    used_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert used_bytes < 2 * 5000 * len(piece) + 10_000
+
+
+def test_a_running_prefill_takes_little_more_memory_than_its_pieces_count() -> None:
+    client = connect()
+    response = call(client)
+    (call_id,) = call_ids(response)
+    frame = {"response_id": response["id"], "call_id": call_id, "delta": "\0" * 100_000}
+    text = json.dumps({"type": "response.tool_output.delta", **frame})
+    tracemalloc.start()
+    client.receive(text)
+    used_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert prefilled(client, response["id"]) == [(call_id, "\0" * 100_000)]
+    assert used_bytes < 2.5 * client.server.requests.used_bytes
+
+
+def test_a_tool_that_has_ended_is_prefilled_once_and_adds_nothing() -> None:
+    client = connect()
+    response = call(client)
+    (call_id,) = call_ids(response)
+    client.stream_output(response["id"], call_id, LONG)
+    client.end_output(response["id"], call_id)
+    client.end_prefill(response["id"])
+    client.end_prefill(response["id"])
+    client.end_output(response["id"], call_id)
+    assert not client.prefills
+    assert client.stream_output(response["id"], call_id, LONG) == []
+    assert not client.prefills
+    assert client.server.requests.used_bytes == LONG_BYTES
+
+
+def test_what_was_accepted_before_the_bound_was_reached_is_prefilled() -> None:
+    client = connect(max_tool_output_bytes=1000)
+    response = call(client)
+    (call_id,) = call_ids(response)
+    client.stream_output(response["id"], call_id, "x" * 64)
+    client.stream_output(response["id"], call_id, "x" * 900)
+    client.stream_output(response["id"], call_id, "x" * 100)  # too much
+    client.stream_output(response["id"], call_id, "x")  # follows what was ignored
+    client.end_output(response["id"], call_id)
+    assert prefilled(client, response["id"]) == [(call_id, "x" * 64)]
+    client.end_prefill(response["id"])
+    assert prefilled(client, response["id"]) == [(call_id, "x" * 964)]
+    client.end_prefill(response["id"])
+    assert not client.prefills
+
+
+def test_a_short_rest_is_prefilled_when_the_bound_is_reached() -> None:
+    client = connect(max_tool_output_bytes=1000)
+    response = call(client)
+    (call_id,) = call_ids(response)
+    client.stream_output(response["id"], call_id, "x" * 990)
+    client.stream_output(response["id"], call_id, "y")
+    client.end_prefill(response["id"])
+    assert not client.prefills
+    client.stream_output(response["id"], call_id, "y" * 10)  # too much
+    assert prefilled(client, response["id"]) == [(call_id, "x" * 990 + "y")]
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_outputs_that_will_not_be_prefilled_take_no_memory(
+    monkeypatch: pytest.MonkeyPatch, *, served: bool
+) -> None:
+    client = connect()
+    response = call(client)
+    (call_id,) = call_ids(response)
+    if not served:
+
+        def find(name: str | None) -> Model:
+            raise ModelNotFound(name or "", [])
+
+        monkeypatch.setattr(client.server.models, "find", find)
+    client.stream_output(response["id"], call_id, LONG)
+    if served:
+        client.end_prefill(response["id"], None)
+    assert client.server.requests.used_bytes == 0
+    client.stream_output(response["id"], call_id, LONG)
+    assert client.server.requests.used_bytes == 0
+
+
+# Responses that can have no more pieces
+
+
+def test_another_chain_on_the_lane_ends_the_prefill() -> None:
+    client = connect()
+    response = call(client)
+    client.stream_output(response["id"], call_ids(response)[0], LONG)
+    client.respond()
+    assert not client.prefills
+    assert client.server.requests.used_bytes == 0
+
+
+@pytest.mark.parametrize("fields", [{"input": 5}, {"input": [call_output("call_unknown")]}])
+def test_a_refused_continuation_ends_the_prefill(fields: Json) -> None:
+    client = connect()
+    response = call(client)
+    client.stream_output(response["id"], call_ids(response)[0], LONG)
+    only_error(client.create(previous=response["id"], **fields))
+    assert response["id"] not in client.cache
+    assert not client.prefills
+    assert client.server.requests.used_bytes == 0
+
+
+def test_a_conversation_that_continues_the_response_ends_the_prefill() -> None:
+    client = connect()
+    client.create(store=True)
+    client.finish(*CALL)
+    client.save()
+    response = client.order.responses[-1]
+    (call_id,) = call_ids(response)
+    client.stream_output(response["id"], call_id, LONG)
+    client.create(conversation="conv_1", input=[call_output(call_id, LONG)])
+    before = client.server.requests.used_bytes
+    client.load_conversation(tip=response["id"])
+    assert not client.prefills
+    assert client.server.requests.used_bytes == before - LONG_BYTES
+
+
+def test_outputs_of_a_response_that_was_evicted_are_forgotten() -> None:
+    client = connect()
+    response = call(client)
+    (call_id,) = call_ids(response)
+    client.stream_output(response["id"], call_id, LONG)
+    client.cache.evict(response["id"])
+    (failed,) = client.stream_output(response["id"], call_id, LONG)
+    assert failed["error"]["code"] == "response_not_found"
+    assert not client.prefills
+    assert client.server.requests.used_bytes == 0
+
+
+def test_pieces_that_are_kept_for_a_response_that_was_evicted_have_no_effect() -> None:
+    client = connect()
+    response = call(client, CALL, CALL)
+    _, second = call_ids(response)
+    client.stream_output(response["id"], second, LONG)  # kept until the first call has its output
+    client.cache.evict(response["id"])
+    (failed,) = client.append(response["id"], call_output(second))
+    assert failed["error"]["code"] == "response_not_found"
+    assert not client.prefills
+
+
+# When what is known of the next step changes
+
+
+def test_pieces_that_were_kept_are_prefilled_when_the_call_before_has_its_output() -> None:
+    client = connect()
+    client.create(rollout=True)
+    client.finish(*CALL, *CALL)
+    response_id = client.events[0]["response"]["id"]
+    first, second = (stub["call_id"] for stub in client.events[-1]["required_input"])
+    client.stream_output(response_id, second, LONG)
+    client.stream_output(response_id, first, "a" * 100)
+    assert prefilled(client, response_id) == [(first, "a" * 100)]
+    client.end_prefill(response_id)
+    client.append(response_id, call_output("call_unknown"))
+    assert not client.prefills, "a refused append changes nothing"
+    client.append(response_id, call_output(first, "a" * 100))
+    assert prefilled(client, response_id) == [(first, "a" * 100), (second, LONG)]
+    client.end_prefill(response_id)
+    assert not client.prefills
+
+
+def test_pieces_for_a_response_that_ends_incomplete_are_prefilled_too() -> None:
+    client = connect()
+    client.create()
+    client.generate(*CALL, CallEnded())
+    (call_id,) = [event["item"]["call_id"] for event in client.events if event["type"].endswith("item.done")]
+    response_id = client.events[0]["response"]["id"]
+    client.stream_output(response_id, call_id, LONG)
+    client.finish(*CALL, reason="max_output_tokens")
+    assert client.events[-1]["type"] == "response.incomplete"
+    assert prefilled(client, response_id) == [(call_id, LONG)]
+
+
+def test_steers_that_wait_for_the_output_come_before_it() -> None:
+    client = connect()
+    client.create()
+    response_id = client.events[0]["response"]["id"]
+    client.steer(response_id, "Be brief.")
+    client.finish(*CALL)
+    (call_id,) = call_ids(client.order.responses[-1])
+    client.stream_output(response_id, call_id, LONG)
+    foreseen = client.prefills[response_id].prefill.job
+    client.create(previous=response_id, input=[call_output(call_id, LONG)])
+    assert context_of(foreseen) == context_of(client.job())

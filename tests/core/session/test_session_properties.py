@@ -1454,11 +1454,13 @@ class Connections(RuleBasedStateMachine):
                 assert (job.tenant, job.generate) == (peer.tenant, False)
                 assert job.parent is not None
                 assert job.parent.id == target
-                growing = {item.call_id for item in job.input}
+                growing = {item.call_id for item in job.input if item.call_id is not None}
                 calls = [
                     item for item in job.context() if item.call_id in growing and "output" not in item.type
                 ]
                 assert len(calls) == len(growing), "an output without its call"
+                cache = peer.connection.cache
+                assert target not in cache or cache.is_latest(target), "it will not be continued"
 
     @invariant()
     def caches_hold_responses_of_their_own_connection(self):

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Capabilities, Finished, Job, Model, Settings
+from slipring.core.generation import Capabilities, Finished, Job, Model, Prefill, Settings
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Api, Chunk, Progress
 from slipring.engines.llama.remote import External
@@ -36,7 +37,8 @@ from tests.engines.llama.fake_llama import (
     then,
     with_head,
 )
-from tests.prompts.vocabulary import message, renderer
+from tests.prompts.test_rendering import after, job
+from tests.prompts.vocabulary import item, message, renderer
 
 # Which slot a job gets
 
@@ -267,6 +269,52 @@ async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_te
         with suppress(Unavailable):
             await complete_with(engine, tenant)
         assert cache.pop() is allowed
+
+
+async def test_a_fork_runs_on_a_copy_of_a_context_that_is_being_prefilled() -> None:
+    server, stalled = FakeServer(2), asyncio.Event()
+
+    class Completes(Api):
+        async def complete(self, body: bytes) -> AsyncGenerator[Chunk, None]:
+            sent = json.loads(body)
+            if not sent["n_predict"]:
+                stalled.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await settle()  # it takes some time to end
+            yield Chunk(stop=True)
+
+    engine = object.__new__(LlamaEngine)
+    engine.serves_one_tenant = False
+    engine.renderer = renderer("chatml in small")
+    engine.model = SimpleNamespace(context=9999, llguidance=False, sampling=Sampling())  # type: ignore[assignment]
+    engine._host = External("", "")
+    engine._api = Completes(engine._host)
+    engine._slots = Slots(range(2), SavedContexts(server, PLENTY))
+    engine._queue = JobQueue(2, 8)
+    engine._prefilling = asyncio.Lock()
+    asked = job((message("user", "How is the weather? " * 20),))
+    asked = structs.replace(asked, offer=Offer())
+
+    async def run(work: Job) -> Rendered:
+        batches = [deltas async for deltas in engine.generate(work)]
+        finished = batches[-1][-1]
+        assert isinstance(finished, Finished)
+        assert isinstance(finished.position, Rendered)
+        return finished.position
+
+    parent = after(asked, await run(asked))
+    output = item("function_call_output", call_id="c1", output="It is sunny in one more city.\n" * 20)
+    foreseen = structs.replace(asked, parent=parent, input=(output,), generate=False)
+    prefill = asyncio.create_task(engine.prefill(Prefill(foreseen, "output")))
+    await stalled.wait()
+    fork = structs.replace(asked, parent=parent, input=(message("user", "And tomorrow?"),), fork=True)
+    await run(fork)
+    assert server.requests == ["save 0", "restore 1"]
+    prefill.cancel()
+    await asyncio.wait([prefill])
+    assert len(engine._slots._free) == 2
 
 
 # Waiting and cancellation

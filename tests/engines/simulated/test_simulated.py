@@ -3,15 +3,16 @@
 import asyncio
 import dataclasses
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import jsonschema
 import pytest
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
+from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Prefill, Settings, Text
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.simulated import SimulatedEngine
 from slipring.engines.simulated.options import SimulatedOptions, read_options
@@ -21,6 +22,8 @@ from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import Offer
 from tests.engines.simulated.clock import Clock
 from tests.harness import WEATHER, Socket, serve
+from tests.prompts.test_rendering import after
+from tests.prompts.vocabulary import item
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
 
@@ -503,6 +506,18 @@ async def test_only_uncached_tokens_are_prefilled(monkeypatch: pytest.MonkeyPatc
     first = await duration_s(clock, engine, job)
     assert first == pytest.approx((await run(engine, job))[1].input_tokens / 100)
     assert await duration_s(clock, engine, job) < first
+
+
+async def test_a_prefill_keeps_nothing_of_the_context_that_it_has_read() -> None:
+    engine, head = make(), Head(instructions="Be brief.")
+    asked = job_for(engine, head=head)
+    _, finished = await run(engine, asked)
+    parent = after(asked, finished.position)
+    output = item("function_call_output", call_id="c1", output="It is sunny.\n" * 20)
+    job = structs.replace(asked, parent=parent, input=(output,))
+    references = sys.getrefcount(head)
+    assert await engine.prefill(Prefill(job, "output")) > finished.input_tokens
+    assert sys.getrefcount(head) == references
 
 
 async def test_a_cancelled_answer_stops() -> None:

@@ -1,12 +1,13 @@
 """Long contexts: rejected by their length where possible, and tokenized no further than they fit."""
 
+import asyncio
 import threading
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from slipring.core.generation import Job, Settings
+from slipring.core.generation import Job, Prefill, Settings
 from slipring.core.limits import Limits
 from slipring.engines.tokens import job_rendering
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
@@ -18,7 +19,8 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol.items import Item
 from tests.engines.tokens.test_remote_vocabulary import CharacterVocabulary
 from tests.engines.tokens.test_tokens import job
-from tests.prompts.vocabulary import message, smollm2
+from tests.prompts.test_rendering import after
+from tests.prompts.vocabulary import item, message, smollm2
 
 LIMITS = Limits(max_tokenizing=2, max_unsplit_chars=100_000, counted_contexts=2)
 
@@ -194,3 +196,23 @@ async def test_no_request_is_made_for_a_text_that_cannot_fit() -> None:
     with pytest.raises(ContextLengthExceeded):
         await job_rendering.render(job_with(*items), renderer, 500, threads())
     assert sum(length >= 200 for length in vocabulary.requests) <= 3
+
+
+async def test_an_answer_is_tokenized_before_the_prefills_that_wait() -> None:
+    _, renderer = recording()
+    tokenizing, order = threads(), list[str]()
+    parent = after(job(), renderer.render(job()))
+    output = item("function_call_output", call_id="c1", output="line of output\n" * 4000)
+    prefill = Prefill(structs.replace(job(), parent=parent, input=(output,), generate=False), "output")
+
+    async def prefilled() -> None:
+        await job_rendering.foresee(prefill, renderer, 10**6, tokenizing)
+        order.append("prefill")
+
+    async def answered() -> None:
+        await job_rendering.render(job_with(message("user", "long " * 10_000)), renderer, 10**6, tokenizing)
+        order.append("answer")
+
+    prefills = [asyncio.create_task(prefilled()) for _ in range(4)]
+    await asyncio.gather(*prefills, asyncio.create_task(answered()))
+    assert "answer" in order[:2]

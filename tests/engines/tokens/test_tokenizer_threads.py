@@ -75,6 +75,26 @@ async def test_a_cancelled_caller_keeps_its_thread_until_the_function_returns() 
     assert await second == "second"
 
 
+@pytest.mark.parametrize(("size", "at_once"), [(1, 1), (2, 1), (4, 2)])
+async def test_spare_functions_leave_threads_to_others(size: int, at_once: int) -> None:
+    pool, work = FairThreadPool("test", size), BlockingWork()
+    spare = [asyncio.create_task(pool.run_spare("a", work.function(f"spare {n}"))) for n in range(4)]
+    assert [await work.started.get() for _ in range(at_once)] == [f"spare {n}" for n in range(at_once)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert work.started.empty()
+    names = [f"own {n}" for n in range(size)]
+    own = [asyncio.create_task(pool.run("a", work.function(name))) for name in names]
+    assert [await work.started.get() for _ in range(size - at_once)] == names[: size - at_once]
+    for n in range(at_once):
+        work.release(f"spare {n}")
+        assert await work.started.get() == names[size - at_once + n], "it goes before the spare functions"
+    assert work.started.empty()
+    for name in [*names, *(f"spare {n}" for n in range(at_once, 4))]:
+        work.release(name)
+    assert await asyncio.gather(*own, *spare) == [*names, *(f"spare {n}" for n in range(4))]
+
+
 async def test_a_function_that_raises_frees_its_thread() -> None:
     pool = FairThreadPool("test", 1)
     for _ in range(3):

@@ -17,7 +17,10 @@ from slipring.server.driver import Driver
 from slipring.server.transports.http_replies import JsonReply, SseReply
 from slipring.server.transports.websocket import WebSocketConnection
 from tests.harness import PuppetEngine, Running, serve
-from tests.server.raw import gone
+from tests.server.raw import gone, until
+from tests.server.transports.test_tool_output_wire import ASK, HEADER, LONG, Reader, called, output
+
+pytestmark = pytest.mark.usefixtures("compiled_here")
 
 HOLDERS = (Driver, JsonReply, LiveRun, Output, SseReply, Turn, WebSocketConnection, web.Request)
 INVALID: list[dict[str, Any]] = [
@@ -83,6 +86,22 @@ async def test_a_socket_that_ends_during_a_turn(before: set[int]) -> None:
             ended = performance.stopped
             del performance  # it refers to its job
         await ended.wait()
+        await nothing_is_left(server, before)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_a_socket_that_has_sent_the_output_of_a_running_tool(
+    before: set[int], *, goes_on: bool
+) -> None:
+    engine = Reader(holds=True)
+    async with serve(engine) as server:
+        async with server.connect(headers=HEADER) as socket:
+            call = await called(socket)
+            await socket.send(type="response.tool_output.delta", **call, delta=LONG)
+            await until(lambda: engine.running == 1)
+            if goes_on:
+                asked = {**ASK, "input": output(call["call_id"])}
+                await socket.response(**asked, previous_response_id=call["response_id"])
         await nothing_is_left(server, before)
 
 

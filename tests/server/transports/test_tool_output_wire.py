@@ -1,11 +1,12 @@
 """Outputs of running tools over real sockets: what is read ahead, and what ends it."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from slipring.core.generation import Prefill
+from slipring.core.generation import Delta, Job, Prefill
 from slipring.engines.simulated import SimulatedEngine
 from slipring.engines.simulated.options import read_options
 from tests.harness import TERMINAL, WEATHER, Socket, serve
@@ -26,7 +27,13 @@ class Reader(SimulatedEngine):
         super().__init__(read_options("tokens_per_s=0,output_tokens=4,tool_calls=1"))
         self.read_tokens = 0
         self.running = 0
+        self.recognised = 0
+        """Jobs that continue the context of another client."""
         self._holds = holds
+
+    def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        self.recognised += job.recognised
+        return super().generate(job)
 
     async def prefill(self, prefill: Prefill) -> int:
         self.running += 1
@@ -110,6 +117,17 @@ async def test_a_continuation_ends_the_prefill() -> None:
         answer = await socket.response(**ask, previous_response_id=first["response_id"])
         assert answer["status"] == "completed"
         assert engine.running == 0
+
+
+async def test_the_same_question_of_another_client_leaves_the_prefill_alone() -> None:
+    engine = Reader(holds=True)
+    async with serve(engine) as server, server.connect(headers=HEADER) as socket:
+        await socket.send(type="response.tool_output.delta", **await called(socket), delta=LONG)
+        await until(lambda: engine.running == 1)
+        async with server.connect() as other:
+            await called(other)  # its context is recognised as that of the first
+        assert engine.recognised == 1
+        assert engine.running == 1
 
 
 async def test_a_disconnect_ends_the_prefill() -> None:

@@ -11,7 +11,7 @@ prefilled, because the tokens of the others come after it.
 
 from collections.abc import Mapping
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, Raw, structs
 
 from slipring.core.chain import input_items
 from slipring.core.chain.state import OpenCall
@@ -21,6 +21,7 @@ from slipring.core.limits import Limits
 from slipring.core.session.actions import Action, EndPrefill, Send, StartPrefill
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
+from slipring.core.session.successors import Successors
 from slipring.core.turn.foreseen_job import foreseen_job
 from slipring.core.turn.steps import pauses
 from slipring.core.turn.turn import Turn
@@ -35,8 +36,8 @@ _GROWTH = 64
 """A prefill begins when the outputs have grown by a 64th: rendering them again and again takes time in
 proportion to their final length."""
 _OUTPUT_OF_CALL = {
-    "function_call": "function_call_output",
-    "custom_tool_call": "custom_tool_call_output",
+    "function_call": b"function_call_output",
+    "custom_tool_call": b"custom_tool_call_output",
 }
 """The calls whose output is a text."""
 
@@ -58,45 +59,62 @@ class _Growth:
         "done_tokens",
         "has_failed",
         "is_due",
+        "is_full",
         "running",
         "seen_bytes",
+        "seen_calls",
         "size_bytes",
     )
 
     def __init__(self) -> None:
-        self._texts: dict[str, list[str]] = {}
+        self._texts: dict[str, bytearray] = {}
+        """By call, as the content of a JSON string: pieces may be very short, and most of the memory that a
+        prefill takes is its items."""
         self._ended: set[str] = set()
         self.size_bytes = 0
         self.seen_bytes = 0
         """Size at the last prefill."""
+        self.seen_calls: Mapping[str, OpenCall] | None = None
+        """The calls that waited for their outputs at the last prefill; None if there was none. Empty if it
+        had results of hosted calls only."""
         self.is_due = False
         """Whether enough is new for another prefill."""
+        self.is_full = False
+        """Whether a piece did not fit: what follows cannot be appended to what came before."""
+        self.has_failed = False
+        """Whether a prefill has failed: there will be no other."""
         self.running: StartPrefill | None = None
         self.done_tokens = 0
-        self.has_failed = False
 
-    def add(self, piece: ToolOutputPiece, size_bytes: int) -> None:
-        """Add a piece of this size."""
-        self._texts.setdefault(piece.call_id, []).append(piece.delta)
-        self.size_bytes += size_bytes
+    def accepts(self, call_id: str) -> bool:
+        """Whether a further piece of a call's output has an effect."""
+        return not (self.is_full or self.has_failed or call_id in self._ended)
+
+    def add(self, call_id: str, delta: bytes) -> None:
+        """Add a piece, as the content of a JSON string."""
+        self._texts.setdefault(call_id, bytearray()).extend(delta)
+        self.size_bytes += len(delta)
         new = self.size_bytes - self.seen_bytes
         self.is_due = self.is_due or new >= max(_LEAST_BYTES, self.size_bytes // _GROWTH)
 
     def end(self, call_id: str) -> None:
         """The tool of a call has ended."""
-        self._texts.setdefault(call_id, [])
+        self._texts.setdefault(call_id, bytearray())
         self._ended.add(call_id)
         self.is_due = True
+
+    def fill(self) -> None:
+        """Accept no more pieces, and prefill those that were accepted."""
+        self.is_full = True
+        self.is_due = self.is_due or self.size_bytes > self.seen_bytes
 
     def items(self, open_calls: Mapping[str, OpenCall]) -> tuple[Item, ...]:
         """The outputs in the order of their calls, up to the first one that may still grow."""
         found = []
         for call_id, call in open_calls.items():
             if call_id in self._texts:
-                text = "".join(self._texts[call_id])
-                self._texts[call_id] = [text]
-                kind = _OUTPUT_OF_CALL[call.type]
-                found.append(wire.raw({"type": kind, "call_id": call_id, "output": text}))
+                head = b'{"type":"%b","call_id":%b' % (_OUTPUT_OF_CALL[call.type], wire.encode(call_id))
+                found.append(Raw(b"".join((head, b',"output":"', self._texts[call_id], b'"}'))))
                 if call_id not in self._ended:
                     break
             elif call.required:
@@ -107,9 +125,17 @@ class _Growth:
 class GrowingOutputs:
     """The growing outputs of one connection, by response."""
 
-    __slots__ = ("_charges", "_growths", "_lanes", "_limits", "_models", "_tenant", "is_on")
+    __slots__ = ("_charges", "_growths", "_lanes", "_limits", "_models", "_successors", "_tenant", "is_on")
 
-    def __init__(self, tenant: str, lanes: Lanes, limits: Limits, charges: Charges, models: Models) -> None:
+    def __init__(
+        self,
+        tenant: str,
+        lanes: Lanes,
+        limits: Limits,
+        charges: Charges,
+        models: Models,
+        successors: Successors,
+    ) -> None:
         self.is_on = True
         """Whether prefills may begin."""
         self._tenant = tenant
@@ -117,6 +143,7 @@ class GrowingOutputs:
         self._limits = limits
         self._charges = charges
         self._models = models
+        self._successors = successors
         self._growths: dict[str, _Growth] = {}
 
     def take(self, piece: ToolOutputPiece, cache: ConnectionCache) -> list[Action]:
@@ -125,45 +152,50 @@ class GrowingOutputs:
         try:
             self._require_open(piece, turn, cache)
         except PieceRefused as refusal:
-            return [Send([_failed_event(piece, refusal, turn, cache)])]
-        ended = [] if piece.target in self._growths else self._end_unreachable(cache)
+            return [Send([_failed_event(piece, refusal, turn, cache)]), *self.end_unreachable(cache)]
+        if not self.is_on:
+            return []
+        ended = [] if piece.target in self._growths else self.end_unreachable(cache)
         growth = self._growths.setdefault(piece.target, _Growth())
-        size_bytes = len(piece.delta.encode())
-        room = self._limits.max_tool_output_bytes - growth.size_bytes
-        if size_bytes > room or self._charges.objection(size_bytes) is not None:
-            growth.has_failed = True  # what follows cannot be appended to what came before
+        if not growth.accepts(piece.call_id):
             return ended
-        self._charges.take(growth, size_bytes)
         if piece.is_last:
             growth.end(piece.call_id)
+            return [*ended, *self.advance(piece.target, cache)]
+        delta = wire.encode(piece.delta)[1:-1]
+        room = self._limits.max_tool_output_bytes - growth.size_bytes
+        if len(delta) > room or self._charges.objection(len(delta)) is not None:
+            growth.fill()
         else:
-            growth.add(piece, size_bytes)
+            self._charges.take(growth, len(delta))
+            growth.add(piece.call_id, delta)
         return [*ended, *self.advance(piece.target, cache)]
 
     def result(self, turn: Turn, cache: ConnectionCache) -> list[Action]:
         """A hosted call has ended while others of its step still run: its result can be prefilled."""
-        if pauses.foreseen_job(turn) is None:
+        if not self.is_on or pauses.foreseen_job(turn) is None:
             return []
         response_id = turn.output.response_id
         self._growths.setdefault(response_id, _Growth()).is_due = True
         return self.advance(response_id, cache)
 
     def advance(self, response_id: str, cache: ConnectionCache) -> list[Action]:
-        """Begin a prefill if the outputs of a response have grown enough and the response has ended or
-        paused."""
+        """Begin a prefill if the response has ended or paused and its outputs have grown enough since the
+        last one, or others come before them in the context now."""
         growth = self._growths.get(response_id)
-        if growth is None or growth.running is not None or growth.has_failed or not growth.is_due:
+        if growth is None or growth.running is not None or growth.has_failed:
             return []
-        if not self.is_on:
+        turn = self._lanes.find(response_id)
+        if not growth.is_due and not _has_moved_on(growth, turn):
             return []
         try:
-            foreseen = self._foreseen(response_id, growth, cache)
+            foreseen, seen_calls = self._foreseen(response_id, growth, turn, cache)
         except ApiError:
-            growth.has_failed = True  # its model is not served any more
+            self._fail(response_id)  # its model is not served any more
             return []
         if foreseen is None:
             return []
-        growth.is_due, growth.seen_bytes = False, growth.size_bytes
+        growth.is_due, growth.seen_bytes, growth.seen_calls = False, growth.size_bytes, seen_calls
         growth.running = StartPrefill(response_id, Prefill(foreseen, "output", growth.done_tokens))
         return [growth.running]
 
@@ -174,10 +206,10 @@ class GrowingOutputs:
             return []
         growth.running = None
         if tokens is None:
-            growth.has_failed = True
-        else:
-            growth.done_tokens = max(tokens, growth.done_tokens)
-        return self.advance(ended.response_id, cache)
+            self._fail(ended.response_id)
+            return []
+        growth.done_tokens = max(tokens, growth.done_tokens)
+        return [*self.end_unreachable(cache), *self.advance(ended.response_id, cache)]
 
     def end(self, response_id: str | None) -> list[Action]:
         """The response is continued, or has failed: forget its outputs."""
@@ -187,33 +219,44 @@ class GrowingOutputs:
         self._charges.release(growth)
         return [] if growth.running is None else [EndPrefill(growth.running.response_id)]
 
+    def end_unreachable(self, cache: ConnectionCache) -> list[Action]:
+        """Forget the outputs of responses that can have no more pieces: each lane has one that can."""
+        gone = [each for each in self._growths if not self._is_reachable(each, cache)]
+        return [action for response_id in gone for action in self.end(response_id)]
+
     def end_all(self) -> list[Action]:
         """The connection is closed."""
         return [action for response_id in list(self._growths) for action in self.end(response_id)]
 
-    def _end_unreachable(self, cache: ConnectionCache) -> list[Action]:
-        """Forget the outputs of responses that can have no more pieces: each lane has one that can."""
-        reachable = {
-            response_id
-            for response_id in self._growths
-            if self._lanes.find(response_id) or (response_id in cache and cache.is_latest(response_id))
-        }
-        return [action for each in self._growths.keys() - reachable for action in self.end(each)]
+    def _is_reachable(self, response_id: str, cache: ConnectionCache) -> bool:
+        is_latest = response_id in cache and cache.is_latest(response_id)
+        return is_latest or self._lanes.find(response_id) is not None
 
-    def _foreseen(self, response_id: str, growth: _Growth, cache: ConnectionCache) -> Job | None:
-        """The job that continues a response with its outputs; None as long as that is not possible."""
-        turn = self._lanes.find(response_id)
+    def _fail(self, response_id: str) -> None:
+        """Prefill nothing more for a response, and keep nothing for it."""
+        self.end(response_id)
+        self._growths[response_id] = failed = _Growth()
+        failed.has_failed = True
+
+    def _foreseen(
+        self, response_id: str, growth: _Growth, turn: Turn | None, cache: ConnectionCache
+    ) -> tuple[Job | None, Mapping[str, OpenCall]]:
+        """The job that continues a response with its outputs, None as long as that is not possible; and the
+        calls whose outputs may be part of it."""
+        nothing = input_items.NOTHING.open_calls
         if turn is not None:
-            foreseen = pauses.foreseen_job(turn)
-            if foreseen is None or turn.is_calling:
-                return foreseen
-            job, open_calls = foreseen, turn.rollout.open_calls if turn.rollout is not None else {}
+            job = pauses.foreseen_job(turn)
+            if job is None or turn.is_calling:
+                return job, nothing
+            open_calls = turn.rollout.open_calls if turn.rollout is not None else nothing
         elif (state := cache.find(response_id)) is not None:
-            job, open_calls = foreseen_job(state, self._tenant, self._models), state.carry.open_calls
+            steers = self._successors.waiting_items(response_id)
+            job = foreseen_job(state, self._tenant, self._models, steers)
+            open_calls = state.carry.open_calls
         else:
-            return None
+            return None, nothing
         outputs = growth.items(open_calls)
-        return structs.replace(job, input=job.input + outputs) if outputs else None
+        return structs.replace(job, input=job.input + outputs) if outputs else None, open_calls
 
     def _require_open(self, piece: ToolOutputPiece, turn: Turn | None, cache: ConnectionCache) -> None:
         """Raise ``PieceRefused`` unless the piece belongs to a call that waits for its output."""
@@ -242,6 +285,14 @@ class GrowingOutputs:
             return None
         is_continued = not cache.is_latest(response_id) or self._lanes.is_busy(cache.lane_of(response_id))
         return input_items.NOTHING.open_calls if is_continued else state.carry.open_calls
+
+
+def _has_moved_on(growth: _Growth, turn: Turn | None) -> bool:
+    """Whether other calls of a paused rollout wait for their outputs than at the last prefill: outputs were
+    appended, or hosted calls have ended."""
+    if growth.seen_calls is None or turn is None or turn.rollout is None or turn.is_calling:
+        return False
+    return turn.rollout.open_calls is not growth.seen_calls
 
 
 def _failed_event(

@@ -19,6 +19,7 @@ from slipring.core.turn.steps.steer_queue import SteerRefused, Steers
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError
 from slipring.protocol.events import Event, SteerErrorCode
+from slipring.protocol.items import Item
 from slipring.protocol.live_input import Steer
 
 
@@ -76,6 +77,11 @@ class Successors:
             turn.steered_by = self._take(turn)
         if turn.steered_by is not None:
             turn.input = turn.steered_by.items + turn.input
+
+    def waiting_items(self, response_id: str) -> tuple[Item, ...]:
+        """The messages that begin the input of the turn which continues a response."""
+        steers = self._waiting.get(response_id)
+        return steers.items if steers is not None else ()
 
     def commit(self, turn: Turn) -> None:
         """A response is created: the steers at the beginning of its input are part of it now."""

@@ -112,7 +112,9 @@ class TurnLifecycle:
         self.lanes = Lanes(limits.max_in_flight, limits.max_lanes)
         self.charges = Charges(ports.requests, tenant)
         self.successors = Successors(limits, ports, models, self.charges)
-        self.growing_outputs = GrowingOutputs(tenant, self.lanes, limits, self.charges, models)
+        self.growing_outputs = GrowingOutputs(
+            tenant, self.lanes, limits, self.charges, models, self.successors
+        )
         # An engine that must see nothing before it was inspected is not given outputs ahead of their turn.
         self.growing_outputs.is_on = not any(check.before for check in policies.checks.values())
         self._finished: dict[Turn, ResponseState] = {}
@@ -139,7 +141,9 @@ class TurnLifecycle:
         except ApiError as error:
             return self._reject(turn, error, now)
         self._pin(turn)
-        return self._start(turn, now) + self.advance(now)
+        # A conversation is continued at its last response.
+        continued = turn.parent.id if turn.parent is not None and not turn.forks else None
+        return [*self.growing_outputs.end(continued), *self._start(turn, now), *self.advance(now)]
 
     def resolved(
         self,
@@ -429,7 +433,8 @@ class TurnLifecycle:
             emitted.append(Error.of(error, turn.lane))
         self._discard(turn)
         turn.stages.lap("terminal")
-        return [Send(emitted), self._record(turn, turn_reports.report(turn, error))]
+        forgotten = self.growing_outputs.end_unreachable(self.cache)
+        return [Send(emitted), *forgotten, self._record(turn, turn_reports.report(turn, error))]
 
     def _discard(self, turn: Turn) -> None:
         """End a turn that has no response, and let the next one of its lane run."""
@@ -466,6 +471,7 @@ class TurnLifecycle:
         else:
             self.lanes.succeed(turn, successor)
             actions += self._begin(successor, now)
+        actions += self.growing_outputs.end_unreachable(self.cache)
         actions += self.advance(now)
         if state is None:
             return actions
@@ -508,10 +514,10 @@ class TurnLifecycle:
         """Have the engine prefill what will probably continue a response that has just ended."""
         if not self._lifetime.accepts_turns or self.lanes.is_busy(turn.lane):
             return []
-        if state.response.status != "completed":
-            return []
         if state.carry.open_calls:
             return self.growing_outputs.advance(state.id, self.cache)
+        if state.response.status != "completed":
+            return []
         if state.carry.approvals:
             return []  # its client answers with something else than a message
         try:
@@ -550,8 +556,7 @@ class TurnLifecycle:
             # Pieces of outputs that a rollout still waits for can arrive after its end.
             ended = [] if turn.rollout is not None else self.growing_outputs.end(turn.output.response_id)
             return [*ended, *self._conclude(turn, now)]
-        growing = self.growing_outputs.advance(turn.output.response_id, self.cache)
-        return self.resume(turn) or growing
+        return self.resume(turn) or self.growing_outputs.advance(turn.output.response_id, self.cache)
 
     def resume(self, turn: Turn) -> list[Action]:
         """Resume a paused response that has all required outputs, after asking the driver if needed."""

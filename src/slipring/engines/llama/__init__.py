@@ -142,6 +142,7 @@ class LlamaEngine(Engine):
         with self._queue.ticket(job.tenant) as ticket:
             yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
             await ticket.turn()
+            await self._queue.spare_ended()  # the slot of a prefill can be copied, or used, once it is free
             async with aclosing(self._answer(job, rendering, constraint)) as batches:
                 async for deltas in batches:
                     yield deltas

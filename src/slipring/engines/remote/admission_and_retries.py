@@ -105,6 +105,8 @@ class JobQueue:
         self._waiters = 0
         self._changes: set[asyncio.Future[None]] = set()
         """Completed when a job begins, waits or ends."""
+        self._spare: set[asyncio.Future[None]] = set()
+        """The work of ``run_spare`` that has not ended."""
 
     @property
     def running(self) -> int:
@@ -137,9 +139,10 @@ class JobQueue:
     async def run_spare(self, most_jobs: int, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Run work that must not delay jobs. Waits until at most ``most_jobs`` jobs run and none waits;
         cancels the work when that changes. Returns whether the work was completed."""
-        while not self._is_spare(most_jobs):
-            await self._change()
+        await self.until_spare(most_jobs)
         task = asyncio.ensure_future(work())
+        self._spare.add(task)
+        task.add_done_callback(self._spare.discard)
         try:
             while not task.done() and self._is_spare(most_jobs):
                 change = self._change()
@@ -155,6 +158,17 @@ class JobQueue:
         if is_done:
             await task
         return is_done
+
+    async def until_spare(self, most_jobs: int) -> None:
+        """Wait until at most ``most_jobs`` jobs run and none waits."""
+        while not self._is_spare(most_jobs):
+            await self._change()
+
+    async def spare_ended(self) -> None:
+        """Wait until all spare work has ended. For a job that runs, and with which none may: it is cancelled
+        already, but may still hold what the job looks for."""
+        while self._spare:
+            await asyncio.wait(self._spare)
 
     def _is_spare(self, most_jobs: int) -> bool:
         return self._running <= most_jobs and not self._waiters

@@ -96,10 +96,12 @@ def position_of(job: Job) -> Tally | None:
 
 
 class Begun(Struct, frozen=True):
-    """A context whose last item is not complete."""
+    """A context whose last item is not complete. It keeps nothing of the context but numbers: it stays in the
+    prefix cache."""
 
-    before: Tally
-    """The context without that item."""
+    before: bytes
+    """The digest of the context without that item."""
+    before_tokens: int
     length: int
     """Of the item's text so far, in bytes."""
     digest: bytes
@@ -107,7 +109,7 @@ class Begun(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        return self.before.tokens + self.length // _BYTES_PER_TOKEN
+        return self.before_tokens + self.length // _BYTES_PER_TOKEN
 
 
 def begin_last_item(job: Job) -> Begun:
@@ -116,7 +118,7 @@ def begin_last_item(job: Job) -> Begun:
     assert position is not None
     before = position.extended(_render_items(job.input[:-1]))
     text = _render(job.input[-1])[0].encode()
-    return Begun(before, len(text), blake2b(text, digest_size=16).digest())
+    return Begun(before.digest, before.tokens, len(text), blake2b(text, digest_size=16).digest())
 
 
 class PrefixCache:
@@ -138,12 +140,16 @@ class PrefixCache:
 
     def add_begun(self, begun: Begun) -> None:
         """Add a context whose last item is not complete."""
-        self.add(begun.before)
-        self._seen[begun.before.digest] = begun
+        self._add(begun.before)
+        self._seen[begun.before] = begun
 
     def add(self, tally: Tally) -> None:
-        self._seen.setdefault(tally.digest, None)
-        self._seen.move_to_end(tally.digest)
+        """Add a context."""
+        self._add(tally.digest)
+
+    def _add(self, digest: bytes) -> None:
+        self._seen.setdefault(digest, None)
+        self._seen.move_to_end(digest)
         if len(self._seen) > _MAX_PREFIXES:
             self._seen.popitem(last=False)
 

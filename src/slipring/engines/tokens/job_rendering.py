@@ -60,7 +60,9 @@ async def foresee(
         if prefill.expects == "output" and _is_short(prefill.job, renderer):
             return foreseen_context.foresee(renderer, prefill, budget)
         work, is_local = foreseen_context.foresee, renderer.vocabulary.is_local
-        return await tokenizing.run(prefill.job.tenant, work, renderer, prefill, budget, is_local=is_local)
+        return await tokenizing.run_spare(
+            prefill.job.tenant, work, renderer, prefill, budget, is_local=is_local
+        )
     except TooManyTokens:
         return None
 

@@ -38,6 +38,7 @@ class FairThreadPool:
 
     def __init__(self, name: str, size: int) -> None:
         self._threads = ThreadPoolExecutor(size, name)
+        self._most_beside_spare = (size - 1) // 2
         # Every caller is a response that was admitted before: the queue needs no bound.
         self._queue = JobQueue(size, sys.maxsize)
 
@@ -50,6 +51,12 @@ class FairThreadPool:
         # A thread cannot be stopped: its slot is released when the work ends, also after a cancellation.
         running.add_done_callback(partial(_release, slot))
         return await asyncio.shield(running)
+
+    async def run_spare(self, tenant: str, work: Callable[..., T], *arguments: object) -> T:
+        """``run``, for work that others should not wait for: it begins only while nothing waits, and takes at
+        most half of the threads, or the only one."""
+        await self._queue.until_spare(self._most_beside_spare)
+        return await self.run(tenant, work, *arguments)
 
 
 def _release(slot: ExitStack, done: "asyncio.Future[T]") -> None:
@@ -76,6 +83,11 @@ class TokenizerThreads:
         server."""
         pool = self._local if is_local else self._remote
         return await pool.run(tenant, work, *arguments)
+
+    async def run_spare(self, tenant: str, work: Callable[..., T], *arguments: object, is_local: bool) -> T:
+        """``run``, for contexts that no answer waits for: it leaves threads to all others."""
+        pool = self._local if is_local else self._remote
+        return await pool.run_spare(tenant, work, *arguments)
 
     def encoded(self, vocabulary: Accelerable) -> None:
         """Accelerate a vocabulary, in a thread of its own, once it has encoded enough to be worth it."""

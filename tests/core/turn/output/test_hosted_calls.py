@@ -226,6 +226,54 @@ def test_results_are_prefilled_in_the_order_of_their_calls_while_others_run() ->
     assert told(connection.job())[-3:] == ["output one", "output two", "output three"]
 
 
+def test_a_prefill_of_results_that_fails_is_not_repeated() -> None:
+    connection = Connection()
+    response_id = begin(connection)
+    connection.finish(*hosted("f"), *hosted("g"), *hosted("f"))
+    one, two, _ = running(connection)
+    connection.end_call(one, "one")
+    connection.end_prefill(response_id, None)
+    connection.end_call(two, "two")
+    assert not connection.prefills
+
+
+def test_pieces_of_a_clients_call_are_prefilled_when_the_hosted_calls_have_ended() -> None:
+    connection = Connection(betas=Betas(rollout=True, tool_output=True))
+    response_id = begin(connection, tools=MIXED, rollout=True)
+    connection.finish(*hosted("f"), *hosted("g"), *CLIENT)
+    one, two = running(connection)
+    own = next(e["item"]["call_id"] for e in connection.events if e.get("item", {}).get("name") == "own")
+    connection.stream_output(response_id, own, "line\n" * 40)
+    assert not connection.prefills
+    connection.end_call(one, "one")
+    assert told(connection.prefills[response_id].prefill.job)[-1:] == ["output one"]
+    connection.end_prefill(response_id)
+    connection.end_call(two, "two")
+    foreseen = connection.prefills[response_id].prefill.job
+    assert told(foreseen)[-3:] == ["output one", "output two", "output " + "line\n" * 40]
+    connection.append(response_id, call_output(own, "line\n" * 40))
+    assert told(connection.job()) == told(foreseen)
+
+
+@pytest.mark.parametrize("calls", [[*hosted("f"), *CLIENT], [*CLIENT, *hosted("f"), *CLIENT]])
+def test_pieces_are_prefilled_after_the_results_of_hosted_calls(calls: list[Delta]) -> None:
+    connection = Connection(betas=Betas(tool_output=True))
+    response_id = begin(connection, tools=MIXED)
+    connection.finish(*calls)
+    end_only(connection, "one")
+    own = [item["call_id"] for item in last(connection)["output"] if item["type"] == "function_call"]
+    for call_id in own:
+        connection.stream_output(response_id, call_id, "line\n" * 40)
+        connection.end_output(response_id, call_id)
+        while response_id in connection.prefills:
+            foreseen = connection.prefills[response_id].prefill.job
+            connection.end_prefill(response_id)
+    outputs = [call_output(call_id, "line\n" * 40) for call_id in own]
+    connection.create(previous=response_id, tools=MIXED, input=outputs)
+    connection.resolve()
+    assert told(connection.job()) == told(foreseen)
+
+
 def test_a_failed_call_is_an_item_and_the_model_reads_why() -> None:
     connection = Connection()
     begin(connection)
