@@ -187,8 +187,8 @@ class TemplateRenderer(Renderer):
             pending, calls, answer = answered.pending, answered.calls, (_answer_stand_in(answered.messages),)
         builder = self._builder(pending, calls).add(job.input)
         new = builder.messages
-        if not new and not tail.is_open:
-            return position
+        if not new and not tail.is_open and tail.effort == job.settings.effort:
+            return position  # another effort may open the assistant turn with other tokens
         if _continues((*tail.stand_in, *answer), new) or (answer and _continues(tail.stand_in, answer)):
             raise CannotAppend(CONTINUES_ASSISTANT)
         if tail.prompt is None and not tail.is_open:
