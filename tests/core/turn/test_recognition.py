@@ -286,6 +286,19 @@ def test_a_rendering_from_the_beginning_shares_no_memory():
     assert (asked.parent, answered.parent) == (None, asked)
 
 
+def test_equal_requests_at_once_share_no_memory():
+    connection = connect()
+    sent = [message(f"say {number}") for number in range(50)]
+    for lane in ("a", "b"):
+        connection.create(lane, input=sent)
+    known = connection.server.known
+    connection.finish(Text("one"), lane="a")
+    before = known.used_bytes
+    connection.finish(Text("two"), lane="b")
+    assert len(known) == 3
+    assert known.used_bytes - before > 50 * 100  # of the second's own position
+
+
 def test_a_large_output_is_not_digested():
     connection = connect()
     turn(connection, Text("x" * 600_000), input="hello")
