@@ -54,6 +54,7 @@ from slipring.protocol.items import CustomToolCall, FunctionCall, Item
 
 HEAD_CHANGED = "the head changed"
 EFFORT_CHANGED = "the effort of reasoning changed, which the template writes at the beginning"
+OPENED_OTHERWISE = "the effort of reasoning changed, with which the template may open answers otherwise"
 REWRITES_EARLIER = "the template rewrites earlier turns"
 DROPS_THOUGHTS = "the template drops earlier thoughts"
 MOVES_EARLIER = "the template writes earlier parts among the new ones"
@@ -187,8 +188,10 @@ class TemplateRenderer(Renderer):
             pending, calls, answer = answered.pending, answered.calls, (_answer_stand_in(answered.messages),)
         builder = self._builder(pending, calls).add(job.input)
         new = builder.messages
-        if not new and not tail.is_open and tail.effort == job.settings.effort:
-            return position  # another effort may open the assistant turn with other tokens
+        if not new and not tail.is_open:
+            if self._variables_of(tail.effort) != self._variables_of(job.settings.effort):
+                raise CannotAppend(OPENED_OTHERWISE)
+            return position
         if _continues((*tail.stand_in, *answer), new) or (answer and _continues(tail.stand_in, answer)):
             raise CannotAppend(CONTINUES_ASSISTANT)
         if tail.prompt is None and not tail.is_open:
@@ -242,7 +245,7 @@ class TemplateRenderer(Renderer):
         if prompt is None:
             whole = opened
         if answer:
-            return self._after_answer(draft, before, answer[0], whole), prompt
+            return self._after_answer(draft, before, answer[0], new, whole), prompt
         return draft.require_rest(draft.write(before), whole), prompt
 
     def _speaks(self, messages: Sequence[ChatMessage]) -> bool:
@@ -251,19 +254,30 @@ class TemplateRenderer(Renderer):
         return "user" in roles or ("system" in roles and not self.forms.late_system)
 
     def _after_answer(
-        self, draft: "_Draft", before: Sequence[ChatMessage], answer: ChatMessage, whole: str
+        self,
+        draft: "_Draft",
+        before: Sequence[ChatMessage],
+        answer: ChatMessage,
+        new: Sequence[ChatMessage],
+        whole: str,
     ) -> str:
         """Return what the template writes after the model's answer, from the token on that ends answers.
 
-        The placeholder of the answer marks its place in ``whole``. The text before the assistant turn must
-        not have changed, except for marks of thoughts without content: some templates write them for the
-        latest answers only.
+        The placeholder of the answer marks its place in ``whole``. The text before it must not have changed,
+        except for marks of thoughts without content: some templates write them for the latest answers only.
         """
-        start = draft.write(before)
+        if len(answer.calls) > 1 and not self.forms.several_calls:
+            raise CannotAppend(REWRITES_EARLIER)  # the outputs of the first calls stand before the last call
         mark = draft.guard.text(LAST_CALL_PLACEHOLDER if answer.calls else TEXT_PLACEHOLDER)
         at = whole.rfind(mark)
-        if at < 0 or not self._without_marks(whole[:at]).startswith(self._without_marks(start)):
+        written = self._without_marks(whole[:at])
+        if at < 0 or not written.startswith(self._without_marks(draft.write(before))):
             raise CannotAppend(REWRITES_EARLIER)
+        if any(message.role == "system" for message in new):
+            # Some templates put all of these at the beginning.
+            alone = draft.write([*before, answer])
+            if written != self._without_marks(alone[: alone.rfind(mark)]):
+                raise CannotAppend(REWRITES_EARLIER)
         closer = self._closers[bool(answer.calls)]
         end = whole.find(closer, at + len(mark)) if closer else -1
         if end < 0:
