@@ -261,6 +261,22 @@ def test_what_was_answered_does_not_depend_on_what_is_recognised():
     assert kept[0] == kept[1]
 
 
+def test_a_setting_that_a_history_repeats_is_kept_once_by_a_compaction():
+    """Items that are known are the same objects wherever the history repeats their bytes."""
+    update = {"type": "configuration_update", "reasoning": {"effort": "low"}}
+    kept = []
+    for known in (True, False):
+        connection = connect(Server(recognised_s=600.0 if known else 0.0))
+        sent = [update, message("hello"), update]
+        turn(connection, input=sent)
+        connection.create(input=[*sent, message("more"), {"type": "compaction_trigger"}])
+        connection.finish(Text("in short"))
+        state = connection.cache.states()[-1]
+        kept.append([item.type for item in state.prompt])
+    assert kept[0] == kept[1]
+    assert kept[0].count("configuration_update") == 1
+
+
 def test_a_context_from_which_items_were_dropped_is_not_known():
     connection = connect(accepts=lambda job: False)
     connection.create(input="hello")
