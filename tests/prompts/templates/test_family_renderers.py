@@ -81,6 +81,23 @@ def test_tool_loops_append_with_thoughts_and_without(family: str, thinks: bool) 
 
 
 @EVERY_FAMILY
+def test_outputs_are_numbered_as_in_the_whole_context(family: str) -> None:
+    renderer = family_renderer(family)
+    items: tuple[Item, ...] = (user("Weather?"),)
+    first = with_effort(job(items), "high")
+    parent = after(first, renderer.render(first).with_answer(EMITTED), output=(call(1),))
+    for number in range(1, 6):
+        items = (*items, call(number), output(number))
+        turn = with_effort(job((output(number),), parent), "high")
+        rendering = renderer.render(turn)
+        assert rendering.fallback is None or family in MOVING
+        written = rendering.prompt.ids()[parent.position.total :]
+        expected = renderer.render(with_effort(job(items), "high")).prompt.ids()
+        assert expected[-len(written) :] == written, number
+        parent = after(turn, rendering.with_answer(EMITTED), output=(call(number + 1),))
+
+
+@EVERY_FAMILY
 def test_the_outputs_of_all_calls_of_an_answer_are_written(family: str) -> None:
     """Also where the template takes one call per message only, and the model has written two."""
     renderer = family_renderer(family)

@@ -2,8 +2,9 @@
 
 A template renders whole conversations. To find what it adds for new messages, the renderer lets it render a
 stand-in for the earlier messages twice, alone and with the new messages. The difference is the delta, at a
-cost that does not grow with the conversation. If the first output is not a prefix of the second, or they do
-not meet at a control token, the renderer raises ``CannotAppend`` and all items are rendered.
+cost that does not grow with the conversation; only for templates that number calls it grows with these. If
+the first output is not a prefix of the second, or they do not meet at a control token, the renderer raises
+``CannotAppend`` and all items are rendered.
 """
 
 import hashlib
@@ -41,7 +42,9 @@ from slipring.prompts.templates.stand_ins import (
     TEXT_PLACEHOLDER,
     THOUGHT_PLACEHOLDER,
     answer_stand_in,
+    count_calls,
     stand_in,
+    with_earlier_calls,
     without_thoughts,
 )
 from slipring.prompts.templates.template_values import SupportsStrftime, TemplateError
@@ -78,7 +81,7 @@ class Tail(Struct, frozen=True):
     is_open: bool = False
     """Whether the context ends with an open assistant turn."""
     calls: int | None = None
-    """How many calls the context holds, if their ids count them."""
+    """How many calls the context holds, if the template numbers them or their ids count them."""
     effort: str | None = None
     """The effort of reasoning that the context was rendered with."""
 
@@ -141,6 +144,7 @@ class TemplateRenderer(Renderer):
         calls = self.output_format.calls
         self._counts_calls = isinstance(calls, NamedJsonCalls) and calls.id_is_index
         self._has_call_ids = has_call_ids(self.output_format)
+        self._numbers_calls = self._finds_numbers()
         named = self._control_ids((model.eos_token, *self.output_format.stops))
         self._stop_ids = frozenset(named.union(model.stop_ids))
         self._closers = (
@@ -196,12 +200,13 @@ class TemplateRenderer(Renderer):
             raise CannotAppend(CONTINUES_ASSISTANT)
         if tail.prompt is None and not tail.is_open:
             raise CannotAppend(NO_BOUNDARY)
-        messages = [*tail.stand_in, *answer, *new]
+        before = self._stand_in(tail)
+        messages = [*before, *answer, *new]
         has_tools = self.detected.writes_tools and job.head.tools.callables
         tools = PLACEHOLDER_TOOLS if has_tools else []
         draft = self._draft(messages, tools, encoder, job.settings.effort)
         try:
-            text, prompt = self._difference(draft, tail.stand_in, answer, new)
+            text, prompt = self._difference(draft, before, answer, new)
         except InvalidRequest:
             raise CannotAppend(REFUSES_PART) from None
         if draft.has_placeholders(text + (prompt or "")):
@@ -218,7 +223,15 @@ class TemplateRenderer(Renderer):
         return _tail(prompt).opens_thought
 
     def counted_calls(self, prompt: Rendered) -> int:
-        return _tail(prompt).calls or 0
+        return (_tail(prompt).calls or 0) if self._counts_calls else 0
+
+    def _stand_in(self, tail: Tail) -> tuple[ChatMessage, ...]:
+        """The stand-in of a context, with all its calls if the template numbers them."""
+        if not self._numbers_calls:
+            return tail.stand_in
+        if tail.calls is None:
+            raise CannotAppend(REWRITES_EARLIER)
+        return with_earlier_calls(tail.stand_in, tail.calls - count_calls(tail.stand_in))
 
     def _difference(
         self,
@@ -334,7 +347,7 @@ class TemplateRenderer(Renderer):
             pending=builder.pending,
             prompt=None if ids is None else tuple(ids),
             opens_thought=bool(mark) and prompt.rstrip().endswith(mark),
-            calls=builder.calls,
+            calls=count_calls(messages) if self._numbers_calls else builder.calls,
             effort=settings.effort,
         )
 
@@ -357,6 +370,18 @@ class TemplateRenderer(Renderer):
             one, other = (self._write_probe([QUESTION], effort) for effort in change)
             self._effort_changes[change] = one != other
         return self._effort_changes[change]
+
+    def _finds_numbers(self) -> bool:
+        """Whether the template writes another text for a call, or for its output, after other calls."""
+        question, *called = CALLED
+        written = []
+        for count in (1, 2):
+            earlier = with_earlier_calls([question], count)
+            start, whole = (self._write_probe(messages) for messages in (earlier, [*earlier, *called]))
+            if start is None or whole is None or not whole.startswith(start):
+                return False
+            written.append(whole[len(start) :])
+        return written[0] != written[1]
 
     def _drops_thoughts(self) -> bool:
         """Whether the template leaves out the thoughts of an answer once the user speaks again."""
