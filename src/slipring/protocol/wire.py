@@ -23,9 +23,6 @@ _MISSING = re.compile(r"^Object missing required field `([^`]+)`")
 _RANGE = re.compile(r"^Expected `(int|float)` ([<>])")
 _NUMBERS = {"int": "integer", "float": "decimal"}
 _BOUNDS = {">": "below_min_value", "<": "above_max_value"}
-_TRUNCATED = "Input data was truncated"
-_PAIR_CHARS = len(r"\ud83d\ude00")
-_HALF_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _UNKNOWN_INDEX = re.compile(r"\[\.\.\.\]")
 
 
@@ -42,17 +39,9 @@ def decode(decoder: Decoder[T], data: bytes | str, *, where: str = "") -> T:
     except msgspec.ValidationError as error:
         raise explain(str(error), where) from None
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise InvalidJson(f"The request is not valid JSON: {_fault(str(error), data)}.") from None
+        raise InvalidJson(f"The request is not valid JSON: {error}.") from None
     except RecursionError:
         raise InvalidJson("The request's JSON is nested too deeply.") from None
-
-
-def _fault(message: str, data: bytes | str) -> str:
-    """The decoder's message. It takes half of a surrogate pair shortly before the end for the end itself."""
-    end = data[-_PAIR_CHARS:]
-    if message == _TRUNCATED and _HALF_PAIR.search(end if isinstance(end, str) else end.decode("latin-1")):
-        return "a string contains half of an escaped utf-16 surrogate pair"
-    return message
 
 
 def require_few(data: msgspec.Raw | bytes, most: int, where: str, noun: str) -> None:
