@@ -174,6 +174,7 @@ class Seen:
         """``turn`` and ``first``: the turn that answers, and the index in its output at which the answer
         begins; without them, the position is that of the context alone."""
         self.tenant, self.model, self.head = job.tenant, job.model.name, job.head
+        self._job = job
         self._before = visible(job.context())
         self._turn = turn
         self._first = first
@@ -191,7 +192,18 @@ class Seen:
         return 100 * len(self._before)
 
     def unshared_bytes(self, earlier: Any) -> int:
-        return max(self.size_bytes - int(earlier.size_bytes), 0)
+        shared = int(earlier.size_bytes) if self._continues(earlier) else 0
+        return max(self.size_bytes - shared, 0)
+
+    def _continues(self, earlier: Any) -> bool:
+        """Whether an engine has made this position from that one, or from the same context."""
+        job: Job | None = self._job
+        while job is not None:
+            if isinstance(earlier, Seen) and earlier._job is job:
+                return True
+            before = job.parent.position if job.parent is not None else None
+            job = before._job if isinstance(before, Seen) else None
+        return False
 
 
 _UNSEEN = ("id", "status", "summary", "encrypted_content")

@@ -251,6 +251,29 @@ def test_the_answer_format_is_part_of_the_head(writer: str) -> None:
 # Contexts that are too long
 
 
+KIND = DialectRenderer(ChatMl("Be kind."), small())
+HEADS = st.tuples(st.sampled_from([Head(), Head("You help.")]), st.sampled_from([TEXT, SCHEMA]))
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.lists(ITEMS, max_size=3).map(tuple), HEADS), min_size=1, max_size=4))
+def test_a_default_system_message_is_written_where_no_head_is(
+    steps: list[tuple[Items, tuple[Head, TextFormat]]],
+) -> None:
+    """Whatever heads the turns before had."""
+    parent: ResponseState | None = None
+    seen: Items = ()
+    for items, (head, format) in steps:
+        step = job(items, parent, head, format)
+        rendering = KIND.render(step)
+        seen += items
+        expected = KIND.render(job(seen, head=head, format=format))
+        assert rendering.fallback is None
+        assert rendering.prompt.ids() == expected.prompt.ids()
+        assert rendering.context.ids() == expected.context.ids()
+        parent = after(step, rendering.context)
+
+
 @EVERY_WRITER
 def test_shortening_drops_the_oldest_items_and_keeps_calls_with_their_outputs(writer: str) -> None:
     writes = renderer(writer)

@@ -199,6 +199,20 @@ async def test_nothing_is_kept_for_a_client_that_wants_no_retention() -> None:
         assert len(service.known) == service.items.used_bytes == service.heads.used_bytes == 0
 
 
+async def test_nothing_is_kept_of_a_background_response_or_a_compaction_either() -> None:
+    async with serve(ENGINE) as server:
+        beta = {"Authorization": "Bearer test-key", "OpenAI-Beta": "slipring_zero_retention=v1"}
+        body: Json = {"input": "hello", "tools": [WEATHER], "background": True, "stream": True}
+        async with server.http.post(f"{server.url}/responses", json=body, headers=beta) as answer:
+            assert read_sse(await answer.text())[-1]["type"] == "response.completed"
+        body = {"input": "hello", "model": "simulated"}
+        async with server.http.post(f"{server.url}/responses/compact", json=body, headers=beta) as answer:
+            assert answer.status == 200
+        service = server.service
+        await until(lambda: not service.clients)
+        assert len(service.known) == service.items.used_bytes == service.heads.used_bytes == 0
+
+
 async def test_a_history_of_a_closed_connection_is_recognised() -> None:
     """As after a reconnect of a client that keeps no response ids."""
     async with serve(ENGINE) as server:

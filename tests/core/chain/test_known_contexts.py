@@ -11,7 +11,7 @@ from slipring.core.chain.known_contexts import (
     extended,
     start_key,
 )
-from slipring.core.chain.state import echoed_bytes
+from slipring.core.chain.state import Position, echoed_bytes
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item, user_message
 from tests.core.connection import node
@@ -22,12 +22,14 @@ START = b"start"
 
 
 class Tokens(Struct, frozen=True):
-    """A position of this size."""
+    """A position of this size, which continues another one, or none."""
 
     size_bytes: int = 0
+    before: Position | None = None
 
     def unshared_bytes(self, earlier: object) -> int:
-        return self.size_bytes
+        shared = self.before.size_bytes if self.before is not None and self.before is earlier else 0
+        return self.size_bytes - shared
 
 
 def context(
@@ -43,7 +45,7 @@ def context(
         START + key.encode(),
         response=node(response_id).response,
         head=head,
-        position=Tokens(size_bytes),
+        position=Tokens(size_bytes, parent.position if parent is not None else None),
         root_id="resp_1",
         parent=parent,
         answer_items=answer_items,
@@ -113,6 +115,24 @@ def test_shared_memory_counts_once_and_as_long_as_it_is_reachable():
     assert known.used_bytes == 2 * OWN_BYTES + 700 + HEAD.size_bytes
     known.sweep(15.0)
     assert known.used_bytes == 0
+
+
+def test_memory_that_is_not_shared_with_the_context_before_counts():
+    known = KnownContexts(10.0, 10**6)
+    asked = known.remember("t", context("asked", size_bytes=500), 0.0)
+    asked_at_once = Tokens(500)  # by an equal request: the context with its tokens is not kept
+    answered = KnownContext(
+        START + b"answered",
+        response=asked.response,
+        head=HEAD,
+        position=Tokens(700, asked_at_once),
+        root_id=None,
+        parent=asked,
+        answer_items=1,
+    )
+    before = known.used_bytes
+    known.remember("t", answered, 0.0)
+    assert known.used_bytes - before == 2000 + 700
 
 
 def test_another_head_counts_again():

@@ -261,6 +261,22 @@ def test_what_was_answered_does_not_depend_on_what_is_recognised():
     assert kept[0] == kept[1]
 
 
+def test_a_setting_that_a_history_repeats_is_kept_once_by_a_compaction():
+    """Items that are known are the same objects wherever the history repeats their bytes."""
+    update = {"type": "configuration_update", "reasoning": {"effort": "low"}}
+    kept = []
+    for known in (True, False):
+        connection = connect(Server(recognised_s=600.0 if known else 0.0))
+        sent = [update, message("hello"), update]
+        turn(connection, input=sent)
+        connection.create(input=[*sent, message("more"), {"type": "compaction_trigger"}])
+        connection.finish(Text("in short"))
+        state = connection.cache.states()[-1]
+        kept.append([item.type for item in state.prompt])
+    assert kept[0] == kept[1]
+    assert kept[0].count("configuration_update") == 1
+
+
 def test_a_context_from_which_items_were_dropped_is_not_known():
     connection = connect(accepts=lambda job: False)
     connection.create(input="hello")
@@ -284,6 +300,19 @@ def test_a_rendering_from_the_beginning_shares_no_memory():
     *earlier, asked, answered = connection.server.known._by_tenant["tenant"].values()
     assert len(earlier) == 2
     assert (asked.parent, answered.parent) == (None, asked)
+
+
+def test_equal_requests_at_once_share_no_memory():
+    connection = connect()
+    sent = [message(f"say {number}") for number in range(50)]
+    for lane in ("a", "b"):
+        connection.create(lane, input=sent)
+    known = connection.server.known
+    connection.finish(Text("one"), lane="a")
+    before = known.used_bytes
+    connection.finish(Text("two"), lane="b")
+    assert len(known) == 3
+    assert known.used_bytes - before > 50 * 100  # of the second's own position
 
 
 def test_a_large_output_is_not_digested():

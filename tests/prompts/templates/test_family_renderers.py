@@ -27,6 +27,9 @@ MOVING = {"mistral_nemo"}
 KEEPING = {"cohere", "kimi_k3", "minimax_m3", "ministral_3", "seed_oss", "deepseek_v4"}
 """Families that keep the thoughts of earlier turns, if there are tools."""
 
+ALTERNATING = {"ministral_3"}
+"""Families whose template refuses answers that follow no message of the user."""
+
 
 def call(number: int) -> Item:
     return item("function_call", call_id=f"c{number}", name="weather", arguments='{"city": "Oslo"}')
@@ -75,6 +78,44 @@ def test_tool_loops_append_with_thoughts_and_without(family: str, thinks: bool) 
     for number in range(1, 4):
         rendering = chain.turn(output(number), answer=(*thoughts, call(number + 1)))
         assert rendering.fallback in ({None, REWRITES_EARLIER} if family in MOVING else {None})
+
+
+@EVERY_FAMILY
+def test_outputs_are_numbered_as_in_the_whole_context(family: str) -> None:
+    renderer = family_renderer(family)
+    items: tuple[Item, ...] = (user("Weather?"),)
+    first = with_effort(job(items), "high")
+    parent = after(first, renderer.render(first).with_answer(EMITTED), output=(call(1),))
+    for number in range(1, 6):
+        items = (*items, call(number), output(number))
+        turn = with_effort(job((output(number),), parent), "high")
+        rendering = renderer.render(turn)
+        assert rendering.fallback is None or family in MOVING
+        written = rendering.prompt.ids()[parent.position.total :]
+        expected = renderer.render(with_effort(job(items), "high")).prompt.ids()
+        assert expected[-len(written) :] == written, number
+        parent = after(turn, rendering.with_answer(EMITTED), output=(call(number + 1),))
+
+
+@EVERY_FAMILY
+def test_the_outputs_of_all_calls_of_an_answer_are_written(family: str) -> None:
+    """Also where the template takes one call per message only, and the model has written two."""
+    renderer = family_renderer(family)
+    chain = Chain(renderer)
+    chain.turn(user("Weather?"), answer=(call(1), call(2)))
+    outputs = [item("function_call_output", call_id=f"c{number}", output=f"{number} mm") for number in (1, 2)]
+    written = spelled(renderer, chain.turn(*outputs, answer=()).prompt)
+    assert written.index("1 mm") < written.index("2 mm")
+
+
+@pytest.mark.parametrize("family", [name for name in NAMES if name not in ALTERNATING])
+def test_a_late_system_message_is_written_wherever_the_template_puts_it(family: str) -> None:
+    renderer = family_renderer(family)
+    first = job((message("developer", "Tell a story."),))
+    answered = renderer.render(first).with_answer(EMITTED)
+    late = (message("developer", "Another one."),)
+    parent = after(first, answered, output=(message("assistant", "Once."),))
+    assert "Another one." in spelled(renderer, renderer.render(job(late, parent)).prompt)
 
 
 @EVERY_FAMILY

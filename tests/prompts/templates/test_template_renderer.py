@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
-from slipring.core.generation import Job
+from slipring.core.generation import Job, Settings
 from slipring.errors import InvalidRequest
 from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.rendering import Rendered, Rendering
@@ -21,6 +21,7 @@ from slipring.prompts.templates.template_renderer import (
     HEAD_CHANGED,
     MOVES_EARLIER,
     NO_BOUNDARY,
+    OPENED_OTHERWISE,
     REWRITES_EARLIER,
     ModelTemplate,
     TemplateRenderer,
@@ -34,6 +35,18 @@ from tests.prompts.templates.test_chat_messages import thought
 from tests.prompts.test_rendering import HEAD, SCHEMA, TOOL, TOOLS, Items, after, job, user
 from tests.prompts.vocabulary import item, message, renderer, smollm2
 
+SWITCHED = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+"""Thoughts are switched off where the assistant turn is opened, as in Qwen3."""
 EVERY_TEMPLATE = pytest.mark.parametrize("name", TEMPLATES)
 ANY_ITEMS = [name for name in TEMPLATES if name != "strict"]
 """The templates that accept items in any order."""
@@ -250,6 +263,25 @@ def test_a_job_without_new_items_has_the_position_of_its_parent() -> None:
     position = writes.render(first).context
     again = writes.render(job((item("reasoning", summary=[]),), after(first, position)))
     assert again.context is position
+
+
+@pytest.mark.parametrize("before", [None, "none", "high"])
+@pytest.mark.parametrize("now", [None, "none", "high"])
+def test_a_job_without_new_items_opens_its_answer_as_its_own_effort_asks(
+    before: str | None, now: str | None
+) -> None:
+    """A history that is sent again with another effort may have no new items."""
+    writes = of_source(SWITCHED)
+    first, alone = (
+        structs.replace(job((user("hello"),)), settings=Settings(effort=effort)) for effort in (before, now)
+    )
+    again = structs.replace(alone, parent=after(first, writes.render(first).context), input=())
+    rendering = writes.render(again)
+    assert rendering.fallback == (None if before == now else OPENED_OTHERWISE)
+    assert rendering.prompt.ids() == writes.render(alone).prompt.ids()
+    more = structs.replace(alone, parent=after(again, rendering.context), input=(user("more"),))
+    expected = structs.replace(alone, input=(user("hello"), user("more")))
+    assert writes.render(more).prompt.ids() == writes.render(expected).prompt.ids()
 
 
 def test_an_answer_is_closed_even_if_nothing_follows() -> None:

@@ -91,12 +91,11 @@ class KnownContext:
         self.root_id = root_id
         """Id of the first response of its chain; None if every continuation is the beginning of a chain."""
         self.parent = parent
-        """The context that it extends, if the memory of its position is shared with it."""
+        """The context that it extends. Its position may share memory with that of this one."""
         self.answer_items = answer_items
         """How many items at its end are the answer of ``response``."""
-        size = _CONTEXT_BYTES + position.size_bytes
-        if parent is not None:
-            size -= min(parent.position.size_bytes, position.size_bytes)
+        size = _CONTEXT_BYTES
+        size += position.size_bytes if parent is None else position.unshared_bytes(parent.position)
         if parent is None or parent.head is not head:
             size += head.size_bytes
         if parent is None or parent.response is not response:

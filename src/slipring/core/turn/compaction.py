@@ -5,7 +5,7 @@ kept verbatim beside it. The summary is an ordinary job with the same parent and
 the engine reuses the context it has already processed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
@@ -262,18 +262,19 @@ def _newest_messages(context: tuple[Item, ...], most_bytes: int, roles: tuple[st
     return kept[::-1]
 
 
-def _settings_of(context: Iterable[Item]) -> list[Item]:
-    """The ``configuration_update`` items in force: the last one for each setting."""
-    latest: dict[str, Item] = {}
-    for item in context:
+def _settings_of(context: Sequence[Item]) -> list[Item]:
+    """The ``configuration_update`` items in force: the last one for each setting. The same item may stand in
+    a context more than once."""
+    latest: dict[str, int] = {}
+    for index, item in enumerate(context):
         if item.type == "configuration_update":
             update = item.body()
             assert isinstance(update, ConfigurationUpdate)
             if update.reasoning is not None and update.reasoning.effort is not None:
-                latest["effort"] = item
+                latest["effort"] = index
             if update.text is not None and wire.given(update.text.format) is not None:
-                latest["format"] = item
-    return [item for item in context if any(item is kept for kept in latest.values())]
+                latest["format"] = index
+    return [context[index] for index in sorted(set(latest.values()))]
 
 
 def _stays_open(call: Item, carry: Carry) -> bool:

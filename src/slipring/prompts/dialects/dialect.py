@@ -108,7 +108,7 @@ class Dialect(ABC):
         return [*self.preamble(), *self.open("system"), Phrase(pieces), *self.close()]
 
     def write_default_system(self, items: Sequence[Item]) -> list[Fragment]:
-        """What precedes the first items of a context without a head."""
+        """What precedes the first item of a context without a head. ``items`` begins with that item."""
         return []
 
     def write_items(self, block: Block, items: Iterable[Item]) -> tuple[list[Fragment], Block]:

@@ -1,10 +1,12 @@
 """Renders contexts with a ``Dialect``. Every delta can be appended.
 
 The head (instructions, tools, answer format) is kept apart from the body, so that a change of the head
-renders the head again and keeps the ids of the body.
+renders the head again and keeps the ids of the body. The default system message of a context without a head
+stands in its place.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
@@ -37,13 +39,15 @@ class DialectRenderer(Renderer):
         self, head: Head, settings: Settings, items: Sequence[Item], encoder: BudgetedEncoder
     ) -> Rendered:
         preface = self._preface(head, settings.format, encoder)
-        return self._write(Rendered(self._writer, preface, empty(Block.NONE)), items, encoder)
+        return self._write(Rendered(self._writer, preface, empty(Block.NONE)), items, items, encoder)
 
     def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
         if not position.preface.covers(job):
             preface = self._preface(job.head, job.settings.format, encoder)
             position = Rendered(self._writer, preface, position.body)
-        return self._write(position, job.input, encoder)
+            if position.body.total:
+                position = self._with_default_system(position, job.context(), encoder)
+        return self._write(position, job.input, job.context(), encoder)
 
     def open(self, context: Rendered) -> Rendered:
         return context.then(self.encode(self.dialect.write_prompt(_block(context))), Block.ASSISTANT)
@@ -79,14 +83,28 @@ class DialectRenderer(Renderer):
     def _preface(self, head: Head, format: TextFormat, encoder: BudgetedEncoder) -> Preface:
         return Preface(head, format, Step.of(self.encode(self.dialect.write_head(head, format), encoder)))
 
-    def _write(self, start: Rendered, items: Sequence[Item], encoder: BudgetedEncoder) -> Rendered:
+    def _write(
+        self, start: Rendered, items: Sequence[Item], context: Iterable[Item], encoder: BudgetedEncoder
+    ) -> Rendered:
+        """Append items. ``context``: all items of the context, up to these."""
         before = _block(start)
         fragments, block = self.dialect.write_items(before, items)
         if not fragments and block is before:
             return start
         if not start.total:
-            fragments = [*self.dialect.write_default_system(items), *fragments]
+            start = self._with_default_system(start, context, encoder)
         return start.then(self.encode(fragments, encoder), block)
+
+    def _with_default_system(
+        self, start: Rendered, context: Iterable[Item], encoder: BudgetedEncoder
+    ) -> Rendered:
+        """Put the default system message where a head would stand, unless there is one."""
+        preface = start.preface
+        fragments = self.dialect.write_default_system(tuple(islice(context, 1)))
+        if preface.step.ids or not fragments:
+            return start
+        written = Preface(preface.head, preface.format, Step.of(self.encode(fragments, encoder)))
+        return Rendered(start.writer, written, start.body)
 
 
 def _texts(fragments: Iterable[Fragment]) -> Iterator[str]:

@@ -98,6 +98,26 @@ def without_thoughts(message: ChatMessage) -> ChatMessage:
     return structs.replace(message, thoughts="") if message.thoughts else message
 
 
+def with_earlier_calls(messages: Sequence[ChatMessage], count: int) -> tuple[ChatMessage, ...]:
+    """A stand-in with so many answered calls more, after the last user message: for templates that number
+    all calls of a conversation."""
+    at = 1 + max(
+        (at for at, message in enumerate(messages) if message.role in ("user", "system")), default=-1
+    )
+    return (*messages[:at], *(each for number in range(count) for each in _exchange(number)), *messages[at:])
+
+
+def _exchange(number: int) -> tuple[ChatMessage, ChatMessage]:
+    """A call with an id of its own, and its output."""
+    call = ChatCall(f"{number:09x}", _TOOL, {"argument": _CALL_PLACEHOLDER})
+    output = ChatMessage(role="tool", content=_TEXT_PLACEHOLDERS["tool"], call_id=call.id, name=call.name)
+    return ChatMessage(role="assistant", calls=(call,)), output
+
+
+def count_calls(messages: Iterable[ChatMessage]) -> int:
+    return sum(len(message.calls) for message in messages)
+
+
 QUESTION = ChatMessage(role="user", content=_TEXT_PLACEHOLDERS["user"])
 _CALL = ChatCall("a1b2c3d4e", _TOOL, {"argument": LAST_CALL_PLACEHOLDER})
 ANSWERED = (

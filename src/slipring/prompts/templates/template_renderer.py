@@ -2,8 +2,9 @@
 
 A template renders whole conversations. To find what it adds for new messages, the renderer lets it render a
 stand-in for the earlier messages twice, alone and with the new messages. The difference is the delta, at a
-cost that does not grow with the conversation. If the first output is not a prefix of the second, or they do
-not meet at a control token, the renderer raises ``CannotAppend`` and all items are rendered.
+cost that does not grow with the conversation; only for templates that number calls it grows with these. If
+the first output is not a prefix of the second, or they do not meet at a control token, the renderer raises
+``CannotAppend`` and all items are rendered.
 """
 
 import hashlib
@@ -41,7 +42,9 @@ from slipring.prompts.templates.stand_ins import (
     TEXT_PLACEHOLDER,
     THOUGHT_PLACEHOLDER,
     answer_stand_in,
+    count_calls,
     stand_in,
+    with_earlier_calls,
     without_thoughts,
 )
 from slipring.prompts.templates.template_values import SupportsStrftime, TemplateError
@@ -54,6 +57,7 @@ from slipring.protocol.items import CustomToolCall, FunctionCall, Item
 
 HEAD_CHANGED = "the head changed"
 EFFORT_CHANGED = "the effort of reasoning changed, which the template writes at the beginning"
+OPENED_OTHERWISE = "the effort of reasoning changed, with which the template may open answers otherwise"
 REWRITES_EARLIER = "the template rewrites earlier turns"
 DROPS_THOUGHTS = "the template drops earlier thoughts"
 MOVES_EARLIER = "the template writes earlier parts among the new ones"
@@ -77,7 +81,7 @@ class Tail(Struct, frozen=True):
     is_open: bool = False
     """Whether the context ends with an open assistant turn."""
     calls: int | None = None
-    """How many calls the context holds, if their ids count them."""
+    """How many calls the context holds, if the template numbers them or their ids count them."""
     effort: str | None = None
     """The effort of reasoning that the context was rendered with."""
 
@@ -140,6 +144,7 @@ class TemplateRenderer(Renderer):
         calls = self.output_format.calls
         self._counts_calls = isinstance(calls, NamedJsonCalls) and calls.id_is_index
         self._has_call_ids = has_call_ids(self.output_format)
+        self._numbers_calls = self._finds_numbers()
         named = self._control_ids((model.eos_token, *self.output_format.stops))
         self._stop_ids = frozenset(named.union(model.stop_ids))
         self._closers = (
@@ -188,17 +193,20 @@ class TemplateRenderer(Renderer):
         builder = self._builder(pending, calls).add(job.input)
         new = builder.messages
         if not new and not tail.is_open:
+            if self._variables_of(tail.effort) != self._variables_of(job.settings.effort):
+                raise CannotAppend(OPENED_OTHERWISE)
             return position
         if _continues((*tail.stand_in, *answer), new) or (answer and _continues(tail.stand_in, answer)):
             raise CannotAppend(CONTINUES_ASSISTANT)
         if tail.prompt is None and not tail.is_open:
             raise CannotAppend(NO_BOUNDARY)
-        messages = [*tail.stand_in, *answer, *new]
+        before = self._stand_in(tail)
+        messages = [*before, *answer, *new]
         has_tools = self.detected.writes_tools and job.head.tools.callables
         tools = PLACEHOLDER_TOOLS if has_tools else []
         draft = self._draft(messages, tools, encoder, job.settings.effort)
         try:
-            text, prompt = self._difference(draft, tail.stand_in, answer, new)
+            text, prompt = self._difference(draft, before, answer, new)
         except InvalidRequest:
             raise CannotAppend(REFUSES_PART) from None
         if draft.has_placeholders(text + (prompt or "")):
@@ -215,7 +223,15 @@ class TemplateRenderer(Renderer):
         return _tail(prompt).opens_thought
 
     def counted_calls(self, prompt: Rendered) -> int:
-        return _tail(prompt).calls or 0
+        return (_tail(prompt).calls or 0) if self._counts_calls else 0
+
+    def _stand_in(self, tail: Tail) -> tuple[ChatMessage, ...]:
+        """The stand-in of a context, with all its calls if the template numbers them."""
+        if not self._numbers_calls:
+            return tail.stand_in
+        if tail.calls is None:
+            raise CannotAppend(REWRITES_EARLIER)
+        return with_earlier_calls(tail.stand_in, tail.calls - count_calls(tail.stand_in))
 
     def _difference(
         self,
@@ -242,7 +258,7 @@ class TemplateRenderer(Renderer):
         if prompt is None:
             whole = opened
         if answer:
-            return self._after_answer(draft, before, answer[0], whole), prompt
+            return self._after_answer(draft, before, answer[0], new, whole), prompt
         return draft.require_rest(draft.write(before), whole), prompt
 
     def _speaks(self, messages: Sequence[ChatMessage]) -> bool:
@@ -251,19 +267,30 @@ class TemplateRenderer(Renderer):
         return "user" in roles or ("system" in roles and not self.forms.late_system)
 
     def _after_answer(
-        self, draft: "_Draft", before: Sequence[ChatMessage], answer: ChatMessage, whole: str
+        self,
+        draft: "_Draft",
+        before: Sequence[ChatMessage],
+        answer: ChatMessage,
+        new: Sequence[ChatMessage],
+        whole: str,
     ) -> str:
         """Return what the template writes after the model's answer, from the token on that ends answers.
 
-        The placeholder of the answer marks its place in ``whole``. The text before the assistant turn must
-        not have changed, except for marks of thoughts without content: some templates write them for the
-        latest answers only.
+        The placeholder of the answer marks its place in ``whole``. The text before it must not have changed,
+        except for marks of thoughts without content: some templates write them for the latest answers only.
         """
-        start = draft.write(before)
+        if len(answer.calls) > 1 and not self.forms.several_calls:
+            raise CannotAppend(REWRITES_EARLIER)  # the outputs of the first calls stand before the last call
         mark = draft.guard.text(LAST_CALL_PLACEHOLDER if answer.calls else TEXT_PLACEHOLDER)
         at = whole.rfind(mark)
-        if at < 0 or not self._without_marks(whole[:at]).startswith(self._without_marks(start)):
+        written = self._without_marks(whole[:at])
+        if at < 0 or not written.startswith(self._without_marks(draft.write(before))):
             raise CannotAppend(REWRITES_EARLIER)
+        if any(message.role == "system" for message in new):
+            # Some templates put all of these at the beginning.
+            alone = draft.write([*before, answer])
+            if written != self._without_marks(alone[: alone.rfind(mark)]):
+                raise CannotAppend(REWRITES_EARLIER)
         closer = self._closers[bool(answer.calls)]
         end = whole.find(closer, at + len(mark)) if closer else -1
         if end < 0:
@@ -320,7 +347,7 @@ class TemplateRenderer(Renderer):
             pending=builder.pending,
             prompt=None if ids is None else tuple(ids),
             opens_thought=bool(mark) and prompt.rstrip().endswith(mark),
-            calls=builder.calls,
+            calls=count_calls(messages) if self._numbers_calls else builder.calls,
             effort=settings.effort,
         )
 
@@ -343,6 +370,18 @@ class TemplateRenderer(Renderer):
             one, other = (self._write_probe([QUESTION], effort) for effort in change)
             self._effort_changes[change] = one != other
         return self._effort_changes[change]
+
+    def _finds_numbers(self) -> bool:
+        """Whether the template writes another text for a call, or for its output, after other calls."""
+        question, *called = CALLED
+        written = []
+        for count in (1, 2):
+            earlier = with_earlier_calls([question], count)
+            start, whole = (self._write_probe(messages) for messages in (earlier, [*earlier, *called]))
+            if start is None or whole is None or not whole.startswith(start):
+                return False
+            written.append(whole[len(start) :])
+        return written[0] != written[1]
 
     def _drops_thoughts(self) -> bool:
         """Whether the template leaves out the thoughts of an answer once the user speaks again."""

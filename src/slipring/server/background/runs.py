@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable
 
+from slipring.core.ports import NO_BETAS, Betas
 from slipring.core.turn.stages import Stages
 from slipring.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
@@ -67,8 +68,8 @@ class LiveRun(Sink):
     It writes events to the store. Followers see only written events, so that they can continue on any node.
     """
 
-    def __init__(self, service: Service, caller: Caller, traceparent: str | None) -> None:
-        """``traceparent``: of the HTTP request that asks for the run."""
+    def __init__(self, service: Service, caller: Caller, betas: Betas, traceparent: str | None) -> None:
+        """``betas``, ``traceparent``: of the HTTP request that asks for the run."""
         loop = asyncio.get_running_loop()
         self._service = service
         self._store = service.store
@@ -92,7 +93,7 @@ class LiveRun(Sink):
         self.driver = Driver(
             service,
             caller,
-            service.open_exchange(caller),
+            service.open_exchange(caller, betas),
             self,
             origin=Origin("background", traceparent=traceparent),
             states=StoredStates(service.store.responses, service.lookups),
@@ -255,6 +256,7 @@ class Background:
         stages: Stages,
         size_bytes: int,
         traceparent: str | None = None,
+        betas: Betas = NO_BETAS,
     ) -> LiveRun:
         """Start a run. Raises ``RunRefused`` if the request is rejected, ``RateLimited`` at the limits."""
         limits, tenant = self.service.config.limits, caller.tenant
@@ -269,7 +271,7 @@ class Background:
                 "This server has reached its limit of background responses. Try again later.",
                 retry_after_s=OVERLOAD_RETRY_S,
             )
-        run = LiveRun(self.service, caller, traceparent)
+        run = LiveRun(self.service, caller, betas, traceparent)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running_of[tenant] += 1
         task = asyncio.create_task(self._run(run, opened, request, stages, size_bytes))

@@ -23,6 +23,7 @@ from slipring.server.access.auth import Caller
 from slipring.server.clock import clock
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.service import Service
+from slipring.server.transports.beta_header import retention_of
 from slipring.server.transports.http_replies import (
     JsonReply,
     answer,
@@ -41,7 +42,7 @@ async def compact(service: Service, request: web.Request, caller: Caller) -> web
     body = await read_body(service, request, caller)
     stages = Stages(clock)
     create = await decode_create(service, request, caller, body, stages, _read)
-    session = service.open_exchange(caller)
+    session = service.open_exchange(caller, retention_of(request.headers))
     reply = JsonReply(partial(_window, service.seal, caller.tenant))
     driver = exchange_driver(service, caller, session, reply, origin_of(request, "http"))
     return await answer(driver, reply, create, stages, len(body))

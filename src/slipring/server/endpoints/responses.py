@@ -26,7 +26,7 @@ from slipring.server.connections.request_bodies import read_body
 from slipring.server.endpoints import paging
 from slipring.server.replies import error_event_response, json_response
 from slipring.server.service import Service
-from slipring.server.transports.beta_header import of_exchange
+from slipring.server.transports.beta_header import of_exchange, retention_of
 from slipring.server.transports.http_replies import (
     JsonReply,
     SseReply,
@@ -124,8 +124,8 @@ class Responses:
         """Start a background run; answer with its queued response, or with a stream of its events."""
         background = self._background
         try:
-            traceparent = request.headers.get("traceparent")
-            run = await background.begin(caller, create, stages, size_bytes, traceparent)
+            traceparent, betas = request.headers.get("traceparent"), retention_of(request.headers)
+            run = await background.begin(caller, create, stages, size_bytes, traceparent, betas)
         except RunRefused as refused:
             return error_event_response(refused.error)
         if create.stream:

@@ -24,6 +24,12 @@ def of_exchange(headers: CIMultiDictProxy[str]) -> Betas:
     )
 
 
+def retention_of(headers: CIMultiDictProxy[str]) -> Betas:
+    """Of an HTTP request that is not answered with the events of its turn: only whether anything of it is
+    kept."""
+    return Betas(keeps_nothing=_NO_RETENTION in _named(headers))
+
+
 def of_socket(headers: CIMultiDictProxy[str]) -> Betas:
     """Betas of a WebSocket connection."""
     named = _named(headers)
