@@ -400,7 +400,8 @@ class PostedAnswer:
         self.reason: str | None = message.reason
         self.headers: CIMultiDictProxy[str] = message.headers
         self.content = content
-        content.on_eof(self.release)
+        # Not a method: a body that never ends keeps its callbacks, and so would keep this object.
+        content.on_eof(partial(_release, connection))
 
     async def read(self) -> bytes:
         """The whole body."""
@@ -408,11 +409,15 @@ class PostedAnswer:
 
     def release(self) -> None:
         """Return the connection to the pool, or close it if the body has not ended. May be called twice."""
-        transport = self._connection.transport
-        if transport is not None and transport.get_write_buffer_size():
-            self._connection.close()  # the server has answered before it read the whole request
-        else:
-            self._connection.release()
+        _release(self._connection)
+
+
+def _release(connection: Connection) -> None:
+    transport = connection.transport
+    if transport is not None and transport.get_write_buffer_size():
+        connection.close()  # the server has answered before it read the whole request
+    else:
+        connection.release()
 
 
 class JsonPosts:

@@ -221,6 +221,20 @@ class Unavailable(ApiError):
     code = "service_unavailable"
 
 
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error that has been handled, and of the errors that it followed from.
+
+    A traceback refers to the frames that the error has passed, and so to all that their variables hold. Often
+    one of these refers to the error itself: then only a garbage collection would free what an answer held.
+    """
+    found: list[BaseException | None] = [error]
+    while found:
+        each = found.pop()
+        if each is not None and each.__traceback__ is not None:
+            each.__traceback__ = None
+            found += [each.__cause__, each.__context__]
+
+
 class StartupError(Exception):
     """The server cannot start. The message is one line that tells the operator what to fix."""
 

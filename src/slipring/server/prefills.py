@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from slipring.core.generation import Prefill
 from slipring.engines.base import Engine
-from slipring.errors import ApiError
+from slipring.errors import ApiError, forget_frames
 
 log = logging.getLogger("slipring")
 
@@ -64,8 +64,10 @@ class Prefills:
             tokens = await engine.prefill(prefill)
         except ApiError as error:
             log.debug("a prefill was refused: %s", error.message)
-        except Exception:
+            forget_frames(error)
+        except Exception as error:
             log.exception("a prefill failed unexpectedly")
+            forget_frames(error)
         finally:
             del self._tasks[key]  # before ``ended``, which may start the next one
         ended(tokens)

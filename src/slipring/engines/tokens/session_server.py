@@ -14,7 +14,7 @@ from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
 from slipring.engines.tokens.token_answer import TokenAnswer
 from slipring.engines.tokens.token_server import Exchange, Request, TokenServer, TokenServerOptions
-from slipring.errors import ApiError, ServerError, StartupError
+from slipring.errors import ApiError, ServerError, StartupError, forget_frames
 from slipring.prompts.rendering import Rendered
 
 _LEAST_AHEAD = 64
@@ -163,6 +163,7 @@ class _SessionExchange(Exchange):
                     raise
                 if not lease.addressed.held:
                     self._sessions.pause(error)
+                forget_frames(error)
         request = engine.write(job, sent, self._limit, self._constraint)
         async with aclosing(engine.attempt(request, self._answer)) as batches:
             async for deltas in batches:

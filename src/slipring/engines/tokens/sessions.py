@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from slipring.core.generation import Job
 from slipring.engines.remote.http_client import HttpFailure
-from slipring.errors import ApiError
+from slipring.errors import ApiError, forget_frames
 from slipring.prompts.rendering import Body, Rendered, Step
 from slipring.protocol import wire
 
@@ -177,6 +177,7 @@ class Sessions:
             await send(addressed)
         except (HttpFailure, ApiError) as error:
             log.info("%s has read nothing ahead in a session: %s", self._protocol.maker, error)
+            forget_frames(error)
             self._discard(session)
         else:
             session.tokens += len(later_ids) - len(session.later_ids) + len(session.missing_ids)
