@@ -233,6 +233,26 @@ async def test_silence_and_a_broken_connection_fail_a_pump() -> None:
             await stream.pump(lambda _: None)
 
 
+async def test_a_batch_may_cancel_the_task_that_waits(caplog: pytest.LogCaptureFixture) -> None:
+    async with asked_for() as (stream, asked, left):
+        taken: list[bytes] = []
+
+        def take(payloads: list[bytes]) -> None:
+            taken.extend(payloads)
+            if payloads == [b"1"]:
+                pumping.cancel()
+                raise LookupError("no more")
+
+        pumping = asyncio.create_task(stream.pump(take))
+        asked.put_nowait(b"data: 0\n\n")
+        await until(lambda: bool(taken))
+        asked.put_nowait(b"data: 1\n\n")
+        await asyncio.wait([pumping])
+        assert pumping.cancelled()
+    await left.wait()
+    assert not caplog.records
+
+
 async def test_a_pump_that_is_cancelled_takes_no_more() -> None:
     taken: list[bytes] = []
     async with asked_for() as (stream, asked, left):
@@ -314,6 +334,26 @@ async def test_a_complete_answer_stays_complete_however_its_connection_ends() ->
 
     async with raw_server(answer) as url, HttpClient(url, {}) as client:
         assert await payloads(client) == [b"1"]
+
+
+@pytest.mark.parametrize("is_pumped", [False, True])
+async def test_an_answer_that_is_no_longer_http_fails_at_once(is_pumped: bool) -> None:
+    rest = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n")
+        await rest.wait()
+        writer.write(b"no length of a chunk\r\n")
+        writer.close()
+
+    async with raw_server(answer) as url, HttpClient(url, {}) as client:
+        events = client.events("/x", [b"{}"], idle_s=any_silence)
+        async with asyncio.timeout(60), events as stream:
+            assert await anext(stream) == [b"1"]
+            rest.set()
+            with pytest.raises(Unreachable):
+                await (stream.pump(lambda _: None) if is_pumped else anext(stream))
 
 
 async def test_silence_fails_a_stream_and_a_slow_reader_does_not() -> None:
