@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.applications import Starlette
 
-from slipring.vllm_sessions import PATH, Limits, SessionsPlugin, limits_of
+from slipring.vllm_sessions import PATH, Limits, Sampling, Sessions, SessionsPlugin, Turn, answered, limits_of
 
 
 @dataclass
@@ -249,3 +249,29 @@ def test_vllm_finds_the_plugin() -> None:
     (found,) = entry_points(group="vllm.endpoint_plugins", name="slipring_sessions")
     plugin = found.load()()
     assert (plugin.name, plugin.required_tasks) == ("slipring_sessions", ("generate",))
+
+
+async def test_a_session_that_is_ended_while_its_turn_runs_frees_the_engine_with_the_turn() -> None:
+    rest, closed = asyncio.Event(), asyncio.Event()
+
+    async def generate(turn: Turn, inputs: AsyncIterator[Turn]) -> AsyncGenerator[Any, None]:
+        try:
+            async for _ in inputs:
+                await rest.wait()
+                said = SimpleNamespace(token_ids=[1], text="", finish_reason="length", stop_reason=None)
+                yield SimpleNamespace(outputs=[said], num_cached_tokens=0)
+        finally:
+            closed.set()
+
+    sessions = Sessions(Limits(1, 100), generate)
+    turn = Turn("s", 0, [1], Sampling(1))
+    session = sessions.begin(turn, lambda turn: turn)
+    events = answered(sessions, session, turn)
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    assert sessions.end("s")
+    rest.set()
+    said = [await first, *[event async for event in events]]
+    assert said[-1] == b"data: [DONE]\n\n"
+    assert closed.is_set()
+    assert not len(sessions)

@@ -142,7 +142,10 @@ class Sessions:
         return session
 
     def complete(self, session: Session, emitted: int) -> None:
-        """End a turn that has emitted so many ids."""
+        """End a turn that has emitted so many ids. A session that was ended meanwhile stays busy, so that the
+        request which answers the turn closes it."""
+        if session.id not in self._open:
+            return
         session.held += max(emitted - 1, 0)
         session.is_busy = False
         loop = asyncio.get_running_loop()

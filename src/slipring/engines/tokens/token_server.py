@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -91,6 +92,13 @@ class Served(NamedTuple):
     """Where it was loaded from."""
 
 
+class Unended(Retryable):
+    """The server has ended a stream before its answer."""
+
+    def __init__(self) -> None:
+        super().__init__("The engine ended its answer without a finish reason.")
+
+
 class Request(NamedTuple):
     """An encoded request. It can be sent more than once."""
 
@@ -106,6 +114,14 @@ class Reader(Protocol):
 
     def read(self, payload: bytes) -> Piece:
         """Parse one payload. Raises an ``ApiError`` if it reports a failure."""
+
+
+def read_payload(reader: Reader, payload: bytes) -> Piece:
+    """``reader.read``, which also raises an ``ApiError`` for what it cannot decode."""
+    try:
+        return reader.read(payload)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ServerError("The engine's answer cannot be read.") from error
 
 
 class TokenServer(GatedEngine):
@@ -247,16 +263,16 @@ class TokenServer(GatedEngine):
     async def _try_out(self, job: Job, prompt: Rendered, constraint: Constraint) -> str | None:
         """The first tokens of an answer as text; None if the server fails."""
         request = self.write(job, prompt, TRIED_TOKENS, constraint)
-        reader, text, ids = request.read(), "", list[int]()
+        read, text, ids = partial(read_payload, request.read()), "", list[int]()
         try:
             async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
                 async for payloads in batches:
-                    pieces, fault = read_each(reader.read, payloads)
+                    pieces, fault = read_each(read, payloads)
                     if fault is not None:
                         return None
                     text += "".join(piece.text for piece in pieces)
                     ids += [id for piece in pieces for id in piece.ids]
-        except (Retryable, ApiError, HttpFailure, msgspec.DecodeError):
+        except (ApiError, HttpFailure):
             return None
         is_local = self.renderer.vocabulary.is_local
         return self.renderer.token_bytes.join(ids).decode("utf-8", "replace") if is_local else text
@@ -327,12 +343,7 @@ class TokenServer(GatedEngine):
         ``answer`` is unchanged, for another attempt. What follows is emitted, if the job allows that. Raises
         ``CutOff`` where the answer is cut."""
         reader = request.read()
-
-        def read(payload: bytes) -> Piece:
-            try:
-                return reader.read(payload)
-            except (msgspec.DecodeError, UnicodeError) as error:
-                raise ServerError("The engine's answer cannot be read.") from error
+        read = partial(read_payload, reader)
 
         def take(payloads: list[bytes]) -> tuple[list[Delta], ApiError | None]:
             if answer.ends_here():
@@ -352,7 +363,7 @@ class TokenServer(GatedEngine):
                 if has_yielded and emit is not None:
                     await batches.pump(lambda payloads: emit_until(emit, *take(payloads)))
         if not answer.has_ended:
-            raise Retryable("The engine ended its answer without a finish reason.")
+            raise Unended
 
 
 class Exchange:
