@@ -1,5 +1,6 @@
 """The child process of llama.cpp when its model cannot be loaded."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -23,6 +24,16 @@ async def test_start_fails_if_the_model_cannot_be_loaded(tmp_path: Path) -> None
     path.write_bytes(b"GGUF and nothing that follows from it")
     with pytest.raises(StartupError, match="did not start"):
         await process_for(path).start()
+
+
+async def test_a_log_line_of_any_length_is_read_so_that_the_child_never_blocks(tmp_path: Path) -> None:
+    log = asyncio.StreamReader()
+    log.feed_data(b"first\n" + b"x" * 200_000)
+    reading = asyncio.create_task(process_for(tmp_path)._drain(log))
+    await asyncio.sleep(0)
+    log.feed_data(b"y" * 200_000 + b"\nlast\n")
+    log.feed_eof()
+    assert await reading == "last"
 
 
 async def test_a_dead_child_is_restarted_until_its_model_can_be_loaded(tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ def any_silence() -> None:
 
 
 @asynccontextmanager
-async def serving(answer: Handler) -> AsyncIterator[str]:
-    """A server that answers GET and POST of ``/x`` with this handler; its URL."""
+async def serving(answer: Handler, path: str = "/x") -> AsyncIterator[str]:
+    """A server that answers GET and POST of a path with this handler; its URL."""
     app = web.Application(client_max_size=2**21)
-    app.router.add_route("*", "/x", answer)
+    app.router.add_route("*", path, answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

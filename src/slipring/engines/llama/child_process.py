@@ -28,6 +28,8 @@ _PREFIX = "slipring-kv-"
 _SCRIPT = str(Path(__file__).with_name("child.py"))
 """Run as a file: as a module, it would first import the package of the engine, of which it uses nothing."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_LOG_BYTES = 65536
+"""Bytes of the child's log that are read at once, and kept of a line that has not ended."""
 
 
 class ChildSettings(Struct, frozen=True):
@@ -160,15 +162,22 @@ class ChildProcess:
 
     async def _drain(self, stream: asyncio.StreamReader) -> str:
         """Log and read the lines of a stream until it ends, so that its writer never blocks; returns the last
-        one that is not empty."""
-        last = "it printed no message"
-        async for line in stream:
-            text = line.decode("utf-8", "replace").strip()
-            if text:
-                log.debug("llama: %s", text)
-                self._rejected_grammars.read(text)
-                last = text
-        return last
+        one that is not empty. Of a line that is too long a part is left out."""
+        last, rest = "it printed no message", b""
+        while chunk := await stream.read(_LOG_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[:_LOG_BYTES]
+            for line in lines:
+                last = self._read_log(line) or last
+        return self._read_log(rest) or last
+
+    def _read_log(self, line: bytes) -> str:
+        """Log a line of the child's log, and look for what matters in it; returns its text."""
+        text = line.decode("utf-8", "replace").strip()
+        if text:
+            log.debug("llama: %s", text)
+            self._rejected_grammars.read(text)
+        return text
 
     async def _kill(self) -> None:
         self._url = None
