@@ -20,7 +20,18 @@ from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
 from slipring.server.process.server import Server
 from tests.engines.fakes.responses import FakeResponsesServer, settle
-from tests.engines.fakes.server import Call, HangUp, Refuse, Say, Stall, Stop, Think, in_front_of, started
+from tests.engines.fakes.server import (
+    Call,
+    Garbage,
+    HangUp,
+    Refuse,
+    Say,
+    Stall,
+    Stop,
+    Think,
+    in_front_of,
+    started,
+)
 from tests.harness import WEATHER, Running, Socket, serve
 from tests.server.raw import gone
 
@@ -719,3 +730,24 @@ async def test_ids_and_thoughts_of_one_upstream_never_reach_another() -> None:
     (sent,) = other.requests
     assert "previous_response_id" not in sent
     assert "encrypted_content" not in json.dumps(sent["input"])
+
+
+DEEP = '{"type":"response.output_item.done","item":' + "[" * 5000 + "]" * 5000 + "}"
+MALFORMED = '{"type":"response.completed","response":{"id":"resp_1","output":[{"type":7}]}}'
+
+
+@pytest.mark.parametrize(
+    ("transport", "event"),
+    [("sse", DEEP), ("websocket", DEEP), ("sse", MALFORMED)],
+    ids=["sse-deep", "websocket-deep", "sse-malformed"],
+)
+async def test_an_event_that_cannot_be_read_fails_its_response_once(
+    transport: str, event: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(transport) as (fake, server), server.connect() as socket:
+        fake.garbage = event
+        fake.script(Garbage())
+        response = await socket.response(**ASK)
+        assert response["error"]["message"] == "The engine's answer cannot be read."
+        assert (await socket.response(**ASK))["status"] == "completed"
+    assert "unexpectedly" not in caplog.text

@@ -263,7 +263,7 @@ class ResponsesEngine(GatedEngine):
 
         def read(payloads: list[bytes]) -> tuple[list[Delta], ApiError | None]:
             deltas, fault = _read(answer, map(decode_event, payloads))
-            if answer.ended:
+            if answer.ended and fault is None:
                 _leave_position(deltas, self._position(job, answer, parent, None))
             return deltas, fault
 
