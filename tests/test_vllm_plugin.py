@@ -101,7 +101,11 @@ class Vllm:
     async def post(self, path: str, body: object = None) -> Answer:
         return await self._ask("POST", path, json.dumps(body).encode())
 
-    async def _ask(self, method: str, path: str, body: bytes) -> Answer:
+    async def abandon(self, path: str, body: object) -> None:
+        """POST, and leave before the head of the answer is sent."""
+        await self._ask("POST", path, json.dumps(body).encode(), stays=False)
+
+    async def _ask(self, method: str, path: str, body: bytes, *, stays: bool = True) -> Answer:
         scope = {
             **{"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1"},
             **{"method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []},
@@ -110,14 +114,17 @@ class Vllm:
         sent: list[Any] = []
 
         async def receive() -> Any:
-            if (message := next(received, None)) is None:
-                await asyncio.Event().wait()  # the client stays
-            return message
+            if (message := next(received, None)) is None and stays:
+                await asyncio.Event().wait()
+            return message or {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
+            await asyncio.sleep(0)  # as with some middleware
             sent.append(message)
 
         await self._app(scope, receive, send)
+        if not stays:
+            return Answer(0, "", "")
         text = b"".join(message.get("body", b"") for message in sent).decode()
         return Answer(sent[0]["status"], dict(sent[0]["headers"])[b"content-type"].decode(), text)
 
@@ -275,3 +282,11 @@ async def test_a_session_that_is_ended_while_its_turn_runs_frees_the_engine_with
     assert said[-1] == b"data: [DONE]\n\n"
     assert closed.is_set()
     assert not len(sessions)
+
+
+async def test_a_session_ends_whose_client_leaves_before_it_is_answered(vllm: Vllm) -> None:
+    turn = {"session": "s", "held": 0, "prompt": [1], "sampling": {"max_tokens": 1}, "idle_s": 0.01}
+    await vllm.abandon(PATH, turn)
+    async with asyncio.timeout(60):
+        while (await vllm.get(PATH)).json()["sessions"]:
+            continue
