@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,5 +56,28 @@ async def test_a_dead_child_is_restarted_until_its_model_can_be_loaded(tmp_path:
         aside.rename(path)
         await until(lambda: bool(process.restarts))
         assert process.trouble is None
+    finally:
+        await process.close()
+
+
+async def test_a_child_that_cannot_be_started_for_a_while_is_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when the machine has no memory for another process, which may be why the child was killed."""
+    path = tmp_path / "hollow.gguf"
+    write_hollow_model(path, small_metadata())
+    process = process_for(path)
+    with monkeypatch.context() as during:
+        during.setattr(sys, "executable", str(tmp_path / "missing"))
+        with pytest.raises(StartupError, match="did not start: No such file"):
+            await process.start()
+    await process.start()
+    try:
+        with monkeypatch.context() as during:
+            during.setattr(sys, "executable", str(tmp_path / "missing"))
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            await until(lambda: "did not start: No such file" in caplog.text)
+        await until(lambda: bool(process.restarts))
     finally:
         await process.close()

@@ -115,15 +115,18 @@ class ChildProcess:
         # At every start: the copy that an earlier child has loaded may have been removed since.
         file = await asyncio.to_thread(file_to_load, self._settings.path)
         settings = structs.replace(self._settings, path=file, alias=Path(self._settings.path).name)
-        self._child = child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", _SCRIPT),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            # Its threads wait for each other many times per token. By default they spin for long: if another
-            # process needs a core (this one does), generation almost stops.
-            env={"GOMP_SPINCOUNT": "1000", **os.environ},
-        )
+        try:
+            self._child = child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", _SCRIPT),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                # Its threads wait for each other many times per token. By default they spin for long: if
+                # another process needs a core (this one does), generation almost stops.
+                env={"GOMP_SPINCOUNT": "1000", **os.environ},
+            )
+        except OSError as error:  # perhaps there is no memory for it, or there are too many processes
+            raise StartupError(f"the embedded engine did not start: {error.strerror}") from None
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None
