@@ -385,6 +385,21 @@ async def test_a_session_that_may_not_hold_what_was_read_ahead_is_replaced(endin
         assert await fake.closed.get() == old
 
 
+async def test_a_turn_does_not_wait_for_ever_for_what_is_being_read() -> None:
+    options = {"first_token_timeout_s": 1.0}
+    async with running(**options) as (fake, server), server.connect(headers=HEADER) as socket:
+        second = await two_calls(fake, socket)
+        fake.script(Stall())
+        call = second["output"][0]["call_id"]
+        piece = {"type": "response.tool_output.delta", "response_id": second["id"], "call_id": call}
+        await socket.send(**piece, delta=LOG)
+        await fake.stalled.wait()
+        (third,) = await turns(socket, output(call, LOG), after=second["id"], tools=[WEATHER])
+        assert third["status"] == "completed"
+        assert fake.requests[-1]["input_ids"] == fake.prompts[-1]
+        assert await fake.closed.get() == session_of(fake.requests[1])
+
+
 async def test_an_output_that_ends_otherwise_is_sent_whole() -> None:
     async with running() as (fake, server), server.connect(headers=HEADER) as socket:
         second = await two_calls(fake, socket)

@@ -110,7 +110,7 @@ class SessionServer(TokenServer):
         async def send(addressed: Addressed) -> None:
             request = self.write_in_session(job, sent, addressed, 0, None)
             read, has_ended = partial(read_payload, request.read()), False
-            async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
+            async with self.aside(request) as batches:
                 async for payloads in batches:
                     pieces, fault = read_each(read, payloads)
                     if fault is not None:

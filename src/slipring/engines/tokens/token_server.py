@@ -5,8 +5,8 @@ Each of them adds how a request is written and how its stream is parsed.
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, closing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
@@ -21,7 +21,7 @@ from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
 from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.gated_engine import GatedEngine
-from slipring.engines.remote.http_client import HttpFailure
+from slipring.engines.remote.http_client import EventStream
 from slipring.engines.remote.upstream import (
     Upstream,
     UpstreamOptions,
@@ -253,26 +253,34 @@ class TokenServer(GatedEngine):
 
     async def _process(self, request: Request) -> None:
         """Send a request and drop its answer. Raises ``ServerError`` if it fails."""
+        async with self.aside(request) as batches:
+            async for _ in batches:
+                pass
+
+    @asynccontextmanager
+    async def aside(self, request: Request) -> AsyncIterator[EventStream]:
+        """Send a request whose answer no gate bounds, and whose end is near when it begins: all of it must
+        come in the time that other answers have to begin. Raises ``ServerError`` otherwise."""
+        events = self._upstream.events(request.path, request.pieces, request.headers)
         try:
-            async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
-                async for _ in batches:
-                    pass
-        except HttpFailure as failure:
-            raise ServerError("The engine did not answer a prefill.") from failure
+            async with asyncio.timeout(self.options.first_token_timeout_s), events as batches:
+                yield batches
+        except TimeoutError:
+            raise ServerError("The engine did not answer in time.") from None
 
     async def _try_out(self, job: Job, prompt: Rendered, constraint: Constraint) -> str | None:
         """The first tokens of an answer as text; None if the server fails."""
         request = self.write(job, prompt, TRIED_TOKENS, constraint)
         read, text, ids = partial(read_payload, request.read()), "", list[int]()
         try:
-            async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
+            async with self.aside(request) as batches:
                 async for payloads in batches:
                     pieces, fault = read_each(read, payloads)
                     if fault is not None:
                         return None
                     text += "".join(piece.text for piece in pieces)
                     ids += [id for piece in pieces for id in piece.ids]
-        except (ApiError, HttpFailure):
+        except ApiError:
             return None
         is_local = self.renderer.vocabulary.is_local
         return self.renderer.token_bytes.join(ids).decode("utf-8", "replace") if is_local else text
