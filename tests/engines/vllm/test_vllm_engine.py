@@ -586,3 +586,13 @@ async def test_dynamo_is_told_of_the_end_of_a_chain() -> None:
         assert (len(fake.prompts[2]), fake.requests[2]["max_tokens"]) == (1, 1)
     finally:
         await fake.close()
+
+
+async def test_a_server_that_does_not_answer_the_end_of_a_chain_is_not_waited_for() -> None:
+    async with running(report_ends=True, first_token_timeout_s=0.5) as (fake, server):
+        fake.checks_prompts = False
+        async with server.connect(headers={"OpenAI-Beta": "slipring_zero_retention=v1"}) as socket:
+            await socket.response(**ASK)
+            fake.script(Stall())
+        async with asyncio.timeout(60):
+            await fake.left.wait()
