@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.applications import Starlette
 
-from slipring.vllm_sessions import PATH, Limits, SessionsPlugin, limits_of
+from slipring.vllm_sessions import PATH, Limits, Sampling, Sessions, SessionsPlugin, Turn, answered, limits_of
 
 
 @dataclass
@@ -101,7 +101,11 @@ class Vllm:
     async def post(self, path: str, body: object = None) -> Answer:
         return await self._ask("POST", path, json.dumps(body).encode())
 
-    async def _ask(self, method: str, path: str, body: bytes) -> Answer:
+    async def abandon(self, path: str, body: object) -> None:
+        """POST, and leave before the head of the answer is sent."""
+        await self._ask("POST", path, json.dumps(body).encode(), stays=False)
+
+    async def _ask(self, method: str, path: str, body: bytes, *, stays: bool = True) -> Answer:
         scope = {
             **{"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1"},
             **{"method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []},
@@ -110,14 +114,17 @@ class Vllm:
         sent: list[Any] = []
 
         async def receive() -> Any:
-            if (message := next(received, None)) is None:
-                await asyncio.Event().wait()  # the client stays
-            return message
+            if (message := next(received, None)) is None and stays:
+                await asyncio.Event().wait()
+            return message or {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
+            await asyncio.sleep(0)  # as with some middleware
             sent.append(message)
 
         await self._app(scope, receive, send)
+        if not stays:
+            return Answer(0, "", "")
         text = b"".join(message.get("body", b"") for message in sent).decode()
         return Answer(sent[0]["status"], dict(sent[0]["headers"])[b"content-type"].decode(), text)
 
@@ -249,3 +256,37 @@ def test_vllm_finds_the_plugin() -> None:
     (found,) = entry_points(group="vllm.endpoint_plugins", name="slipring_sessions")
     plugin = found.load()()
     assert (plugin.name, plugin.required_tasks) == ("slipring_sessions", ("generate",))
+
+
+async def test_a_session_that_is_ended_while_its_turn_runs_frees_the_engine_with_the_turn() -> None:
+    rest, closed = asyncio.Event(), asyncio.Event()
+
+    async def generate(turn: Turn, inputs: AsyncIterator[Turn]) -> AsyncGenerator[Any, None]:
+        try:
+            async for _ in inputs:
+                await rest.wait()
+                said = SimpleNamespace(token_ids=[1], text="", finish_reason="length", stop_reason=None)
+                yield SimpleNamespace(outputs=[said], num_cached_tokens=0)
+        finally:
+            closed.set()
+
+    sessions = Sessions(Limits(1, 100), generate)
+    turn = Turn("s", 0, [1], Sampling(1))
+    session = sessions.begin(turn, lambda turn: turn)
+    events = answered(sessions, session, turn)
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    assert sessions.end("s")
+    rest.set()
+    said = [await first, *[event async for event in events]]
+    assert said[-1] == b"data: [DONE]\n\n"
+    assert closed.is_set()
+    assert not len(sessions)
+
+
+async def test_a_session_ends_whose_client_leaves_before_it_is_answered(vllm: Vllm) -> None:
+    turn = {"session": "s", "held": 0, "prompt": [1], "sampling": {"max_tokens": 1}, "idle_s": 0.01}
+    await vllm.abandon(PATH, turn)
+    async with asyncio.timeout(60):
+        while (await vllm.get(PATH)).json()["sessions"]:
+            continue

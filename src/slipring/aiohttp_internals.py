@@ -24,6 +24,7 @@ from aiohttp import (
 )
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
+from aiohttp.helpers import set_exception, set_result
 from aiohttp.http import HttpProcessingError, RawRequestMessage, RawResponseMessage
 from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.http_parser import DeflateBuffer
@@ -243,7 +244,8 @@ class StreamProtocol(ResponseHandler):
     """aiohttp's client-side HTTP protocol, which can call a function after each read of its socket.
 
     A read may bring several chunks of a body; aiohttp tells of each by itself. Relies on connectors making
-    protocols by their ``_factory``.
+    protocols by their ``_factory``, and on ``set_exception`` being called if what arrives is not HTTP:
+    aiohttp then closes the connection, and leaves whoever reads a body waiting.
     """
 
     on_read: Callable[[], None] | None = None
@@ -258,6 +260,12 @@ class StreamProtocol(ResponseHandler):
         super().data_received(data)
         if self.on_read is not None:
             self.on_read()
+
+    def set_exception(self, exc: Any, *cause: Any) -> None:
+        super().set_exception(exc, *cause)
+        body = self._payload
+        if isinstance(exc, HttpProcessingError) and body is not None and not body.is_eof():
+            body.set_exception(ClientPayloadError(exc.message))
 
 
 class PieceReader(StreamReader):
@@ -334,7 +342,8 @@ class PieceReader(StreamReader):
         body ends or the read fails. All that had arrived before must have been read.
 
         No task is resumed for a piece: that takes longer than most of what is done with a token. Raises what
-        ``take`` raises. What arrives after the last call is left to ``read_pieces``.
+        ``take`` raises. What arrives after the last call is left to ``read_pieces``. ``take`` may cancel the
+        task that waits here: aiohttp's helpers leave a future alone that is done already.
         """
         if self._buffer or self._eof or self._exception is not None:
             return
@@ -351,12 +360,12 @@ class PieceReader(StreamReader):
                 while self._buffer and not ended.done():
                     if not take(self._take()):
                         protocol.on_read = None
-                        ended.set_result(None)
+                        set_result(ended, None)
                     elif protocol._reading_paused:
                         protocol.resume_reading()
             except Exception as error:
                 protocol.on_read = None
-                ended.set_exception(error)
+                set_exception(ended, error)
             is_taking = False
 
         protocol.on_read = on_read
@@ -400,7 +409,8 @@ class PostedAnswer:
         self.reason: str | None = message.reason
         self.headers: CIMultiDictProxy[str] = message.headers
         self.content = content
-        content.on_eof(self.release)
+        # Not a method: a body that never ends keeps its callbacks, and so would keep this object.
+        content.on_eof(partial(_release, connection))
 
     async def read(self) -> bytes:
         """The whole body."""
@@ -408,11 +418,15 @@ class PostedAnswer:
 
     def release(self) -> None:
         """Return the connection to the pool, or close it if the body has not ended. May be called twice."""
-        transport = self._connection.transport
-        if transport is not None and transport.get_write_buffer_size():
-            self._connection.close()  # the server has answered before it read the whole request
-        else:
-            self._connection.release()
+        _release(self._connection)
+
+
+def _release(connection: Connection) -> None:
+    transport = connection.transport
+    if transport is not None and transport.get_write_buffer_size():
+        connection.close()  # the server has answered before it read the whole request
+    else:
+        connection.release()
 
 
 class JsonPosts:

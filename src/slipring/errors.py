@@ -63,13 +63,6 @@ class ApiError(Exception):
             self.code = code
 
 
-def without_frames(error: ApiError) -> ApiError:
-    """An error that is kept after it was caught, without references to where it was raised: by them it would
-    keep the variables of its callers alive, which may refer to it."""
-    error.__traceback__ = error.__context__ = None
-    return error
-
-
 class InvalidRequest(ApiError):
     status = 400
     type = "invalid_request_error"
@@ -226,6 +219,20 @@ class ServerError(ApiError):
 class Unavailable(ApiError):
     status = 503
     code = "service_unavailable"
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error that has been handled, or is kept, and of those that it followed from.
+
+    A traceback refers to the frames that the error has passed, and so to all that their variables hold. Often
+    one of these refers to the error itself: then only a garbage collection would free what an answer held.
+    """
+    found: list[BaseException | None] = [error]
+    while found:
+        each = found.pop()
+        if each is not None and each.__traceback__ is not None:
+            each.__traceback__ = None
+            found += [each.__cause__, each.__context__]
 
 
 class StartupError(Exception):

@@ -86,6 +86,9 @@ class Session:
         self.held = 0
         """Ids that the engine holds, or will hold when the running turn has been prefilled."""
         self.is_busy = True
+        """A turn has begun, and not ended."""
+        self.is_answered = False
+        """The request for that turn is being answered. Its client may leave before that."""
         self.inputs: asyncio.Queue[Any] = asyncio.Queue()
         self.outputs: AsyncGenerator[Any, None]
         self.expiry: asyncio.TimerHandle | None = None
@@ -123,10 +126,9 @@ class Sessions:
         made = make_input(turn)
         if session is None:
             session = self._opened(turn)
-        if session.expiry is not None:
-            session.expiry.cancel()
         session.is_busy = True
         session.held += len(turn.prompt)
+        self._expire_later(session)
         session.inputs.put_nowait(made)
         return session
 
@@ -141,10 +143,24 @@ class Sessions:
         self._open[session.id] = session
         return session
 
+    def answer(self, session: Session) -> None:
+        """The request for a turn is being answered: until that ends, the session cannot expire."""
+        session.is_answered = True
+        if session.expiry is not None:
+            session.expiry.cancel()
+
     def complete(self, session: Session, emitted: int) -> None:
-        """End a turn that has emitted so many ids."""
+        """End a turn that has emitted so many ids. A session that was ended meanwhile stays busy, so that the
+        request which answers the turn closes it."""
+        if session.id not in self._open:
+            return
         session.held += max(emitted - 1, 0)
-        session.is_busy = False
+        session.is_busy = session.is_answered = False
+        self._expire_later(session)
+
+    def _expire_later(self, session: Session) -> None:
+        if session.expiry is not None:
+            session.expiry.cancel()
         loop = asyncio.get_running_loop()
         session.expiry = loop.call_later(session.idle_s, self.end, session.id)
 
@@ -157,7 +173,7 @@ class Sessions:
             session.expiry.cancel()
         # If a turn is running, the request that answers it closes the generator: Python does not allow
         # another task to close a generator that is running.
-        if not session.is_busy:
+        if not session.is_answered:
             task = asyncio.ensure_future(session.outputs.aclose())
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
@@ -263,6 +279,7 @@ async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGen
     """The events of a turn, in the form of a streamed completion. A turn that does not end regularly, or
     whose client leaves, ends its session."""
     emitted, reason = 0, None
+    sessions.answer(session)
     try:
         while reason is None:
             output = await anext(session.outputs)

@@ -93,7 +93,8 @@ class VllmEngine(SessionServer):
         stop = min(self.renderer.stop_ids())  # any token of the model
         asked = {"model": self.served.name, "prompt": [stop], "max_tokens": 1, "stream": True}
         headers = {DYNAMO_SESSION: key, DYNAMO_FINAL: "true"}
-        async with self._upstream.events("/v1/completions", [wire.encode(asked)], headers) as batches:
+        request = Request("/v1/completions", [wire.encode(asked)], headers, partial(_Reader, self, 0))
+        async with self.aside(request) as batches:
             async for _ in batches:
                 continue
 

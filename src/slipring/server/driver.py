@@ -47,7 +47,7 @@ from slipring.core.session.actions import (
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined, Turn
 from slipring.engines.constraints import custom_inputs
-from slipring.errors import ApiError, ServerError, conversation_not_found
+from slipring.errors import ApiError, ServerError, conversation_not_found, forget_frames
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.server import inspections, padding
@@ -321,13 +321,15 @@ class Driver:
                 return await self._weigh(work)
             return await self._save(work.turn, work.state)
         except ApiError as error:
+            forget_frames(error)
             return self.session.lifecycle.failed(work.turn, error, now())
         except LeaseLost:
             return self.session.lifecycle.failed(
                 work.turn, ServerError("The response was ended elsewhere."), now()
             )
-        except Exception:
+        except Exception as error:
             log.exception("a turn failed unexpectedly")
+            forget_frames(error)
             return self.session.lifecycle.failed(work.turn, ServerError(), now())
 
     async def _check_appended(self, check: CheckAppended) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 
 from slipring.core.generation import Job, Prefill
 from slipring.engines.base import Engine
-from slipring.errors import ApiError
+from slipring.errors import ApiError, forget_frames
 
 log = logging.getLogger("slipring")
 
@@ -77,8 +77,10 @@ class Prefills:
             tokens = await engine.prefill(prefill)
         except ApiError as error:
             log.debug("a prefill was refused: %s", error.message)
-        except Exception:
+            forget_frames(error)
+        except Exception as error:
             log.exception("a prefill failed unexpectedly")
+            forget_frames(error)
         del self._tasks[key]  # before ``ended``, which may start the next one
         ended(tokens)
 

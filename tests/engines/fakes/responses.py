@@ -77,6 +77,8 @@ class FakeResponsesServer(FakeServer):
     """The server. ``transport`` is the option that its engine gets."""
 
     can_deny = True
+    garbage = "{not json"
+    """What it sends for ``Garbage``."""
 
     def __init__(self, transport: str = "auto") -> None:
         super().__init__()
@@ -160,7 +162,7 @@ class FakeResponsesServer(FakeServer):
             await answer.write(f"event: {event['type']}\ndata: {text}\n\n".encode())
 
         async def garble() -> None:
-            await answer.write(b"data: {not json\n\n")
+            await answer.write(f"data: {self.garbage}\n\n".encode())
 
         def gone() -> bool:
             return request.transport is None or request.transport.is_closing()
@@ -213,7 +215,7 @@ class FakeResponsesServer(FakeServer):
             self.pulled += 1
 
         async def garble() -> None:
-            await peer.ws.send_str("{not json")
+            await peer.ws.send_str(self.garbage)
 
         script = self.next_script()
         try:

@@ -232,6 +232,7 @@ async def complete_with(engine: LlamaEngine, tenant: str) -> None:
         async for deltas in batches:
             if any(isinstance(delta, Finished) for delta in deltas):
                 assert len(engine._slots._free) == 1, "the slot is released before the last delta"
+                assert not engine._queue.running, "and the next job may run"
 
 
 async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_tenant() -> None:

@@ -1,6 +1,7 @@
 """The HTTP client of engines: bodies, event streams, queries, and what it uses of aiohttp's internals."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,10 +29,10 @@ def any_silence() -> None:
 
 
 @asynccontextmanager
-async def serving(answer: Handler) -> AsyncIterator[str]:
-    """A server that answers GET and POST of ``/x`` with this handler; its URL."""
+async def serving(answer: Handler, path: str = "/x") -> AsyncIterator[str]:
+    """A server that answers GET and POST of a path with this handler; its URL."""
     app = web.Application(client_max_size=2**21)
-    app.router.add_route("*", "/x", answer)
+    app.router.add_route("*", path, answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -233,6 +234,26 @@ async def test_silence_and_a_broken_connection_fail_a_pump() -> None:
             await stream.pump(lambda _: None)
 
 
+async def test_a_batch_may_cancel_the_task_that_waits(caplog: pytest.LogCaptureFixture) -> None:
+    async with asked_for() as (stream, asked, left):
+        taken: list[bytes] = []
+
+        def take(payloads: list[bytes]) -> None:
+            taken.extend(payloads)
+            if payloads == [b"1"]:
+                pumping.cancel()
+                raise LookupError("no more")
+
+        pumping = asyncio.create_task(stream.pump(take))
+        asked.put_nowait(b"data: 0\n\n")
+        await until(lambda: bool(taken))
+        asked.put_nowait(b"data: 1\n\n")
+        await asyncio.wait([pumping])
+        assert pumping.cancelled()
+    await left.wait()
+    assert not caplog.records
+
+
 async def test_a_pump_that_is_cancelled_takes_no_more() -> None:
     taken: list[bytes] = []
     async with asked_for() as (stream, asked, left):
@@ -316,6 +337,26 @@ async def test_a_complete_answer_stays_complete_however_its_connection_ends() ->
         assert await payloads(client) == [b"1"]
 
 
+@pytest.mark.parametrize("is_pumped", [False, True])
+async def test_an_answer_that_is_no_longer_http_fails_at_once(is_pumped: bool) -> None:
+    rest = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n")
+        await rest.wait()
+        writer.write(b"no length of a chunk\r\n")
+        writer.close()
+
+    async with raw_server(answer) as url, HttpClient(url, {}) as client:
+        events = client.events("/x", [b"{}"], idle_s=any_silence)
+        async with asyncio.timeout(60), events as stream:
+            assert await anext(stream) == [b"1"]
+            rest.set()
+            with pytest.raises(Unreachable):
+                await (stream.pump(lambda _: None) if is_pumped else anext(stream))
+
+
 async def test_silence_fails_a_stream_and_a_slow_reader_does_not() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         stream = web.StreamResponse()
@@ -363,6 +404,18 @@ def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert payloads.take(b"data: 0123456789") == []
     with pytest.raises(Unreadable):
         payloads.take(b"more")
+
+
+def test_a_long_line_costs_no_more_than_its_length() -> None:
+    payloads, read = _Payloads(), b"x" * 2**16
+    began = time.process_time()
+    assert payloads.take(b"data: ") == []
+    for _ in range(48 * 16):
+        assert payloads.take(read) == []
+    (found,) = payloads.take(b"\n")
+    assert len(found) == 48 * 2**20
+    # 0.1 s here; 15 s if everything that has arrived is copied with each read.
+    assert time.process_time() - began < 3
 
 
 # Queries.

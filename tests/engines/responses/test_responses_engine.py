@@ -1,7 +1,9 @@
 """The responses engine in front of a fake server: what is sent on which socket, and what clients see."""
 
 import asyncio
+import gc
 import json
+import weakref
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -20,11 +22,23 @@ from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
 from slipring.server.process.server import Server
 from tests.engines.fakes.responses import FakeResponsesServer, settle
-from tests.engines.fakes.server import Call, HangUp, Refuse, Say, Stall, Stop, Think, in_front_of, started
+from tests.engines.fakes.server import (
+    Call,
+    Garbage,
+    HangUp,
+    Refuse,
+    Say,
+    Stall,
+    Stop,
+    Think,
+    in_front_of,
+    started,
+)
 from tests.harness import WEATHER, Running, Socket, serve
-from tests.server.raw import gone
+from tests.server.raw import gone, until
 
 ASK: dict[str, Any] = {"input": "hello", "store": False}
+ZERO_RETENTION = {"OpenAI-Beta": "slipring_zero_retention=v1"}
 HELLO = b'{"type":"message","role":"user","content":"hello"}'
 MORE = b'{"type":"message","role":"user","content":"more"}'
 WORDS = (
@@ -719,3 +733,41 @@ async def test_ids_and_thoughts_of_one_upstream_never_reach_another() -> None:
     (sent,) = other.requests
     assert "previous_response_id" not in sent
     assert "encrypted_content" not in json.dumps(sent["input"])
+
+
+@pytest.mark.parametrize("ending", [Stall(), HangUp(), Stop()])
+async def test_a_socket_that_is_closed_is_freed_without_a_garbage_collection(ending: Any) -> None:
+    async with running() as (fake, server):
+        pool = server.service.catalog.engines[0]._pool
+        gc.disable()
+        try:
+            fake.script(Say(("one",)), ending)
+            async with server.connect(abandoned=True, headers=ZERO_RETENTION) as socket:
+                await socket.create(**ASK)
+                await socket.until("response.output_text.delta")
+                (used,) = map(weakref.ref, pool._sockets)
+            await gone(server)
+            await until(lambda: used() is None)
+        finally:
+            gc.enable()
+
+
+DEEP = '{"type":"response.output_item.done","item":' + "[" * 5000 + "]" * 5000 + "}"
+MALFORMED = '{"type":"response.completed","response":{"id":"resp_1","output":[{"type":7}]}}'
+
+
+@pytest.mark.parametrize(
+    ("transport", "event"),
+    [("sse", DEEP), ("websocket", DEEP), ("sse", MALFORMED)],
+    ids=["sse-deep", "websocket-deep", "sse-malformed"],
+)
+async def test_an_event_that_cannot_be_read_fails_its_response_once(
+    transport: str, event: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(transport) as (fake, server), server.connect() as socket:
+        fake.garbage = event
+        fake.script(Garbage())
+        response = await socket.response(**ASK)
+        assert response["error"]["message"] == "The engine's answer cannot be read."
+        assert (await socket.response(**ASK))["status"] == "completed"
+    assert "unexpectedly" not in caplog.text

@@ -15,7 +15,7 @@ import pytest
 from slipring.engines.sglang import SglangEngine
 from slipring.errors import StartupError
 from tests.engines.chains import turns, whole_prompts
-from tests.engines.fakes.server import Call, HangUp, Ids, Refuse, Say, Stall, Stop, in_front_of
+from tests.engines.fakes.server import Call, Garbage, HangUp, Ids, Refuse, Say, Stall, Stop, in_front_of
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import TOKENIZER, decoded
 from tests.engines.test_contract import text_of
@@ -33,6 +33,18 @@ class WithSessions(FakeSglang):
 async def running(**options: Any) -> AsyncIterator[tuple[WithSessions, Running]]:
     async with in_front_of(WithSessions(), **options) as (fake, server):
         yield fake, server
+
+
+class Rest(asyncio.Event):
+    """Holds back the rest of an answer, and tells when its beginning has been sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+
+    async def wait(self) -> Literal[True]:
+        self.begun.set()
+        return await super().wait()
 
 
 def session_of(request: dict[str, Any]) -> str | None:
@@ -228,6 +240,28 @@ async def test_a_server_that_reads_another_prompt_gets_no_more_sessions() -> Non
         assert [decoded(prompt) for prompt in (*fake.prompts[:2], *fake.prompts[3:])] == whole
 
 
+async def test_a_session_whose_turn_runs_is_not_used_either_once_sessions_are_refused() -> None:
+    cut = (Say(("one",)), Stop("length"))
+    async with running() as (fake, server), server.connect() as socket, server.connect() as other:
+        fake.checks_prompts = False
+        for _ in range(4):
+            fake.script(*cut)
+        _, two = await turns(socket, "a", "b")
+        _, second = await turns(other, "c", "d")
+        rest = Rest()
+        fake.script(Say(("x", "y"), rest=rest), Stop())
+        await other.create(input="e", previous_response_id=second["id"], store=False)
+        await rest.begun.wait()
+        fake.bos = TOKENIZER.control("<|im_end|>")  # as in the test above
+        await turns(socket, "f", after=two["id"])
+        fake.bos = None
+        rest.set()
+        third = (await other.until("response.completed"))[-1]["response"]
+        await turns(other, "g", after=third["id"])
+        assert session_of(fake.requests[-1]) is None
+        assert not fake.sessions
+
+
 async def test_a_refused_request_is_refused_once_it_was_sent_whole() -> None:
     async with running() as (fake, server), server.connect() as socket:
         _, two = await turns(socket, "one", "two")
@@ -337,6 +371,35 @@ async def test_outputs_of_running_tools_are_read_in_the_session() -> None:
         assert len(fake.opened) == 1
 
 
+@pytest.mark.parametrize("ending", [(Say(("a",)),), (Garbage(),), (HangUp(),)])
+async def test_a_session_that_may_not_hold_what_was_read_ahead_is_replaced(ending: tuple[Any, ...]) -> None:
+    async with running() as (fake, server), server.connect(headers=HEADER) as socket:
+        second = await two_calls(fake, socket)
+        fake.script(*ending)
+        text = LOG[:1500]
+        call_id = await stream(socket, server, second, text, size=len(text))
+        await turns(socket, output(call_id, text), after=second["id"], tools=[WEATHER])
+        old, new = (asked["session_id"] for asked in fake.opened)
+        assert [session_of(fake.requests[at]) for at in (1, 2, -1)] == [old, old, new]
+        assert fake.requests[-1]["input_ids"] == fake.prompts[-1]
+        assert await fake.closed.get() == old
+
+
+async def test_a_turn_does_not_wait_for_ever_for_what_is_being_read() -> None:
+    options = {"first_token_timeout_s": 1.0}
+    async with running(**options) as (fake, server), server.connect(headers=HEADER) as socket:
+        second = await two_calls(fake, socket)
+        fake.script(Stall())
+        call = second["output"][0]["call_id"]
+        piece = {"type": "response.tool_output.delta", "response_id": second["id"], "call_id": call}
+        await socket.send(**piece, delta=LOG)
+        await fake.stalled.wait()
+        (third,) = await turns(socket, output(call, LOG), after=second["id"], tools=[WEATHER])
+        assert third["status"] == "completed"
+        assert fake.requests[-1]["input_ids"] == fake.prompts[-1]
+        assert await fake.closed.get() == session_of(fake.requests[1])
+
+
 async def test_an_output_that_ends_otherwise_is_sent_whole() -> None:
     async with running() as (fake, server), server.connect(headers=HEADER) as socket:
         second = await two_calls(fake, socket)
@@ -344,18 +407,6 @@ async def test_an_output_that_ends_otherwise_is_sent_whole() -> None:
         await turns(socket, output(call_id, "Nothing of it."), after=second["id"], tools=[WEATHER])
         assert fake.requests[-1]["input_ids"] == fake.prompts[-1]
         assert "test number" not in decoded(fake.prompts[-1])
-
-
-class Rest(asyncio.Event):
-    """Holds back the rest of an answer, and tells when its beginning has been sent."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun = asyncio.Event()
-
-    async def wait(self) -> Literal[True]:
-        self.begun.set()
-        return await super().wait()
 
 
 async def test_a_turn_waits_for_what_is_being_read() -> None:

@@ -14,7 +14,7 @@ from slipring.engines.catalog import KINDS, open_engine
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
-from tests.engines.fakes.server import Call, Ids, Refuse, Say, Stop, started
+from tests.engines.fakes.server import Call, Ids, Refuse, Say, Stall, Stop, started
 from tests.engines.fakes.structural_tags import read_tag, schemas_of
 from tests.engines.fakes.tokens import END, TEMPLATE, TOKENIZER, decoded, tokenizer_directory
 from tests.engines.fakes.vllm import FakeVllm, tokens_of
@@ -250,14 +250,31 @@ async def test_servers_without_structural_tags_are_sent_one_schema_or_one_gramma
         assert [call["input"] for call in response["output"]] == ["a\na\n"]
 
 
+def thinking(directory: Path) -> str:
+    """The directory of a model whose prompts open a thought."""
+    model = shutil.copytree(tokenizer_directory(), directory / "model")
+    config = {"chat_template": TEMPLATE.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")}
+    (model / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|im_end|>"}))
+    return str(model)
+
+
+async def test_a_server_that_does_not_answer_when_constraints_are_tried_out_delays_a_turn_once(
+    tmp_path: Path,
+) -> None:
+    options = {"tokenizer": thinking(tmp_path), "first_token_timeout_s": 0.5}
+    async with running(**options) as (fake, server), server.connect() as socket:
+        fake.script(Stall())
+        fake.script(Say(("Hm.</think>\n\n",)), Call("get_weather", "{}"), Stop())
+        response = await socket.response(**ASK, tools=[WEATHER], tool_choice="required")
+        assert response["status"] == "completed"
+        await fake.left.wait()
+
+
 @pytest.mark.parametrize("begins", ["first token", "after thought"])
 async def test_a_constraint_describes_the_thought_unless_the_server_leaves_thoughts_alone(
     begins: str, tmp_path: Path
 ) -> None:
-    directory = shutil.copytree(tokenizer_directory(), tmp_path / "model")
-    config = {"chat_template": TEMPLATE.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")}
-    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|im_end|>"}))
-    async with running(tokenizer=str(directory)) as (fake, server), server.connect() as socket:
+    async with running(tokenizer=thinking(tmp_path)) as (fake, server), server.connect() as socket:
         fake.script(Say(('"slip' if begins == "first token" else "Okay",)), Stop("length"))
         for _ in range(2):
             fake.script(Say(("Hm.</think>\n\n",)), Call("get_weather", "{}"), Stop())
@@ -569,3 +586,13 @@ async def test_dynamo_is_told_of_the_end_of_a_chain() -> None:
         assert (len(fake.prompts[2]), fake.requests[2]["max_tokens"]) == (1, 1)
     finally:
         await fake.close()
+
+
+async def test_a_server_that_does_not_answer_the_end_of_a_chain_is_not_waited_for() -> None:
+    async with running(report_ends=True, first_token_timeout_s=0.5) as (fake, server):
+        fake.checks_prompts = False
+        async with server.connect(headers={"OpenAI-Beta": "slipring_zero_retention=v1"}) as socket:
+            await socket.response(**ASK)
+            fake.script(Stall())
+        async with asyncio.timeout(60):
+            await fake.left.wait()

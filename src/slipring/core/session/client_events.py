@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from slipring.core.ports import Betas
-from slipring.errors import ApiError, InvalidJson, InvalidRequest, quoted, without_frames
+from slipring.errors import ApiError, InvalidJson, InvalidRequest, forget_frames, quoted
 from slipring.protocol import live_input, requests, tool_output, wire
 from slipring.protocol.items import NONE_KNOWN, Item
 from slipring.protocol.live_input import Append, Steer
@@ -94,7 +94,8 @@ def read_ahead(
         try:
             event.request.read_ahead(digests=digests, known=known)
         except ApiError as error:
-            event = Create(event.request, event.size_bytes, without_frames(error))
+            forget_frames(error)
+            event = Create(event.request, event.size_bytes, error)
     return Read(event)
 
 
@@ -117,7 +118,8 @@ def _invalid_create(outline: requests.Outline, size_bytes: int, error: ApiError)
     request = CreateRequest(
         stream_id=outline.stream_id, previous_response_id=previous if isinstance(previous, str) else None
     )
-    return Create(request, size_bytes, without_frames(error))
+    forget_frames(error)
+    return Create(request, size_bytes, error)
 
 
 def _read_other(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Raw, structs
 
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, Model, Prefill
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model, Prefill
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.constraints.answer_grammar import constrains_calls, grammar_of
@@ -143,9 +143,14 @@ class LlamaEngine(Engine):
             yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
             await ticket.turn()
             await self._queue.spare_ended()  # the slot of a prefill can be copied, or used, once it is free
+            last: list[Delta] = []
             async with aclosing(self._answer(job, rendering, constraint)) as batches:
                 async for deltas in batches:
-                    yield deltas
+                    if type(deltas[-1]) is Finished:  # an ``isinstance`` that fails takes ten times as long
+                        last = deltas
+                    else:
+                        yield deltas
+        yield last  # after slot and ticket are given back: a slow reader must not hold up other jobs
 
     def _refuse_second_tenant(self, tenant: str) -> None:
         """Serve the first tenant only: keys of others may have been created since the start."""
@@ -242,7 +247,7 @@ class LlamaEngine(Engine):
                         yield deltas
             last, context = answer.finish()
             slot.record(context or sent, job.tenant)
-        yield last  # after the slot was released: a slow reader must not hold it
+        yield last
 
     async def _constraint(self, job: Job, rendering: Rendering) -> dict[str, object]:
         """The field of the request that constrains the answer; empty if it is unconstrained."""

@@ -114,6 +114,8 @@ class _SavedSlot(Struct):
 
 _chunk = msgspec.json.Decoder(Chunk)
 _failure = msgspec.json.Decoder(_Failure)
+_UNREADABLE = (msgspec.DecodeError, UnicodeError)
+"""What a decoder raises: the second for text that is no UTF-8."""
 
 
 class Unsupported(ServerError):
@@ -186,14 +188,14 @@ class Api:
             raise Unavailable("The connection to the engine was lost. Try again in a moment.") from error
         except BadStatus as error:
             raise _explain(error.status, _read_fault(error.body)) from error
-        except (Unreadable, msgspec.DecodeError) as error:
+        except (Unreadable, *_UNREADABLE) as error:
             raise ServerError("The engine's answer cannot be read.") from error
 
 
 def _read_fault(body: bytes) -> _Fault | None:
     try:
         return _failure.decode(body).error
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return None
 
 

@@ -28,6 +28,8 @@ _PREFIX = "slipring-kv-"
 _SCRIPT = str(Path(__file__).with_name("child.py"))
 """Run as a file: as a module, it would first import the package of the engine, of which it uses nothing."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_LOG_BYTES = 65536
+"""Bytes of the child's log that are read at once, and kept of a line that has not ended."""
 
 
 class ChildSettings(Struct, frozen=True):
@@ -113,15 +115,18 @@ class ChildProcess:
         # At every start: the copy that an earlier child has loaded may have been removed since.
         file = await asyncio.to_thread(file_to_load, self._settings.path)
         settings = structs.replace(self._settings, path=file, alias=Path(self._settings.path).name)
-        self._child = child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", _SCRIPT),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            # Its threads wait for each other many times per token. By default they spin for long: if another
-            # process needs a core (this one does), generation almost stops.
-            env={"GOMP_SPINCOUNT": "1000", **os.environ},
-        )
+        try:
+            self._child = child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", _SCRIPT),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                # Its threads wait for each other many times per token. By default they spin for long: if
+                # another process needs a core (this one does), generation almost stops.
+                env={"GOMP_SPINCOUNT": "1000", **os.environ},
+            )
+        except OSError as error:  # perhaps there is no memory for it, or there are too many processes
+            raise StartupError(f"the embedded engine did not start: {error.strerror}") from None
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None
@@ -160,15 +165,22 @@ class ChildProcess:
 
     async def _drain(self, stream: asyncio.StreamReader) -> str:
         """Log and read the lines of a stream until it ends, so that its writer never blocks; returns the last
-        one that is not empty."""
-        last = "it printed no message"
-        async for line in stream:
-            text = line.decode("utf-8", "replace").strip()
-            if text:
-                log.debug("llama: %s", text)
-                self._rejected_grammars.read(text)
-                last = text
-        return last
+        one that is not empty. Of a line that is too long a part is left out."""
+        last, rest = "it printed no message", b""
+        while chunk := await stream.read(_LOG_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[:_LOG_BYTES]
+            for line in lines:
+                last = self._read_log(line) or last
+        return self._read_log(rest) or last
+
+    def _read_log(self, line: bytes) -> str:
+        """Log a line of the child's log, and look for what matters in it; returns its text."""
+        text = line.decode("utf-8", "replace").strip()
+        if text:
+            log.debug("llama: %s", text)
+            self._rejected_grammars.read(text)
+        return text
 
     async def _kill(self) -> None:
         self._url = None

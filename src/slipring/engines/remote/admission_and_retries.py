@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import structs
 
 from slipring.engines.options import option
-from slipring.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable
+from slipring.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable, forget_frames
 from slipring.observation import live
 
 log = logging.getLogger("slipring")
@@ -286,6 +286,7 @@ class Gate(JobQueue):
                     self._failed()
                 if not retries or self._probing is not None:
                     raise
+                forget_frames(error)
                 await asyncio.sleep(_jittered(0.1 * 2 ** (policy.retries - retries)))
                 retries -= 1
             else:

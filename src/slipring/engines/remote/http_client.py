@@ -411,10 +411,12 @@ def _never() -> bool:
 class _Payloads:
     """Splits a stream of bytes into the data of server-sent events; ``[DONE]`` ends them."""
 
-    __slots__ = ("_rest", "ended")
+    __slots__ = ("_rest", "_rest_bytes", "ended")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """The beginning of a line that has not ended, in pieces: it may be an image, and is joined once."""
+        self._rest_bytes = 0
         self.ended = False
 
     def take(self, chunk: bytes) -> list[bytes]:
@@ -426,15 +428,18 @@ class _Payloads:
             and chunk.find(b"\n") == len(chunk) - 2
         ):
             return [chunk[6:-2]]  # one event by itself: most reads of a stream that is generated
-        if len(self._rest) > _LONGEST_LINE:
+        if self._rest_bytes > _LONGEST_LINE:
             raise Unreadable("a line of the stream is too long")
         lines, end, rest = chunk.rpartition(b"\n")
         if not end:
-            self._rest += chunk
+            self._rest.append(chunk)
+            self._rest_bytes += len(chunk)
             return []
+        if self._rest:
+            lines = b"".join([*self._rest, lines])
         # Empty data keeps a connection alive.
-        found = [payload for each in _DATA.findall(self._rest + lines) if (payload := each.strip())]
-        self._rest = rest
+        found = [payload for each in _DATA.findall(lines) if (payload := each.strip())]
+        self._rest, self._rest_bytes = [rest] if rest else [], len(rest)
         if _DONE in found:
             self.ended = True
             del found[found.index(_DONE) :]

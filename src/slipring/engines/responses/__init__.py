@@ -33,7 +33,7 @@ from slipring.engines.responses.position_codec import PositionCodec
 from slipring.engines.responses.positions import Position, Step, earlier_step, position_of
 from slipring.engines.responses.request_body import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Lane
-from slipring.errors import ApiError, InvalidRequest, ServerError
+from slipring.errors import ApiError, InvalidRequest, ServerError, forget_frames
 
 log = logging.getLogger("slipring")
 
@@ -147,6 +147,7 @@ class ResponsesEngine(GatedEngine):
                 # Over a socket it is a known code; servers that store responses refuse in many ways.
                 if not (isinstance(error, ContextLost) or self.options.chain):
                     raise
+                forget_frames(error)
         return await self._begin_whole(job)
 
     async def _continued(self, job: Job, position: Position) -> Answers | None:
@@ -174,6 +175,7 @@ class ResponsesEngine(GatedEngine):
             if len(readable) == len(items):
                 raise
             log.warning("the Responses server refuses its earlier encrypted reasoning: sent without it")
+            forget_frames(error)
             return await self._send_whole(job, readable)
 
     async def _send_whole(self, job: Job, items: list[bytes]) -> BegunStream[list[Delta]]:
@@ -189,6 +191,7 @@ class ResponsesEngine(GatedEngine):
                 return await BegunStream.begin(self._answers(job, route, items, None))
             except ContextLost as lost:
                 self._note_lanes(lost)
+                forget_frames(lost)
         return await BegunStream.begin(self._answers(job, await self._open(job), items, None))
 
     def _note_lanes(self, error: ApiError) -> None:
@@ -260,7 +263,7 @@ class ResponsesEngine(GatedEngine):
 
         def read(payloads: list[bytes]) -> tuple[list[Delta], ApiError | None]:
             deltas, fault = _read(answer, map(decode_event, payloads))
-            if answer.ended:
+            if answer.ended and fault is None:
                 _leave_position(deltas, self._position(job, answer, parent, None))
             return deltas, fault
 

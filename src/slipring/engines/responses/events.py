@@ -74,7 +74,7 @@ def decode_event(payload: bytes | str) -> Event:
         return _event.decode(payload)
     except msgspec.ValidationError:
         pass
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ServerError("The engine's answer cannot be read.") from error
     try:
         outline = _outline.decode(payload)

@@ -175,16 +175,19 @@ class Pool:
         while True:
             # When a second begins, as the server's tick: a process at rest wakes up once for both.
             await asyncio.sleep(_TICK_S - _now() % _TICK_S)
-            now = _now()
-            for socket in self._sockets:
-                if socket.is_wanted:
-                    continue
-                is_stale = socket.is_free or now - socket.used_at > self._options.socket_idle_s
-                if is_stale or not self._is_usable(socket):
-                    socket.drop()
-                else:
-                    socket.ping(now, _SILENCE_S)
-            self._forget_closed()
+            self._tend()
+
+    def _tend(self) -> None:
+        now = _now()
+        for socket in self._sockets:
+            if socket.is_wanted:
+                continue
+            is_stale = socket.is_free or now - socket.used_at > self._options.socket_idle_s
+            if is_stale or not self._is_usable(socket):
+                socket.drop()
+            else:
+                socket.ping(now, _SILENCE_S)
+        self._forget_closed()
 
 
 def _now() -> float:

@@ -121,7 +121,8 @@ class Socket:
         self.retired = False
         """Takes no more responses: it is too old, or the upstream has reported its limit."""
         self.closing: asyncio.Task[object] | None = None
-        self._reader = asyncio.create_task(self._read())
+        self._reader: asyncio.Task[None] | None = asyncio.create_task(self._read())
+        self._reader.add_done_callback(self._forget_reader)
         self._pinging: asyncio.Task[None] | None = None
 
     @property
@@ -207,9 +208,15 @@ class Socket:
     def drop(self) -> None:
         """Close it without waiting for the upstream; running responses fail."""
         if self.closing is None:
-            self._reader.cancel()
+            if self._reader is not None:
+                self._reader.cancel()
             self._end(ContextLost())
             self.closing = asyncio.create_task(self._ws.close())
+
+    def _forget_reader(self, reader: asyncio.Task[None]) -> None:
+        # A task that was cancelled keeps the frame that it was cancelled in, which refers to this socket:
+        # only a garbage collection would free both.
+        self._reader = None
 
     async def _ping(self) -> None:
         try:

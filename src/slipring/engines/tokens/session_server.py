@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from slipring.core.generation import Delta, Finished, Job, Prefill
 from slipring.engines.constraints.answer_constraint import Constraint
@@ -13,8 +14,15 @@ from slipring.engines.remote.upstream import read_each
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
 from slipring.engines.tokens.token_answer import TokenAnswer
-from slipring.engines.tokens.token_server import Exchange, Request, TokenServer, TokenServerOptions
-from slipring.errors import ApiError, ServerError, StartupError
+from slipring.engines.tokens.token_server import (
+    Exchange,
+    Request,
+    TokenServer,
+    TokenServerOptions,
+    Unended,
+    read_payload,
+)
+from slipring.errors import ApiError, ServerError, StartupError, forget_frames
 from slipring.prompts.rendering import Rendered
 
 _LEAST_AHEAD = 64
@@ -101,12 +109,15 @@ class SessionServer(TokenServer):
 
         async def send(addressed: Addressed) -> None:
             request = self.write_in_session(job, sent, addressed, 0, None)
-            reader = request.read()
-            async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
+            read, has_ended = partial(read_payload, request.read()), False
+            async with self.aside(request) as batches:
                 async for payloads in batches:
-                    _, fault = read_each(reader.read, payloads)
+                    pieces, fault = read_each(read, payloads)
                     if fault is not None:
                         raise fault
+                    has_ended = has_ended or any(piece.reason is not None for piece in pieces)
+            if not has_ended:
+                raise Unended
 
         async def read() -> None:
             nonlocal was_read
@@ -163,6 +174,7 @@ class _SessionExchange(Exchange):
                     raise
                 if not lease.addressed.held:
                     self._sessions.pause(error)
+                forget_frames(error)
         request = engine.write(job, sent, self._limit, self._constraint)
         async with aclosing(engine.attempt(request, self._answer)) as batches:
             async for deltas in batches:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from slipring.core.generation import Job
 from slipring.engines.remote.http_client import HttpFailure
-from slipring.errors import ApiError
+from slipring.errors import ApiError, forget_frames
 from slipring.prompts.rendering import Body, Rendered, Step
 from slipring.protocol import wire
 
@@ -177,12 +177,14 @@ class Sessions:
             await send(addressed)
         except (HttpFailure, ApiError) as error:
             log.info("%s has read nothing ahead in a session: %s", self._protocol.maker, error)
+            forget_frames(error)
             self._discard(session)
         else:
             session.tokens += len(later_ids) - len(session.later_ids) + len(session.missing_ids)
             session.later_ids, session.missing_ids = later_ids, []
         finally:
             session.is_busy, session.reading, session.used_at = False, None, time.monotonic()
+            self._discard_if_refused(session)
 
     def pause(self, error: Exception) -> None:
         """Open no session for a while, because the server has refused one."""
@@ -190,7 +192,7 @@ class Sessions:
         self._refused_until = max(self._refused_until, time.monotonic() + _PAUSE_S)
 
     def refuse(self) -> None:
-        """Open no more sessions."""
+        """Use no more sessions: none is opened, and those that are in use are closed after that."""
         self._refused_until = math.inf
         for session in [each for each in self._open.values() if not each.is_busy]:
             self._discard(session)
@@ -270,6 +272,7 @@ class Sessions:
         self, session: Session, position: Rendered, closing_ids: list[int], *, has_answer: bool
     ) -> None:
         """End a turn: its session belongs to the position now."""
+        self._discard_if_refused(session)
         if session.id not in self._open:
             return
         body = position.body
@@ -312,6 +315,10 @@ class Sessions:
         task = self._loop.create_task(self._report_end(session))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+    def _discard_if_refused(self, session: Session) -> None:
+        if self._refused_until == math.inf:
+            self._discard(session)
 
     async def _report_end(self, session: Session) -> None:
         try:

@@ -5,9 +5,10 @@ Each of them adds how a request is written and how its stream is parsed.
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, closing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
 from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.gated_engine import GatedEngine
-from slipring.engines.remote.http_client import HttpFailure
+from slipring.engines.remote.http_client import EventStream
 from slipring.engines.remote.upstream import (
     Upstream,
     UpstreamOptions,
@@ -89,6 +90,13 @@ class Served(NamedTuple):
     """Where it was loaded from."""
 
 
+class Unended(Retryable):
+    """The server has ended a stream before its answer."""
+
+    def __init__(self) -> None:
+        super().__init__("The engine ended its answer without a finish reason.")
+
+
 class Request(NamedTuple):
     """An encoded request. It can be sent more than once."""
 
@@ -104,6 +112,14 @@ class Reader(Protocol):
 
     def read(self, payload: bytes) -> Piece:
         """Parse one payload. Raises an ``ApiError`` if it reports a failure."""
+
+
+def read_payload(reader: Reader, payload: bytes) -> Piece:
+    """``reader.read``, which also raises an ``ApiError`` for what it cannot decode."""
+    try:
+        return reader.read(payload)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ServerError("The engine's answer cannot be read.") from error
 
 
 class TokenServer(GatedEngine):
@@ -235,26 +251,34 @@ class TokenServer(GatedEngine):
 
     async def _process(self, request: Request) -> None:
         """Send a request and drop its answer. Raises ``ServerError`` if it fails."""
+        async with self.aside(request) as batches:
+            async for _ in batches:
+                pass
+
+    @asynccontextmanager
+    async def aside(self, request: Request) -> AsyncIterator[EventStream]:
+        """Send a request whose answer no gate bounds, and whose end is near when it begins: all of it must
+        come in the time that other answers have to begin. Raises ``ServerError`` otherwise."""
+        events = self._upstream.events(request.path, request.pieces, request.headers)
         try:
-            async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
-                async for _ in batches:
-                    pass
-        except HttpFailure as failure:
-            raise ServerError("The engine did not answer a prefill.") from failure
+            async with asyncio.timeout(self.options.first_token_timeout_s), events as batches:
+                yield batches
+        except TimeoutError:
+            raise ServerError("The engine did not answer in time.") from None
 
     async def _try_out(self, job: Job, prompt: Rendered, constraint: Constraint) -> str | None:
         """The first tokens of an answer as text; None if the server fails."""
         request = self.write(job, prompt, TRIED_TOKENS, constraint)
-        reader, text, ids = request.read(), "", list[int]()
+        read, text, ids = partial(read_payload, request.read()), "", list[int]()
         try:
-            async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
+            async with self.aside(request) as batches:
                 async for payloads in batches:
-                    pieces, fault = read_each(reader.read, payloads)
+                    pieces, fault = read_each(read, payloads)
                     if fault is not None:
                         return None
                     text += "".join(piece.text for piece in pieces)
                     ids += [id for piece in pieces for id in piece.ids]
-        except (Retryable, ApiError, HttpFailure, msgspec.DecodeError):
+        except ApiError:
             return None
         is_local = self.renderer.vocabulary.is_local
         return self.renderer.token_bytes.join(ids).decode("utf-8", "replace") if is_local else text
@@ -325,12 +349,7 @@ class TokenServer(GatedEngine):
         ``answer`` is unchanged, for another attempt. What follows is emitted, if the job allows that. Raises
         ``CutOff`` where the answer is cut."""
         reader = request.read()
-
-        def read(payload: bytes) -> Piece:
-            try:
-                return reader.read(payload)
-            except (msgspec.DecodeError, UnicodeError) as error:
-                raise ServerError("The engine's answer cannot be read.") from error
+        read = partial(read_payload, reader)
 
         def take(payloads: list[bytes]) -> tuple[list[Delta], ApiError | None]:
             if answer.ends_here():
@@ -350,7 +369,7 @@ class TokenServer(GatedEngine):
                 if has_yielded and emit is not None:
                     await batches.pump(lambda payloads: emit_until(emit, *take(payloads)))
         if not answer.has_ended:
-            raise Retryable("The engine ended its answer without a finish reason.")
+            raise Unended
 
 
 class Exchange:
