@@ -152,6 +152,7 @@ async def test_a_client_that_only_sends_pongs_is_pinged() -> None:
 
 async def test_a_pong_within_a_message_is_not_part_of_it() -> None:
     async with serve() as server, open_raw(server) as raw:
+        stop_clock(server)  # it would find a client that has never been heard
         connection = connection_of(server)
         message = b'{"type": "response.create", "input": "hello"}'
         await raw.send_frame(TEXT, message[:9], final=False)
