@@ -245,7 +245,7 @@ class StreamProtocol(ResponseHandler):
 
     A read may bring several chunks of a body; aiohttp tells of each by itself. Relies on connectors making
     protocols by their ``_factory``, and on ``set_exception`` being called if what arrives is not HTTP:
-    aiohttp then closes the connection, and leaves whoever reads a body waiting.
+    aiohttp then closes the connection, but does not tell the task that reads the body, which would wait on.
     """
 
     on_read: Callable[[], None] | None = None

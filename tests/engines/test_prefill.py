@@ -106,22 +106,29 @@ async def test_an_output_that_differs_from_what_was_streamed_is_answered_as_it_i
         assert other["output"][0]["content"] == plain["output"][0]["content"]
 
 
+async def begun_prefill(server: Running, socket: Socket, first: dict[str, Any]) -> str:
+    """Stream ``LOG`` as the output of a response's last call, and wait until the engine processes it; returns
+    the id of the call."""
+    engine = server.service.catalog.engines[0]
+    begun = asyncio.Event()
+    process = engine._process
+
+    async def watched(*arguments: Any) -> None:
+        begun.set()
+        await process(*arguments)
+
+    engine._process = watched
+    call_id: str = first["output"][-1]["call_id"]
+    piece = {"response_id": first["id"], "call_id": call_id, "delta": LOG}
+    await socket.send(type="response.tool_output.delta", **piece)
+    await begun.wait()
+    return call_id
+
+
 async def test_an_answer_on_another_lane_interrupts_a_prefill_which_then_goes_on(tiny: ServeModel) -> None:
     async with tiny(slots=1, context=2048) as server, server.connect(headers=HEADER) as socket:
         first = await ask_llama(socket)
-        engine = server.service.catalog.engines[0]
-        begun = asyncio.Event()
-        process = engine._process
-
-        async def watched(*arguments: Any) -> None:
-            begun.set()
-            await process(*arguments)
-
-        engine._process = watched
-        call_id = first["output"][-1]["call_id"]
-        piece = {"response_id": first["id"], "call_id": call_id, "delta": LOG}
-        await socket.send(type="response.tool_output.delta", **piece)
-        await begun.wait()
+        call_id = await begun_prefill(server, socket, first)
         other = await socket.response(
             input="Hello.", **{**LLAMA, "tools": [], "max_output_tokens": 4}, stream_id="b"
         )
@@ -134,19 +141,7 @@ async def test_a_fork_uses_the_context_of_its_parent_while_that_is_prefilled(tin
     fields = {**LLAMA, "instructions": "Nothing else has these instructions. " * 4}
     async with tiny(slots=2, context=2048) as server, server.connect(headers=HEADER) as socket:
         first = await socket.response(input="Run the tests.", tool_choice="required", **fields)
-        engine = server.service.catalog.engines[0]
-        begun = asyncio.Event()
-        process = engine._process
-
-        async def watched(*arguments: Any) -> None:
-            begun.set()
-            await process(*arguments)
-
-        engine._process = watched
-        call_id = first["output"][-1]["call_id"]
-        piece = {"response_id": first["id"], "call_id": call_id, "delta": LOG}
-        await socket.send(type="response.tool_output.delta", **piece)
-        await begun.wait()
+        call_id = await begun_prefill(server, socket, first)
         asked = {**fields, "tool_choice": "none", "max_output_tokens": 4, "input": output(call_id, "Short.")}
         fork = await socket.response(**asked, previous_response_id=first["id"], stream_id="b")
         assert cached(fork) >= first["usage"]["total_tokens"] - 8

@@ -102,12 +102,12 @@ class Sink:
 
 
 class _NoSink(Sink):
-    """Of a driver that has stopped."""
+    """The sink of a driver that has stopped: it drops all events."""
 
     __slots__ = ()
 
     def send(self, events: list[Event]) -> None:
-        """Nobody receives the events."""
+        """Drop the events."""
 
 
 _NO_SINK = _NoSink()
