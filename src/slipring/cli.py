@@ -158,7 +158,7 @@ def build_parser() -> argparse.ArgumentParser:
         "bench",
         help="measure agent loops against any Responses endpoint, mode by mode",
         description="Run agent loops against a Responses endpoint in several modes, check every answer, and"
-        " report where the time goes. Without --url, start a slipring server to measure.",
+        " report where the time goes. Without --url and OPENAI_BASE_URL, start a slipring server to measure.",
     )
     measure.defer(_add_bench_flags)
     return parser
@@ -178,7 +178,8 @@ def _add_clients(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="start a client such as codex, pointed at a server",
         usage="%(prog)s CLIENT [--url URL] [--model NAME] [--api-key-env VARIABLE] [-- ARGUMENTS]",
         description="Start an installed client that uses a server, without changing the client's settings."
-        " Without --url: the server on port 8000, or a new one that runs as long as the client.",
+        " Without --url and OPENAI_BASE_URL: the server on port 8000, or a new one that runs as long as the"
+        " client.",
     )
     start.defer(_add_launch_flags)
     start.take_rest("arguments")
@@ -230,7 +231,7 @@ def _add_bench_flags(measure: _Parser) -> None:
         "load",
         help="open more and more connections until a service level breaks",
         description="Chat over many connections at once, more and more of them, until a service level breaks."
-        " Without --url, start a slipring server to measure.",
+        " Without --url and OPENAI_BASE_URL, start a slipring server to measure.",
         argument_default=argparse.SUPPRESS,  # keeps the values of flags that were given before "load"
     )
     load_options.add_flags(load)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slipring import __version__
-from slipring.chat.options import ChatOptions
+from slipring.client_environment import DEFAULT_URL, named_url
 from slipring.config import Config
 from slipring.garbage_collection import collection_paused, skip_last_collection
 from slipring.progress import ProgressLine
@@ -125,7 +125,7 @@ def _is_simulated(engines: Sequence[str]) -> bool:
 
 def _next_steps(url: str, serving: Serving) -> list[str]:
     key = "" if serving.is_open else "OPENAI_API_KEY=YOUR_KEY "
-    where = "" if url == ChatOptions().url else f" --url {url}"
+    where = "" if url == (named_url(os.environ) or DEFAULT_URL) else f" --url {url}"
     header = "" if serving.is_open else "-H 'Authorization: Bearer YOUR_KEY' "
     body = '{"input": "Say hello.", "max_output_tokens": 40}'
     return [
