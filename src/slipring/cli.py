@@ -8,8 +8,12 @@ process takes to start, and of the memory that it has then, is for imports.
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from slipring import __version__
@@ -24,6 +28,7 @@ from slipring.top.errors import UnusableOption
 
 USAGE_ERROR = 2
 STARTUP_ERROR = 3
+INTERRUPTED = 130
 
 ENGINES = {
     "llama": (
@@ -253,6 +258,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
         return code
+    except KeyboardInterrupt:
+        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that were not begun
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of standard output has ended, as in ``slipring openapi | head``. Python would fail again
         # when it flushes at exit.
@@ -266,6 +274,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STARTUP_ERROR
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Within this, Ctrl-C raises ``KeyboardInterrupt`` in what a command runs, if it ends the process
+    otherwise: see ``slipring.__main__``."""
+    is_deadly = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    )
+    if not is_deadly:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     config = from_namespace(arguments, os.environ)
     with collection_paused():
@@ -276,27 +302,31 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     from slipring.inspection.command import inspect
 
-    return inspect(arguments)
+    with _interruptible():
+        return inspect(arguments)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
     from slipring.chat.options import from_namespace
     from slipring.chat.run import chat
 
-    return chat(from_namespace(arguments, os.environ), " ".join(arguments.message))
+    with _interruptible():
+        return chat(from_namespace(arguments, os.environ), " ".join(arguments.message))
 
 
 def _launch(arguments: argparse.Namespace) -> int:
     from slipring.launch.command import launch
 
-    return launch(arguments)
+    with _interruptible():
+        return launch(arguments)
 
 
 def _watch(arguments: argparse.Namespace) -> int:
     from slipring.top.options import from_namespace
     from slipring.top.run import top
 
-    return top(from_namespace(arguments, os.environ))
+    with _interruptible():
+        return top(from_namespace(arguments, os.environ))
 
 
 def _manage_keys(arguments: argparse.Namespace) -> int:
@@ -305,7 +335,8 @@ def _manage_keys(arguments: argparse.Namespace) -> int:
 
     from slipring.keys.commands import run
 
-    return asyncio.run(run(arguments, config))
+    with _interruptible():
+        return asyncio.run(run(arguments, config))
 
 
 def _print_openapi(arguments: argparse.Namespace) -> int:
@@ -322,11 +353,13 @@ def _measure(arguments: argparse.Namespace) -> int:
         from slipring.bench.load.command import load
         from slipring.bench.load.options import from_namespace as load_options
 
-        return load(load_options(arguments, os.environ))
+        with _interruptible():
+            return load(load_options(arguments, os.environ))
     from slipring.bench.command import bench
     from slipring.bench.options import from_namespace as bench_options
 
-    return bench(bench_options(arguments, os.environ))
+    with _interruptible():
+        return bench(bench_options(arguments, os.environ))
 
 
 _COMMANDS = {
