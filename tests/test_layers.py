@@ -16,6 +16,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "aiohttp_internals": (),
     "connection_failures": (),
     "client_environment": (),
+    "flag_values": (),
+    "standard_streams": (),
     "garbage_collection": (),
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
@@ -49,7 +51,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "stores": ("errors", "protocol", "core", "stores"),
     "observation": ("protocol.timing", "observation"),
-    "keys": ("errors", "config", "progress", "protocol.wire", "stores", "keys"),
+    "keys": ("errors", "config", "progress", "protocol.wire", "standard_streams", "stores", "keys"),
     "server": (
         *("", "aiohttp_internals", "errors", "config", "garbage_collection", "models", "protocol"),
         *("recording", "mcp", "mcp_registrations"),
@@ -57,20 +59,26 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "inspection": (
         *("errors", "spelling", "protocol", "core.generation", "core.chain", "core.turn.response_object"),
-        *("progress", "prompts", "engines", "inspection"),
+        *("flag_values", "progress", "prompts", "engines", "inspection", "standard_streams"),
     ),
-    "chat": ("chat", "client_environment", "connection_failures"),
-    "top": ("connection_failures", "protocol.timing", "observation", "top"),
-    "bench": ("", "bench", "client_environment", "connection_failures", "progress", "recording"),
-    "launch": ("launch", "client_environment", "connection_failures"),
+    "chat": ("chat", "client_environment", "connection_failures", "flag_values", "standard_streams"),
+    "top": ("connection_failures", "protocol.timing", "observation", "standard_streams", "top"),
+    "bench": (
+        *("", "bench", "client_environment", "connection_failures", "flag_values", "progress"),
+        "recording",
+    ),
+    "launch": ("launch", "client_environment", "connection_failures", "flag_values"),
     "progress": (),
     "openapi": ("", "protocol", "openapi"),
-    "serve": ("", "client_environment", "config", "garbage_collection", "progress", "server"),
+    "serve": (
+        *("", "client_environment", "config", "garbage_collection", "progress", "server"),
+        "standard_streams",
+    ),
     "cli": (
         *("", "errors", "config", "garbage_collection", "serve", "inspection", "chat", "top", "launch"),
-        *("keys", "openapi", "bench", "spelling"),
+        *("keys", "openapi", "bench", "spelling", "standard_streams"),
     ),
-    "__main__": ("cli",),
+    "__main__": ("", "cli", "standard_streams"),
     "__init__": (),
 }
 PURE = ("protocol", "core", "prompts")

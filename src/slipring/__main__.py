@@ -3,12 +3,16 @@
 import signal
 import sys
 
+from slipring import standard_streams
+
 
 def run() -> int:
-    """Run the command line. Until a command handles Ctrl-C, and after it has ended, Ctrl-C ends the process
-    at once: Python would print a traceback, of whatever is being imported."""
+    """Run the command line on the standard streams of this process. Until a command handles Ctrl-C, and after
+    it has ended, Ctrl-C ends the process at once: Python would print a traceback, of whatever is being
+    imported."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if it is ignored, as by nohup
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    standard_streams.prepare()
     from slipring.cli import main
 
     return main()

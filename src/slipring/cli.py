@@ -24,8 +24,10 @@ from slipring.errors import StartupError
 from slipring.garbage_collection import collection_paused
 from slipring.launch.errors import CannotLaunch
 from slipring.spelling import suggestion
+from slipring.standard_streams import OutputFailed, discard_output, print_encoded
 from slipring.top.errors import UnusableOption
 
+OUTPUT_ERROR = 1
 USAGE_ERROR = 2
 STARTUP_ERROR = 3
 INTERRUPTED = 130
@@ -91,6 +93,10 @@ class _Parser(argparse.ArgumentParser):
         if self._rest:
             setattr(parsed, self._rest, rest)
         return parsed, unknown
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help, the version or a mistake. argparse's own method ignores that it cannot be written."""
+        print(message, end="", file=file or sys.stderr, flush=True)
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -253,8 +259,8 @@ def _engine_list() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    arguments = build_parser().parse_args(argv)
     try:
+        arguments = build_parser().parse_args(argv)
         code = _COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
         return code
@@ -262,10 +268,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that were not begun
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of standard output has ended, as in ``slipring openapi | head``. Python would fail again
-        # when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of standard output has ended, as in ``slipring openapi | head``.
+        discard_output()
         return 0
+    except OutputFailed as error:
+        discard_output()
+        print(f"slipring: {error}", file=sys.stderr)
+        return OUTPUT_ERROR
     except (ConfigError, UsageError, UnusableOption, BadRecording, UnreadableRecord) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -344,7 +353,7 @@ def _print_openapi(arguments: argparse.Namespace) -> int:
 
     from slipring.openapi.document import document
 
-    print(msgspec.json.format(msgspec.json.encode(document())).decode())
+    print_encoded(msgspec.json.format(msgspec.json.encode(document())))
     return 0
 
 

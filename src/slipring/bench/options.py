@@ -17,6 +17,7 @@ from slipring.bench.subject.endpoint import Target
 from slipring.bench.subject.engines import BadEngine, simulated_speed
 from slipring.bench.workloads.catalogue import DEPTHS, WORKLOADS
 from slipring.client_environment import KEY_VARIABLE, URL_VARIABLE, named_url, variable_name
+from slipring.flag_values import text, whole
 
 _T = TypeVar("_T")
 _KEY_VARIABLES = (KEY_VARIABLE, "SLIPRING_API_KEY")
@@ -96,9 +97,12 @@ def add_target_flags(parser: argparse.ArgumentParser, *, tokens_per_s: float, ti
     be distinguished from one that was not; ``target_from_namespace`` applies the defaults."""
     parser.add_argument(
         "--url",
+        type=text,
         help=f"base URL of the API, as in http://host/v1 (default: ${URL_VARIABLE}, else start a server)",
     )
-    parser.add_argument("--model", metavar="NAME", help="model to use (default: the first in /models)")
+    parser.add_argument(
+        "--model", metavar="NAME", type=text, help="model to use (default: the first in /models)"
+    )
     parser.add_argument(
         "--api-key-env",
         metavar="VARIABLE",
@@ -108,7 +112,9 @@ def add_target_flags(parser: argparse.ArgumentParser, *, tokens_per_s: float, ti
     parser.add_argument(
         *("--api-key", "--key", "--token"), action=_RejectedKeyFlag, nargs="?", help=argparse.SUPPRESS
     )
-    parser.add_argument("--engine", metavar="SPEC", help="engine of the started server (default: simulated)")
+    parser.add_argument(
+        "--engine", metavar="SPEC", type=text, help="engine of the started server (default: simulated)"
+    )
     parser.add_argument(
         "--tokens-per-s",
         metavar="RATE",
@@ -244,7 +250,7 @@ def target_from_namespace(
         model=namespace.model,
         engine=namespace.engine,
         tokens_per_s=_or_default(namespace.tokens_per_s, tokens_per_s),
-        serve_flags=tuple(shlex.split(namespace.serve_flags or "")),
+        serve_flags=_serve_flags(namespace.serve_flags or ""),
         server_pid=namespace.server_pid,
         max_output_tokens=namespace.max_output_tokens,
         timeout_s=_or_default(namespace.timeout_s, timeout_s),
@@ -284,6 +290,13 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
     )
 
 
+def _serve_flags(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--serve-flags: {str(error).lower()}") from None
+
+
 def _or_default(value: _T | None, default: _T) -> _T:
     return default if value is None else value
 
@@ -311,17 +324,6 @@ def _check_url(source: str, url: str) -> None:
         raise UsageError(f"{source} {url}: not a URL like http://host/v1")
     if parts.query or parts.fragment:
         raise UsageError(f"{source}: query and fragment are not supported: give a URL like http://host/v1")
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """A parser of whole numbers, for argparse."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and int(text) >= least):
-            raise argparse.ArgumentTypeError(f"must be a whole number, at least {least}")
-        return int(text)
-
-    return parse
 
 
 def number(least: float) -> Callable[[str], float]:

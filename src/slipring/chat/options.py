@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slipring.client_environment import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, named_url, variable_name
+from slipring.flag_values import text, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,12 @@ class ChatOptions:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that ``from_namespace`` reads, and the positional MESSAGE."""
-    parser.add_argument("--url", help=f"base URL of the API (default: ${URL_VARIABLE}, else {DEFAULT_URL})")
-    parser.add_argument("--model", metavar="NAME", help="model to use (default: the server's default model)")
+    parser.add_argument(
+        "--url", type=text, help=f"base URL of the API (default: ${URL_VARIABLE}, else {DEFAULT_URL})"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", type=text, help="model to use (default: the server's default model)"
+    )
     parser.add_argument("--instructions", metavar="TEXT", help="system instructions, sent with every turn")
     parser.add_argument(
         "--api-key-env",
@@ -43,10 +48,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="ask the server to store the responses (default: --no-store)",
     )
     parser.add_argument(
-        "--max-output-tokens", metavar="N", type=int, help="maximum length of an answer, in tokens"
+        "--max-output-tokens", metavar="N", type=whole(1), help="maximum length of an answer, in tokens"
     )
     parser.add_argument(
-        "message", metavar="MESSAGE", nargs="*", help="send this message, print the answer and exit"
+        "message",
+        metavar="MESSAGE",
+        type=text,
+        nargs="*",
+        help="send this message, print the answer and exit",
     )
 
 

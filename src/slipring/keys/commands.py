@@ -17,6 +17,7 @@ from slipring.errors import StartupError, Unavailable
 from slipring.keys.token import Token
 from slipring.progress import ProgressLine
 from slipring.protocol import wire
+from slipring.standard_streams import print_encoded
 from slipring.stores.base import Key, Store
 from slipring.stores.catalog import open_store
 
@@ -158,7 +159,11 @@ async def _create(store: Store, arguments: argparse.Namespace) -> int:
         mcp_tools=tuple(dict.fromkeys(arguments.mcp_tool)),
     )
     await store.keys.create(key)
-    print(token.reveal(), flush=True)
+    try:
+        print(token.reveal(), flush=True)
+    except OSError:  # the key is lost
+        await store.keys.revoke(key.id, int(time.time()))
+        raise
     print(
         f"slipring: created key {key.id} of tenant '{key.tenant}'; it cannot be shown again", file=sys.stderr
     )
@@ -174,7 +179,7 @@ def _servers(arguments: argparse.Namespace) -> tuple[str, ...] | None:
 async def _list(store: Store, *, as_json: bool) -> int:
     keys = await store.keys.list()
     if as_json:
-        print(wire.encode([_public_fields(key) for key in keys]).decode())
+        print_encoded(wire.encode([_public_fields(key) for key in keys]))
     else:
         print(_table([_COLUMNS, *map(_row, keys)]))
     return 0

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from slipring.client_environment import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, named_url, variable_name
+from slipring.flag_values import text
 from slipring.launch.clients import CLIENTS, Client, Target
 from slipring.launch.errors import CannotLaunch, KeyRefused
 from slipring.launch.server import describe, started
@@ -27,10 +28,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("client", metavar="CLIENT", choices=CLIENTS, help=", ".join(CLIENTS))
     parser.add_argument(
         "--url",
+        type=text,
         help=f"base URL of the server (default: ${URL_VARIABLE}; else {DEFAULT_URL} if a server answers"
         " there; else a new server)",
     )
-    parser.add_argument("--model", metavar="NAME", help="model to use (default: the server's first)")
+    parser.add_argument(
+        "--model", metavar="NAME", type=text, help="model to use (default: the server's first)"
+    )
     parser.add_argument(
         "--api-key-env",
         metavar="VARIABLE",
@@ -41,6 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
         metavar="KIND[:OPTIONS]",
+        type=text,
         default="llama",
         help="engine of a new server (default: llama, with the packaged small model)",
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 from slipring.bench.errors import UsageError
 from slipring.bench.load.results import ServiceLevel
 from slipring.bench.measure.modes import MODES
-from slipring.bench.options import add_target_flags, loop_flags, number, share, target_from_namespace, whole
+from slipring.bench.options import add_target_flags, loop_flags, number, share, target_from_namespace
 from slipring.bench.subject.endpoint import Target
+from slipring.flag_values import whole
 
 _MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
 
