@@ -124,7 +124,9 @@ def _check_outputs(outputs: Outputs) -> None:
     """Raise ``UsageError`` before a long measurement if a file cannot be written. Leaves existing files
     unchanged."""
     if outputs.svg is not None and importlib.util.find_spec("quickjs") is None:
-        raise UsageError("--svg: quickjs-ng is not installed (pip install 'slipring[svg]')")
+        raise UsageError(
+            "--svg: quickjs-ng is not installed (pip install '.[svg]' in a checkout of slipring)"
+        )
     for path in (outputs.json, outputs.html, outputs.svg):
         if path is None:
             continue

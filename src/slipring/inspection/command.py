@@ -32,7 +32,9 @@ def inspect(arguments: argparse.Namespace) -> int:
         with ProgressLine("reading the model"):
             report = asyncio.run(report_of(arguments.engine))
     except ModuleNotFoundError as error:
-        raise StartupError(f"{error.name} is not installed (pip install 'slipring[tokens]')") from None
+        raise StartupError(
+            f"{error.name} is not installed (pip install '.[tokens]' in a checkout of slipring)"
+        ) from None
     except StartupError as error:
         raise StartupError(str(error).removeprefix("--engine ")) from None
     if arguments.json:
