@@ -6,7 +6,6 @@
 import asyncio
 import os
 import signal
-import socket as sockets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,19 +16,13 @@ import pytest
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import FakeTokenServer, decoded
 from tests.engines.fakes.vllm import FakeVllm
+from tests.free_port import free_port
 from tests.harness import Running, serve
 
 pytestmark = pytest.mark.router
 
 CHAINS = 100
 TURNS = 3
-
-
-def free_port() -> int:
-    with sockets.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry
 from slipring.engines.responses import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions, read_options
+from slipring.engines.responses.pool import _SILENCE_S
 from slipring.errors import StartupError
 from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
@@ -509,11 +510,16 @@ async def test_a_reused_socket_that_was_lost_is_replaced() -> None:
 
 async def test_silent_sockets_are_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 0.01)
-    monkeypatch.setattr("slipring.engines.responses.pool._SILENCE_S", 0.3)
     async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
+        (engine,) = server.service.catalog.engines
+        (upstream,) = engine._pool._sockets
         for _ in range(3):
-            await asyncio.wait_for(fake.peers[0].pings.get(), 30)
+            upstream.heard_at = upstream.pinged_at = upstream.heard_at - _SILENCE_S - 1
+            await asyncio.wait_for(fake.peers[0].pings.get(), 60)
+            async with asyncio.timeout(60):
+                while upstream.heard_at < upstream.pinged_at:  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(0.01)
         await go_on(socket, first)
         assert len(fake.peers) == 1
 
@@ -557,7 +563,7 @@ async def test_a_client_that_leaves_closes_only_the_socket_of_its_chain() -> Non
 
 
 async def test_a_cancelled_answer_is_read_to_its_end_if_its_socket_is_in_use() -> None:
-    async with running(idle_timeout_s=0.2) as (fake, server), server.connect() as socket:
+    async with running(idle_timeout_s=3.0) as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         asked = {"previous_response_id": first["id"], "input": "more", "store": False}
         fake.script(Say(("kept",)), Stall())
