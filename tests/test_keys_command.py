@@ -231,7 +231,7 @@ async def keys(*arguments: str) -> str:
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "keys", *arguments, env=environment(SLIPRING_STORE="sqlite:keys.db"), stdout=-1, stderr=-1
     )
-    out, err = await asyncio.wait_for(process.communicate(), 20)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, err.decode()
     return out.decode()
 

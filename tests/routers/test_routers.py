@@ -71,7 +71,7 @@ async def routed(router: Router, *urls: str) -> AsyncIterator[str]:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), 10)
+            await asyncio.wait_for(process.wait(), 60)
         except TimeoutError:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

@@ -530,7 +530,7 @@ async def test_sockets_that_do_not_answer_pings_are_dropped(monkeypatch: pytest.
     async with running() as (fake, server), server.connect() as socket:
         fake.is_deaf = True
         first = await socket.response(**ASK)
-        await asyncio.wait_for(fake.peers[0].is_closed.wait(), 30)
+        await asyncio.wait_for(fake.peers[0].is_closed.wait(), 60)
         await go_on(socket, first)
         assert len(fake.peers) == 2
 
