@@ -224,6 +224,8 @@ class Update(Struct, frozen=True, tag="update"):
     in_flight: int
     waiting: int
     is_draining: bool
+    needs_key: bool
+    """Whether requests of clients need an API key."""
     engines: list[Engine]
     parked: list[Parked]
     """Those with the least time left, at most fifty."""

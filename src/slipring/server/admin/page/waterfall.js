@@ -50,7 +50,7 @@ function rowOf(id, { name, start_ms, duration_ms, isRunning }, left, scale, y, w
     { class: isRunning ? "segment running" : "segment" },
     h("title", null, `${name}: ${label}, from ${duration(start_ms)}`),
     h("text", { class: "name", x: 0, y: y + 11 }, fitted(name, left - 6)),
-    patterned(id, stageOf(name), x, y, end - x, THICKNESS),
+    patterned(id, stageOf(name), x, y, end - x, THICKNESS, 3),
     isAfter || isBefore ? h("text", { x: place[0], y: y + 11, "text-anchor": place[1] }, label) : labelOn(stageOf(name), label, (x + end) / 2, y + 11),
   );
 }
