@@ -156,7 +156,8 @@ def turns_per_s(*messages: Message) -> float:
 
 
 def test_what_a_worker_had_counted_before_is_in_no_rate() -> None:
-    first = [greeting(2), update(0, totals=totals(1000)), update(0, now=NOW + 1, totals=totals(1010))]
+    first: list[Message] = [greeting(2)]
+    first += [update(0, totals=totals(1000)), update(0, now=NOW + 1, totals=totals(1010))]
     assert turns_per_s(*first, update(1, now=NOW + 1, totals=totals(5000))) == 10
     later = update(0, now=NOW + 2, totals=totals(1020)), update(1, now=NOW + 2, totals=totals(5004))
     assert turns_per_s(*first, update(1, now=NOW + 1, totals=totals(5000)), *later) == 12

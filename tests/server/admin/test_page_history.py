@@ -11,7 +11,7 @@ from slipring.bench.report import scripts
 pytest.importorskip("quickjs")
 _ENTRY = """
 import { History } from "./history.js";
-globalThis.draw = (calls) => {
+globalThis.draw = ({ calls }) => {
   const history = new History();
   for (const [name, ...values] of calls) history[name](...values);
   return JSON.stringify({
@@ -36,7 +36,7 @@ class Seen(msgspec.Struct):
 def seen(tmp_path: Path, calls: list[list[Any]]) -> Seen:
     entry = tmp_path / "entry.js"
     entry.write_text(_ENTRY)
-    return msgspec.json.decode(scripts.still(entry, calls), type=Seen)
+    return msgspec.json.decode(scripts.still(entry, {"calls": calls}), type=Seen)
 
 
 def count(process: int, seconds: float, turns: float, pid: int = 1) -> list[Any]:
