@@ -27,7 +27,7 @@ export function turnDetail(turn, row, { now, width, before, after, onTurn, onRes
   const running = turn.end === null ? stageInPhase(turn.phase, turn.stages) : null;
   return [
     h("h2", { id: "detail-title", tabindex: "-1" }, "Turn ", statusBadge(turn)),
-    h("p", { class: "lead" }, h("strong", null, duration(total)), turn.end === null ? " so far. " : " ", mostly(turn)),
+    h("p", { class: "lead" }, h("strong", null, duration(total), turn.end === null && h("small", null, " so far")), mostly(turn)),
     neighbours(before, after, onTurn),
     notices(turn),
     tiles(turn),

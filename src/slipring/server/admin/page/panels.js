@@ -30,14 +30,14 @@ function totalsOf(state) {
   const failed = Object.entries(totals.statuses).reduce((sum, [status, number]) => sum + (outcomeOf(status).isFailure ? number : 0), 0);
   return [
     { name: "turns/s", tone: "turns", value: perSecond("turns"), series: history.rates("turns"),
-      about: `${counted(totals.turns, "turn")} so far`, alarm: failed ? `${count(failed)} failed` : null },
+      about: `${counted(totals.turns, "turn")} so far`, alarm: failed ? ["✕ ", count(failed), h("span", { class: "word" }, " failed")] : null },
     { name: "tokens/s in", tone: "in", value: perSecond("input"), about: `${count(totals.input)} so far`, series: history.rates("input") },
     { name: "tokens/s out", tone: "out", value: perSecond("output"), about: `${count(totals.output)} so far`, series: history.rates("output") },
-    { name: "cached", tone: "cached", value: totals.input ? percent(totals.cached / totals.input) : "–", about: `of ${count(totals.input)} tokens in`,
+    { name: "cached", tone: "cached", value: totals.input ? percent(totals.cached / totals.input) : "–", about: `of ${count(totals.input)} tokens`,
       share: totals.input ? totals.cached / totals.input : 0 },
-    { name: "bytes saved", tone: "saved", value: size(totals.history_bytes), about: full ? `${percent(totals.history_bytes / full)} of full histories` : "nothing sent yet",
+    { name: "bytes saved", tone: "saved", value: size(totals.history_bytes), about: full ? `${percent(totals.history_bytes / full)} less sent` : "nothing sent yet",
       share: full ? totals.history_bytes / full : 0 },
-    { name: "connections", tone: "sockets", value: count(gauges.sockets), about: "open WebSockets", series: history.levels("sockets") },
+    { name: "connections", tone: "sockets", value: count(gauges.sockets), about: "WebSockets", series: history.levels("sockets") },
     { name: "in flight", tone: "flight", value: count(gauges.inFlight), about: "turns that run", series: history.levels("inFlight") },
     { name: "waiting", tone: "waiting", value: count(gauges.waiting), about: "in their lanes", series: history.levels("waiting") },
   ];
