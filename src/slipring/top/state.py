@@ -126,7 +126,7 @@ class View(Struct, frozen=True):
     rates: Rates | None
     """None: no process has been watched long enough."""
     totals: Totals
-    """Of the present processes, since they started."""
+    """Since the server started, of processes that have ended too."""
     memory: dict[str, Memory]
     """By what uses it; the sum of all processes, of the bounds too."""
     tenants: list[TenantMemory]

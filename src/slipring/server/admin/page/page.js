@@ -112,6 +112,7 @@ class Page {
 
   turnTo(status) {
     this.status = status;
+    this.panelsAt = -Infinity; // A stream that is lost may be open again before the panels are due.
     const lock = at("lock");
     if (status.state === "locked" && !lock.open) {
       patch(at("lock-reason"), status.wasRefused ? "The key that was given is not accepted." : "");

@@ -22,6 +22,7 @@ const MOST_SAVED = 12;
  * share that it is of something.
  */
 function totalsOf(state) {
+  if (state.processes.size === 0) return [];
   const { history } = state;
   const totals = state.totals();
   const gauges = state.gauges();
