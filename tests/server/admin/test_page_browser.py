@@ -208,8 +208,14 @@ async def test_the_detail_leads_from_turn_to_turn(browser: Tab) -> None:
         shown = "document.querySelector('#detail .facts code').textContent"
         for key, expected in (("before", ids[0]), ("after", ids[1]), ("after", ids[2])):
             side = "first" if key == "before" else "last"
-            await browser.ask(f"document.querySelector('.neighbours button:{side}-child').click()")
+            await browser.ask(
+                f"(button => {{ button.focus(); button.click(); }})"
+                f"(document.querySelector('.neighbours button:{side}-child'))"
+            )
             await browser.until(f"{shown} === {json.dumps(expected)}")
+            assert await browser.ask(
+                f"document.activeElement.matches('.neighbours button:{side}-child')"
+            ) == (expected != ids[0]), "the focus stays while the button leads further"
         assert await browser.ask("document.querySelectorAll('#detail .takers li').length") > 0
         assert await browser.ask("document.querySelectorAll('#detail .tiles dd').length") > 0
     assert browser.complaints == []

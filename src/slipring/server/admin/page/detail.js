@@ -2,6 +2,7 @@
 /** What is shown of the selected turn, or of the selected connection. */
 
 import { stackedBars } from "./bars.js";
+import { copyButton } from "./copying.js";
 import { h } from "./dom.js";
 import { outcomeOf, statusBadge } from "./outcomes.js";
 import { memoryMeter } from "./panels.js";
@@ -19,16 +20,20 @@ const THOUGHT = { colour: "var(--thought)", pattern: "rising" };
 const SENT = { colour: "var(--sent)", pattern: "plain" };
 const SPARED = { colour: null, pattern: "open" };
 const MOST_STEPS = 40;
+const MOST_CHILDREN = 6;
 
-/** The selected turn. `width`: of the panel; `before` and `after`: its neighbours in its lane, or null. */
-export function turnDetail(turn, row, { now, width, before, after, onTurn, onResponse, onRow }) {
+/**
+ * The selected turn. `width`: of the panel; `before` and `after`: its neighbours in its lane, or null; `children`: turns of its
+ * connection that continue it.
+ */
+export function turnDetail(turn, row, { now, width, before, after, children, onStep, onResponse, onRow }) {
   const { report } = turn;
   const total = turn.end === null ? Math.max(0, now - turn.start) : report.total_ms;
   const running = turn.end === null ? stageInPhase(turn.phase, turn.stages) : null;
   return [
     h("h2", { id: "detail-title", tabindex: "-1" }, "Turn ", statusBadge(turn)),
     h("p", { class: "lead" }, h("strong", null, duration(total), turn.end === null && h("small", null, " so far")), mostly(turn)),
-    neighbours(before, after, onTurn),
+    neighbours(before, after, onStep),
     notices(turn),
     tiles(turn),
     takers(turn, total, running),
@@ -37,14 +42,14 @@ export function turnDetail(turn, row, { now, width, before, after, onTurn, onRes
     tokenBars(turn, width),
     h("h3", null, "Bytes of the request"),
     byteBars(turn, width),
-    h("dl", { class: "facts" }, facts(turn, row, onResponse, onRow)),
+    h("dl", { class: "facts" }, facts(turn, row, children, onResponse, onRow)),
     stageTable(turn, total, running),
   ];
 }
 
 /** Buttons that lead to the turns before and after it in its lane. */
-function neighbours(before, after, onTurn) {
-  const button = (key, words, turn) => h("button", { key, type: "button", disabled: turn === null, onclick: () => onTurn(turn) }, words);
+function neighbours(before, after, onStep) {
+  const button = (key, words, turn) => h("button", { key, type: "button", disabled: turn === null, onclick: () => onStep(turn) }, words);
   return h("div", { class: "neighbours", role: "group", "aria-label": "Other turns of this lane" },
     button("before", "← Turn before", before), button("after", "Turn after →", after));
 }
@@ -143,13 +148,14 @@ function byteBars(turn, width) {
   });
 }
 
-function facts(turn, row, onResponse, onRow) {
+function facts(turn, row, children, onResponse, onRow) {
   const { report } = turn;
   const link = (id) => h("button", { type: "button", class: "link", onclick: () => onResponse(id), title: id }, h("code", null, shortId(id)));
   const lane = turn.lane === null ? "" : `, lane ${turn.lane}`;
   const all = [
-    ["Response", turn.id === null ? "none yet" : h("code", null, turn.id)],
+    ["Response", turn.id === null ? (turn.end === null ? "none yet" : "none") : [h("code", null, turn.id), " ", copyButton(turn.id, "the id of the response")]],
     turn.previous !== null && ["Continues", link(turn.previous)],
+    children.length > 0 && ["Continued by", [children.slice(0, MOST_CHILDREN).map(({ id }) => [link(id), " "]), children.length > MOST_CHILDREN && "…"]],
     ["Where", row.kind === "connection" ? [h("button", { type: "button", class: "link", onclick: () => onRow(row) }, `connection #${turn.connection}`), lane] : turn.transport],
     ["Tenant", turn.tenant],
     report.model && ["Model", report.model],

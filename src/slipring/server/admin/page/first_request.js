@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /** What an empty server shows: how to make the first request. */
 
+import { copyButton } from "./copying.js";
 import { h } from "./dom.js";
 
 export function firstRequest(state) {
@@ -21,13 +22,9 @@ export function firstRequest(state) {
 }
 
 function sample(title, text, note) {
-  const copy = (event) => {
-    const button = event.currentTarget;
-    navigator.clipboard.writeText(text).then(() => { button.textContent = "Copied"; }, () => { button.textContent = "Not allowed"; });
-  };
   return h("figure", { key: title },
     h("figcaption", null, h("span", null, title, note && h("small", null, ` (${note})`)),
-      navigator.clipboard !== undefined && h("button", { type: "button", onclick: copy, "aria-label": `Copy: ${title}` }, "Copy")),
+      copyButton(text, title)),
     h("pre", { tabindex: "0", "aria-label": title }, h("code", null, text)));
 }
 

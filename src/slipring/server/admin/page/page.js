@@ -261,6 +261,15 @@ class Page {
     at("detail-title")?.focus({ preventScroll: true });
   }
 
+  /** Select a neighbour of the selected turn; the focus stays on the button, as long as it leads further. */
+  stepTo(row, turn) {
+    const button = document.activeElement;
+    const scrolled = at("side").scrollTop;
+    this.select(row, turn);
+    at("side").scrollTop = scrolled;
+    if (button.isConnected && !button.disabled) button.focus({ preventScroll: true });
+  }
+
   unselect() {
     const { row, turn } = this.selected;
     this.selected = { row: null, turn: null };
@@ -283,12 +292,14 @@ class Page {
     if (!hasChanged && !isRunning) return;
     const width = Math.max(240, at("selected").clientWidth);
     const [before, after] = this.neighbours(row, turn);
-    const drawn = [turn, before, after, width];
+    const children = turn === null || turn.id === null ? [] : row.lanes.flatMap((lane) => lane.turns).filter(({ id, previous }) => id !== null && previous === turn.id);
+    const drawn = [turn, before, after, width, children.length];
     if (turn !== null && turn.end !== null && this.drawnDetail?.every((each, index) => each === drawn[index])) return;
     this.drawnDetail = drawn;
     const now = this.recording === null ? this.state.now() : this.recording.to;
     const onTurn = (chosen) => chosen !== null && this.select(row, chosen);
-    const options = { now, width, before, after, detail: this.detail, selected: null, onTurn, onResponse: (id) => this.follow(id), onRow: (chosen) => this.select(chosen, null) };
+    const onStep = (chosen) => this.stepTo(row, chosen);
+    const options = { now, width, before, after, children, onStep, detail: this.detail, selected: null, onTurn, onResponse: (id) => this.follow(id), onRow: (chosen) => this.select(chosen, null) };
     if (turn !== null) patch(at("selected"), h("div", { key: "turn" }, turnDetail(turn, row, options)));
     else if (row.kind !== "connection") patch(at("selected"), h("div", { key: row.key }, sharedDetail(row, options)));
     else {

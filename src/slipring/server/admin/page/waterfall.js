@@ -56,7 +56,7 @@ function rowOf(id, { name, start_ms, duration_ms, isRunning }, left, scale, y, w
 }
 
 function timeAxis(left, scale, total, width, height) {
-  const ticks = roundTicks(total, Math.max(2, Math.floor((width - left) / 90)));
+  const ticks = roundTicks(total, Math.max(2, Math.floor((width - left) / 64)));
   return ticks.map((ms) => {
     const x = left + ms * scale;
     const anchor = x + 24 > width ? "end" : ms === 0 ? "start" : "middle";
