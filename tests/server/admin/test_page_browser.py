@@ -150,7 +150,9 @@ async def test_rates_of_workers_are_right_from_the_beginning(browser: Tab) -> No
         )
         usual = turns / seconds  # so many seconds were invented before the stream began
         assert 0 <= max(rates) < 8 * usual < turns
-        shown = await browser.ask("document.querySelector('.total .value').textContent")
+        shown = await browser.until(
+            "(text => text !== '–' && text)(document.querySelector('.total .value').textContent)"
+        )
         assert float(shown) < 8 * usual
     assert browser.complaints == []
 
