@@ -398,6 +398,7 @@ async def test_a_recording_that_the_server_made_is_drawn(browser: Tab, tmp_path:
         await browser.until(LIVE)
         await choose(browser, path)
         await browser.until("/3\\sturns of default/.test(document.getElementById('recorded').textContent)")
+        await browser.until("document.querySelector('.row .label') !== null")
         await browser.ask("document.querySelector('.row .label').click()")
         await browser.until("document.querySelectorAll('#detail [role=treeitem]').length === 3")
         assert "secret" not in await browser.ask("document.body.innerText")
