@@ -50,8 +50,10 @@ async def browser() -> AsyncIterator[Tab]:
         yield opened
 
 
-@pytest.fixture(autouse=True)
-def _fresh(browser: Tab) -> None:
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def _fresh(browser: Tab) -> None:
+    """Leave the page of the test before: its server has ended, and it tries again and again to connect."""
+    await browser.open("about:blank", width=1000)
     browser.complaints.clear()
     browser.requests.clear()
 
