@@ -1,10 +1,10 @@
 """The options of the chat engine: ``chat:URL[,name=value…]``.
 
-URL is the base address of a Chat Completions server, with its version: ``http://127.0.0.1:11434/v1``.
+URL is the base address of a Chat Completions server, with its version: ``http://127.0.0.1:11434/v1``. A query
+is kept and goes with every request.
 """
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.upstream import UpstreamOptions
@@ -43,11 +43,8 @@ class ChatOptions(UpstreamOptions):
 
 def read_options(text: str) -> ChatOptions:
     """Parse what follows ``chat:``. Raises ``StartupError`` with one line."""
-    url, pairs = read_address("chat", text, "http://127.0.0.1:11434/v1")
-    url = url.rstrip("/")
-    if not urlsplit(url).path:
-        url += "/v1"
-    options = ChatOptions(url=url, **read_pairs("chat", ChatOptions, pairs))
+    address, pairs = read_address("chat", text, "http://127.0.0.1:11434/v1", path="/v1")
+    options = ChatOptions(**address._asdict(), **read_pairs("chat", ChatOptions, pairs))
     if options.max_tokens_field not in _LIMIT_FIELDS:
         known = " or ".join(_LIMIT_FIELDS)
         raise StartupError(

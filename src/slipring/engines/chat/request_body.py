@@ -72,7 +72,8 @@ def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
         **_shape(job.settings),
     }
     if box.tools:
-        fields["parallel_tool_calls"] = job.settings.parallel_tool_calls
+        if not job.settings.parallel_tool_calls:
+            fields["parallel_tool_calls"] = False
         if job.offer.required:
             fields["tool_choice"] = "required"
         fields["tools"] = Raw(box.json)
