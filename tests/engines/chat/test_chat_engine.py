@@ -342,11 +342,8 @@ def test_the_offer_becomes_a_list_and_a_choice(
 
 
 def test_calls_one_at_a_time_are_asked_for_only_if_the_client_does() -> None:
-    head, settings = Head(None, tools_of(ADD)), Settings(parallel_tool_calls=False)
-    offer = Offer(tools=tools_of(ADD).callables)
-    assert body_of(job(message("user", "a"), head=head, offer=offer, settings=settings))[
-        "parallel_tool_calls"
-    ] is (False)
+    head, settings = Head(None, tools_of(ADD)), {"parallel_tool_calls": False}
+    assert body_of(job(message("user", "a"), head=head, settings=settings))["parallel_tool_calls"] is False
     assert "parallel_tool_calls" not in body_of(job(message("user", "a"), settings=settings))
 
 
