@@ -253,9 +253,9 @@ def test_only_new_items_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     units: list[int] = []
     write = Writer._write
 
-    def counting(self: Writer, unit: Any) -> bytes:
+    def counting(self: Writer, unit: Any, fields: Any) -> bytes:
         units.append(len(unit.items))
-        return write(self, unit)
+        return write(self, unit, fields)
 
     monkeypatch.setattr(Writer, "_write", counting)
     parent = None
@@ -421,6 +421,7 @@ def test_an_address_without_a_path_gets_v1(text: str, url: str) -> None:
         ("model=m", "needs the address of a server"),
         ("http://a,max_tokens_field=n", "must be max_tokens or max_completion_tokens"),
         ("http://a,images=yes", "must be true or false"),
+        ("http://a,think_tags=maybe", "must be false or true or opened"),
         ("http://a,what=1", "unknown option 'what'"),
     ],
 )
@@ -457,7 +458,7 @@ HEAD = Head(None, tools_of(WEATHER, FILES, {**SHELL, "name": "run"}))
 BOX = toolbox(HEAD.tools.callables, EMPTY)
 
 
-def deltas_of(*payloads: Any, reason: str | None = "stop", think_tags: bool = False) -> list[Delta]:
+def deltas_of(*payloads: Any, reason: str | None = "stop", think_tags: str = "false") -> list[Delta]:
     """The deltas that payloads give, text and arguments joined."""
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX), think_tags=think_tags)
     ending = [delta_of(finish_reason=reason)] if reason else []
@@ -860,10 +861,13 @@ def test_refusals_become_refusal_deltas() -> None:
 
 def test_think_tags_are_parsed_if_the_option_is_set() -> None:
     chunks = [delta_of(content=piece) for piece in ("<th", "ink>\nhm", "</think>", "\n\nyes")]
-    assert content_of(*chunks, think_tags=True) == [Thought("hm"), Text("yes")]
+    assert content_of(*chunks, think_tags="true") == [Thought("hm"), Text("yes")]
     assert content_of(*chunks) == [Text("<think>\nhm</think>\n\nyes")]
+    opened = [delta_of(content=piece) for piece in ("hm", "</thi", "nk>\n\nyes")]
+    assert content_of(*opened, think_tags="opened") == [Thought("hm"), Text("yes")]
+    assert content_of(*chunks, think_tags="opened") == [Thought("hm"), Text("yes")]
     call = {"index": 0, "function": {"name": "get_weather", "arguments": "{}"}}
-    emitted = content_of(delta_of(content="yes\n"), pieces_of(call), think_tags=True)
+    emitted = content_of(delta_of(content="yes\n"), pieces_of(call), think_tags="true")
     assert emitted == [Text("yes"), EXPECTED["get_weather"], CallArguments("{}"), CallEnded()]
 
 
@@ -1216,3 +1220,67 @@ def test_addresses_with_passwords_are_refused_without_repeating_them() -> None:
     with pytest.raises(StartupError, match="key_env=") as refused:
         read_options("http://me:hush@127.0.0.1:9/v1")
     assert "hush" not in str(refused.value)
+
+
+SIGNATURE = {"google": {"thought_signature": "c2lnbmVk"}}
+
+
+def signed_call(name: str, extra: Any) -> Any:
+    call = {
+        "index": 0,
+        "id": f"id-{name}",
+        "function": {"name": name, "arguments": "{}"},
+        "extra_content": extra,
+    }
+    return {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}
+
+
+async def test_what_a_server_wants_back_is_sent_back_along_the_chain() -> None:
+    """Gemini signs its calls, and refuses the next step without the signature."""
+    details = [{"type": "reasoning.text", "index": 0, "text": text, "signature": None} for text in ("h", "m")]
+    thoughts = [{"choices": [{"delta": {"reasoning_details": [each]}}]} for each in details]
+    stop = {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}
+    joined_details = [{**details[0], "text": "hm"}]
+    async with running() as (fake, server), server.connect() as socket:
+        asked = {"tools": [WEATHER, ADD], "store": False}
+        fake.script(Send(*thoughts, signed_call("get_weather", SIGNATURE), stop))  # type: ignore[arg-type]
+        first = await socket.response(input="go", **asked)
+        assert "c2lnbmVk" not in json.dumps(first)
+        output = {
+            "type": "function_call_output",
+            "call_id": first["output"][-1]["call_id"],
+            "output": "sunny",
+        }
+        fake.script(Send(signed_call("add", {"n": 2}), stop))  # type: ignore[arg-type]
+        second = await socket.response(input=[output], previous_response_id=first["id"], **asked)
+        more = {"type": "function_call_output", "call_id": second["output"][-1]["call_id"], "output": "3"}
+        third = await socket.response(input=[more], previous_response_id=second["id"], **asked)
+        await socket.response(input="thanks", previous_response_id=third["id"], **asked)
+        for request in fake.requests[1:]:
+            called = request["messages"][1]
+            assert called["tool_calls"][0]["extra_content"] == SIGNATURE
+            assert called["reasoning_details"] == joined_details
+        for request in fake.requests[2:]:
+            called = request["messages"][3]
+            assert called["tool_calls"][0]["extra_content"] == {"n": 2}
+            assert "reasoning_details" not in called
+        last = fake.requests[3]["messages"]
+        assert [set(each) for each in last[5:]] == [{"role", "content"}, {"role", "content"}]
+        # A whole history continues the chain as long as it is known, and other servers get none of it.
+        whole = [{"role": "user", "content": "go"}, *first["output"], output, *second["output"], more]
+        await socket.response(input=whole, **asked)
+        assert fake.requests[4]["messages"] == last[:5]
+
+
+def test_fields_that_are_too_large_are_not_kept() -> None:
+    big = {"x": "y" * 2**18}
+    for extra, is_kept in ((SIGNATURE, True), (big, False)):
+        answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
+        deltas, _ = answer.read([json.dumps(signed_call("get_weather", extra)).encode()])
+        answer.take(delta_of(finish_reason="stop"))
+        finished = answer.finish()[-1]
+        assert isinstance(finished, Finished)
+        assert isinstance(finished.position, Written)
+        assert (finished.position.returned.size_bytes > 0) == is_kept
+        assert (finished.position.size_bytes > finished.context.size_bytes) == is_kept
+        assert deltas

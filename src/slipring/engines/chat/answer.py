@@ -1,15 +1,16 @@
 """Translates the chunks of a Chat Completions stream into deltas."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import structs
+from msgspec import UNSET, Raw, structs
 
 from slipring.core.generation import Delta, Finished, Prefilled, Refused, Text, Thought
 from slipring.engines.chat.call_assembly import CallAssembly
 from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ChunkReader, ContentPart, Usage
 from slipring.engines.chat.request_body import Written
+from slipring.engines.chat.returned_fields import NONE, ReturnedAnswer, ReturnedFields, merge_details
 from slipring.errors import ApiError, ServerError
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
@@ -45,17 +46,25 @@ _THINK_TAGS = OutputFormat(think_open="<think>", think_close="</think>")
 class ChatAnswer:
     """The answer to one job: takes payloads, returns deltas."""
 
-    def __init__(self, position: Written, *, logprobs: bool = False, think_tags: bool = False) -> None:
-        """``position`` is what the engine leaves with the response; ``logprobs``: the client wants them."""
+    def __init__(self, position: Written, *, logprobs: bool = False, think_tags: str = "false") -> None:
+        """``position`` is what the engine leaves with the response; ``logprobs``: the client wants them;
+        ``think_tags``: see ``ChatOptions``."""
         self._position = position
         self._wants_logprobs = logprobs
         self._calls = CallAssembly(position.toolbox.names)
-        self._parser = OutputParser(_THINK_TAGS, Offer()) if think_tags else None
+        self._parser = (
+            OutputParser(_THINK_TAGS, Offer(), starts_thinking=think_tags == "opened")
+            if think_tags != "false"
+            else None
+        )
         self._chunks = ChunkReader()
         self._begun = False
         self._reason: Reason | None = None
         self._usage = Usage()
         self._logprobs: list[Logprob] = []
+        self._returned = NONE
+        self._details: list[dict[str, Any]] = []
+        """What the server wants back with the message."""
         self._held: list[Delta] = []
         """Text and reasoning that came while a call was incomplete: items are emitted one at a time."""
 
@@ -116,7 +125,7 @@ class ChatAnswer:
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
             reasoning_tokens=usage.reasoning_tokens,
-            position=self._position,
+            position=self._position_left(),
             context=self._position,
         )
 
@@ -129,11 +138,29 @@ class ChatAnswer:
                 deltas.append(Text(text))  # the hot path, once per token of a text
             elif delta.has_content:
                 self._emit(self._content(delta), deltas)
+            if delta.reasoning_details or not (
+                delta.extra_content is delta.provider_specific_fields is UNSET
+            ):
+                self._keep(delta)
             if delta.tool_calls:
                 for piece in delta.tool_calls:
                     deltas += self._calls.take(piece)
         if choice.finish_reason:
             self._reason = self._read_reason(choice.finish_reason)
+
+    def _keep(self, delta: ChunkDelta) -> None:
+        """Keep what the server wants back with the message."""
+        merge_details(self._details, delta.reasoning_details or [])
+        kept = (delta.extra_content, delta.provider_specific_fields)
+        copies = (raw if raw is UNSET else Raw(bytes(raw)) for raw in kept)
+        self._returned = self._returned.updated(ReturnedFields(*copies))
+
+    def _position_left(self) -> Written:
+        """The position, with what the server wants back with the answer."""
+        details = Raw(msgspec.json.encode(self._details)) if self._details else UNSET
+        message = self._returned.updated(ReturnedFields(reasoning_details=details))
+        returned = ReturnedAnswer(message, self._calls.returned).bounded()
+        return structs.replace(self._position, returned=returned) if returned.size_bytes else self._position
 
     def _read_reason(self, stated: str) -> Reason:
         """The reason that a server states. Raises ``ServerError`` if the answer has failed."""

@@ -13,10 +13,11 @@ never made up.
 from collections.abc import Mapping
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta
 from slipring.engines.chat.chunks import CallPiece
+from slipring.engines.chat.returned_fields import NONE, ReturnedFields
 from slipring.errors import ServerError
 from slipring.prompts.parsing.calls.json_scanner import JsonScanner
 from slipring.protocol.tools import CallableTool
@@ -40,13 +41,15 @@ class _Call:
 
     __slots__ = (
         *("_scanner", "emitted", "id", "is_certain", "is_complete", "is_over", "is_started", "name"),
-        *("pieces", "tool"),
+        *("pieces", "returned", "tool"),
     )
 
     def __init__(self, id: str) -> None:
         self.id = id
         self.name = ""
         self.tool: CallableTool | None = None
+        self.returned = NONE
+        """What the server wants back with the call."""
         self.pieces: list[str] = []
         self.emitted = 0
         """How many pieces of the arguments have been emitted."""
@@ -112,6 +115,11 @@ class CallAssembly:
         return bool(self._calls)
 
     @property
+    def returned(self) -> tuple[ReturnedFields, ...]:
+        """What the server wants back with each call."""
+        return tuple(call.returned for call in self._calls)
+
+    @property
     def are_complete(self) -> bool:
         """Whether every call that has begun has its arguments."""
         return all(call.is_over or call.is_complete for call in self._calls)
@@ -126,6 +134,7 @@ class CallAssembly:
             and piece.index is not None
             and self._at.get(piece.index) is growing
             and not growing.is_complete
+            and piece.extra_content is UNSET
         ):
             # The hot path, once per token of a call: more arguments of the call that is being emitted.
             text = _text_of(function.arguments)
@@ -140,6 +149,10 @@ class CallAssembly:
         call = self._find(piece, name, text)
         if call is None:
             return []
+        if piece.extra_content is not UNSET or piece.provider_specific_fields is not UNSET:
+            call.returned = call.returned.updated(
+                ReturnedFields(_kept(piece.extra_content), _kept(piece.provider_specific_fields))
+            )
         # A name comes before the arguments: whole or in pieces, and some servers repeat it.
         if name and not call.pieces and not (call.name in self._names and name == call.name):
             call.name += name
@@ -247,6 +260,11 @@ class CallAssembly:
         elif not text and not cut_off:
             deltas.append(CallArguments("{}"))
         deltas.append(CallEnded(call.is_complete or not cut_off))
+
+
+def _kept(raw: Raw | UnsetType) -> Raw | UnsetType:
+    """A copy: the field refers to the whole chunk otherwise."""
+    return raw if raw is UNSET else Raw(bytes(raw))
 
 
 def _differ(id: str | None, other: str) -> bool:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.engines.remote.upstream_errors import reported
 from slipring.protocol.responses import Logprob, TopLogprob
@@ -23,6 +23,8 @@ class CallPiece(Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: FunctionPiece | None = None
+    extra_content: Raw | UnsetType = UNSET
+    provider_specific_fields: Raw | UnsetType = UNSET
 
 
 class ContentPart(Struct, gc=False):
@@ -32,18 +34,15 @@ class ContentPart(Struct, gc=False):
     thinking: "str | list[ContentPart] | None" = None
 
 
-class ReasoningDetail(Struct, gc=False):
-    text: str | None = None
-    summary: str | None = None
-
-
 class ChunkDelta(Struct, gc=False):
     content: str | list[ContentPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    reasoning_details: list[ReasoningDetail] | None = None
+    reasoning_details: list[dict[str, Any]] | None = None
     refusal: str | None = None
     tool_calls: list[CallPiece] | None = None
+    extra_content: Raw | UnsetType = UNSET
+    provider_specific_fields: Raw | UnsetType = UNSET
 
     @property
     def thought(self) -> str:
@@ -51,7 +50,8 @@ class ChunkDelta(Struct, gc=False):
         plain = self.reasoning_content or self.reasoning
         if plain or not self.reasoning_details:
             return plain or ""
-        return "".join(detail.text or detail.summary or "" for detail in self.reasoning_details)
+        texts = (detail.get("text") or detail.get("summary") for detail in self.reasoning_details)
+        return "".join(text for text in texts if isinstance(text, str))
 
     @property
     def only_text(self) -> str:
