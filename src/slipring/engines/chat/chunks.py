@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from slipring.engines.remote.token_counts import token_count
 from slipring.engines.remote.upstream_errors import reported
 from slipring.protocol.responses import Logprob, TopLogprob
 
-_MOST_TOKENS = 2**53
 _SURROGATE = b"\\ud"
 
 
@@ -112,20 +112,10 @@ class Usage(Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, usage: Any) -> "Usage":
-        prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-        cached = _count(_field(usage, "prompt_tokens_details"), "cached_tokens")
-        reasoning = _count(_field(usage, "completion_tokens_details"), "reasoning_tokens")
+        prompt, completion = token_count(usage, "prompt_tokens"), token_count(usage, "completion_tokens")
+        cached = token_count(usage, "prompt_tokens_details", "cached_tokens")
+        reasoning = token_count(usage, "completion_tokens_details", "reasoning_tokens")
         return cls(prompt, min(cached, prompt), completion, min(reasoning, completion))
-
-
-def _field(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else None
-
-
-def _count(value: Any, name: str) -> int:
-    count = _field(value, name)
-    is_number = isinstance(count, int | float) and 0 <= count < _MOST_TOKENS
-    return int(count) if is_number else 0
 
 
 class Chunk(Struct, gc=False):

@@ -1,8 +1,9 @@
 """Fields of an answer that its server wants back with the next request, and that clients never see.
 
 Gemini refuses the second step of a tool loop without the signatures of its calls (`extra_content`).
-OpenRouter loses a model's thoughts without `reasoning_details`. LiteLLM has `provider_specific_fields`. They are kept
-with the response as long as its messages are, and are sent to the server that wrote them and to no other.
+OpenRouter loses a model's thoughts without `reasoning_details`. LiteLLM has `provider_specific_fields`. They
+are kept with the response as long as its messages are, and are sent to the server that wrote them and to no
+other.
 """
 
 from typing import Any

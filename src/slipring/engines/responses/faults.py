@@ -87,6 +87,8 @@ def _error(event: Event) -> _Error:
     if isinstance(event.error, dict):
         known = ("code", "message", "param", "headers")
         return _Error(**{name: event.error[name] for name in known if name in event.error})
+    if isinstance(event.error, str):
+        return _Error(message=event.error)
     if event.error is not None:
         raise ServerError("The engine's answer cannot be read.")
     return _Error(event.code, event.message, event.param)
