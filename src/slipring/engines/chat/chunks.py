@@ -136,10 +136,11 @@ class _Outline(Struct):
     type: Any = None
     message: Any = None
     detail: Any = None
+    error_message: Any = None
 
     @property
     def is_error(self) -> bool:
-        return "error" in (self.object, self.type) or bool(self.message or self.detail)
+        return "error" in (self.object, self.type) or bool(self.message or self.detail or self.error_message)
 
 
 _chunk = msgspec.json.Decoder(Chunk)

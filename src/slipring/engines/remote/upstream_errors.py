@@ -46,7 +46,8 @@ _CLIENTS_FAULT = re.compile(
     r"|not_?found|missing",
     re.IGNORECASE,
 )
-_UNAVAILABLE = frozenset({408, 425, 502, 503, 504, 529})
+_NAMES = ("code", "type", "status", "status_code", "error_type")
+_UNAVAILABLE = frozenset({408, 425, 498, 499, 502, 503, 504, 529})
 """Statuses of a server that is not available at the moment."""
 _CONFLICT = 409
 
@@ -82,7 +83,7 @@ def read_error(
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         parsed = _plain(body)
     fields = _fields(parsed)
-    named = [fields[name] for name in ("code", "type", "status", "status_code") if fields.get(name)]
+    named = [fields[name] for name in _NAMES if fields.get(name)]
     names = " ".join(str(name) for name in named if _status(name) is None)
     stated = next(filter(None, map(_status, named)), None)
     retry_after_s = _retry_after(headers or {})
@@ -114,6 +115,8 @@ def _api_error(fault: UpstreamError) -> ApiError:
         return ServerError("The engine does not permit this request. The log of the server has its reason.")
     if status == 429:
         return RateLimited(message or "The engine is busy.")
+    if _TOO_LONG.search(fault.code):  # llama-server had it with 500
+        return _too_long(message)
     if status in _UNAVAILABLE:
         return Retryable("The engine is not available.")
     if status >= 500 or status == _CONFLICT:
@@ -123,14 +126,20 @@ def _api_error(fault: UpstreamError) -> ApiError:
 
 def _refused_request(status: int, message: str, said: str) -> ApiError:
     text = f"The engine refused the request: {message or status}"
-    error: ApiError
     if _TOO_LONG.search(said):
-        return InvalidRequest(text, code="context_length_exceeded", param="input")
+        return _too_long(message)
     if status == 404 and _NO_MODEL.search(said):
         return NotFound(text, code="model_not_found", param="model")
     error = InvalidRequest(text, code="engine_refused")
     error.status = status
     return error
+
+
+def _too_long(message: str) -> ApiError:
+    text = message or "the context is too long"
+    return InvalidRequest(
+        f"The engine refused the request: {text}", code="context_length_exceeded", param="input"
+    )
 
 
 def _fields(parsed: Any) -> dict[str, Any]:
