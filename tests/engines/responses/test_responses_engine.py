@@ -79,6 +79,15 @@ async def go_on(
     return response
 
 
+async def lost(server: Running) -> None:
+    """Wait until the engine knows that it can use none of its sockets any more."""
+    (engine,) = server.service.catalog.engines
+    pool = engine._pool
+    async with asyncio.timeout(60):
+        while any(map(pool._is_usable, pool._sockets)):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
+
+
 # What is sent.
 
 
@@ -218,7 +227,7 @@ async def test_outputs_of_older_calls_carry_their_ids_across_sockets() -> None:
             responses.append(await socket.response(**ASK, **previous, tools=[WEATHER]))
             if len(responses) == 2:
                 await fake.peers[0].ws.close()
-                await settle()
+                await lost(server)
         calls = [response["output"][0]["call_id"] for response in responses]
         outputs = [{"type": "function_call_output", "call_id": call_id, "output": "x"} for call_id in calls]
         await go_on(socket, responses[2], outputs, tools=[WEATHER])  # type: ignore[arg-type]
@@ -332,7 +341,7 @@ async def test_a_socket_lost_between_turns_is_replaced() -> None:
     async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await fake.peers[0].ws.close()
-        await settle()
+        await lost(server)
         second = await go_on(socket, first)
         assert [len(request["input"]) for request in fake.requests] == [1, 3]
         await go_on(socket, second)
@@ -395,7 +404,7 @@ async def test_a_socket_at_its_limit_is_replaced() -> None:
     async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await fake.peers[0].ws.send_str(json.dumps(LIMIT))
-        await settle()
+        await lost(server)
         second = await go_on(socket, first)
         assert [len(peer.creates) for peer in fake.peers] == [1, 1]
         assert len(fake.requests[-1]["input"]) == 3
@@ -540,7 +549,7 @@ async def test_a_context_too_large_for_a_frame_is_posted(monkeypatch: pytest.Mon
         monkeypatch.setattr("slipring.engines.responses.MOST_FRAME_BYTES", 64 * 1024 + 100)
         first = await socket.response(**ASK)
         await fake.peers[0].ws.close()
-        await settle()
+        await lost(server)
         second = await go_on(socket, first, "x" * 200)
         assert (fake.upgrades, fake.requests[-1]["stream"]) == (1, True)
         await go_on(socket, second)
