@@ -161,8 +161,9 @@ async def _create(store: Store, arguments: argparse.Namespace) -> int:
     await store.keys.create(key)
     try:
         print(token.reveal(), flush=True)
-    except OSError:  # the key is lost
+    except OSError:
         await store.keys.revoke(key.id, int(time.time()))
+        print(f"slipring: key {key.id} could not be printed, and is revoked", file=sys.stderr)
         raise
     print(
         f"slipring: created key {key.id} of tenant '{key.tenant}'; it cannot be shown again", file=sys.stderr
