@@ -52,7 +52,7 @@ COMMANDS = {
     "launch": ["launch", "codex", "--url", "http://127.0.0.1:9/v1"],
 }
 MOMENTS = {
-    "serve": ["slipring.cli", "aiohttp", "slipring.server.process.server"],
+    "serve": ["slipring.standard_streams", "slipring.cli", "aiohttp", "slipring.server.process.server"],
     "workers": ["slipring.server.process.supervisor"],
     "inspect": ["slipring.inspection.command", "jinja2"],
     "chat": ["slipring.chat.run", "aiohttp", "slipring.chat.connection"],

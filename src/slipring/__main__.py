@@ -3,8 +3,6 @@
 import signal
 import sys
 
-from slipring import standard_streams
-
 
 def run() -> int:
     """Run the command line on the standard streams of this process. Until a command handles Ctrl-C, and after
@@ -12,6 +10,8 @@ def run() -> int:
     imported."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if it is ignored, as by nohup
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from slipring import standard_streams
+
     standard_streams.prepare()
     from slipring.cli import main
 

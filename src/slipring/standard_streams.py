@@ -34,7 +34,7 @@ _ASCII = {
     "“": '"',
     "”": '"',
     "µ": "u",
-    "\N{NO-BREAK SPACE}": " ",
+    "\u00a0": " ",
 }
 """How characters that this package prints are written where they cannot be encoded."""
 
