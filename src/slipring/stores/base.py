@@ -264,10 +264,13 @@ class Runs(ABC):
         """Return up to ``limit`` events with a sequence number above ``after``, in order."""
 
     @abstractmethod
-    async def seize(self, run: Run, *, owner: str, lease_until: float) -> Run | None:
+    async def seize(
+        self, run: Run, *, owner: str, lease_until: float, if_not_renewed: bool = False
+    ) -> Run | None:
         """Make ``owner`` the owner of an open run; the previous owner's tenure ends.
 
-        None: the run has ended, or its owner has changed since ``run`` was read.
+        None: the run has ended, or its owner has changed since ``run`` was read; with ``if_not_renewed`` also
+        if the owner has renewed its lease since then.
         """
 
     @abstractmethod
@@ -279,8 +282,15 @@ class Runs(ABC):
         """
 
     @abstractmethod
-    async def abandoned(self, now: float, limit: int) -> list[Run]:
-        """Return up to ``limit`` open runs whose lease has expired."""
+    async def expired(self, now: float, limit: int) -> list[Run]:
+        """Return up to ``limit`` open runs whose lease has expired, in the order of their leases."""
+
+    @abstractmethod
+    async def touch(self, run: Run) -> bool:
+        """Write to an open run without changing it, as soon as the store can write.
+
+        False: the run has ended, or its owner or its lease has changed since ``run`` was read.
+        """
 
     @abstractmethod
     async def delete(self, tenant: str, response_id: str) -> bool:

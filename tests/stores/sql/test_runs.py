@@ -214,17 +214,17 @@ async def test_concurrent_endings_of_a_run_have_one_winner(location: StoreLocati
     assert await numbers(store) == [0, 1, 2]
 
 
-async def test_abandoned_lists_open_runs_whose_lease_expired(store: SqlStore) -> None:
+async def test_expired_lists_open_runs_whose_lease_expired(store: SqlStore) -> None:
     tenures = [
         await store.runs.open("t", response(f"resp_{number}"), [], owner="node_a", lease_until=number)
         for number in range(4)
     ]
     assert await store.runs.renew([], lease_until=9) == []
     assert await store.runs.renew(tenures[:1], lease_until=9) == []
-    assert [run.response_id for run in await store.runs.abandoned(2.5, 10)] == ["resp_1", "resp_2"]
-    assert [run.response_id for run in await store.runs.abandoned(2.5, 1)] == ["resp_1"]
+    assert [run.response_id for run in await store.runs.expired(2.5, 10)] == ["resp_1", "resp_2"]
+    assert [run.response_id for run in await store.runs.expired(2.5, 1)] == ["resp_1"]
     await store.runs.append(tenures[1], [], response("resp_1", status="failed"), lease_until=0)
-    assert [run.response_id for run in await store.runs.abandoned(2.5, 10)] == ["resp_2"]
+    assert [run.response_id for run in await store.runs.expired(2.5, 10)] == ["resp_2"]
 
 
 async def test_deleting_a_run_ends_its_tenure(store: SqlStore) -> None:
@@ -274,3 +274,26 @@ async def test_a_run_of_another_tenant_cannot_be_seized(store: SqlStore) -> None
     foreign = structs.replace(run, tenant="u")
     assert await store.runs.seize(foreign, owner="node_b", lease_until=99.5) is None
     assert await read(store) == run
+
+
+async def test_a_renewed_run_is_not_seized_if_that_is_asked_for(store: SqlStore) -> None:
+    tenure = await opened(store)
+    before = await read(store)
+    assert await store.runs.touch(before) is True
+    assert await read(store) == before
+    await store.runs.renew([tenure], lease_until=60.5)
+    assert await store.runs.touch(before) is False
+    assert await store.runs.seize(before, owner="node_b", lease_until=99.5, if_not_renewed=True) is None
+    renewed = await read(store)
+    assert (renewed.owner, renewed.epoch) == ("node_a", 1)
+    taken = await store.runs.seize(renewed, owner="node_b", lease_until=99.5, if_not_renewed=True)
+    assert taken is not None
+    assert taken.owner == "node_b"
+    assert await store.runs.touch(renewed) is False
+    assert await store.runs.end(taken, FAILED, event(2))
+    assert await store.runs.touch(await read(store)) is False
+
+
+async def test_a_run_of_another_tenant_cannot_be_touched(store: SqlStore) -> None:
+    await opened(store)
+    assert await store.runs.touch(structs.replace(await read(store), tenant="u")) is False

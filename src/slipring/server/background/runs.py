@@ -2,8 +2,8 @@
 
 One node, the owner, makes a run with the same driver and session as any other response. It writes the events
 to the store in batches. A lease in the store shows that the owner is alive, and every write checks that the
-run still belongs to it. A node that cancels a run, or ends one whose lease has expired, takes it over for
-good, so that no run is made twice or ends twice.
+run still belongs to it. A node that cancels a run, or ends one that its owner has abandoned, takes it over
+for good, so that no run is made twice or ends twice. Until then, an owner whose lease has expired goes on.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
 from slipring.server.background import termination
+from slipring.server.background.expired_leases import ExpiredLeases
 from slipring.server.background.recent_events import RecentEvents
 from slipring.server.clock import now, shared_now
 from slipring.server.cluster.state_lookup import StoredStates
@@ -28,13 +29,13 @@ from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
 from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
-from slipring.stores.base import LeaseLost, RunEvent, Tenure
+from slipring.stores.base import LeaseLost, Run, RunEvent, Tenure
 
 log = logging.getLogger("slipring")
 
 _BATCH_S = 0.1
 """Events that arrive within this time are written to the store together."""
-_ABANDONED_AT_ONCE = 100
+_EXPIRED_AT_ONCE = 100
 
 
 class Notifier:
@@ -140,30 +141,41 @@ class LiveRun(Sink):
 
     @property
     def tenure(self) -> Tenure | None:
-        return self._tenure.result() if self._tenure.done() and not self._tenure.cancelled() else None
+        """None if the run is not in the store yet, or is over."""
+        if self.is_over or not self._tenure.done() or self._tenure.cancelled():
+            return None
+        return self._tenure.result()
 
-    async def open(self, request: CreateRequest, stages: Stages, size_bytes: int) -> Response:
-        """Start the response and record the run in the store. Raises ``RunRefused``."""
+    def owns(self, run: Run) -> bool:
+        """Whether ``run``, as read from the store, belongs to this node, which is still making it."""
+        if self.is_over or run.owner != self._service.node_id:
+            return False
+        return self.tenure is None or self.tenure.epoch == run.epoch
+
+    async def begin(self, request: CreateRequest, stages: Stages, size_bytes: int) -> Response:
+        """Start the response. Raises ``RunRefused``."""
         session = self.driver.session
         self.driver.run(session.create(request, stages, size_bytes=size_bytes, now=now(), detached=True))
-        try:
-            response = await self._opened
-            first = self._take_unwritten()
-            tenure = await self._store.runs.open(
-                session.tenant, response, first, owner=self._service.node_id, lease_until=self._lease()
-            )
-        except BaseException:
-            self._tenure.set_exception(LeaseLost())
-            self._tenure.exception()  # marked as retrieved: the driver may not wait for it
-            raise
-        self._tenure.set_result(tenure)
+        return await self._opened
+
+    async def open(self) -> None:
+        """Record the run in the store."""
+        first = self._take_unwritten()
+        tenure = await self._store.runs.open(
+            self.driver.session.tenant,
+            self.promised,
+            first,
+            owner=self._service.node_id,
+            lease_until=self._lease(),
+        )
+        if not self._tenure.done():
+            self._tenure.set_result(tenure)
         self._note_written(first)
-        return response
 
     async def run(self) -> None:
         """Write events until the last one is written, or until another node takes the run over."""
-        tenure = self._tenure.result()
         try:
+            tenure = self._tenure.result()
             while self._unwritten or not self._has_sent_last:
                 if not self._unwritten:
                     await self._sent.wait()
@@ -171,13 +183,16 @@ class LiveRun(Sink):
                 if not self._has_sent_last:
                     await self._gather()  # the first event is written at once, later ones in batches
         except LeaseLost:
-            log.info("run %s was taken over by another node", tenure.response_id)
+            log.info("run %s was taken over by another node", self.promised.id)
         finally:
             self.stop_following()
             await self.driver.stop()
 
     def stop_following(self) -> None:
         """Write no more events; followers continue from the store."""
+        if not self._tenure.done():
+            self._tenure.set_exception(LeaseLost())
+            self._tenure.exception()  # marked as retrieved: the driver may not wait for it
         self.is_over = self._has_sent_last = True
         self._sent.notify()
         self.written.notify()
@@ -235,6 +250,8 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
         """One for each run."""
         self._periodic = PeriodicTasks()
+        # Longer than the interval at which an owner renews.
+        self._expired = ExpiredLeases(grace_s=service.config.limits.run_lease_s / 2)
 
     def start(self) -> None:
         interval_s = self.service.config.limits.run_lease_s / 3
@@ -308,9 +325,10 @@ class Background:
         key: tuple[str, str] | None = None
         try:
             with self.service.serving(Exchange(run.driver)):
-                response = await run.open(request, stages, size_bytes)
+                response = await run.begin(request, stages, size_bytes)
                 key = run.driver.session.tenant, response.id
-                self._runs[key] = run
+                self._runs[key] = run  # before it is in the store: from then on this node is its owner
+                await run.open()
                 _resolve(opened)
                 await run.run()
         except (ApiError, RunRefused) as refusal:
@@ -335,7 +353,7 @@ class Background:
 
     async def _renew(self) -> None:
         """Extend the leases of the runs made here."""
-        tenures = [run.tenure for run in self._runs.values() if run.tenure is not None and not run.is_over]
+        tenures = [run.tenure for run in self._runs.values() if run.tenure is not None]
         if not tenures:
             return
         until = shared_now() + self.service.config.limits.run_lease_s
@@ -346,10 +364,20 @@ class Background:
                 live.stop_following()
 
     async def _end_abandoned(self) -> None:
-        """End runs whose lease has expired."""
-        runs = self.service.store.runs
-        for run in await runs.abandoned(shared_now(), _ABANDONED_AT_ONCE):
+        """End runs that their owners have abandoned."""
+        runs, expired = self.service.store.runs, self._expired
+        found = await runs.expired(shared_now(), _EXPIRED_AT_ONCE)
+        others = [run for run in found if not self._owns(run)]
+        for run in expired.abandoned(others, now()):
             await termination.fail_abandoned(self.service.store, run, self._claim())
+        for run in others:
+            if not expired.is_known(run) and await runs.touch(run):
+                expired.note(run, now())
+        expired.looked(now())
+
+    def _owns(self, run: Run) -> bool:
+        live = self.find(run.tenant, run.response_id)
+        return live is not None and live.owns(run)
 
     def _claim(self) -> termination.Claim:
         return termination.Claim(self.service.node_id, shared_now() + self.service.config.limits.run_lease_s)

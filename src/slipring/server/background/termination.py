@@ -67,7 +67,7 @@ async def cancel(store: Store, run: Run, claim: Claim) -> Response | None:
 
 
 async def fail_abandoned(store: Store, run: Run, claim: Claim) -> None:
-    """Fail a run whose owner has died."""
+    """Fail a run whose owner has died, unless its lease has been renewed since ``run`` was read."""
     await _end(store, run, claim, cancelled=False)
 
 
@@ -75,15 +75,17 @@ async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Resp
     # Taken over first: otherwise the owner could add events faster than the end can be written.
     current: Run | None = run
     while current is not None and current.is_open:
-        taken = await store.runs.seize(current, owner=claim.owner, lease_until=claim.lease_until)
+        taken = await store.runs.seize(
+            current, owner=claim.owner, lease_until=claim.lease_until, if_not_renewed=not cancelled
+        )
         if taken is not None:
             number = taken.last_sequence + 1
             event = await _last_event(store, taken, number, cancelled=cancelled)
             if await store.runs.end(taken, event.response, RunEvent(number, encode(event))):
                 return event.response
+        if not cancelled:
+            return None  # its owner is alive, or another node has taken it over
         current = await store.runs.read(run.tenant, run.response_id)
-        if current is not None and not cancelled and current.epoch != run.epoch:
-            return None  # another node has taken it over
     return read_response(current.response) if current is not None else None
 
 

@@ -52,10 +52,23 @@ WHERE tenant = $1 AND response_id = $2 AND owner = $3 AND epoch = $4
     AND status IN ('queued', 'in_progress')
 RETURNING epoch
 """
-_SEIZE = """
+_COLUMNS = "tenant, response_id, status, owner, epoch, lease_until, last_sequence, response"
+_SEIZE = f"""
 UPDATE slipring_runs SET epoch = epoch + 1, owner = $4, lease_until = $5
 WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND status IN ('queued', 'in_progress')
-RETURNING {columns}
+RETURNING {_COLUMNS}
+"""
+_SEIZE_IF_NOT_RENEWED = f"""
+UPDATE slipring_runs SET epoch = epoch + 1, owner = $4, lease_until = $5
+WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND lease_until = $6
+    AND status IN ('queued', 'in_progress')
+RETURNING {_COLUMNS}
+"""
+_TOUCH = """
+UPDATE slipring_runs SET epoch = epoch
+WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND lease_until = $4
+    AND status IN ('queued', 'in_progress')
+RETURNING epoch
 """
 _END = """
 UPDATE slipring_runs SET status = $5, response = $6, last_sequence = $7, epoch = epoch + 1
@@ -63,9 +76,8 @@ WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND last_sequence = $4
     AND status IN ('queued', 'in_progress')
 RETURNING epoch
 """
-_COLUMNS = "tenant, response_id, status, owner, epoch, lease_until, last_sequence, response"
 _READ = f"SELECT {_COLUMNS} FROM slipring_runs WHERE tenant = $1 AND response_id = $2"
-_ABANDONED = f"""
+_EXPIRED = f"""
 SELECT {_COLUMNS} FROM slipring_runs
 WHERE status IN ('queued', 'in_progress') AND lease_until <= $1
 ORDER BY lease_until LIMIT $2
@@ -153,9 +165,14 @@ class SqlRuns(base.Runs):
         rows = await self._database.read(_EVENTS, tenant, response_id, after, limit)
         return [RunEvent(sequence_number=number, data=data) for number, data in rows]
 
-    async def seize(self, run: Run, *, owner: str, lease_until: float) -> Run | None:
+    async def seize(
+        self, run: Run, *, owner: str, lease_until: float, if_not_renewed: bool = False
+    ) -> Run | None:
         args = (run.tenant, run.response_id, run.epoch, owner, float(lease_until))
-        (rows,) = await self._database.write(Statement(_SEIZE.format(columns=_COLUMNS), args))
+        seized = Statement(_SEIZE, args)
+        if if_not_renewed:
+            seized = Statement(_SEIZE_IF_NOT_RENEWED, (*args, run.lease_until))
+        (rows,) = await self._database.write(seized)
         return _run(rows[0]) if rows else None
 
     async def end(self, run: Run, response: Response, event: RunEvent) -> bool:
@@ -177,8 +194,13 @@ class SqlRuns(base.Runs):
         args = (tenant, response.id, self._expiry.now(), response.status)
         return [Statement(_NOT_SAVED_OTHERWISE, args, requires_row=True)]
 
-    async def abandoned(self, now: float, limit: int) -> list[Run]:
-        return [_run(row) for row in await self._database.read(_ABANDONED, float(now), limit)]
+    async def expired(self, now: float, limit: int) -> list[Run]:
+        return [_run(row) for row in await self._database.read(_EXPIRED, float(now), limit)]
+
+    async def touch(self, run: Run) -> bool:
+        args = (run.tenant, run.response_id, run.epoch, run.lease_until)
+        (rows,) = await self._database.write(Statement(_TOUCH, args))
+        return bool(rows)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         (rows,) = await self._database.write(Statement(_DELETE, (tenant, response_id)))
