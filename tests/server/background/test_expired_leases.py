@@ -11,6 +11,7 @@ import pytest
 
 from slipring.core.limits import Limits
 from slipring.errors import Unavailable
+from slipring.server import clock
 from slipring.server.background import runs
 from slipring.server.background.expired_leases import ExpiredLeases
 from slipring.server.background.runs import Background
@@ -31,9 +32,8 @@ class Clocks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
-        now, shared_now = runs.now, runs.shared_now
-        monkeypatch.setattr(runs, "now", lambda: now() + self.ahead_s)
-        monkeypatch.setattr(runs, "shared_now", lambda: shared_now() + self.ahead_s)
+        monkeypatch.setattr(runs, "now", lambda: clock.now() + self.ahead_s)
+        monkeypatch.setattr(runs, "shared_now", lambda: clock.shared_now() + self.ahead_s)
 
     def advance(self, seconds: float) -> None:
         self.ahead_s += seconds

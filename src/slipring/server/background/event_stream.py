@@ -45,8 +45,7 @@ async def follow(
             await _write_all(stream, batches, background.service.config.limits, follower)
         except (ConnectionError, ApiError):
             # An error cannot be sent within a stream: cut it off, so that the client asks for the rest.
-            if request.transport is not None:
-                request.transport.abort()
+            connection.cut_off()
         finally:
             connection.queued_bytes = None
             await batches.aclose()
