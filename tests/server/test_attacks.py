@@ -255,6 +255,7 @@ _TABLES = {
     "slipring_responses": "*",
     "slipring_conversations": "*",
     "slipring_conversation_items": "*",
+    "slipring_deleted_items": "*",
     # Without the lease, which the owning node renews.
     "slipring_runs": "tenant, response_id, status, owner, epoch, last_sequence, response, expires_at",
     "slipring_run_events": "*",

@@ -62,6 +62,10 @@ class Appended(Struct, frozen=True):
     items: tuple[Item, ...]
 
 
+class UnknownItem(Exception):
+    """The item after which a page begins was never in the list."""
+
+
 class Page(Struct, frozen=True):
     """The part of a list to return."""
 
@@ -213,7 +217,8 @@ class Conversations(ABC):
     async def items(self, tenant: str, conversation_id: str, page: Page) -> tuple[list[Item], bool] | None:
         """Return a page of items, and whether more follow. None: there is no such conversation.
 
-        An ``after`` that names no item of the conversation gives an empty page.
+        ``after`` may name an item that has been deleted since. Raises ``UnknownItem`` if the conversation
+        never had it.
         """
 
     @abstractmethod
@@ -232,7 +237,10 @@ class Conversations(ABC):
 
 
 class Runs(ABC):
-    """Background runs, their events, and the leases of their owners."""
+    """Background runs, their events, and the leases of their owners.
+
+    A run that has ended is gone when its retention is over. An open run is kept until it ends.
+    """
 
     @abstractmethod
     async def open(

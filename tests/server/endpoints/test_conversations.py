@@ -4,6 +4,7 @@ import asyncio
 import random
 from typing import Any
 
+import openai
 import pytest
 
 from tests.api import Api
@@ -67,8 +68,29 @@ async def test_items_are_listed_in_pages() -> None:
         assert texts(await listed(api, conversation)) == ["e", "d", "c", "b", "a"]
         backwards = await listed(api, conversation, limit=2, after=second["first_id"])
         assert (texts(backwards), backwards["first_id"]) == (["b", "a"], first["last_id"])
-        nothing = await listed(api, conversation, after="msg_nobody")
+        nothing = await listed(api, conversation, after=first["first_id"])
         assert (nothing["data"], nothing["first_id"], nothing["last_id"]) == ([], "", "")
+        path = f"/conversations/{conversation}/items"
+        status, error = await api.call("GET", path, params={"after": "msg_unknown"})
+        assert (status, error["error"]["param"]) == (400, "after")
+        assert "'msg_unknown'" in error["error"]["message"]
+
+
+async def test_items_can_be_deleted_while_they_are_listed() -> None:
+    async with serve() as server:
+        texts = [str(number) for number in range(35)]
+        conversation = await created(Api(server), *texts[:20])
+        path = f"/conversations/{conversation}/items"
+        more = [{"role": "user", "content": text} for text in texts[20:]]
+        assert (await Api(server).call("POST", path, json={"items": more}))[0] == 200
+        seen: list[str] = []
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="test-key") as client:
+            async for item in client.conversations.items.list(conversation):
+                assert item.type == "message"
+                seen.append(item.model_dump()["content"][0]["text"])
+                await client.conversations.items.delete(item.id, conversation_id=conversation)
+        assert seen == texts[::-1]
+        assert (await listed(Api(server), conversation))["data"] == []
 
 
 async def test_items_are_added_read_and_deleted() -> None:

@@ -245,8 +245,25 @@ async def test_finished_runs_expire_with_their_events(location: StoreLocation) -
     await store.runs.append(tenure, [event(2)], DONE, lease_until=0)
     assert await store.prune(99) == 0
     assert await store.prune(100) == 1
+    location.now = 0.0
     assert await numbers(store) == []
     assert await store.prune(100) == 0
+
+
+async def test_a_run_that_has_ended_is_gone_when_its_retention_is_over(location: StoreLocation) -> None:
+    """Before its row is removed, too."""
+    store = await location.open(retention_s=100)
+    tenure = await opened(store)
+    location.now = 5000.0
+    assert (await read(store)).is_open, "an open run is kept"
+    assert await numbers(store) == [0, 1]
+    await store.runs.append(tenure, [event(2)], DONE, lease_until=0)
+    assert await store.runs.read("t", "resp_1") is None
+    assert await numbers(store) == []
+    assert await store.runs.delete("t", "resp_1") is False
+    location.now = float(DONE.created_at + 99)
+    assert await numbers(store) == [0, 1, 2]
+    assert await store.runs.delete("t", "resp_1") is True
 
 
 async def test_a_run_can_be_seized_although_its_owner_appends_meanwhile(store: SqlStore) -> None:

@@ -71,6 +71,17 @@ async def fail_abandoned(store: Store, run: Run, claim: Claim) -> None:
     await _end(store, run, claim, cancelled=False)
 
 
+async def deletion_event(store: Store, tenant: str, response: Response, number: int) -> ResponseEvent:
+    """The last event for those who follow a run that is gone: how its response has ended, if that is stored,
+    and otherwise that it was cancelled. It has nothing of the output of a response that was deleted."""
+    saved = await store.responses.retrieve(tenant, response.id)
+    if saved is not None:
+        return _KINDS[saved.status](sequence_number=number, response=saved)
+    return Incomplete(
+        sequence_number=number, response=structs.replace(response, status="cancelled", output=[])
+    )
+
+
 async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Response | None:
     # Taken over first: otherwise the owner could add events faster than the end can be written.
     current: Run | None = run

@@ -161,7 +161,24 @@ _FOURTH = (
     "INSERT INTO slipring_oldest_schema (version) VALUES (4)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
+# Where deleted items of conversations were, for clients that list and delete.
+_FIFTH = (
+    """
+    CREATE TABLE slipring_deleted_items (
+        tenant TEXT NOT NULL,
+        conversation_id TEXT NOT NULL,
+        id TEXT NOT NULL,
+        position BIGINT NOT NULL,
+        expires_at BIGINT NOT NULL,
+        PRIMARY KEY (tenant, conversation_id, id),
+        FOREIGN KEY (tenant, conversation_id)
+            REFERENCES slipring_conversations (tenant, id) ON DELETE CASCADE
+    )
+    """,
+    "CREATE INDEX slipring_deleted_items_expiry ON slipring_deleted_items (expires_at)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 
 
 def is_newer(version: int) -> bool:

@@ -2,7 +2,8 @@
 
 Every change first updates the row of the conversation. That locks the row, so that changes are serialized,
 and assigns the positions of new items, which only grow. The tip is the response whose context holds all items
-before ``tip_position``.
+before ``tip_position``. The position of a deleted item is kept for a while, so that a client that deletes
+what it lists finds the next page.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from slipring.core.chain import item_ids
 from slipring.protocol import wire
 from slipring.protocol.items import Item
 from slipring.stores import base
-from slipring.stores.base import Appended, Conversation, Page, Thread
+from slipring.stores.base import Appended, Conversation, Page, Thread, UnknownItem
 from slipring.stores.databases.database import (
     Database,
     OutcomeUnknown,
@@ -23,6 +24,7 @@ from slipring.stores.databases.database import (
     Statement,
     UniqueViolated,
 )
+from slipring.stores.sql.retention import Expiry
 from slipring.stores.sql.unknown_outcomes import until_known
 
 _CREATE = """
@@ -65,7 +67,7 @@ FROM slipring_conversations WHERE tenant = $1 AND id = $2
 ON CONFLICT DO NOTHING
 """
 _READ_ITEM = """
-SELECT data, position FROM slipring_conversation_items
+SELECT data FROM slipring_conversation_items
 WHERE tenant = $1 AND conversation_id = $2 AND id = $3
 """
 _ALL_ITEMS = """
@@ -110,6 +112,21 @@ WHERE tenant = $1 AND id = $2 AND EXISTS (
     SELECT 1 FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 AND id = $3
 )
 """
+_KEEP_POSITION = """
+INSERT INTO slipring_deleted_items (tenant, conversation_id, id, position, expires_at)
+SELECT tenant, conversation_id, id, position, CAST($4 AS BIGINT) FROM slipring_conversation_items
+WHERE tenant = $1 AND conversation_id = $2 AND id = $3
+ON CONFLICT (tenant, conversation_id, id) DO UPDATE SET
+    position = excluded.position, expires_at = excluded.expires_at
+"""
+_POSITION = """
+SELECT position FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 AND id = $3
+UNION ALL
+SELECT position FROM slipring_deleted_items WHERE tenant = $1 AND conversation_id = $2 AND id = $3
+ORDER BY position DESC LIMIT 1
+"""
+_POSITIONS_KEPT_S = 86_400
+"""How long the position of a deleted item is kept: longer than any client pages through a list."""
 _DELETE_ITEM = """
 DELETE FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 AND id = $3
 RETURNING id
@@ -152,8 +169,9 @@ def _read(row: Row) -> Conversation:
 
 
 class SqlConversations(base.Conversations):
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, expiry: Expiry) -> None:
         self._database = database
+        self._expiry = expiry
 
     async def create(self, tenant: str, conversation: Conversation, items: Sequence[Item]) -> None:
         metadata = wire.encode(conversation.metadata)
@@ -215,10 +233,12 @@ class SqlConversations(base.Conversations):
     async def items(self, tenant: str, conversation_id: str, page: Page) -> tuple[list[Item], bool] | None:
         cursor = _FIRST if page.ascending else _LAST
         if page.after is not None:
-            rows = await self._database.read(_READ_ITEM, tenant, conversation_id, page.after)
+            rows = await self._database.read(_POSITION, tenant, conversation_id, page.after)
             if not rows:
-                return ([], False) if await self.read(tenant, conversation_id) is not None else None
-            cursor = rows[0][1]
+                if await self.read(tenant, conversation_id) is None:
+                    return None
+                raise UnknownItem(page.after)
+            cursor = rows[0][0]
         sql = _PAGE_UP if page.ascending else _PAGE_DOWN
         rows = await self._database.read(sql, tenant, conversation_id, cursor, page.limit + 1)
         if not rows:
@@ -232,7 +252,11 @@ class SqlConversations(base.Conversations):
 
     async def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> bool:
         args = (tenant, conversation_id, item_id)
-        _, deleted = await self._database.write(Statement(_DETACH_ITEM, args), Statement(_DELETE_ITEM, args))
+        _, _, deleted = await self._database.write(
+            Statement(_DETACH_ITEM, args),
+            Statement(_KEEP_POSITION, (*args, self._expiry.now() + _POSITIONS_KEPT_S)),
+            Statement(_DELETE_ITEM, args),
+        )
         return bool(deleted)
 
     async def thread(self, tenant: str, conversation_id: str) -> Thread | None:

@@ -2,7 +2,8 @@
 
 A tenure is the owner's name and an epoch. Every write about a run begins with an update that matches only
 while the run is open and has this epoch, so that a node that has lost the run cannot change it. A run whose
-response has been saved cannot fail or be cancelled any more: it ends with the saved response.
+response has been saved cannot fail or be cancelled any more: it ends with the saved response. A run that has
+ended cannot be found after its retention, whether or not its row has been removed.
 """
 
 from collections.abc import Sequence
@@ -76,18 +77,25 @@ WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND last_sequence = $4
     AND status IN ('queued', 'in_progress')
 RETURNING epoch
 """
-_READ = f"SELECT {_COLUMNS} FROM slipring_runs WHERE tenant = $1 AND response_id = $2"
+# What is kept: an open run, and one that has ended until it expires.
+_KEPT = "(expires_at > $3 OR status IN ('queued', 'in_progress'))"
+_READ = f"SELECT {_COLUMNS} FROM slipring_runs WHERE tenant = $1 AND response_id = $2 AND {_KEPT}"
 _EXPIRED = f"""
 SELECT {_COLUMNS} FROM slipring_runs
 WHERE status IN ('queued', 'in_progress') AND lease_until <= $1
 ORDER BY lease_until LIMIT $2
 """
-_EVENTS = """
+_EVENTS = f"""
 SELECT sequence_number, data FROM slipring_run_events
-WHERE tenant = $1 AND response_id = $2 AND sequence_number > $3
-ORDER BY sequence_number LIMIT $4
+WHERE tenant = $1 AND response_id = $2 AND sequence_number > $4 AND EXISTS (
+    SELECT 1 FROM slipring_runs WHERE tenant = $1 AND response_id = $2 AND {_KEPT}
+)
+ORDER BY sequence_number LIMIT $5
 """
-_DELETE = "DELETE FROM slipring_runs WHERE tenant = $1 AND response_id = $2 RETURNING response_id"
+_DELETE = f"""
+DELETE FROM slipring_runs WHERE tenant = $1 AND response_id = $2 AND {_KEPT}
+RETURNING response_id
+"""
 
 
 def require_tenure(tenure: Tenure) -> Statement:
@@ -158,11 +166,11 @@ class SqlRuns(base.Runs):
         return [tenure for tenure, rows in zip(tenures, renewed, strict=True) if not rows]
 
     async def read(self, tenant: str, response_id: str) -> Run | None:
-        rows = await self._database.read(_READ, tenant, response_id)
+        rows = await self._database.read(_READ, tenant, response_id, self._expiry.now())
         return _run(rows[0]) if rows else None
 
     async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:
-        rows = await self._database.read(_EVENTS, tenant, response_id, after, limit)
+        rows = await self._database.read(_EVENTS, tenant, response_id, self._expiry.now(), after, limit)
         return [RunEvent(sequence_number=number, data=data) for number, data in rows]
 
     async def seize(
@@ -203,5 +211,5 @@ class SqlRuns(base.Runs):
         return bool(rows)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        (rows,) = await self._database.write(Statement(_DELETE, (tenant, response_id)))
+        (rows,) = await self._database.write(Statement(_DELETE, (tenant, response_id, self._expiry.now())))
         return bool(rows)
