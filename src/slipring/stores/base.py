@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
+from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.protocol.items import Item
@@ -92,6 +93,17 @@ class Run(Struct, frozen=True):
     @property
     def is_open(self) -> bool:
         return self.status in ("queued", "in_progress")
+
+
+class Beginning(Struct, frozen=True):
+    """What the response of a run began with."""
+
+    parent_id: str | None
+    """The response that it continues."""
+    head: Head
+    input: tuple[Item, ...]
+    is_upstream: bool = False
+    """Whether an upstream runs its hosted tools."""
 
 
 class RunEvent(Struct, frozen=True):
@@ -244,15 +256,30 @@ class Runs(ABC):
 
     @abstractmethod
     async def open(
-        self, tenant: str, response: Response, events: Sequence[RunEvent], *, owner: str, lease_until: float
+        self,
+        tenant: str,
+        response: Response,
+        events: Sequence[RunEvent],
+        *,
+        owner: str,
+        lease_until: float,
+        beginning: Beginning | None = None,
     ) -> Tenure:
-        """Record a new run with its first events, owned by the node ``owner``."""
+        """Record a new run with its first events, owned by the node ``owner``. ``beginning``: to be kept
+        until the run ends."""
 
     @abstractmethod
     async def append(
-        self, tenure: Tenure, events: Sequence[RunEvent], response: Response, *, lease_until: float
+        self,
+        tenure: Tenure,
+        events: Sequence[RunEvent],
+        response: Response,
+        *,
+        lease_until: float,
+        beginning: Beginning | None = None,
     ) -> None:
-        """Write events, the current response object and its status, and extend the lease.
+        """Write events, the current response object and its status, and extend the lease. ``beginning``: to
+        be kept until the run ends, if none is kept yet.
 
         A terminal status ends the run and its tenure. Events that are already stored are not changed, so a
         write may be repeated. Raises ``LeaseLost`` if the tenure has ended, and if the status is ``failed``
@@ -266,6 +293,10 @@ class Runs(ABC):
 
     @abstractmethod
     async def read(self, tenant: str, response_id: str) -> Run | None: ...
+
+    @abstractmethod
+    async def beginning(self, tenant: str, response_id: str) -> Beginning | None:
+        """Return what an open run began with. None: it has ended, or has not written that."""
 
     @abstractmethod
     async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:

@@ -14,13 +14,14 @@ from collections.abc import Awaitable
 
 from slipring.core.ports import NO_BETAS, Betas
 from slipring.core.turn.stages import Stages
+from slipring.core.turn.turn import Turn
 from slipring.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
-from slipring.server.background import termination
+from slipring.server.background import termination, unfinished
 from slipring.server.background.expired_leases import ExpiredLeases
 from slipring.server.background.recent_events import RecentEvents
 from slipring.server.clock import now, shared_now
@@ -29,7 +30,7 @@ from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
 from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
-from slipring.stores.base import LeaseLost, Run, RunEvent, Tenure
+from slipring.stores.base import Beginning, LeaseLost, Run, RunEvent, Tenure
 
 log = logging.getLogger("slipring")
 
@@ -83,6 +84,9 @@ class LiveRun(Sink):
         self._is_urgent = asyncio.Event()
         """Whether a hosted call waits until everything is written."""
         self._response: Response | None = None
+        self._turn: Turn | None = None
+        self._beginning: Beginning | None = None
+        """What the response began with, until it is in the store."""
         self._sent = Notifier()
         self._has_sent_last = False
         self.recent_events = RecentEvents(service.config.limits.run_tail_bytes)
@@ -156,17 +160,23 @@ class LiveRun(Sink):
         """Start the response. Raises ``RunRefused``."""
         session = self.driver.session
         self.driver.run(session.create(request, stages, size_bytes=size_bytes, now=now(), detached=True))
+        self._turn = next(iter(session.turns()), None)
         return await self._opened
 
     async def open(self) -> None:
         """Record the run in the store."""
-        first = self._take_unwritten()
+        turn, first = self._turn, self._take_unwritten()
+        assert turn is not None
+        parent_id = turn.parent.id if turn.parent is not None else None
+        self._beginning = Beginning(parent_id, turn.head, turn.input, turn.hosted.is_upstream)
+        beginning = self._take_beginning()
         tenure = await self._store.runs.open(
             self.driver.session.tenant,
             self.promised,
             first,
             owner=self._service.node_id,
             lease_until=self._lease(),
+            beginning=beginning,
         )
         if not self._tenure.done():
             self._tenure.set_result(tenure)
@@ -201,15 +211,28 @@ class LiveRun(Sink):
         batch = self._take_unwritten()
         if not batch or self._response is None:
             return
+        response, beginning = self._response, self._take_beginning()
         try:
-            await self._store.runs.append(tenure, batch, self._response, lease_until=self._lease())
+            if response.status == "failed":
+                await unfinished.save(self._store, self._service.seal, tenure, response)
+            await self._store.runs.append(
+                tenure, batch, response, lease_until=self._lease(), beginning=beginning
+            )
         except ApiError as error:  # retried: the store may be back before the lease expires
             log.warning("cannot write events of run %s: %s", tenure.response_id, error.message)
+            self._beginning = self._beginning or beginning
             self._unwritten = batch + self._unwritten
             self._unwritten_bytes += sum(len(event.data) for event in batch)
             await asyncio.sleep(_BATCH_S)
             return
         self._note_written(batch)
+
+    def _take_beginning(self) -> Beginning | None:
+        """What the response began with, once, as soon as no safety check holds it back."""
+        if self._turn is None or (self._turn.checks is not None and self._turn.checks.holds_input):
+            return None
+        taken, self._beginning = self._beginning, None
+        return taken
 
     def _note_written(self, events: list[RunEvent]) -> None:
         if events:
@@ -380,7 +403,8 @@ class Background:
         return live is not None and live.owns(run)
 
     def _claim(self) -> termination.Claim:
-        return termination.Claim(self.service.node_id, shared_now() + self.service.config.limits.run_lease_s)
+        lease_until = shared_now() + self.service.config.limits.run_lease_s
+        return termination.Claim(self.service.node_id, lease_until, self.service.seal)
 
 
 def _resolve(opened: "asyncio.Future[None]", error: BaseException | None = None) -> None:

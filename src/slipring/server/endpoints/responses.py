@@ -18,7 +18,7 @@ from slipring.protocol.items import Item, Reasoning, read_item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
-from slipring.server.background import event_stream
+from slipring.server.background import event_stream, unfinished
 from slipring.server.background.runs import Background, RunRefused
 from slipring.server.background.termination import read_response
 from slipring.server.clock import clock
@@ -108,9 +108,12 @@ class Responses:
         async with service.retrieval_slots.hold(caller.tenant):
             state = await service.store.responses.load(caller.tenant, response_id)
             if state is None:
-                await _find(service, caller.tenant, response_id)
+                response = await _find(service, caller.tenant, response_id)
+                state = await unfinished.find(service.store, service.seal, caller.tenant, response)
+            if state is None:
                 raise InvalidRequest(
-                    "The input of a background response can be listed when it has finished.",
+                    "The input of this response is not stored: it was refused, or is being checked, or the"
+                    " response that it continues has been deleted.",
                     param="response_id",
                 )
             # In a thread: a chain may have any number of items, and all are read for one page.

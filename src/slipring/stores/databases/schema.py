@@ -161,8 +161,22 @@ _FOURTH = (
     "INSERT INTO slipring_oldest_schema (version) VALUES (4)",
 )
 
-# Where deleted items of conversations were, for clients that list and delete.
+# Where deleted items of conversations were, for clients that list and delete; what open runs began with.
 _FIFTH = (
+    """
+    CREATE TABLE slipring_run_beginnings (
+        tenant TEXT NOT NULL,
+        response_id TEXT NOT NULL,
+        parent_id TEXT,
+        is_upstream BIGINT NOT NULL,
+        instructions BYTEA,
+        tools BYTEA NOT NULL,
+        input BYTEA NOT NULL,
+        PRIMARY KEY (tenant, response_id),
+        FOREIGN KEY (tenant, response_id)
+            REFERENCES slipring_runs (tenant, response_id) ON DELETE CASCADE
+    )
+    """,
     """
     CREATE TABLE slipring_deleted_items (
         tenant TEXT NOT NULL,

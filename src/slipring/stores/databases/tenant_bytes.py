@@ -14,6 +14,7 @@ _CONTENTS = {
     "slipring_deleted_items": ("id",),
     "slipring_runs": ("response",),
     "slipring_run_events": ("data",),
+    "slipring_run_beginnings": ("instructions", "tools", "input"),
     "slipring_approvals": ("id",),
 }
 """The columns of variable size, by table."""

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from slipring.protocol import wire
 from slipring.protocol.responses import Response
 from slipring.stores import base
-from slipring.stores.base import LeaseLost, Run, RunEvent, Tenure
+from slipring.stores.base import Beginning, LeaseLost, Run, RunEvent, Tenure
 from slipring.stores.databases.database import Database, RequiredRowMissing, Row, Statement
+from slipring.stores.sql import response_rows
 from slipring.stores.sql.retention import Expiry
 
 _FIRST_EPOCH = 1
+_OPEN_STATUSES = ("queued", "in_progress")
 _OPEN = """
 INSERT INTO slipring_runs
     (tenant, response_id, status, owner, epoch, lease_until, last_sequence, response, expires_at)
@@ -24,6 +26,17 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 _INSERT_EVENT = """
 INSERT INTO slipring_run_events (tenant, response_id, sequence_number, data) VALUES ($1, $2, $3, $4)
 """
+_INSERT_BEGINNING = """
+INSERT INTO slipring_run_beginnings
+    (tenant, response_id, parent_id, is_upstream, instructions, tools, input)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT DO NOTHING
+"""
+_BEGINNING = """
+SELECT parent_id, is_upstream, instructions, tools, input FROM slipring_run_beginnings
+WHERE tenant = $1 AND response_id = $2
+"""
+_DELETE_BEGINNING = "DELETE FROM slipring_run_beginnings WHERE tenant = $1 AND response_id = $2"
 # An owner that does not know whether its events were written writes them again.
 _APPEND_EVENT = f"{_INSERT_EVENT}ON CONFLICT DO NOTHING\n"
 # The preceding update has locked the run's row, and a save updates that row first: no save can come in
@@ -113,6 +126,17 @@ def _insert(
     return [Statement(sql, (tenant, response_id, event.sequence_number, event.data)) for event in events]
 
 
+def _begin(tenant: str, response: Response, beginning: Beginning | None) -> list[Statement]:
+    """Return the statements that keep what an open run began with, or drop it because the run has ended."""
+    if response.status not in _OPEN_STATUSES:
+        return [Statement(_DELETE_BEGINNING, (tenant, response.id))]
+    if beginning is None:
+        return []
+    key = (tenant, response.id, beginning.parent_id, int(beginning.is_upstream))
+    head, packed = response_rows.head_columns(beginning.head), response_rows.pack_items(beginning.input)
+    return [Statement(_INSERT_BEGINNING, (*key, *head, packed))]
+
+
 def _newest(events: Sequence[RunEvent]) -> int:
     return events[-1].sequence_number if events else -1
 
@@ -137,23 +161,39 @@ class SqlRuns(base.Runs):
         self._expiry = expiry
 
     async def open(
-        self, tenant: str, response: Response, events: Sequence[RunEvent], *, owner: str, lease_until: float
+        self,
+        tenant: str,
+        response: Response,
+        events: Sequence[RunEvent],
+        *,
+        owner: str,
+        lease_until: float,
+        beginning: Beginning | None = None,
     ) -> Tenure:
         expires_at = self._expiry.expires_at(response.created_at)
         args = (tenant, response.id, response.status, owner, _FIRST_EPOCH, float(lease_until))
         opened = Statement(_OPEN, (*args, _newest(events), wire.encode(response), expires_at))
-        await self._database.write(opened, *_insert(tenant, response.id, events))
+        begun = _begin(tenant, response, beginning)
+        await self._database.write(opened, *_insert(tenant, response.id, events), *begun)
         return Tenure(tenant=tenant, response_id=response.id, owner=owner, epoch=_FIRST_EPOCH)
 
     async def append(
-        self, tenure: Tenure, events: Sequence[RunEvent], response: Response, *, lease_until: float
+        self,
+        tenure: Tenure,
+        events: Sequence[RunEvent],
+        response: Response,
+        *,
+        lease_until: float,
+        beginning: Beginning | None = None,
     ) -> None:
         args = (response.status, wire.encode(response), float(lease_until), _newest(events))
         appended = Statement(_APPEND, (*_key(tenure), *args), requires_row=True)
         inserts = _insert(tenure.tenant, tenure.response_id, events, _APPEND_EVENT)
         unsaved = self._unsaved(tenure.tenant, response)
         try:
-            await self._database.write(appended, *unsaved, *inserts)
+            await self._database.write(
+                appended, *unsaved, *inserts, *_begin(tenure.tenant, response, beginning)
+            )
         except RequiredRowMissing:
             raise LeaseLost(tenure.response_id) from None
 
@@ -168,6 +208,14 @@ class SqlRuns(base.Runs):
     async def read(self, tenant: str, response_id: str) -> Run | None:
         rows = await self._database.read(_READ, tenant, response_id, self._expiry.now())
         return _run(rows[0]) if rows else None
+
+    async def beginning(self, tenant: str, response_id: str) -> Beginning | None:
+        rows = await self._database.read(_BEGINNING, tenant, response_id)
+        if not rows:
+            return None
+        parent_id, is_upstream, instructions, tools, packed = rows[0]
+        head = response_rows.read_head(instructions, tools)
+        return Beginning(parent_id, head, response_rows.unpack_items(packed), bool(is_upstream))
 
     async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:
         rows = await self._database.read(_EVENTS, tenant, response_id, self._expiry.now(), after, limit)
@@ -189,7 +237,8 @@ class SqlRuns(base.Runs):
         ended = Statement(_END, (*key, *args), requires_row=True)
         unsaved = self._unsaved(run.tenant, response)
         try:
-            await self._database.write(ended, *unsaved, *_insert(run.tenant, run.response_id, [event]))
+            inserts = _insert(run.tenant, run.response_id, [event])
+            await self._database.write(ended, *unsaved, *inserts, *_begin(run.tenant, response, None))
         except RequiredRowMissing:
             return False
         return True
