@@ -61,6 +61,9 @@ class Appended(Struct, frozen=True):
     """The conversation's version when the turn began. If it is unchanged, the response becomes the tip. If
     items were changed meanwhile, the conversation has no tip afterwards."""
     items: tuple[Item, ...]
+    spare_ids: dict[int, str] = {}
+    """By index: the id that an item gets if the conversation has another one with its own. An item without
+    one is not added then."""
 
 
 class UnknownItem(Exception):
@@ -235,6 +238,13 @@ class Conversations(ABC):
 
     @abstractmethod
     async def item(self, tenant: str, conversation_id: str, item_id: str) -> Item | None: ...
+
+    @abstractmethod
+    async def find_items(
+        self, tenant: str, item_ids: Iterable[str], conversation_id: str | None
+    ) -> dict[str, Item]:
+        """Return items of this conversation, or else of any of the tenant's, by id. Unknown ids are left out,
+        and so are those of different items in several conversations."""
 
     @abstractmethod
     async def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> bool: ...

@@ -191,6 +191,35 @@ async def test_an_item_with_an_existing_id_is_skipped(store: SqlStore) -> None:
     assert (thread.tip, names(thread.added)) == ("resp_1", ["c"])
 
 
+async def test_an_item_gets_its_spare_id_if_its_own_is_taken(store: SqlStore) -> None:
+    conversations = store.conversations
+    await conversations.create("t", CONVERSATION, items("a"))
+    twins = (message("a", "2"), message("b", "3"), message("b", "4"), message("c", "5"))
+    spare = {0: "spare_0", 1: "spare_1", 2: "spare_2"}
+    await conversations.append("t", "resp_1", Appended("conv_1", 0, twins, spare))
+    found = await conversations.all_items("t", "conv_1")
+    assert names(found) == ["a", "spare_0", "b", "spare_2", "c"]
+    assert [item.raw for item in found[1:]] == [
+        message(name or "", text).raw for name, text in zip(names(found[1:]), "2345", strict=True)
+    ]
+    assert await listed(store, ascending=True) == (["a", "spare_0", "b", "spare_2", "c"], False)
+    assert await conversations.item("t", "conv_1", "spare_2") == found[3]
+
+
+async def test_items_are_found_by_their_ids_alone(store: SqlStore) -> None:
+    conversations = store.conversations
+    await conversations.create("t", CONVERSATION, items("a", "b", "c"))
+    second = structs.replace(CONVERSATION, id="conv_2")
+    await conversations.create("t", second, [message("b", "another text"), *items("c", "d")])
+    await conversations.create("u", CONVERSATION, [message("a", "of another tenant"), *items("e")])
+    wanted = ["a", "b", "c", "d", "e", "missing"]
+    found = await conversations.find_items("t", wanted, None)
+    assert found == {item.id: item for item in items("a", "c", "d")}
+    found = await conversations.find_items("t", wanted, "conv_2")
+    assert found == {item.id: item for item in [message("b", "another text"), *items("a", "c", "d")]}
+    assert await conversations.find_items("t", ["b"], "conv_3") == {}
+
+
 async def test_deleting_an_item_in_the_context_of_the_tip_clears_the_tip(store: SqlStore) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))

@@ -161,7 +161,8 @@ _FOURTH = (
     "INSERT INTO slipring_oldest_schema (version) VALUES (4)",
 )
 
-# Where deleted items of conversations were, for clients that list and delete; what open runs began with.
+# Where deleted items of conversations were, for clients that list and delete; what open runs began with;
+# items of conversations by their ids alone.
 _FIFTH = (
     """
     CREATE TABLE slipring_run_beginnings (
@@ -189,6 +190,7 @@ _FIFTH = (
             REFERENCES slipring_conversations (tenant, id) ON DELETE CASCADE
     )
     """,
+    "CREATE INDEX slipring_conversation_items_ids ON slipring_conversation_items (id, tenant)",
     "CREATE INDEX slipring_deleted_items_expiry ON slipring_deleted_items (expires_at)",
 )
 

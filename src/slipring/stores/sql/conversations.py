@@ -6,14 +6,15 @@ before ``tip_position``. The position of a deleted item is kept for a while, so 
 what it lists finds the next page.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 import msgspec
 
 from slipring.core.chain import item_ids
 from slipring.protocol import wire
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, with_id
 from slipring.stores import base
 from slipring.stores.base import Appended, Conversation, Page, Thread, UnknownItem
 from slipring.stores.databases.database import (
@@ -66,16 +67,27 @@ SELECT tenant, id, next_position - $3, CAST($4 AS TEXT), CAST($5 AS BYTEA)
 FROM slipring_conversations WHERE tenant = $1 AND id = $2
 ON CONFLICT DO NOTHING
 """
+# The same for an item that has a spare id.
+_INSERT_SPARED_ITEM = """
+INSERT INTO slipring_conversation_items (tenant, conversation_id, position, id, data)
+SELECT tenant, id, next_position - $3, CASE WHEN EXISTS (
+    SELECT 1 FROM slipring_conversation_items AS other
+    WHERE other.tenant = $1 AND other.conversation_id = $2 AND other.id = CAST($4 AS TEXT)
+) THEN CAST($6 AS TEXT) ELSE CAST($4 AS TEXT) END, CAST($5 AS BYTEA)
+FROM slipring_conversations WHERE tenant = $1 AND id = $2
+ON CONFLICT DO NOTHING
+"""
+_FIND_ITEM = "SELECT DISTINCT data FROM slipring_conversation_items WHERE id = $1 AND tenant = $2 LIMIT 2"
 _READ_ITEM = """
 SELECT data FROM slipring_conversation_items
 WHERE tenant = $1 AND conversation_id = $2 AND id = $3
 """
 _ALL_ITEMS = """
-SELECT data FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 ORDER BY position
+SELECT id, data FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 ORDER BY position
 """
 # One row without data means that the conversation exists and the page is empty.
 _PAGE_UP = """
-SELECT items.data FROM slipring_conversations AS conversation
+SELECT items.id, items.data FROM slipring_conversations AS conversation
 LEFT JOIN slipring_conversation_items AS items
     ON items.tenant = conversation.tenant AND items.conversation_id = conversation.id
     AND items.position > $3
@@ -83,7 +95,7 @@ WHERE conversation.tenant = $1 AND conversation.id = $2
 ORDER BY items.position LIMIT $4
 """
 _PAGE_DOWN = """
-SELECT items.data FROM slipring_conversations AS conversation
+SELECT items.id, items.data FROM slipring_conversations AS conversation
 LEFT JOIN slipring_conversation_items AS items
     ON items.tenant = conversation.tenant AND items.conversation_id = conversation.id
     AND items.position < $3
@@ -93,7 +105,7 @@ ORDER BY items.position DESC LIMIT $4
 _FIRST, _LAST = -1, 2**62
 _THREAD = """
 SELECT conversation.id, conversation.created_at, conversation.metadata,
-    conversation.version, conversation.tip, items.data
+    conversation.version, conversation.tip, items.id, items.data
 FROM slipring_conversations AS conversation
 LEFT JOIN slipring_conversation_items AS items
     ON items.tenant = conversation.tenant AND items.conversation_id = conversation.id
@@ -140,7 +152,8 @@ _pack = msgspec.msgpack.Encoder().encode
 def append_statements(tenant: str, response_id: str, appended: Appended) -> list[Statement]:
     """Return the statements that add a response's items to its conversation, for use in a larger write."""
     args = (tenant, appended.conversation_id, appended.version, response_id, len(appended.items))
-    return [Statement(_ADVANCE, args), *_insert(tenant, appended.conversation_id, appended.items)]
+    inserts = _insert(tenant, appended.conversation_id, appended.items, appended.spare_ids)
+    return [Statement(_ADVANCE, args), *inserts]
 
 
 def _unless_appended(tenant: str, response_id: str, appended: Appended) -> list[Statement]:
@@ -157,11 +170,25 @@ def _unless_appended(tenant: str, response_id: str, appended: Appended) -> list[
     return []
 
 
-def _insert(tenant: str, conversation_id: str, items: Sequence[Item]) -> list[Statement]:
-    return [
-        Statement(_INSERT_ITEM, (tenant, conversation_id, len(items) - number, item.id, _pack(item)))
-        for number, item in enumerate(items)
-    ]
+def _insert(
+    tenant: str,
+    conversation_id: str,
+    items: Sequence[Item],
+    spare_ids: Mapping[int, str] = MappingProxyType({}),
+) -> list[Statement]:
+    statements = []
+    for number, item in enumerate(items):
+        args = (tenant, conversation_id, len(items) - number, item.id, _pack(item))
+        spare = spare_ids.get(number)
+        statements.append(
+            Statement(_INSERT_ITEM, args) if spare is None else Statement(_INSERT_SPARED_ITEM, (*args, spare))
+        )
+    return statements
+
+
+def _unpack(item_id: str, data: bytes) -> Item:
+    """Decode an item, which has its spare id if another one has its own."""
+    return with_id(_item.decode(data), item_id)
 
 
 def _read(row: Row) -> Conversation:
@@ -223,6 +250,11 @@ class SqlConversations(base.Conversations):
             await self._database.write(*statements)
         except OutcomeUnknown:
             guards = _unless_appended(tenant, response_id, appended)
+            if not guards:
+                # What the first attempt has added must not be added by its spare id.
+                statements = append_statements(
+                    tenant, response_id, msgspec.structs.replace(appended, spare_ids={})
+                )
 
             async def again() -> None:
                 with suppress(RequiredRowMissing):
@@ -243,12 +275,26 @@ class SqlConversations(base.Conversations):
         rows = await self._database.read(sql, tenant, conversation_id, cursor, page.limit + 1)
         if not rows:
             return None
-        items = [_item.decode(data) for (data,) in rows if data is not None]
+        items = [_unpack(item_id, data) for item_id, data in rows if data is not None]
         return items[: page.limit], len(items) > page.limit
 
     async def item(self, tenant: str, conversation_id: str, item_id: str) -> Item | None:
         rows = await self._database.read(_READ_ITEM, tenant, conversation_id, item_id)
-        return _item.decode(rows[0][0]) if rows else None
+        return _unpack(item_id, rows[0][0]) if rows else None
+
+    async def find_items(
+        self, tenant: str, item_ids: Iterable[str], conversation_id: str | None
+    ) -> dict[str, Item]:
+        found: dict[str, Item] = {}
+        for item_id in item_ids:
+            rows = []
+            if conversation_id is not None:
+                rows = await self._database.read(_READ_ITEM, tenant, conversation_id, item_id)
+            if not rows:
+                rows = await self._database.read(_FIND_ITEM, item_id, tenant)
+            if len(rows) == 1:
+                found[item_id] = _unpack(item_id, rows[0][0])
+        return found
 
     async def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> bool:
         args = (tenant, conversation_id, item_id)
@@ -263,10 +309,10 @@ class SqlConversations(base.Conversations):
         rows = await self._database.read(_THREAD, tenant, conversation_id)
         if not rows:
             return None
-        _, _, _, version, tip, _ = rows[0]
-        added = tuple(_item.decode(row[-1]) for row in rows if row[-1] is not None)
+        version, tip = rows[0][3:5]
+        added = tuple(_unpack(row[-2], row[-1]) for row in rows if row[-1] is not None)
         return Thread(conversation=_read(rows[0]), version=version, tip=tip, added=added)
 
     async def all_items(self, tenant: str, conversation_id: str) -> tuple[Item, ...]:
         rows = await self._database.read(_ALL_ITEMS, tenant, conversation_id)
-        return tuple(_item.decode(data) for (data,) in rows)
+        return tuple(_unpack(item_id, data) for item_id, data in rows)
