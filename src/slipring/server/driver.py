@@ -322,7 +322,7 @@ class Driver:
             return await self._save(work.turn, work.state)
         except ApiError as error:
             forget_frames(error)
-            return self.session.lifecycle.failed(work.turn, error, now())
+            return self.session.lifecycle.failed(work.turn, _logged(error), now())
         except LeaseLost:
             return self.session.lifecycle.failed(
                 work.turn, ServerError("The response was ended elsewhere."), now()
@@ -543,3 +543,10 @@ def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:
         if items[index].type == "compaction" and place is not None and not place.of_input:
             return items[index:]
     return items
+
+
+def _logged(error: ApiError) -> ApiError:
+    """The same error. Logs what operators should know about it and its client will not see."""
+    if error.detail:
+        log.warning("a turn failed (%s): %s", error.code, error.detail)
+    return error
