@@ -121,14 +121,14 @@ async def _on_request_headers_sent(_: object, context: SimpleNamespace, __: obje
 
 
 def _explained(error: Exception) -> McpFailure:
+    if isinstance(error, aiohttp.ClientSSLError):
+        return Unreachable("the MCP server's certificate or TLS is not acceptable")
     if isinstance(error, aiohttp.ClientConnectorError):
         if isinstance(error.os_error, AddressNotPublic) or str(AddressNotPublic()) in str(error.os_error):
             return Refused("the MCP server's address is not public")
         if isinstance(error, aiohttp.ClientConnectorDNSError):
             return Unreachable("the MCP server's name cannot be resolved")
         return Unreachable("the MCP server cannot be connected to")
-    if isinstance(error, aiohttp.ClientSSLError):
-        return Unreachable("the MCP server's certificate or TLS is not acceptable")
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return Unreachable("the MCP server cannot be connected to in time")
     if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | OSError):
