@@ -630,8 +630,8 @@ async def test_item_ids_of_another_tenant_can_be_used() -> None:
 
 # Without a key ---------------------------------------------------------------------------------------
 
-OPEN = {"/health", PATH + "/{response_id}"}
-"""Paths without an API key. The second is for nodes, see `test_node_door`."""
+OPEN = {"/health", "/ready", "/ready/store", PATH + "/{response_id}"}
+"""Paths without an API key. The last is for nodes, see `test_node_door`."""
 
 
 def routes(server: Running) -> list[tuple[str, str]]:

@@ -246,7 +246,8 @@ class Driver:
 
         if not self.service.draining:
             engine = self.service.catalog.engine_of(action.prefill.job.model)
-            self.service.prefills.start(action.response_id, action.prefill, engine, ended)
+            permit = partial(self.service.require_room, self.caller)
+            self.service.prefills.start(action.response_id, action.prefill, engine, ended, permit)
 
     def _cancel(self, action: Cancel | CancelTools) -> None:
         """Cancel the hosted calls of a turn; and its own task and its inspections too, unless only the calls

@@ -424,6 +424,16 @@ class Store(ABC):
         """Writes that failed because the store could not be used."""
         return 0
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the store could not be used the last time; None if it could. For operators: contains no address
+        and no content."""
+        return None
+
+    async def try_out(self) -> None:
+        """Use the store without changing anything, so that ``trouble`` is up to date."""
+        return
+
     def watch_commits(self, on_commit: Callable[[float], None]) -> None:
         """Call ``on_commit`` with the seconds that each write took, from the call to the commit."""
         return

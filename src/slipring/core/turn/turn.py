@@ -322,7 +322,7 @@ class Turn:
             OpenCarry(input_items.join(input_items.NOTHING, items, complete=False)),
         )
         if self.checks is not None:
-            self.checks.add(items, is_sealed=True)
+            self.checks.add(items)
         emitted = self.output.close_compaction(items, self.conceal(items))
         self.stages.lap("compact")
         job = self.job = compaction.job_after(items)

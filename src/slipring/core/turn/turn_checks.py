@@ -67,10 +67,12 @@ class TurnChecks:
 
     # The input.
 
-    def withhold(self, items: tuple[Item, ...], digests: Mapping[int, bytes]) -> tuple[Item, ...]:
+    def withhold(
+        self, parent: ResponseState | None, items: tuple[Item, ...], digests: Mapping[int, bytes]
+    ) -> tuple[Item, ...]:
         """The items of a request, with placeholders for what was refused before. ``digests``: of items whose
         content was digested before, by ``id()``; the caller keeps these items alive."""
-        return self._items.withhold(items, digests)
+        return self._items.withhold(parent, items, digests)
 
     def begin(
         self,
@@ -83,14 +85,14 @@ class TurnChecks:
         an ``ApiError`` if that is known to be refused."""
         self._items.begin(parent, head, items, lists)
 
-    def add(self, items: Iterable[Item], called: Iterable[Item] = (), *, is_sealed: bool = False) -> None:
-        """Inspect what is added to the context. Raises as ``begin`` does."""
-        self._items.add(items, called, is_sealed=is_sealed)
+    def add(self, items: Iterable[Item]) -> None:
+        """Inspect what the server has added to the context. Raises as ``begin`` does."""
+        self._items.add(items, is_sealed=True)
 
     def resume(self, job: Job) -> None:
         """Inspect what the next step of a response adds to its context. Raises as ``begin`` does."""
         self.is_awaited = False
-        self.add(job.input, job.parent.output if job.parent is not None else ())
+        self._items.resume(job)
 
     @property
     def holds_input(self) -> bool:
@@ -191,7 +193,9 @@ class TurnChecks:
         """What the response keeps of the verdicts about its items."""
         policy = self._gate.policy
         audits = any(check.mode == "audit" for check in policy.checks)
-        return NodeVerdicts(policy.digest, self._gate.report.findings, audits or is_audited(parent))
+        # A check that gave no answer has inspected nothing.
+        digest = b"" if self._gate.report.unanswered("input", "output") else policy.digest
+        return NodeVerdicts(digest, self._gate.report.findings, audits or is_audited(parent))
 
     def audit(self, state: ResponseState, *, is_stored: bool) -> Audit | None:
         """The response has ended: what remains to be inspected of it. What was cut is inspected again if a

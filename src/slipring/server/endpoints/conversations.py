@@ -69,6 +69,7 @@ async def delete(service: Service, request: web.Request, caller: Caller) -> web.
     conversation_id = _id(request)
     if not await service.store.conversations.delete(caller.tenant, conversation_id):
         raise conversation_not_found(conversation_id)
+    service.forget_sent(caller.tenant)
     return json_response(DeletedConversation(conversation_id))
 
 
@@ -116,6 +117,7 @@ async def delete_item(service: Service, request: web.Request, caller: Caller) ->
     conversations = service.store.conversations
     if not await conversations.delete_item(caller.tenant, conversation_id, item_id):
         raise await _missing(service, caller.tenant, conversation_id, item_id)
+    service.forget_sent(caller.tenant)
     conversation = await conversations.read(caller.tenant, conversation_id)
     return json_response(_as_object(_required(conversation, conversation_id)))
 

@@ -86,8 +86,7 @@ class Responses:
         await self._background.stop(caller.tenant, response_id)
         # Not before: until it is stopped, a run may end, and what it used is then known.
         service.known.forget_response(caller.tenant, response_id)
-        service.heads.forget(caller.tenant)
-        service.items.forget(caller.tenant)
+        service.forget_sent(caller.tenant)
         if not await store.responses.delete(caller.tenant, response_id) and not run_deleted:
             raise response_not_found(response_id)
         return json_response(DeletedResponse(response_id))

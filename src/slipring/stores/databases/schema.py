@@ -12,6 +12,8 @@ from slipring.errors import StartupError
 
 VERSION_TABLE = "CREATE TABLE IF NOT EXISTS slipring_schema (version BIGINT PRIMARY KEY)"
 READ_VERSION = "SELECT COALESCE(MAX(version), 0) FROM slipring_schema"
+TOUCH = "UPDATE slipring_schema SET version = version WHERE version = 1"
+"""Writes, and changes nothing."""
 READ_OLDEST = "SELECT MAX(version) FROM slipring_oldest_schema"
 """The version from which on a slipring may use the tables. Only in databases of version 4 and later."""
 WRITE_VERSION = "INSERT INTO slipring_schema (version) VALUES ($1)"

@@ -53,6 +53,13 @@ class SqlStore(base.Store):
     def failed_writes(self) -> int:
         return self._database.failed_writes
 
+    @property
+    def trouble(self) -> str | None:
+        return self._database.trouble
+
+    async def try_out(self) -> None:
+        await self._database.try_out()
+
     def watch_commits(self, on_commit: Callable[[float], None]) -> None:
         self._database.on_commit = on_commit
 
