@@ -31,6 +31,7 @@ from slipring.core.generation import (
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine, Level
 from slipring.server.driver import Driver
+from slipring.server.transports.websocket_io import FrameWriter
 from tests.api import Api
 from tests.harness import TERMINAL, PuppetEngine, Running, read_sse, serve
 from tests.mcp.fakes import FakeServer, serving
@@ -297,3 +298,21 @@ async def test_a_check_that_blocks_one_lane_leaves_another_on_a_slow_socket_alon
             last[event["stream_id"]] = event["type"]
         assert last == {"a": "response.failed", "b": "response.completed"}
         assert client.in_flight == 0
+
+
+async def test_a_socket_that_cannot_be_written_to_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client would otherwise wait for ever."""
+    engine = PuppetEngine()
+    async with serve(engine) as running:
+        async with running.connect(abandoned=True) as socket:
+            await socket.create(input="hello")
+            performance = await engine.next()
+            await socket.until("response.in_progress")
+
+            def fail(writer: FrameWriter, frames: bytes) -> None:
+                raise RuntimeError("a fault of the library")
+
+            monkeypatch.setattr(FrameWriter, "write", fail)
+            performance.say("word")
+            await socket.closed()
+        await until(lambda: holds_nothing(running))
