@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import WSMsgType
 
 from slipring.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
@@ -314,5 +315,5 @@ async def test_a_socket_that_cannot_be_written_to_is_dropped(monkeypatch: pytest
 
             monkeypatch.setattr(FrameWriter, "write", fail)
             performance.say("word")
-            await socket.closed()
+            assert (await socket.ws.receive(timeout=60)).type in (WSMsgType.CLOSED, WSMsgType.ERROR)
         await until(lambda: holds_nothing(running))
