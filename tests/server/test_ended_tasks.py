@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -303,17 +303,20 @@ async def test_a_check_that_blocks_one_lane_leaves_another_on_a_slow_socket_alon
 
 async def test_a_socket_that_cannot_be_written_to_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client would otherwise wait for ever."""
-    engine = PuppetEngine()
+    engine, write, is_broken = PuppetEngine(), FrameWriter.write, asyncio.Event()
+
+    def fail(writer: FrameWriter, frames: bytes) -> Awaitable[None] | None:
+        if is_broken.is_set():
+            raise RuntimeError("a fault of the library")
+        return write(writer, frames)
+
+    monkeypatch.setattr(FrameWriter, "write", fail)
     async with serve(engine) as running:
         async with running.connect(abandoned=True) as socket:
             await socket.create(input="hello")
             performance = await engine.next()
             await socket.until("response.in_progress")
-
-            def fail(writer: FrameWriter, frames: bytes) -> None:
-                raise RuntimeError("a fault of the library")
-
-            monkeypatch.setattr(FrameWriter, "write", fail)
+            is_broken.set()
             performance.say("word")
             assert (await socket.ws.receive(timeout=60)).type in (WSMsgType.CLOSED, WSMsgType.ERROR)
         await until(lambda: holds_nothing(running))
