@@ -26,7 +26,6 @@ from slipring.aiohttp_internals import (
     ServerProtocol,
     StreamedResponse,
     StreamProtocol,
-    drain_of,
     fail_read,
     is_client_fault,
     is_undecodable,
@@ -234,31 +233,74 @@ async def test_the_rest_of_a_body_is_read_only_while_lingering(lingers: bool) ->
         writer.close()
 
 
-async def test_drain_waits_for_bytes_that_were_written_to_the_transport_directly() -> None:
-    drained = asyncio.Event()
-    waiting = asyncio.Event()
+async def test_writers_wait_for_a_slow_client_independently_of_each_other() -> None:
+    """By every way in which aiohttp and slipring wait; bytes that were written to the transport count too."""
+    may_read, ended = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        protocol = protocol_of(request)
+        assert isinstance(protocol, ServerProtocol)
+        assert request.transport is not None
+        assert protocol.when_writable() is None
+        request.transport.write(bytes(64 * 2**20))
+        waits = [protocol.when_writable(), request.writer.drain(), response.write(bytes(2**20))]
+        tasks = [asyncio.ensure_future(wait) for wait in waits if wait is not None]
+        assert len(tasks) == 3
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        late = protocol.when_writable()
+        assert late is not None
+        tasks.append(asyncio.ensure_future(late))
+        await asyncio.sleep(0)
+        assert [task.done() for task in tasks] == [True, False, False, False]
+        may_read.set()
+        await asyncio.gather(*tasks[1:])
+        assert protocol.when_writable() is None
+        ended.set()
+        return response
+
+    async with serving(handler) as served:
+        incoming, outgoing = await asyncio.open_connection("127.0.0.1", served.port, limit=2**16)
+        outgoing.write(GET)
+        await asyncio.wait_for(may_read.wait(), 60)
+        async with asyncio.timeout(60):
+            await incoming.read()
+            await ended.wait()
+        outgoing.close()
+
+
+async def test_messages_to_a_slow_server_wait_independently_of_each_other() -> None:
+    may_read = asyncio.Event()
+    received: list[int] = []
 
     async def handler(request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse()
+        socket = web.WebSocketResponse(max_msg_size=0)
         await socket.prepare(request)
-        assert request.transport is not None
-        request.transport.write(b"\x82\x7f" + (64 * 2**20).to_bytes(8) + bytes(64 * 2**20))
-        waiting.set()
-        await drain_of(request)()
-        drained.set()
+        await may_read.wait()
+        received.extend([len(message.data) async for message in socket])
         return socket
 
     app = web.Application()
     app.router.add_get("/", handler)
+    connector = aiohttp.TCPConnector()
+    StreamProtocol.use_in(connector)
+    sizes = [64 * 2**20, 2**20, 2**20]
     async with (
         TestServer(app) as server,
-        aiohttp.ClientSession() as http,
-        http.ws_connect(server.make_url("/"), max_msg_size=0) as socket,
+        aiohttp.ClientSession(connector=connector) as http,
+        http.ws_connect(server.make_url("/")) as socket,
     ):
-        await waiting.wait()
-        assert not drained.is_set()
-        assert len((await socket.receive()).data) == 64 * 2**20
-        await asyncio.wait_for(drained.wait(), 60)
+        sends = [asyncio.create_task(socket.send_bytes(bytes(size))) for size in sizes]
+        await asyncio.sleep(0)
+        sends[0].cancel()
+        await asyncio.wait(sends[:1])
+        assert not any(send.done() for send in sends[1:])
+        may_read.set()
+        await asyncio.gather(*sends[1:])
+    assert received == sizes
 
 
 async def test_headers_are_sent_with_the_first_part_of_a_streamed_body() -> None:
@@ -652,7 +694,7 @@ async def test_errors_that_clients_cause_are_recognized() -> None:
 
 
 async def test_overridden_methods_have_the_signatures_of_aiohttp() -> None:
-    for name in ("finish_response", "handle_error", "set_parser"):
+    for name in ("finish_response", "handle_error", "set_parser", "_drain_helper"):
         ours = inspect.signature(getattr(ServerProtocol, name))
         theirs = inspect.signature(getattr(web.RequestHandler, name))
         assert list(ours.parameters) == list(theirs.parameters), name

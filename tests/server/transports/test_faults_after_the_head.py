@@ -15,6 +15,7 @@ from slipring.aiohttp_internals import StreamedResponse
 from slipring.core.limits import Limits
 from slipring.server.background import event_stream
 from slipring.server.transports import echo, sse_framing
+from slipring.server.transports.http_replies import SseReply
 from slipring.server.transports.websocket import WebSocketConnection
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve
@@ -157,3 +158,20 @@ async def test_an_error_before_the_head_is_answered(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(event_stream, "_Follower", failing)
         status, error = await Api(api.server).call("GET", f"/responses/{begun['id']}?stream=true")
         assert (status, error["error"]["code"]) == (500, "server_error")
+
+
+@pytest.mark.parametrize("works", [1, 2, 4])
+async def test_a_stream_whose_events_cannot_be_written_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, works: int
+) -> None:
+    engine = PuppetEngine()
+    async with serve(engine, limits=SILENT) as server:
+        write = failing_later(works, SseReply._write)
+        monkeypatch.setattr(SseReply, "_write", lambda reply, blocks: write(reply, blocks))
+        body = {"input": "hello", "stream": True}
+        async with server.http.post(f"{server.url}/responses", json=body, headers=KEY) as answer:
+            performance = await engine.next()
+            performance.say(*"abcd")
+            performance.finish()
+            assert b"response.completed" not in await is_cut_off(answer)
+        await gone(server)

@@ -308,6 +308,21 @@ class TurnLifecycle:
             return []
         return self._fail(turn, error)
 
+    def unattended(self, turn: Turn, now: float) -> list[Action]:
+        """The driver works on this turn no longer. It fails, unless it has ended, or waits for its client, a
+        hosted call or verdicts."""
+        if turn.phase is Phase.PAUSED:
+            waits = not turn.may_resume
+        elif turn.phase in (Phase.PREPARING, Phase.RUNNING):
+            waits = turn.checks is not None and turn.checks.is_awaited
+        else:
+            waits = turn.phase is Phase.INSPECTING
+        return [] if waits else self.failed(turn, ServerError(), now)
+
+    def broken(self, turn: Turn, now: float) -> list[Action]:
+        """What this turn waits for, a hosted call or verdicts, will never come."""
+        return [Cancel(turn), *self.failed(turn, ServerError(), now)]
+
     def _fail(self, turn: Turn, error: ApiError) -> list[Action]:
         """End a response that was created with ``response.failed``, and keep its finished steps."""
         turn_reports.cut_off_stage(turn)

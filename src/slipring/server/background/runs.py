@@ -124,7 +124,7 @@ class LiveRun(Sink):
             self._opened.set_result(self._response)
         self._sent.notify()
 
-    def flush(self) -> Awaitable[None] | None:
+    def room(self) -> Awaitable[None] | None:
         """Wait while the store does not keep up, so that the engine is not pulled meanwhile."""
         return self._wait_for_room() if self._is_full else None
 

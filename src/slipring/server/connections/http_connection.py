@@ -23,6 +23,7 @@ from slipring.aiohttp_internals import (
 from slipring.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
 from slipring.server.connections.registry import Connections, ConnectionState
+from slipring.server.connections.send_queue import unacknowledged_bytes
 from slipring.server.replies import add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
@@ -105,6 +106,12 @@ class HttpConnection(ServerProtocol):
     @property
     def unsent_bytes(self) -> int:
         return self._wire.get_write_buffer_size() if self._wire is not None else 0
+
+    @property
+    def undelivered_bytes(self) -> int:
+        if self._wire is None or (sock := self._wire.get_extra_info("socket")) is None:
+            return self.unsent_bytes
+        return self.unsent_bytes + unacknowledged_bytes(sock.fileno())
 
     @property
     def unread_bytes(self) -> int:

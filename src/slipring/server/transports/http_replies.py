@@ -167,7 +167,11 @@ class SseReply(Sink):
         self._chunks: ChunkWriter | None = None
         """Set once the headers have been sent, with the first blocks, if the body is chunked."""
         self._outbox = Outbox(
-            self._write, self._limits.send_buffer_bytes, frame=bytes, on_full=self._connection.queue_grew
+            self._write,
+            self._limits.send_buffer_bytes,
+            abort=self._connection.abort,
+            frame=bytes,
+            on_full=self._connection.queue_grew,
         )
         self._clock = loop.time
         self._written_at = loop.time()
@@ -193,8 +197,12 @@ class SseReply(Sink):
         if events and not self._opened.done():
             self._opened.set_result(None)
 
-    def flush(self) -> Awaitable[None] | None:
-        return self._outbox.flush() if self._stream.prepared else None
+    def flush(self) -> None:
+        if self._stream.prepared:
+            self._outbox.flush()
+
+    def room(self) -> Awaitable[None] | None:
+        return self._outbox.room() if self._stream.prepared else None
 
     def deliver(self, events: list[Event]) -> Awaitable[None] | None:
         # Hot path: one event per token, of a class that neither begins nor ends a response.
@@ -210,8 +218,7 @@ class SseReply(Sink):
         if clock - self._written_at > self._limits.ping_interval_s:
             self._written_at = clock
             self._outbox.post(sse_framing.KEEPALIVE)
-            if self._stream.prepared:
-                self._outbox.kick()
+            self.flush()
 
     async def finished(self) -> web.StreamResponse:
         """Stream until the terminal event has been written or the client has disconnected."""
@@ -224,8 +231,7 @@ class SseReply(Sink):
             self._connection.queued_bytes = self._outbox.queued_bytes
             with contextlib.suppress(ConnectionError):  # the client disconnected before the end
                 await self._stream.prepare(self._request)
-                if (waiting := self._outbox.flush()) is not None:
-                    await waiting
+                self._outbox.flush()
                 await self._ended
                 await self._outbox.settle()
         finally:
