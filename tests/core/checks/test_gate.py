@@ -168,7 +168,7 @@ def test_a_call_is_released_whole_and_with_what_follows_it():
     assert gate.take_due() == []
     assert gate.feed([CallEnded(), Thought("b"), Annotated(Raw(b"{}"))]) == []
     asked = only(gate.take_due())
-    assert asked.subjects == (Subject("output", "call", '{"x":1}', name="f"),)
+    assert asked.subjects == (Subject("output", "call", 'f\n{"x":1}', name="f"),)
     released = gate.judge(asked.ticket, verdicts(asked))
     assert released[:1] == [CallStarted("function", "f")]
     assert released[-2:] == [Thought("b"), Annotated(Raw(b"{}"))]
@@ -178,7 +178,7 @@ def test_a_call_without_arguments_is_inspected_by_its_name():
     gate = Gate(policy(subjects=("call",)))
     assert gate.feed([CallStarted("function", "rm"), CallStarted("function", "ls"), END]) == []
     asked = only(gate.take_due())
-    assert [(subject.name, subject.text) for subject in asked.subjects] == [("rm", ""), ("ls", "")]
+    assert [(subject.name, subject.text) for subject in asked.subjects] == [("rm", "rm"), ("ls", "ls")]
     assert len(gate.judge(asked.ticket, verdicts(asked))) == 3
 
 

@@ -51,7 +51,7 @@ def entered_checks(connection: Connection) -> list[str]:
     entered: list[str] = []
 
     def enter(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and f"{os.sep}checks{os.sep}" in frame.f_code.co_filename:
+        if event == "call" and f"{os.sep}core{os.sep}checks{os.sep}" in frame.f_code.co_filename:
             entered.append(frame.f_code.co_qualname)
 
     connection.create()
@@ -270,15 +270,15 @@ def test_appended_outputs_and_steers_are_inspected_like_other_input():
     connection.inspect()
     connection.finish(*CALL)
     response_id = last(connection)["response_id"]
-    connection.append(response_id, call_output("call_1", "fine"))
+    assert connection.append(response_id, call_output("call_1", "fine")) == []
     assert texts(connection) == ["hi", "fine"]
-    assert connection.generate(Text("so ")) == []
-    connection.inspect()
+    assert not connection.starts
+    assert types(connection.inspect()) == ["output_item.added", "output_item.done"]
     connection.finish(*CALL)
-    connection.append(response_id, call_output("call_2", "bad"))
-    connection.generate(Text("oh"))
+    assert connection.append(response_id, call_output("call_2", "bad")) == []
     connection.inspect()
     assert last(connection)["type"] == "response.failed"
+    assert "bad" not in json.dumps(connection.events)
     assert last(connection)["response"]["error"]["code"] == "invalid_prompt"
     assert len(connection.cache) == 0
 
@@ -334,11 +334,12 @@ def test_a_summary_is_inspected_before_what_follows_it_is_released():
     connection = connect(policy(subjects=("summary",)))
     connection.create(input=[{"role": "user", "content": "x" * 500}, {"type": "compaction_trigger"}])
     assert texts(connection) == []
-    assert types(connection.finish(Text("a bad summary")))[-1] != "completed"
+    assert connection.finish(Text("a bad summary")) == []
     (kind,) = {kind for _, kind, _ in connection.inspected}
     assert kind == "summary"
     connection.inspect()
     assert last(connection)["type"] == "response.failed"
+    assert "bad" not in json.dumps(connection.events)
 
 
 # The output.
@@ -573,14 +574,16 @@ def test_the_result_of_a_hosted_call_is_input():
     hosting = Hosting(policy(subjects=("tool_output",)))
     hosting.create()
     hosting.call()
-    hosting.end_call("fine")
+    assert hosting.end_call("fine") == []
     assert hosting.connection.inspected == [("hold", "tool_output", "fine")]
-    assert hosting.connection.generate(Text("so")) == []
-    hosting.connection.inspect()
+    assert not hosting.connection.starts
+    assert types(hosting.connection.inspect()) == ["mcp_call.completed", "output_item.done"]
+    assert len(hosting.connection.inspected) == 1
     hosting.call()
     hosting.end_call("bad")
     hosting.connection.inspect()
     assert last(hosting.connection)["response"]["error"]["code"] == "invalid_prompt"
+    assert "bad" not in json.dumps(hosting.connection.events)
     assert len(hosting.connection.cache) == 0
 
 

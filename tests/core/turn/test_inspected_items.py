@@ -18,6 +18,7 @@ from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.checks.rulings import checks_of
+from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Text
 from slipring.core.turn.compaction import condensed
@@ -232,7 +233,8 @@ def test_a_list_of_hosted_tools_is_inspected_once_whether_it_is_fetched_or_sent(
     sent = item(type="mcp_list_tools", server_label="s", tools=tools)
     assert len(Turn(known, [sent]).seen) == 1
     fetched = Turn(known)
-    fetched.items.begin(None, Head(), (), [[ListedTool("find", Raw(b"{}"), "Finds.")]])
+    listed = list_text("s", [ListedTool("find", Raw(b"{}"), "Finds.")], None)
+    fetched.items.begin(None, Head(), (), [listed])
     assert fetched.gate.take_due() == []
     fetched.end("a", sent)
     assert fetched.audits == []

@@ -180,19 +180,36 @@ class TurnLifecycle:
         """The server of a hosted call reports progress."""
         if turn.phase not in (Phase.RUNNING, Phase.PAUSED):
             return []
-        return [Send(pauses.progress_of(turn, call_id, progress, detailed=self._betas.tool_progress))]
+        sent = pauses.progress_of(turn, call_id, progress, detailed=self._betas.tool_progress)
+        return [Send(sent), *self.due_inspections(turn)]
 
     def call_ended(self, turn: Turn, call_id: str, outcome: CallOutcome, now: float) -> list[Action]:
         """A hosted call has ended."""
         if turn.phase not in (Phase.RUNNING, Phase.PAUSED):
             return []
-        ended = Send(pauses.end_call(turn, call_id, outcome))
-        if turn.phase is Phase.RUNNING:
-            return [ended]
+        before = turn.calls_running
+        try:
+            ended = Send(pauses.end_call(turn, call_id, outcome))
+        except ApiError as error:
+            return self.block(turn, error)
+        return [ended, *self.due_inspections(turn), *self._after_calls(turn, before, now)]
+
+    def _after_calls(self, turn: Turn, before: int, now: float) -> list[Action]:
+        """Hosted calls may have ended, or appended items passed: what follows if the response is paused.
+        ``before``: how many calls ran."""
+        if turn.phase is not Phase.PAUSED:
+            return []
         if turn.is_calling:
             # The engine processes the results that are there while the other calls run.
-            return [ended, *self.growing_outputs.result(turn, self.cache)]
-        return [ended, *self._go_on(turn, now)]
+            has_more = turn.calls_running < before
+            return self.growing_outputs.result(turn, self.cache) if has_more else []
+        # The results of hosted calls come before what the client has appended meanwhile.
+        committed = [] if turn.output.calls_hosted else pauses.commit_appended(turn)
+        return [Send(committed), *self._go_on(turn, now)]
+
+    def block(self, turn: Turn, error: ApiError) -> list[Action]:
+        """Safety checks refuse what a running turn got: end it."""
+        return [Cancel(turn), *self._fail(turn, error)]
 
     def weighed(self, weigh: Weigh, tokens: int) -> list[Action]:
         """The engine has counted the tokens of a job."""
@@ -230,6 +247,7 @@ class TurnLifecycle:
         if turn.phase not in _INSPECTED:
             turn.checks.remember(inspect.inspection, verdicts)
             return []
+        before = turn.calls_running
         released = turn.judge(inspect.inspection, verdicts)
         if (error := turn.checks.error) is not None:
             ended = self._fail(turn, error) if turn.is_created else self._reject(turn, error, now)
@@ -239,6 +257,8 @@ class TurnLifecycle:
             work, turn.phase = self._held_back.pop(turn)
             turn.stages.lap("check")
             return [*actions, work]
+        if turn.phase is Phase.PAUSED:
+            return [*actions, *self._after_calls(turn, before, now)]
         return [*actions, *(self.finished(turn, now) if turn.checks.is_awaited else [])]
 
     def finished(self, turn: Turn, now: float) -> list[Action]:

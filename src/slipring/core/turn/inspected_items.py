@@ -16,15 +16,23 @@ from hashlib import sha256
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.gate import Gate
+from slipring.core.checks.item_texts import remainder_of
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.rulings import checks_of, rule
-from slipring.core.checks.subjects import called_names, is_models, subject_of, verdict_key
+from slipring.core.checks.subjects import (
+    called_names,
+    definition_text,
+    is_models,
+    result_text,
+    subject_of,
+    verdict_key,
+)
 from slipring.core.checks.verdicts import Side, Subject, Verdict
+from slipring.core.hosted.tools import CallOutcome
 from slipring.core.turn.compaction import is_summary
 from slipring.core.turn.withheld_items import Behind, Refusals, withheld
-from slipring.protocol import wire
-from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
+from slipring.protocol.tools import NO_TOOLS
 
 
 class _Waiting:
@@ -86,17 +94,17 @@ class InspectedItems:
         parent: ResponseState | None,
         head: Head,
         items: tuple[Item, ...],
-        lists: Iterable[list[ListedTool]] = (),
+        definitions: Iterable[str] = (),
     ) -> None:
         """Have the gate inspect what is new in the context of a turn.
 
-        ``items``: those that ``withhold`` has returned, with their hosted items opened. ``lists``: of hosted
-        tools that were fetched. Raises the error of a blocked turn if it is known already that an item is
-        refused.
+        ``items``: those that ``withhold`` has returned, with their hosted items opened. ``definitions``: what
+        the model reads that neither head nor items contain. Raises the error of a blocked turn if it is known
+        already that an item is refused.
         """
         subjects = self._of_head(parent, head)
-        for tools in lists:
-            subjects += self._of_definitions(wire.encode(tools).decode())
+        for text in definitions:
+            subjects += self._of_definitions(text)
         if parent is not None:
             self._callers.append(parent.output)
             subjects += self._of_chain(parent)
@@ -119,6 +127,13 @@ class InspectedItems:
         for item, is_inside in _sealed_and_open(items):
             subjects += self._unknown(item, None, is_sealed or is_inside, is_new=True)
         self._inspect(subjects)
+
+    def of_result(self, item: Item, name: str, outcome: CallOutcome) -> list[Subject]:
+        """What is inspected of the result of a hosted call, which the next step reads as ``item``. Raises as
+        ``begin`` does."""
+        text = result_text(outcome.output, outcome.error)
+        subject = Subject("input", "tool_output", text, name=name)
+        return self._unless_known(subject, _key(item, None, is_sealed=False), is_new=True)
 
     def judged(self, subjects: Sequence[Subject], verdicts: Sequence[Sequence[Verdict]]) -> None:
         """Remember the verdicts about items. One that failed is not remembered: its item is inspected again
@@ -158,7 +173,7 @@ class InspectedItems:
         if parent is not None and parent.head.digest == head.digest and self._covers(parent):
             return []
         subjects: list[Subject] = []
-        tools = head.tools.raw.decode() if head.tools.callables else ""
+        tools = definition_text(head.tools.raw) if head.tools.raw != NO_TOOLS.raw else ""
         for text in filter(None, (head.instructions, tools)):
             subjects += self._of_definitions(text)
         return subjects
@@ -270,9 +285,12 @@ def _last_of_model(items: list[Item]) -> int:
 def _sealed_and_open(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
     """The items as a model sees them, and lists of tools, which it sees as part of the head; and whether an
     item was inside another one. What was inside a sealed one, no client can have written. An item that is
-    opened because results of hosted calls stand behind it is among them itself."""
+    opened because results of hosted calls stand behind it is among them itself. What else is written in an
+    item that is opened is an item of its own."""
     for item in items:
         if item.opened is None or item.type == "mcp_list_tools":
             yield item, False
         else:
             yield from ((inner, inner.raw != item.raw) for inner in item.opened)
+            if (others := remainder_of(item)) is not None:
+                yield others, False

@@ -1,5 +1,7 @@
 """Prepares a turn for its engine: validates its request against parent and model, and makes its job."""
 
+from collections.abc import Iterator
+
 from msgspec import structs
 
 from slipring.core.chain import input_items
@@ -8,6 +10,7 @@ from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import Policy
+from slipring.core.checks.subjects import definition_text, list_text
 from slipring.core.generation import Job, Model, Settings
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, read_plan
@@ -23,8 +26,11 @@ from slipring.core.turn.steps.steps import Steps
 from slipring.core.turn.turn import Joined, Turn
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.errors import InvalidPrompt
+from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions
+from slipring.protocol.hosted.mcp_items import error_text
 from slipring.protocol.items import Item
+from slipring.protocol.requests import TEXT
 from slipring.protocol.responses import ConversationEcho
 from slipring.protocol.tools import ToolChoice, merged
 
@@ -143,9 +149,23 @@ def inspect(turn: Turn) -> None:
     if turn.parent is not None and (check := turn.parent.refused_by) is not None:
         raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
     if turn.checks is not None:
-        offered = turn.hosted.offered
-        lists = [tools for _, _, tools in offered.fetched] if offered is not None else []
-        turn.checks.begin(turn.parent, turn.head, turn.input, lists)
+        assert turn.job is not None
+        writes_json = turn.job.settings.format.kind != TEXT.kind
+        turn.checks.begin(
+            turn.parent, turn.head, turn.input, list(_definitions(turn, turn.job)), writes_json=writes_json
+        )
+
+
+def _definitions(turn: Turn, job: Job) -> Iterator[str]:
+    """What the model reads of a request that neither its head nor its items contain."""
+    offered = turn.hosted.offered
+    for label, server, tools in offered.fetched if offered is not None else ():
+        yield list_text(label, tools, None if server.error is None else error_text(server.error))
+    if job.settings.format.kind == "json_schema":
+        yield definition_text(job.settings.format.echo)
+    choice = turn.response.tool_choice if turn.response is not None else wire.NULL
+    if bytes(choice).startswith(b"{"):
+        yield definition_text(choice)
 
 
 def _open_response(

@@ -5,7 +5,7 @@ from msgspec import UNSET, Raw, structs
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Finished, Settings
 from slipring.errors import ApiError, RateLimited, Unavailable
-from slipring.protocol.requests import CreateRequest
+from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.responses import (
     InputTokensDetails,
     Outage,
@@ -18,7 +18,7 @@ from slipring.protocol.responses import (
     Usage,
 )
 from slipring.protocol.timing import TokenCounts
-from slipring.protocol.tools import ToolChoice
+from slipring.protocol.tools import AUTO, ToolChoice
 
 _NULL, _NO_TOOLS = Raw(b"null"), Raw(b"[]")
 
@@ -67,6 +67,12 @@ def new_response(
 def shortened(response: Response) -> Response:
     """The response without its largest parts, which its client has sent itself: instructions and tools."""
     return structs.replace(response, instructions=_NULL, tools=_NO_TOOLS)
+
+
+def without_definitions(response: Response) -> Response:
+    """The response without what its client has defined: instructions, tools, and the format of the answer."""
+    text = TextEcho(format=TEXT.echo, verbosity=response.text.verbosity)
+    return structs.replace(shortened(response), text=text, tool_choice=AUTO.echo)
 
 
 def usage(finished: Finished) -> Usage:

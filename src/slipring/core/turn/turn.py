@@ -6,6 +6,7 @@ the engine.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from msgspec import UNSET, Struct, structs
@@ -14,7 +15,7 @@ from slipring.core.chain import hosted_items, input_items
 from slipring.core.chain.head import NO_HEAD, Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import OpenCall, Position, ResponseState
-from slipring.core.checks.gate import Inspection
+from slipring.core.checks.gate import Emit, Inspection
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import (
@@ -39,7 +40,7 @@ from slipring.core.turn.steps.rollout import Rollout
 from slipring.core.turn.steps.steer_queue import Steers
 from slipring.core.turn.steps.steps import Steps
 from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited
-from slipring.errors import ApiError
+from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol import events
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, in_context
@@ -226,11 +227,8 @@ class Turn:
 
     def enqueue(self) -> list[Event]:
         """The events that create a background response, before its engine accepts the job."""
-        assert self.response is not None
-        return [
-            self.output.announce(events.Created, self.response),
-            self.output.announce(events.Queued, self.response),
-        ]
+        shown = self._shown()
+        return [self.output.announce(events.Created, shown), self.output.announce(events.Queued, shown)]
 
     # While the engine runs.
 
@@ -246,21 +244,47 @@ class Turn:
         return opening
 
     def opening(self) -> list[Event]:
-        """The events that begin the response, and the lists that were fetched for it."""
+        """The events that begin the response, and the lists that were fetched for it, once they have
+        passed."""
         assert self.response is not None
         announce = self.output.announce
         if self.detached:
             self.response = structs.replace(self.response, status="in_progress")
-            opening = [announce(events.InProgress, self.response)]
+            opening = [announce(events.InProgress, self._shown())]
         else:
-            shown = response_object.shortened(self.response) if self.short_events else self.response
+            shown = self._shown()
             opening = [announce(events.Created, shown)]
             if not self.request.warms_up:
                 opening.append(announce(events.InProgress, shown))
+        if self.hosted.offered is not None:
+            self.emit(self._show_lists)
+        return opening + self.output.take_events()
+
+    def _shown(self) -> Response:
+        """The response as its first events show it: without what has not passed, and without what the client
+        does not want to see."""
+        assert self.response is not None
+        if self.checks is not None and self.checks.holds_definitions:
+            return response_object.without_definitions(self.response)
+        return response_object.shortened(self.response) if self.short_events else self.response
+
+    def _show_lists(self) -> None:
         offered = self.hosted.offered
         for label, server, tools in offered.fetched if offered is not None else ():
             hosted_events.show_list(self.output, label, server, tools)
-        return opening + self.output.take_events()
+
+    def emit(self, emit: Emit) -> None:
+        """Emit something once the input has passed. What is emitted now is among the events of the output."""
+        if self.checks is None:
+            emit()
+        else:
+            self.checks.hold(emit)
+            self.emit_passed()
+
+    def emit_passed(self) -> None:
+        """Emit what has passed of what was held."""
+        for emit in self.checks.take_emissions() if self.checks is not None else ():
+            emit()
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Process deltas of the engine; the last delta of a job is ``Finished``."""
@@ -296,6 +320,7 @@ class Turn:
         if checks.is_held and not checks.holds_input:
             checks.is_held = False
             self.stages.lap("held")
+        self.emit_passed()
         if deltas and isinstance(last := deltas[-1], Finished):
             more, self.finished = checks.ended(last, may_refuse=not self.output.calls)
             deltas = [*deltas[:-1], *more]
@@ -323,7 +348,8 @@ class Turn:
         )
         if self.checks is not None:
             self.checks.add(items, is_sealed=True)
-        emitted = self.output.close_compaction(items, self.conceal(items))
+        self.emit(partial(self.output.close_compaction, items, self.conceal(items)))
+        emitted = self.output.take_events()
         self.stages.lap("compact")
         job = self.job = compaction.job_after(items)
         if self.steps is not None:
@@ -387,6 +413,11 @@ class Turn:
         return self.output.hosted is not None and bool(self.output.hosted.running)
 
     @property
+    def calls_running(self) -> int:
+        """How many hosted calls run."""
+        return len(self.output.hosted.running) if self.output.hosted is not None else 0
+
+    @property
     def has_due_calls(self) -> bool:
         """Whether hosted calls can begin now."""
         hosted = self.output.hosted
@@ -429,7 +460,7 @@ class Turn:
         """Whether this is a paused response that has all outputs for its next step."""
         if self.phase is not Phase.PAUSED or self.must_end or self.is_calling:
             return False
-        return self.rollout is None or self.rollout.is_answered
+        return self.rollout is None or (self.rollout.is_answered and not self.rollout.holds_appends)
 
     @property
     def waits_for_client(self) -> bool:
@@ -450,8 +481,10 @@ class Turn:
         """End the running step of a rollout where it is. The caller cancels the job."""
         self.finished = self.cut_off() or _NOTHING
 
-    def _return_held(self) -> list[Event]:
-        return self.rollout.return_held(self.output) if self.rollout is not None else []
+    def _return_held(self, *, is_blocked: bool = False) -> list[Event]:
+        if self.rollout is None:
+            return []
+        return self.rollout.return_held(self.output, is_blocked=is_blocked)
 
     # The end.
 
@@ -554,9 +587,11 @@ class Turn:
         """The engine or the store failed: the events that close the output. ``terminal`` returns the last
         event."""
         assert self.response is not None
-        closing = self.output.finish("incomplete") + self.end_calls() + self._return_held()
+        is_blocked = isinstance(error, InvalidPrompt)
+        closing = self.output.finish("incomplete") + self.end_calls()
+        closing += self._return_held(is_blocked=is_blocked)
         self.response = structs.replace(
-            self.response,
+            response_object.without_definitions(self.response) if is_blocked else self.response,
             status="failed",
             completed_at=None,
             incomplete_details=None,

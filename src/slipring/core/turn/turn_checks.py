@@ -7,17 +7,17 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
-from slipring.core.checks.gate import Gate, Inspection
+from slipring.core.checks.gate import Emit, Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
 from slipring.core.checks.rulings import checks_of, rule
-from slipring.core.checks.verdicts import Verdict
+from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Delta, Finished, Job, Refused
+from slipring.core.hosted.tools import CallOutcome
 from slipring.core.turn.inspected_items import InspectedItems
 from slipring.errors import ApiError
-from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import ResponseModeration
 
@@ -77,11 +77,15 @@ class TurnChecks:
         parent: ResponseState | None,
         head: Head,
         items: tuple[Item, ...],
-        lists: Iterable[list[ListedTool]],
+        definitions: Iterable[str],
+        *,
+        writes_json: bool,
     ) -> None:
-        """Inspect what is new in the context, with the lists of hosted tools that were fetched for it. Raises
-        an ``ApiError`` if that is known to be refused."""
-        self._items.begin(parent, head, items, lists)
+        """Inspect what is new in the context. ``definitions``: what the model reads that neither head nor
+        items contain. ``writes_json``: its answer is JSON to its reader. Raises an ``ApiError`` if something
+        is known to be refused."""
+        self._gate.writes_json = writes_json
+        self._items.begin(parent, head, items, definitions)
 
     def add(self, items: Iterable[Item], called: Iterable[Item] = (), *, is_sealed: bool = False) -> None:
         """Inspect what is added to the context. Raises as ``begin`` does."""
@@ -91,6 +95,30 @@ class TurnChecks:
         """Inspect what the next step of a response adds to its context. Raises as ``begin`` does."""
         self.is_awaited = False
         self.add(job.input, job.parent.output if job.parent is not None else ())
+
+    # What is emitted besides the answer.
+
+    def hold(self, emit: Emit) -> None:
+        """Have something emitted once the input has passed."""
+        self._gate.hold(emit)
+
+    def hold_result(self, emit: Emit, item: Item, name: str, outcome: CallOutcome) -> None:
+        """Have the result of a hosted call emitted once it has passed. ``item``: as the next step reads it.
+        ``name``: of the tool. Raises as ``begin`` does."""
+        self._gate.hold(emit, self._items.of_result(item, name, outcome))
+
+    def hold_message(self, emit: Emit, name: str, text: str) -> None:
+        """Have something emitted once this text of a hosted tool has passed."""
+        self._gate.hold(emit, [Subject("input", "tool_output", text, name=name)])
+
+    def take_emissions(self) -> list[Emit]:
+        """What may be emitted now."""
+        return self._gate.take_emissions()
+
+    @property
+    def holds_definitions(self) -> bool:
+        """Whether instructions, tools or the format of the answer have not passed yet."""
+        return self._gate.holds_definitions
 
     @property
     def holds_input(self) -> bool:
