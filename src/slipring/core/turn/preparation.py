@@ -150,9 +150,14 @@ def inspect(turn: Turn) -> None:
         raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
     if turn.checks is not None:
         assert turn.job is not None
-        writes_json = turn.job.settings.format.kind != TEXT.kind
+        offered = turn.hosted.offered
         turn.checks.begin(
-            turn.parent, turn.head, turn.input, list(_definitions(turn, turn.job)), writes_json=writes_json
+            turn.parent,
+            turn.head,
+            turn.input,
+            list(_definitions(turn, turn.job)),
+            has_lists=offered is not None and bool(offered.fetched),
+            writes_json=turn.job.settings.format.kind != TEXT.kind,
         )
 
 

@@ -54,12 +54,13 @@ class Audit(Struct, frozen=True, eq=False):
 class TurnChecks:
     """The gate of a turn, with what goes through it besides the engine's deltas."""
 
-    __slots__ = ("_gate", "_items", "_tenant", "is_awaited", "is_held")
+    __slots__ = ("_gate", "_has_lists", "_items", "_tenant", "is_awaited", "is_held")
 
     def __init__(self, policy: Policy, known: KnownVerdicts, tenant: str) -> None:
         self._tenant = tenant
         self._gate = Gate(policy)
         self._items = InspectedItems(self._gate, known, tenant)
+        self._has_lists = False
         self.is_awaited = False
         """Whether the engine has ended, and only verdicts are missing."""
         self.is_held = False
@@ -79,11 +80,13 @@ class TurnChecks:
         items: tuple[Item, ...],
         definitions: Iterable[str],
         *,
+        has_lists: bool,
         writes_json: bool,
     ) -> None:
         """Inspect what is new in the context. ``definitions``: what the model reads that neither head nor
-        items contain. ``writes_json``: its answer is JSON to its reader. Raises an ``ApiError`` if something
-        is known to be refused."""
+        items contain. ``has_lists``: lists of hosted tools are among them. ``writes_json``: its answer is
+        JSON to its reader. Raises an ``ApiError`` if something is known to be refused."""
+        self._has_lists = has_lists
         self._gate.writes_json = writes_json
         self._items.begin(parent, head, items, definitions)
 
@@ -93,7 +96,7 @@ class TurnChecks:
 
     def resume(self, job: Job) -> None:
         """Inspect what the next step of a response adds to its context. Raises as ``begin`` does."""
-        self.is_awaited = False
+        self.is_awaited = self._has_lists = False
         self.add(job.input, job.parent.output if job.parent is not None else ())
 
     # What is emitted besides the answer.
@@ -126,7 +129,10 @@ class TurnChecks:
         return self._gate.holds_input
 
     def holds_work(self, *, is_call: bool) -> bool:
-        """Whether the engine must not get its job yet; or, with ``is_call``, no approved call may run."""
+        """Whether the engine must not get its job yet; or, with ``is_call``, no approved call may run. What
+        MCP servers list is read by no model before it has passed."""
+        if self._has_lists and self._gate.holds_definitions:
+            return True
         return self._gate.holds_input and (is_call or self.is_before)
 
     @property
