@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from slipring.core.chain import hosted_items
 from slipring.core.chain.head import Head
@@ -87,6 +88,14 @@ def test_escapes_in_the_arguments_of_any_call_are_read():
 def test_a_value_that_is_nested_too_deeply_to_be_read_is_inspected_as_a_whole():
     deep = b"[" * 10_000 + b'"zebra"' + b"]" * 10_000
     assert texts_in(deep) == [deep.decode()]
+
+
+def test_what_a_client_has_changed_in_a_sealed_thought_is_inspected():
+    def thought(summary: str) -> Item:
+        return read("reasoning", {"summary": [{"type": "summary_text", "text": summary}]})
+
+    assert inspected((structs.replace(thought("a"), opened=(thought("a"),)),)) == ["a"]
+    assert inspected((structs.replace(thought(WORD), opened=(thought("a"),)),)) == ["a", WORD]
 
 
 def test_words_and_names_of_the_protocol_say_nothing():

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from slipring.core.checks.policies import Action, Check, Mode, Policy
 from slipring.core.generation import Begun, CallArguments, CallEnded, CallStarted, Prefilled, Text, Thought
-from slipring.core.hosted.tools import CallOutcome, ResolvedServer
+from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.ports import Betas
 from slipring.core.session.actions import ResolveTools
 from slipring.protocol.hosted.mcp_tools import ListedTool
@@ -531,8 +531,10 @@ def test_a_check_that_does_not_exist_is_refused(rules: Policy, model: str, param
 class Hosting:
     """A connection whose requests name an MCP server with one tool."""
 
-    def __init__(self, rules: Policy, *, description: str = "Finds.", approval: str = "never") -> None:
-        self.connection = connect(rules)
+    def __init__(
+        self, rules: Policy, *, description: str = "Finds.", approval: str = "never", **options: Any
+    ) -> None:
+        self.connection = connect(rules, **options)
         self.session = self.connection.session
         self.now = self.connection.server.now
         self._tool = ListedTool("find", Raw(b"{}"), description)
@@ -651,3 +653,140 @@ def test_a_verdict_can_arrive_while_a_hosted_call_runs():
     assert hosting.turn.phase.name == "PAUSED"
     hosting.connection.inspect(watch=None)
     assert last(hosting.connection)["response"]["error"]["code"] == "server_error"
+
+
+def test_a_hosted_call_with_a_result_that_is_refused_says_so_and_not_what_it_is():
+    hosting = Hosting(policy(subjects=("tool_output",)))
+    hosting.create()
+    hosting.call()
+    hosting.end_call("a bad result")
+    hosting.connection.inspect()
+    shown = last(hosting.connection)["response"]["output"][-1]
+    assert shown["error"]["message"] == "The call has ended. Its result has not passed the safety checks."
+    assert shown["output"] is None
+
+
+def test_results_that_have_passed_are_prefilled_while_others_are_inspected():
+    hosting = Hosting(policy(subjects=("tool_output",)))
+    hosting.create()
+    call = (CallStarted("function", "find", "s"), CallArguments("{}"), CallEnded())
+    hosting.connection.finish(*call, *call)
+    first, second = hosting.running
+    for call_id, output in ((first, "one"), (second, "")):
+        ended = hosting.session.lifecycle.call_ended(hosting.turn, call_id, CallOutcome(output), hosting.now)
+        hosting.connection._run(ended)
+    assert hosting.running == [first]
+    assert not hosting.connection.prefills
+    hosting.connection.inspect()
+    assert hosting.connection.starts
+
+
+def test_a_result_that_passes_is_prefilled_while_another_call_runs():
+    hosting = Hosting(policy(subjects=("tool_output",)))
+    hosting.create()
+    call = (CallStarted("function", "find", "s"), CallArguments("{}"), CallEnded())
+    hosting.connection.finish(*call, *call)
+    first, _ = hosting.running
+    ended = hosting.session.lifecycle.call_ended(hosting.turn, first, CallOutcome("one"), hosting.now)
+    hosting.connection._run(ended)
+    assert not hosting.connection.prefills
+    hosting.connection.inspect()
+    assert hosting.connection.prefills
+
+
+def test_a_message_of_progress_waits_for_its_verdict_and_others_come_without_theirs():
+    hosting = Hosting(policy(subjects=("tool_output",)), betas=Betas(tool_progress=True))
+    hosting.create()
+    hosting.call()
+    (call_id,) = hosting.running
+
+    def report(message: str | None) -> list[str]:
+        progress = CallProgress(1.0, None, message)
+        return types(
+            hosting.connection._run(
+                hosting.session.lifecycle.call_progressed(hosting.turn, call_id, progress)
+            )
+        )
+
+    assert report("half") == []
+    assert report("more") == ["mcp_call.in_progress"]
+    assert report(None) == ["mcp_call.in_progress", "slipring.mcp_call.progress"]
+    shown = hosting.connection.inspect()
+    assert [event.get("message") for event in shown] == [None, "half"]
+    assert report("late") == []
+    hosting.end_call("fine")
+    hosting.connection.inspect(1)
+    assert hosting.connection.inspect() == []
+    assert report("bad") == []
+
+
+def test_what_a_client_defines_is_shown_once_it_has_passed():
+    connection = connect(policy())
+    asked = {
+        "instructions": "Be brief.",
+        "tools": [function("f")],
+        "text": {"format": {"type": "json_object"}},
+    }
+    created = connection.create_in_background(**asked)
+    assert {json.dumps(event["response"]["tools"]) for event in created} == {"[]"}
+    assert {event["response"]["instructions"] for event in created} == {None}
+    assert {event["response"]["text"]["format"]["type"] for event in created} == {"text"}
+    connection.inspect_all()
+    connection.finish(Text("{}"))
+    connection.inspect_all()
+    connection.save()
+    assert last(connection)["response"]["instructions"] == "Be brief."
+    refused = connect(policy())
+    refused.create(instructions="bad", tools=[function("f")])
+    refused.inspect_all()
+    response = last(refused)["response"]
+    assert (response["status"], response["instructions"], response["tools"]) == ("failed", None, [])
+
+
+def test_input_that_is_returned_because_something_is_refused_has_no_content():
+    connection = connect(betas=Betas(rollout=True))
+    connection.create(rollout=True, tools=[function("f")])
+    connection.inspect()
+    connection.finish(*CALL)
+    target = last(connection)["response_id"]
+    connection.append(target, call_output("call_1", "bad"))
+    connection.inspect()
+    (returned,) = [event for event in connection.events if event["type"] == "response.append.failed"]
+    assert returned["input"] == []
+
+    steered = connect(policy(before=True, subjects=("message",)))
+    steered.create()
+    steered.inspect()
+    steered.generate(Text("One."))
+    steered.steer("resp_1", "bad")
+    steered.finish(reason="steered")
+    steered.inspect()
+    (returned,) = [event for event in steered.events if event["type"] == "response.steer.failed"]
+    assert returned["steer"]["input"] == []
+    assert "bad" not in json.dumps(steered.events)
+
+
+def test_an_append_during_a_step_waits_for_its_verdict():
+    connection = connect(betas=Betas(rollout=True))
+    connection.create(rollout=True, tools=[function("f")])
+    connection.inspect()
+    connection.generate(*CALL)
+    target = connection.events[0]["response"]["id"]
+    connection.append(target, call_output("call_1", "fine"))
+    connection.finish()
+    assert not connection.starts
+    sent = types(connection.inspect())
+    assert sent[-2:] == ["output_item.added", "output_item.done"]
+    assert connection.starts
+
+
+def test_the_content_of_a_blocked_turn_is_not_recorded():
+    connection = connect(policy())
+    connection.create(input="bad")
+    connection.inspect_all()
+    assert connection.create(input="bad")[-1]["type"] == "error"
+    connection.create(input="fine")
+    connection.inspect_all()
+    connection.finish(Text("ok"))
+    connection.inspect_all()
+    assert [report.turn is None for report in connection.reports] == [True, True, False]

@@ -188,10 +188,7 @@ class TurnLifecycle:
         if turn.phase not in (Phase.RUNNING, Phase.PAUSED):
             return []
         before = turn.calls_running
-        try:
-            ended = Send(pauses.end_call(turn, call_id, outcome))
-        except ApiError as error:
-            return self.block(turn, error)
+        ended = Send(pauses.end_call(turn, call_id, outcome))
         return [ended, *self.due_inspections(turn), *self._after_calls(turn, before, now)]
 
     def _after_calls(self, turn: Turn, before: int, now: float) -> list[Action]:
@@ -447,6 +444,7 @@ class TurnLifecycle:
     def _drop(self, turn: Turn, error: ApiError) -> list[Action]:
         """Refuse a turn whose response was never created."""
         turn_reports.cut_off_stage(turn)
+        turn.is_blocked = isinstance(error, InvalidPrompt)
         emitted = self.successors.return_steers(turn, error)
         if not turn.follows:
             self._evict_parent(turn, error)
@@ -527,7 +525,7 @@ class TurnLifecycle:
             cache.unpin(state)
 
     def _record(self, turn: Turn, report: TurnReport) -> Record:
-        content = None if self._betas.keeps_nothing else turn
+        content = None if self._betas.keeps_nothing or turn.is_blocked else turn
         return Record(turn.lane, report, turn.stages.arrived, turn_reports.traceparent(turn), content)
 
     def _foresee(self, turn: Turn, state: ResponseState) -> list[Action]:

@@ -129,11 +129,12 @@ class InspectedItems:
         self._inspect(subjects)
 
     def of_result(self, item: Item, name: str, outcome: CallOutcome) -> list[Subject]:
-        """What is inspected of the result of a hosted call, which the next step reads as ``item``. Raises as
-        ``begin`` does."""
-        text = result_text(outcome.output, outcome.error)
-        subject = Subject("input", "tool_output", text, name=name)
-        return self._unless_known(subject, _key(item, None, is_sealed=False), is_new=True)
+        """What is inspected of the result of a hosted call, which the next step reads as ``item``."""
+        if not (text := result_text(outcome.output, outcome.error)):
+            return []
+        subject = Subject("input", "tool_output", text, name=name, context=tuple(self._context))
+        self._waiting[id(subject)] = _Waiting(subject, _key(item, None, is_sealed=False))
+        return [subject]
 
     def judged(self, subjects: Sequence[Subject], verdicts: Sequence[Sequence[Verdict]]) -> None:
         """Remember the verdicts about items. One that failed is not remembered: its item is inspected again

@@ -86,6 +86,7 @@ class Turn:
         "history_bytes",
         "hosted",
         "input",
+        "is_blocked",
         "job",
         "joined",
         "known_head",
@@ -177,6 +178,8 @@ class Turn:
         self.output = Output(ports.mint, UNSET if lane is None else lane)
         self.checks = self.compaction = self.steps = self.rollout = None
         self.progress = JobProgress(stages)
+        self.is_blocked = False
+        """Whether a safety check has refused it: nothing of its content is kept."""
         self.finished: Finished | None = None
         """The end of the current job, once it has ended; then that of the response."""
         self.job: Job | None = None
@@ -587,7 +590,7 @@ class Turn:
         """The engine or the store failed: the events that close the output. ``terminal`` returns the last
         event."""
         assert self.response is not None
-        is_blocked = isinstance(error, InvalidPrompt)
+        is_blocked = self.is_blocked = isinstance(error, InvalidPrompt)
         closing = self.output.finish("incomplete") + self.end_calls()
         closing += self._return_held(is_blocked=is_blocked)
         self.response = structs.replace(

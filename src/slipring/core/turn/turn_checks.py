@@ -107,7 +107,7 @@ class TurnChecks:
 
     def hold_result(self, emit: Emit, item: Item, name: str, outcome: CallOutcome) -> None:
         """Have the result of a hosted call emitted once it has passed. ``item``: as the next step reads it.
-        ``name``: of the tool. Raises as ``begin`` does."""
+        ``name``: of the tool."""
         self._gate.hold(emit, self._items.of_result(item, name, outcome))
 
     def hold_message(self, emit: Emit, name: str, text: str) -> None:

@@ -86,7 +86,7 @@ def progress_of(turn: Turn, call_id: str, progress: CallProgress, *, detailed: b
 
 def end_call(turn: Turn, call_id: str, outcome: CallOutcome) -> list[Event]:
     """A hosted call has ended: its last events; none if it does not run, or if they wait for verdicts about
-    the result. Until then, it counts as running. Raises ``ApiError`` if the result is known to be refused."""
+    the result. Until then, it counts as running."""
     hosted = turn.output.hosted
     assert hosted is not None
     end = partial(hosted.end, call_id, outcome, turn.output)
