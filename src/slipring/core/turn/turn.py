@@ -117,6 +117,8 @@ class Turn:
     """Set if the response may continue after calls."""
     rollout: Rollout | None
     """Set if it continues after calls that its client answers."""
+    is_blocked: bool
+    """Whether a safety check has refused it: nothing of its content is kept."""
     steers: Steers | None
     """Steers added to this response, to be used when it ends."""
     steered_by: Steers | None
@@ -154,7 +156,7 @@ class Turn:
         self.input: tuple[Item, ...] = ()
         self.found: dict[str, Item] = {}
         """Items that the input refers to by id."""
-        self.forks = False
+        self.forks = self.is_blocked = False
         """Whether its parent belongs to another lane."""
         self.recognition = Recognition(ports.known, tenant)
         self.hosted = HostedRequest(ports.seal, tenant)
@@ -178,8 +180,6 @@ class Turn:
         self.output = Output(ports.mint, UNSET if lane is None else lane)
         self.checks = self.compaction = self.steps = self.rollout = None
         self.progress = JobProgress(stages)
-        self.is_blocked = False
-        """Whether a safety check has refused it: nothing of its content is kept."""
         self.finished: Finished | None = None
         """The end of the current job, once it has ended; then that of the response."""
         self.job: Job | None = None
