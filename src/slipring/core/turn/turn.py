@@ -156,7 +156,7 @@ class Turn:
         self.input: tuple[Item, ...] = ()
         self.found: dict[str, Item] = {}
         """Items that the input refers to by id."""
-        self.forks = self.is_blocked = False
+        self.forks = False
         """Whether its parent belongs to another lane."""
         self.recognition = Recognition(ports.known, tenant)
         self.hosted = HostedRequest(ports.seal, tenant)
@@ -174,7 +174,7 @@ class Turn:
         self.stop = Stop()
 
         # Progress.
-        self.phase = Phase.WAITING
+        self.phase, self.is_blocked = Phase.WAITING, False
         self.stages = stages
         self.response: Response | None = None
         self.output = Output(ports.mint, UNSET if lane is None else lane)
