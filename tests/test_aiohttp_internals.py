@@ -33,6 +33,7 @@ from slipring.aiohttp_internals import (
     is_undecoded,
     observe_requests,
     protocol_of,
+    waiting_bytes_of,
 )
 from tests.server.raw import frame, until
 
@@ -555,6 +556,36 @@ def test_the_mask_check_knows_where_frames_end(split: int) -> None:
     assert check.is_between_frames is (split == len(sent))
     check.feed_data(sent[split:])
     assert check.is_between_frames
+
+
+async def test_messages_that_wait_are_inflated_one_at_a_time_and_have_a_size() -> None:
+    """However many deflated messages one read brings."""
+    sizes: list[int] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(compress=True)
+        await socket.prepare(request)
+        waiting_bytes = waiting_bytes_of(socket)
+        await until(lambda: waiting_bytes() > 0)
+        while waiting_bytes():
+            sizes.append(waiting_bytes())
+            await socket.receive()
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/", handle)
+    packer = zlib.compressobj(wbits=-15)
+    packed = packer.compress(b" " * 2**20) + packer.flush(zlib.Z_FULL_FLUSH)
+    sent = frame(1, packed.removesuffix(b"\x00\x00\xff\xff"), reserved=0b100) * 20
+    async with (
+        TestServer(app) as server,
+        ClientSession() as session,
+        session.ws_connect(server.make_url("/"), compress=15) as client,
+    ):
+        transport = client._conn.transport
+        transport.write(sent)
+        await until(lambda: len(sizes) >= 20)
+    assert all(2**20 <= size < 2**21 for size in sizes)
 
 
 async def test_an_upgraded_connection_recognizes_pongs_and_keeps_no_parser_of_requests() -> None:

@@ -228,6 +228,19 @@ def drain_of(request: web.BaseRequest) -> Callable[[], Awaitable[None]]:
     return request.writer.drain
 
 
+def waiting_bytes_of(socket: web.WebSocketResponse) -> Callable[[], int]:
+    """A function that returns the size of the messages that have arrived on an accepted socket and were not
+    received yet, inflated if they were compressed.
+
+    Relies on ``WebSocketResponse._reader``, a queue that has their size as ``_size``, and on aiohttp's reader
+    parsing no further message once there are some 128 KiB: before version 3.14.4, it inflated all messages of
+    a read.
+    """
+    queue: Any = socket._reader
+    assert queue is not None, "not accepted"
+    return lambda: int(queue._size)
+
+
 class StreamedResponse(web.StreamResponse):
     """A response whose headers are sent together with the first part of its body, like those of
     ``web.Response``. Relies on the attribute by which aiohttp tells the two apart."""

@@ -25,6 +25,7 @@ from slipring.protocol.items import (
     LoadedTools,
     Message,
     Reasoning,
+    computed_once,
     in_context,
     plain_text,
 )
@@ -134,8 +135,8 @@ def upstream_subjects(items: Sequence[Item], streamed: Sequence[str]) -> list[Su
 
 
 def verdict_key(item: Item, digest: bytes | None = None) -> bytes:
-    """Under what the verdicts about an item are remembered: items of which checks inspect different texts, or
-    different kinds of subjects, have different keys. ``digest``: that of its content, if it is known."""
+    """Identifies what checks see of an item alone: items of which they inspect different texts, or different
+    kinds of subjects, have different keys. ``digest``: that of its content, if it is known."""
     digest = digest or content_digest(item)
     if others := others_digest(item):
         digest = sha256(digest + others).digest()
@@ -165,7 +166,11 @@ def is_models(item: Item) -> bool:
 def called_names(items: Iterable[Item]) -> Iterator[tuple[str, str]]:
     """The names of the tools that items call, with the ids of the calls."""
     for item in in_context(items):
-        if item.call_id is not None and item.type.endswith("_call"):
-            body = item.body()
-            if isinstance(body, FunctionCall | CustomToolCall):
-                yield item.call_id, body.name
+        if item.call_id is not None and item.type.endswith("_call") and (name := _called_name(item)):
+            yield item.call_id, name
+
+
+@computed_once
+def _called_name(item: Item) -> str | None:
+    body = item.body()
+    return body.name if isinstance(body, FunctionCall | CustomToolCall) else None

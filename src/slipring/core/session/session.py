@@ -29,7 +29,7 @@ from slipring.core.session.turn_lifecycle import TurnLifecycle
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import rollout
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError, ConnectionLimitReached, InvalidPrompt
+from slipring.errors import ApiError, ConnectionLimitReached, InvalidPrompt, forget_frames
 from slipring.protocol import requests
 from slipring.protocol.events import Error
 from slipring.protocol.live_input import Append, Steer
@@ -114,6 +114,7 @@ class Session:
                 else frame.result()
             )
         except ApiError as error:
+            forget_frames(error)
             return [_refuse(error), Refused(error.code)]
         if event is None:
             return []

@@ -141,7 +141,7 @@ def withhold(
     turn.checks = TurnChecks(policy, verdicts, turn.tenant)
     request = turn.request
     digests = dict(zip(map(id, request.items), request.content_digests, strict=True))
-    return turn.checks.withhold(items, digests)
+    return turn.checks.withhold(turn.parent, items, digests)
 
 
 def inspect(turn: Turn) -> None:

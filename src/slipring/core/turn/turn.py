@@ -350,7 +350,7 @@ class Turn:
             OpenCarry(input_items.join(input_items.NOTHING, items, complete=False)),
         )
         if self.checks is not None:
-            self.checks.add(items, is_sealed=True)
+            self.checks.add(items)
         self.emit(partial(self.output.close_compaction, items, self.conceal(items)))
         emitted = self.output.take_events()
         self.stages.lap("compact")

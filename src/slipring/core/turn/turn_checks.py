@@ -68,10 +68,12 @@ class TurnChecks:
 
     # The input.
 
-    def withhold(self, items: tuple[Item, ...], digests: Mapping[int, bytes]) -> tuple[Item, ...]:
+    def withhold(
+        self, parent: ResponseState | None, items: tuple[Item, ...], digests: Mapping[int, bytes]
+    ) -> tuple[Item, ...]:
         """The items of a request, with placeholders for what was refused before. ``digests``: of items whose
         content was digested before, by ``id()``; the caller keeps these items alive."""
-        return self._items.withhold(items, digests)
+        return self._items.withhold(parent, items, digests)
 
     def begin(
         self,
@@ -90,14 +92,19 @@ class TurnChecks:
         self._gate.writes_json = writes_json
         self._items.begin(parent, head, items, definitions)
 
-    def add(self, items: Iterable[Item], called: Iterable[Item] = (), *, is_sealed: bool = False) -> None:
-        """Inspect what is added to the context. Raises as ``begin`` does."""
-        self._items.add(items, called, is_sealed=is_sealed)
+    def add(self, items: Iterable[Item]) -> None:
+        """Inspect what the server has added to the context. Raises as ``begin`` does."""
+        self._items.add(items, is_sealed=True)
+
+    def append(self, items: Iterable[Item], called: Iterable[Item]) -> None:
+        """Inspect what the client has appended. ``called``: items with the calls that it answers. Raises as
+        ``begin`` does."""
+        self._items.append(items, called)
 
     def resume(self, job: Job) -> None:
         """Inspect what the next step of a response adds to its context. Raises as ``begin`` does."""
         self.is_awaited = self._has_lists = False
-        self.add(job.input, job.parent.output if job.parent is not None else ())
+        self._items.resume(job)
 
     # What is emitted besides the answer.
 
@@ -105,10 +112,10 @@ class TurnChecks:
         """Have something emitted once the input has passed."""
         self._gate.hold(emit)
 
-    def hold_result(self, emit: Emit, item: Item, name: str, outcome: CallOutcome) -> None:
-        """Have the result of a hosted call emitted once it has passed. ``item``: as the next step reads it.
-        ``name``: of the tool."""
-        self._gate.hold(emit, self._items.of_result(item, name, outcome))
+    def hold_result(self, emit: Emit, call: Item, item: Item, outcome: CallOutcome) -> None:
+        """Have the result of a hosted call emitted once it has passed. ``call``, ``item``: the call and its
+        output as the next step reads them."""
+        self._gate.hold(emit, self._items.of_result(call, item, outcome))
 
     def hold_message(self, emit: Emit, name: str, text: str) -> None:
         """Have something emitted once this text of a hosted tool has passed."""
@@ -225,7 +232,9 @@ class TurnChecks:
         """What the response keeps of the verdicts about its items."""
         policy = self._gate.policy
         audits = any(check.mode == "audit" for check in policy.checks)
-        return NodeVerdicts(policy.digest, self._gate.report.findings, audits or is_audited(parent))
+        # A check that gave no answer has inspected nothing.
+        digest = b"" if self._gate.report.unanswered("input", "output") else policy.digest
+        return NodeVerdicts(digest, self._gate.report.findings, audits or is_audited(parent))
 
     def audit(self, state: ResponseState, *, is_stored: bool) -> Audit | None:
         """The response has ended: what remains to be inspected of it. What was cut is inspected again if a

@@ -15,6 +15,7 @@ from functools import partial
 
 from aiohttp import WSMsgType, web
 
+from slipring.aiohttp_internals import waiting_bytes_of
 from slipring.core.session.actions import Action
 from slipring.errors import ApiError
 from slipring.protocol.events import Event
@@ -76,7 +77,8 @@ class WebSocketConnection(Sink):
         else:
             write = FrameWriter(request, socket).write
             self._outbox = Outbox(write, limit_bytes, frame=text_frame, on_full=on_full)
-        self._http.become_socket(self._outbox.queued_bytes, self.close)
+        waiting_bytes = waiting_bytes_of(socket) if socket.compress else None
+        self._http.become_socket(self._outbox.queued_bytes, self.close, waiting_bytes)
         self._closing: asyncio.Task[None] | None = None
         self._exchanged_at = self._http.heard_at
         """When the last ping was sent, or the client last sent a message or a ping. Each of them causes bytes

@@ -96,7 +96,7 @@ def end_call(turn: Turn, call_id: str, outcome: CallOutcome) -> list[Event]:
     else:
         hosted.returned.add(call_id)
         item = hosted_items.output_item(call_id, call.result_text(outcome))
-        turn.checks.hold_result(end, item, call.call.tool, outcome)
+        turn.checks.hold_result(end, call.as_generated(), item, outcome)
         turn.emit_passed()
     return turn.output.take_events()
 
@@ -143,7 +143,7 @@ def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
     if turn.phase is Phase.PAUSED and not turn.is_calling:
         turn.rollout.waits_until = waits_until
     if turn.checks is not None:
-        turn.checks.add(append.items, turn.output.finished)
+        turn.checks.append(append.items, turn.output.finished)
     return commit_appended(turn)
 
 
