@@ -98,7 +98,7 @@ class ToolRunner:
         if self._pool is None:
             from slipring.mcp.pool import Pool
 
-            self._pool = Pool()
+            self._pool = Pool(reserved=self.registry.reserved)
         return self._pool
 
     async def resolve(
