@@ -232,7 +232,7 @@ def test_a_list_of_hosted_tools_is_inspected_once_whether_it_is_fetched_or_sent(
     sent = item(type="mcp_list_tools", server_label="s", tools=tools)
     assert len(Turn(known, [sent]).seen) == 1
     fetched = Turn(known)
-    fetched.items.begin(None, Head(), (), [[ListedTool("find", Raw(b"{}"), "Finds.")]])
+    fetched.items.add_list([ListedTool("find", Raw(b"{}"), "Finds.")])
     assert fetched.gate.take_due() == []
     fetched.end("a", sent)
     assert fetched.audits == []

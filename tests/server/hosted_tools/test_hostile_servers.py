@@ -27,7 +27,7 @@ from slipring.server.hosted_tools.registry import Registry, ServerRefused
 from slipring.server.hosted_tools.runner import ToolRunner
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, error, event, result, serving, text
 from tests.mcp.test_servers import Names
-from tests.server.hosted_tools.running import OPERATOR, call, registered, resolve, running
+from tests.server.hosted_tools.running import OPERATOR, call, find, registered, resolve, running
 
 TOKEN = "sk-very-secret-token-of-the-caller"
 HEADER = "another-secret-of-the-caller"
@@ -69,7 +69,7 @@ async def test_a_name_that_is_rebound_after_the_list_is_not_called() -> None:
     async with running(urls="public") as runner:
         resolving(runner, names)
         tool = McpTool("x", server_url="https://attacker.example/mcp")
-        server = (await resolve(runner, tool, fetch=False))["x"]
+        server = find(runner, tool)["x"]
         outcome = await call(runner, server)
     assert outcome.error == ProtocolError(-32600, "The MCP server's address is not public.")
 
@@ -157,7 +157,7 @@ async def test_other_spellings_of_a_registered_url_are_the_registered_server(fak
         paths = ("/mcp", "/mcp?", "/a/../mcp", "/%6dcp")
         for url in (fake.url.replace("http", "HTTP"), *(fake.url.replace("/mcp", path) for path in paths)):
             server = (await resolve(runner, McpTool("x", server_url=url)))["x"]
-            assert (server.always_approve, server.permitted) == (True, {"add"}), url
+            assert (server.server.always_approve, server.server.permitted) == (True, {"add"}), url
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"])
@@ -173,7 +173,7 @@ async def test_a_name_that_leads_to_a_registered_server_is_not_connected_to(
             await resolve(runner, tool)
         assert caught.value.message.endswith(f"{RESERVED[1:]}.")
         # Neither is one that is bound to it between the list and the call.
-        server = (await resolve(runner, tool, fetch=False))["x"]
+        server = find(runner, tool)["x"]
         outcome = await call(runner, server)
     assert isinstance(outcome.error, ProtocolError)
     assert not fake.seen
@@ -319,7 +319,7 @@ async def test_a_result_of_a_process_has_no_credentials(tmp_path: Path) -> None:
     process = McpRegistration("wiki", command=(sys.executable, str(STDIO), "calm"), env=tuple(environ))
     runner = ToolRunner(Registry(Config(mcp=(process,)), environ), Limits())
     try:
-        outcome = await call(runner, (await resolve(runner, "wiki", fetch=False))["wiki"], "env", "{}")
+        outcome = await call(runner, find(runner, "wiki")["wiki"], "env", "{}")
     finally:
         await runner.close()
     assert outcome.output is not None
@@ -333,7 +333,7 @@ async def test_a_result_has_no_credentials(fake: FakeServer) -> None:
     fake.calls["add"] = in_a_result
     tool = McpTool("fake", authorization=TOKEN, headers={"X-Secret": HEADER})
     async with running(registered(fake)) as runner:
-        outcome = await call(runner, (await resolve(runner, tool, fetch=False))["fake"])
+        outcome = await call(runner, find(runner, tool)["fake"])
     assert outcome.output is not None
     assert "[redacted]" in outcome.output
     assert not [secret for secret in SECRETS if secret in outcome.output]

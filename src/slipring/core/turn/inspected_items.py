@@ -81,22 +81,13 @@ class InspectedItems:
             self._gate.report.withhold(refusal.ruling.check, refusal.known.verdicts)
         return items
 
-    def begin(
-        self,
-        parent: ResponseState | None,
-        head: Head,
-        items: tuple[Item, ...],
-        lists: Iterable[list[ListedTool]] = (),
-    ) -> None:
+    def begin(self, parent: ResponseState | None, head: Head, items: tuple[Item, ...]) -> None:
         """Have the gate inspect what is new in the context of a turn.
 
-        ``items``: those that ``withhold`` has returned, with their hosted items opened. ``lists``: of hosted
-        tools that were fetched. Raises the error of a blocked turn if it is known already that an item is
-        refused.
+        ``items``: those that ``withhold`` has returned, with their hosted items opened. Raises the error of a
+        blocked turn if it is known already that an item is refused.
         """
         subjects = self._of_head(parent, head)
-        for tools in lists:
-            subjects += self._of_definitions(wire.encode(tools).decode())
         if parent is not None:
             self._callers.append(parent.output)
             subjects += self._of_chain(parent)
@@ -107,6 +98,10 @@ class InspectedItems:
             digest, behind = self._digests.get(id(item)), self._behind[index]
             subjects += self._unknown(item, digest, is_sealed, is_new=place >= last, behind=behind)
         self._inspect(subjects)
+
+    def add_list(self, tools: list[ListedTool]) -> None:
+        """Have the gate inspect a list of hosted tools that was fetched. Raises as ``begin`` does."""
+        self._inspect(self._of_definitions(wire.encode(tools).decode()))
 
     def add(self, items: Iterable[Item], called: Iterable[Item] = (), *, is_sealed: bool = False) -> None:
         """Have the gate inspect items that were added to the context of a running turn.

@@ -72,16 +72,13 @@ class TurnChecks:
         content was digested before, by ``id()``; the caller keeps these items alive."""
         return self._items.withhold(items, digests)
 
-    def begin(
-        self,
-        parent: ResponseState | None,
-        head: Head,
-        items: tuple[Item, ...],
-        lists: Iterable[list[ListedTool]],
-    ) -> None:
-        """Inspect what is new in the context, with the lists of hosted tools that were fetched for it. Raises
-        an ``ApiError`` if that is known to be refused."""
-        self._items.begin(parent, head, items, lists)
+    def begin(self, parent: ResponseState | None, head: Head, items: tuple[Item, ...]) -> None:
+        """Inspect what is new in the context. Raises an ``ApiError`` if that is known to be refused."""
+        self._items.begin(parent, head, items)
+
+    def add_list(self, tools: list[ListedTool]) -> None:
+        """Inspect a list of hosted tools that was fetched for the response. Raises as ``begin`` does."""
+        self._items.add_list(tools)
 
     def add(self, items: Iterable[Item], called: Iterable[Item] = (), *, is_sealed: bool = False) -> None:
         """Inspect what is added to the context. Raises as ``begin`` does."""
@@ -122,6 +119,11 @@ class TurnChecks:
     def is_settled(self) -> bool:
         """Whether no verdict is missing."""
         return self._gate.is_settled
+
+    @property
+    def has_ruled(self) -> bool:
+        """Whether a check has ended the answer."""
+        return self._gate.ruling is not None
 
     @property
     def is_cut(self) -> bool:

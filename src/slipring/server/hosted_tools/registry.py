@@ -3,6 +3,7 @@
 A server that a key may not use does not exist for its callers.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -55,6 +56,14 @@ class Target:
     always_approve: bool = False
     goes_on: bool = False
     """Whether a request goes on without the tools of this server if they cannot be listed."""
+
+    @property
+    def identity(self) -> str:
+        """Equal for requests that get the same list: the server, and the credentials of the request. A
+        registered server is the same under its name when the operator moves it."""
+        where = str(self.server.url) if self.name is None and isinstance(self.server, HttpServer) else ""
+        text = repr((self.name, where, self.credential.digest))
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
