@@ -251,8 +251,7 @@ def test_a_list_of_hosted_tools_is_inspected_once_whether_it_is_fetched_or_sent(
     sent = item(type="mcp_list_tools", server_label="s", tools=tools)
     assert len(Turn(known, [sent]).seen) == 1
     fetched = Turn(known)
-    listed = list_text("s", [ListedTool("find", Raw(b"{}"), "Finds.")], None)
-    fetched.items.begin(None, Head(), (), [listed])
+    fetched.items.add_list(list_text("s", [ListedTool("find", Raw(b"{}"), "Finds.")], None))
     assert fetched.gate.take_due() == []
     fetched.end("a", sent)
     assert fetched.audits == []

@@ -122,6 +122,10 @@ class InspectedItems:
         self._after_input = self._context.before
         self._inspect(subjects)
 
+    def add_list(self, text: str) -> None:
+        """Have the gate inspect a list of hosted tools that was fetched. Raises as ``begin`` does."""
+        self._inspect(self._of_definitions(text))
+
     def add(self, items: Iterable[Item], *, is_sealed: bool = False) -> None:
         """Have the gate inspect items that were added to the context of a running turn. ``is_sealed``: the
         server has made them. Raises as ``begin`` does."""

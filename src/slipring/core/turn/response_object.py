@@ -4,9 +4,10 @@ from msgspec import UNSET, Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Finished, Settings
-from slipring.errors import ApiError, RateLimited, Unavailable
+from slipring.errors import ApiError, ExternalConnectorError, RateLimited, Unavailable
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.responses import (
+    ConnectorFailure,
     InputTokensDetails,
     Outage,
     OutputTokensDetails,
@@ -100,6 +101,8 @@ def failure(error: ApiError) -> ResponseError:
         return Outage(code="server_error", message=error.message).after(error.retry_after_s)
     if error.status == RateLimited.status:
         return RateLimit(code="rate_limit_exceeded", message=error.message).after(error.retry_after_s)
+    if isinstance(error, ExternalConnectorError):
+        return ConnectorFailure(code="server_error", message=error.message)
     refused = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
     return ResponseError(code=refused, message=error.message)
 

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, structs
 from slipring.core.chain import hosted_items, input_items
 from slipring.core.chain.head import NO_HEAD, Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import OpenCall, Position, ResponseState
+from slipring.core.chain.state import Carry, OpenCall, Position, ResponseState
 from slipring.core.checks.gate import Emit, Inspection
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.verdicts import Verdict
@@ -23,16 +23,18 @@ from slipring.core.generation import (
     Delta,
     Finished,
     Job,
+    Model,
+    Settings,
     Stop,
 )
 from slipring.core.hosted.request import HostedRequest
-from slipring.core.hosted.tools import HostedCall
+from slipring.core.hosted.tools import FetchedList, HostedCall
 from slipring.core.ports import Ports
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import response_object
-from slipring.core.turn.compaction import Compaction
+from slipring.core.turn.compaction import Compaction, Plan
 from slipring.core.turn.job_progress import JobProgress
-from slipring.core.turn.output import hosted_events
+from slipring.core.turn.output.hosted_lists import HostedLists
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.recognition import Recognition
 from slipring.core.turn.stages import Phase, Stages
@@ -42,13 +44,16 @@ from slipring.core.turn.steps.steps import Steps
 from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited
 from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol import events
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.events import Event
+from slipring.protocol.hosted.mcp_items import error_text
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import (
     IncompleteDetails,
     Response,
 )
+from slipring.protocol.tools import ToolChoice
 
 _TERMINAL: dict[str, type[events.ResponseEvent]] = {
     "completed": events.Completed,
@@ -68,6 +73,23 @@ class Joined(Struct, frozen=True):
     """Its items that are not in the context of the turn's parent."""
 
 
+class Draft(Struct, frozen=True, eq=False):
+    """What a valid request asks for, until its job can be made."""
+
+    response_id: str
+    model: Model
+    carry: Carry
+    """Of the context with the input."""
+    settings: Settings
+    choice: ToolChoice
+    plan: Plan | None
+    now: float
+    definitions: Definitions
+    """Those that the input brings."""
+    recognise: bool
+    """Whether the job may continue a context that the items repeat."""
+
+
 class Turn:
     """One response in progress."""
 
@@ -77,6 +99,7 @@ class Turn:
         "checks",
         "compaction",
         "detached",
+        "draft",
         "error",
         "finished",
         "follows",
@@ -91,6 +114,7 @@ class Turn:
         "joined",
         "known_head",
         "lane",
+        "lists",
         "output",
         "parent",
         "phase",
@@ -113,6 +137,10 @@ class Turn:
     """Set if a policy applies."""
     compaction: Compaction | None
     """Set if the context may have to be compacted."""
+    draft: Draft | None
+    """Set while lists of tools are fetched on which the job depends."""
+    lists: HostedLists | None
+    """Set if lists of tools are fetched for the response, once it is created."""
     steps: Steps | None
     """Set if the response may continue after calls."""
     rollout: Rollout | None
@@ -178,7 +206,7 @@ class Turn:
         self.stages = stages
         self.response: Response | None = None
         self.output = Output(ports.mint, UNSET if lane is None else lane)
-        self.checks = self.compaction = self.steps = self.rollout = None
+        self.checks = self.compaction = self.draft = self.lists = self.steps = self.rollout = None
         self.progress = JobProgress(stages)
         self.finished: Finished | None = None
         """The end of the current job, once it has ended; then that of the response."""
@@ -206,6 +234,11 @@ class Turn:
         """The input of the first job: what its parent left unread, and the request's items."""
         left = self.parent.unread if self.parent is not None else ()
         return (*left, *in_context(self.input[self.recognition.items :]))
+
+    @property
+    def is_listing(self) -> bool:
+        """Whether lists of tools are being fetched for the response, which is created."""
+        return self.phase is Phase.LISTING and self.lists is not None
 
     @property
     def is_created(self) -> bool:
@@ -237,8 +270,6 @@ class Turn:
 
     def accept(self, deltas: list[Delta]) -> list[Event]:
         """Process the engine's first deltas: the events that create the response come first."""
-        assert self.response is not None
-        self.progress.accepted = Accepted()
         opening = self.opening()
         if self.is_compacting:
             opening += self.output.open_compaction()
@@ -247,9 +278,11 @@ class Turn:
         return opening
 
     def opening(self) -> list[Event]:
-        """The events that begin the response, and the lists that were fetched for it, once they have
-        passed."""
+        """The events that begin the response; none if it has begun."""
         assert self.response is not None
+        if self.progress.accepted is not None:
+            return []
+        self.progress.accepted = Accepted()
         announce = self.output.announce
         if self.detached:
             self.response = structs.replace(self.response, status="in_progress")
@@ -259,9 +292,7 @@ class Turn:
             opening = [announce(events.Created, shown)]
             if not self.request.warms_up:
                 opening.append(announce(events.InProgress, shown))
-        if self.hosted.offered is not None:
-            self.emit(self._show_lists)
-        return opening + self.output.take_events()
+        return opening
 
     def _shown(self) -> Response:
         """The response as its first events show it: without what has not passed, and without what the client
@@ -270,11 +301,6 @@ class Turn:
         if self.checks is not None and self.checks.holds_definitions:
             return response_object.without_definitions(self.response)
         return response_object.shortened(self.response) if self.short_events else self.response
-
-    def _show_lists(self) -> None:
-        offered = self.hosted.offered
-        for label, server, tools in offered.fetched if offered is not None else ():
-            hosted_events.show_list(self.output, label, server, tools)
 
     def emit(self, emit: Emit) -> None:
         """Emit something once the input has passed. What is emitted now is among the events of the output."""
@@ -288,6 +314,32 @@ class Turn:
         """Emit what has passed of what was held."""
         for emit in self.checks.take_emissions() if self.checks is not None else ():
             emit()
+
+    def open_lists(self) -> list[Event]:
+        """The events that begin the response, and those of the lists that are fetched for it."""
+        opening = self.opening()
+        self.lists = HostedLists()
+        for label in self.hosted.awaited:
+            self.lists.begin(self.output, label, self.hosted.tag_list(label))
+        return opening + self.output.take_events()
+
+    def end_list(self, label: str, fetched: FetchedList) -> list[Event]:
+        """The list of a server has been fetched: the events that can be sent now. Raises ``ApiError`` if it
+        is known that a check refuses the list."""
+        tools = self.hosted.take_list(label, fetched)
+        if self.lists is None:
+            return []
+        self.lists.end(label, tools, fetched.error)
+        if self.checks is not None:
+            self.checks.add_list(label, tools, None if fetched.error is None else error_text(fetched.error))
+        self.emit(partial(self.lists.show, self.output))
+        return self.output.take_events()
+
+    def _end_lists(self) -> list[Event]:
+        if self.lists is None:
+            return []
+        self.lists.end_all(self.output)
+        return self.output.take_events()
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Process deltas of the engine; the last delta of a job is ``Finished``."""
@@ -442,7 +494,7 @@ class Turn:
         return self.output.take_events()
 
     def end_waiting(self, reason: Literal["steered", "broken_off"]) -> list[Event]:
-        """End a response that waits for hosted calls. The caller cancels the calls."""
+        """End a response that waits for hosted calls, or for lists. The caller cancels both."""
         self.finished = structs.replace(self.finished or _NOTHING, reason=reason)
         return self.end_calls()
 
@@ -516,7 +568,7 @@ class Turn:
         stopped = reason == "stop"
         # A steered answer ends after whole reasoning items, but possibly within a message.
         is_whole = stopped or (reason == "steered" and self.output.last_words is None)
-        closing = self.output.finish("completed" if is_whole else "incomplete")
+        closing = self._end_lists() + self.output.finish("completed" if is_whole else "incomplete")
         closing += [*(self.end_calls() if self.is_calling else ()), *self._return_held()]
         finished = self.finished = self.without_dropped(finished)
         self.response = response = structs.replace(
@@ -591,8 +643,8 @@ class Turn:
         event."""
         assert self.response is not None
         is_blocked = self.is_blocked = isinstance(error, InvalidPrompt)
-        closing = self.output.finish("incomplete") + self.end_calls()
-        closing += self._return_held(is_blocked=is_blocked)
+        closing = self._end_lists() + self.output.finish("incomplete")
+        closing += self.end_calls() + self._return_held(is_blocked=is_blocked)
         self.response = structs.replace(
             response_object.without_definitions(self.response) if is_blocked else self.response,
             status="failed",

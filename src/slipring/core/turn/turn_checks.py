@@ -13,11 +13,13 @@ from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
 from slipring.core.checks.rulings import checks_of, rule
+from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Delta, Finished, Job, Refused
 from slipring.core.hosted.tools import CallOutcome
 from slipring.core.turn.inspected_items import InspectedItems
 from slipring.errors import ApiError
+from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import ResponseModeration
 
@@ -82,15 +84,18 @@ class TurnChecks:
         items: tuple[Item, ...],
         definitions: Iterable[str],
         *,
-        has_lists: bool,
         writes_json: bool,
     ) -> None:
         """Inspect what is new in the context. ``definitions``: what the model reads that neither head nor
-        items contain. ``has_lists``: lists of hosted tools are among them. ``writes_json``: its answer is
-        JSON to its reader. Raises an ``ApiError`` if something is known to be refused."""
-        self._has_lists = has_lists
+        items contain. ``writes_json``: its answer is JSON to its reader. Raises an ``ApiError`` if something
+        is known to be refused."""
         self._gate.writes_json = writes_json
         self._items.begin(parent, head, items, definitions)
+
+    def add_list(self, label: str, tools: list[ListedTool], error: str | None) -> None:
+        """Inspect a list of hosted tools that was fetched for the response. Raises as ``begin`` does."""
+        self._has_lists = True
+        self._items.add_list(list_text(label, tools, error))
 
     def add(self, items: Iterable[Item]) -> None:
         """Inspect what the server has added to the context. Raises as ``begin`` does."""

@@ -149,6 +149,9 @@ class LiveRun(Sink):
         try:
             response = await self._opened
             first = self._take_unwritten()
+            if self._has_sent_last:
+                # It has ended already: its end is written with the response that ends it.
+                first, self._unwritten = first[:1], first[1:]
             tenure = await self._store.runs.open(
                 session.tenant, response, first, owner=self._service.node_id, lease_until=self._lease()
             )

@@ -8,7 +8,7 @@ from functools import partial
 from msgspec import structs
 
 from slipring.core.chain import hosted_items, input_items
-from slipring.core.generation import Accepted, Job
+from slipring.core.generation import Job
 from slipring.core.hosted.tools import CallOutcome, CallProgress
 from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Turn
@@ -20,7 +20,6 @@ def open_approved(turn: Turn) -> list[Event]:
     """Begin the response with the calls that its client has approved."""
     calls = turn.output.hosted
     assert calls is not None
-    turn.progress.accepted = Accepted()
     turn.phase = Phase.PAUSED
     opening = turn.opening()
     for each in turn.hosted.approved:
