@@ -10,7 +10,15 @@ from msgspec import structs
 from slipring.core.chain import hosted_items
 from slipring.core.chain.head import Head
 from slipring.core.checks.gate import Gate
-from slipring.core.checks.item_texts import LABELS, NAMES, NOT_INSPECTED, WORDS, texts_in
+from slipring.core.checks.item_texts import (
+    LABELS,
+    NAMES,
+    NOT_INSPECTED,
+    WORDS,
+    other_texts,
+    others_digest,
+    texts_in,
+)
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.checks.subjects import upstream_subjects
@@ -96,6 +104,36 @@ def test_what_a_client_has_changed_in_a_sealed_thought_is_inspected():
 
     assert inspected((structs.replace(thought("a"), opened=(thought("a"),)),)) == ["a"]
     assert inspected((structs.replace(thought(WORD), opened=(thought("a"),)),)) == ["a", WORD]
+
+
+@pytest.mark.parametrize(
+    ("item_type", "fields"),
+    [
+        ("message", {"role": "user", "content": "hi"}),
+        ("message", {"role": "user", "content": [{"type": "input_text", "text": "hi"}]}),
+        (
+            "message",
+            {
+                "role": "assistant",
+                "id": "msg_1",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "hi", "annotations": [], "logprobs": []}],
+            },
+        ),
+        ("function_call", {"call_id": "c", "name": "f", "arguments": "{}", "status": "completed"}),
+        ("function_call_output", {"call_id": "c", "output": "hi"}),
+    ],
+)
+def test_other_texts_of_usual_items_are_part_of_their_keys(item_type: str, fields: dict[str, Any]):
+    plain = read(item_type, fields)
+    assert (other_texts(plain), others_digest(plain)) == ([], b"")
+    for unusual in ({**fields, "more": WORD}, {**fields, WORD: None}):
+        assert others_digest(read(item_type, unusual)) != b""
+
+
+def test_an_annotation_that_a_client_sends_is_part_of_the_key():
+    part = {"type": "output_text", "text": "hi", "annotations": [{"type": "url_citation", "title": WORD}]}
+    assert others_digest(read("message", {"role": "assistant", "content": [part]})) != b""
 
 
 def test_words_and_names_of_the_protocol_say_nothing():

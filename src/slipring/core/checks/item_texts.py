@@ -6,9 +6,10 @@ except what ``NOT_INSPECTED`` names: a field that is added to the API is inspect
 
 import re
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta, Raw, Struct
 
 from slipring.core.checks.json_text import as_read
 from slipring.protocol import wire
@@ -109,8 +110,19 @@ def other_texts(item: Item) -> list[str]:
 @computed_once
 def others_digest(item: Item) -> bytes:
     """Identifies ``other_texts``; empty if there are none, or if they identify the item already."""
-    others = other_texts(item) if item.type in _READ else None
+    if item.type not in _READ or _is_plain(item):
+        return b""
+    others = other_texts(item)
     return sha256(_encode(others)).digest() if others else b""
+
+
+def _is_plain(item: Item) -> bool:
+    """Whether an item has certainly no other texts: a fraction of the work of looking for them."""
+    decoder = _PLAIN.get(item.type)
+    try:
+        return decoder is not None and decoder.decode(item.raw) is not None
+    except (ValueError, RecursionError):
+        return False
 
 
 def remainder_of(item: Item) -> Item | None:
@@ -176,3 +188,46 @@ def _is_data(name: str, value: str) -> bool:
 
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+_Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class _InputText(Struct, tag_field="type", tag="input_text", forbid_unknown_fields=True):
+    text: str
+
+
+class _OutputText(Struct, tag_field="type", tag="output_text", forbid_unknown_fields=True):
+    text: str
+    annotations: Annotated[list[Raw], Meta(max_length=0)] = []
+    logprobs: Raw = Raw(b"[]")
+
+
+class _PlainItem(Struct, forbid_unknown_fields=True):
+    type: str
+    id: str | None = None
+    status: _Status | None = None
+
+
+class _PlainMessage(_PlainItem, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[_InputText | _OutputText]
+
+
+class _PlainCall(_PlainItem, kw_only=True, forbid_unknown_fields=True):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _PlainOutput(_PlainItem, kw_only=True, forbid_unknown_fields=True):
+    call_id: str
+    output: str
+
+
+_PLAIN: dict[str, msgspec.json.Decoder[Any]] = {
+    "message": msgspec.json.Decoder(_PlainMessage),
+    "function_call": msgspec.json.Decoder(_PlainCall),
+    "function_call_output": msgspec.json.Decoder(_PlainOutput),
+}
+"""The usual forms of the most frequent items."""
