@@ -38,6 +38,7 @@ const OTHERS = [
 const PHASES = {
   waiting: "engine_queue",
   loading: "resolve",
+  resolving: "validate",
   listing: "list",
   checking: "validate",
   inspecting: "check",
