@@ -424,7 +424,7 @@ async def test_a_post_sends_the_headers_that_aiohttp_would_send() -> None:
         url = f"http://127.0.0.1:{served.port}/v1/x?a=b"
         answer = await JsonPosts(session, url).send([b"[", b"1]"], more)
         assert (answer.status, answer.reason, answer.headers["X-It"]) == (201, "Made", "is")
-        assert await answer.read() == b"done"
+        assert await answer.content.read() == b"done"
         json = {"Content-Type": "application/json"}
         async with session.post(url, data=b"[1]", headers={**json, **more}):
             pass
@@ -437,7 +437,7 @@ async def test_connections_of_posts_are_used_again_once_their_answer_has_ended()
     async with answering(early + OK, OK, OK) as (posts, seen):
         for _ in range(2):
             answer = await posts.send([b"{}"], None)
-            assert await answer.read() == b"done"
+            assert await answer.content.read() == b"done"
             answer.release()
         assert len(seen) == 1
 
@@ -445,7 +445,7 @@ async def test_connections_of_posts_are_used_again_once_their_answer_has_ended()
 async def test_the_connection_of_an_answer_that_was_not_read_is_closed() -> None:
     async with answering(OK[:-2], OK) as (posts, seen):
         (await posts.send([b"{}"], None)).release()
-        assert await (await posts.send([b"{}"], None)).read() == b"done"
+        assert await (await posts.send([b"{}"], None)).content.read() == b"done"
         assert len(seen) == 2
 
 
@@ -487,7 +487,7 @@ async def test_a_post_whose_connection_takes_too_long_fails() -> None:
 
 async def test_a_post_over_a_connection_that_has_just_closed_fails() -> None:
     async with answering(OK, OK) as (posts, _):
-        await (await posts.send([b"{}"], None)).read()
+        await (await posts.send([b"{}"], None)).content.read()
         connect = posts._session.connector.connect
 
         async def lose(*given: Any, **named: Any) -> Any:

@@ -412,10 +412,6 @@ class PostedAnswer:
         # Not a method: a body that never ends keeps its callbacks, and so would keep this object.
         content.on_eof(partial(_release, connection))
 
-    async def read(self) -> bytes:
-        """The whole body."""
-        return await self.content.read()
-
     def release(self) -> None:
         """Return the connection to the pool, or close it if the body has not ended. May be called twice."""
         _release(self._connection)

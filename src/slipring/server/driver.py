@@ -324,7 +324,7 @@ class Driver:
             return await self._save(work.turn, work.state)
         except ApiError as error:
             forget_frames(error)
-            return self.session.lifecycle.failed(work.turn, error, now())
+            return self.session.lifecycle.failed(work.turn, _logged(error), now())
         except LeaseLost:
             return self.session.lifecycle.failed(
                 work.turn, ServerError("The response was ended elsewhere."), now()
@@ -557,3 +557,10 @@ def _unique_id(item: Item, response_id: str, index: int) -> str:
     """An id that is unique in a conversation: replaces one that a client chose, which may repeat."""
     is_ours = item.id is not None and item_ids.place_of(item.id) is not None
     return item.id if is_ours and item.id else item_ids.place_id(item, response_id, index)
+
+
+def _logged(error: ApiError) -> ApiError:
+    """The same error. Logs what operators should know about it and its client will not see."""
+    if error.detail:
+        log.warning("a turn failed (%s): %s", error.code, error.detail)
+    return error

@@ -16,6 +16,7 @@ from slipring.errors import (
     ApiError,
     ExternalConnectorError,
     InvalidRequest,
+    NotFound,
     RateLimited,
     Unavailable,
     UnsupportedParameter,
@@ -38,7 +39,12 @@ from slipring.server.transports import sse_framing
 from slipring.server.transports.chunked_body import ChunkWriter, is_chunked
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
-_FAILURES: dict[str, type[ApiError]] = {"invalid_prompt": InvalidRequest}
+_FAILURES: dict[str, type[ApiError]] = {
+    "invalid_prompt": InvalidRequest,
+    "context_length_exceeded": InvalidRequest,
+    "insufficient_quota": RateLimited,
+    "model_not_found": NotFound,
+}
 
 
 def origin_of(request: web.Request, transport: Transport) -> Origin:
