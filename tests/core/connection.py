@@ -330,10 +330,12 @@ class Connection:
         )
 
     def steer(self, target: str, input: Any = "wait", **fields: Any) -> Json:
-        """Steer a response; returns the event that answers. Only the end of hosted calls may follow it."""
+        """Steer a response; returns the event that answers. Only the end of hosted calls or lists may follow
+        it."""
         frame = {"type": "response.steer", "previous_response_id": target, "input": input, **fields}
         answer, *after = self.receive(json.dumps(frame))
-        assert not after or after[0]["type"] in ("response.mcp_call.failed", "response.incomplete")
+        ends = ("response.mcp_call.failed", "response.mcp_list_tools.failed", "response.incomplete")
+        assert not after or after[0]["type"] in ends
         return answer
 
     def append(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> list[Json]:

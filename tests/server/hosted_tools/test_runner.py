@@ -86,7 +86,7 @@ async def test_tools_are_listed_as_the_api_shows_them(fake: FakeServer) -> None:
     assert json.loads(bytes(first.input_schema)) == json.loads(pretty)
 
 
-async def test_only_the_lists_that_are_needed_are_fetched(fake: FakeServer) -> None:
+async def test_a_server_that_is_found_is_asked_nothing(fake: FakeServer) -> None:
     async with running(registered(fake)) as runner:
         server = find(runner, "fake")["fake"]
         assert not fake.seen

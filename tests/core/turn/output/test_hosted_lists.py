@@ -8,7 +8,18 @@ import pytest
 from slipring.core.hosted.tools import FetchedList
 from slipring.core.ports import Betas
 from slipring.errors import ContextLengthExceeded, ServerError
-from tests.core.connection import Connection, Json, Server, function, listed, mcp, message, only_error, types
+from tests.core.connection import (
+    Connection,
+    Json,
+    Server,
+    call_output,
+    function,
+    listed,
+    mcp,
+    message,
+    only_error,
+    types,
+)
 from tests.core.hosted_turns import HOSTED, begin, end_only, hosted, kinds
 
 OLD, NEW = "https://old.example/mcp", "https://new.example/mcp"
@@ -250,6 +261,16 @@ def test_a_steer_reaches_a_response_whose_lists_are_there() -> None:
     response_id = begin(connection)
     assert types(steer(connection, response_id)) == ["steer.accepted"]
     assert connection.job().stop.asked
+
+
+def test_nothing_can_be_appended_while_lists_are_fetched() -> None:
+    connection = Connection(betas=Betas(rollout=True))
+    connection.create(tools=HOSTED, rollout=True)
+    (created, *_) = connection.find_servers()
+    sent = connection.append(created["response"]["id"], call_output("call_1", "42"))
+    assert [event["error"]["code"] for event in sent] == ["invalid_input"]
+    connection.list_tools()
+    assert kinds(connection.complete()) == ["mcp_list_tools", "message"]
 
 
 def test_a_disconnect_cancels_lists() -> None:
