@@ -61,6 +61,9 @@ class Recording(ServerProtocol):
         self.calls.append(f"prepare {response.status}")
         return response
 
+    def cut_off(self) -> None:
+        self.calls.append("cut off")
+
     def response_sent(self) -> None:
         self.calls.append("sent")
 
@@ -174,17 +177,42 @@ async def test_malformed_requests_and_exceptions_reach_the_error_hook() -> None:
     assert failed[:2] == ["error 500 KeyError", "prepare 500"]
 
 
-async def test_no_error_is_sent_after_the_beginning_of_a_response() -> None:
+@pytest.mark.parametrize("kind", [web.StreamResponse, StreamedResponse])
+@pytest.mark.parametrize("part", [b"", b"a part"])
+@pytest.mark.parametrize("raises", [True, False])
+async def test_no_other_response_is_sent_after_the_head_of_one(
+    kind: type[web.StreamResponse], part: bytes, raises: bool
+) -> None:
+    """Nor if the head has not been sent yet: the writer has been set up for the first response."""
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = kind()
+        await response.prepare(request)
+        await response.write(part)
+        if raises:
+            raise KeyError("a fault")
+        return web.Response(text="another")
+
+    async with serving(handler) as served:
+        answer = await served.exchange(GET)
+        calls = served.protocols[0].calls
+    assert calls == ["error 500 KeyError", "cut off"] if raises else ["cut off"]
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    assert part in answer
+    assert b"another" not in answer
+
+
+async def test_a_response_that_was_begun_by_its_handler_is_finished() -> None:
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(b"a part")
-        raise KeyError("a fault")
+        return response
 
     async with serving(handler) as served:
         answer = await served.exchange(GET)
-    assert answer.count(b"HTTP/1.1 ") == 1
-    assert b"a part" in answer
+        assert served.protocols[0].calls == ["prepare 200", "sent"]
+    assert answer.endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("lingers", [True, False])

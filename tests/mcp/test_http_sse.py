@@ -58,7 +58,7 @@ async def test_a_timeout_is_told_in_words(pool: Pool, old: FakeSseServer) -> Non
 
     old.calls["add"] = silent
     with pytest.raises(TimedOut):
-        await pool.call(at(old, call_timeout_s=0.2), "add", {})
+        await pool.call(at(old, call_timeout_s=1.0), "add", {})
     while not old.count("notifications/cancelled"):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
 

@@ -331,9 +331,9 @@ async def test_no_error_and_no_log_has_a_secret(
     else:
         fake.on[method] = behaviour
     limits = {
-        "call_timeout_s": 0.1,
-        "list_timeout_s": 0.1,
-        "handshake_timeout_s": 0.1 if behaviour is hang else 9,
+        "call_timeout_s": 1.0 if behaviour is hang else 60,
+        "list_timeout_s": 1.0 if behaviour is hang else 60,
+        "handshake_timeout_s": 1.0 if behaviour is hang else 60,
     }
     base = at(fake, **limits)
     url = parse_url(f"{base.url}?api_key={SECRET}")

@@ -578,3 +578,24 @@ async def test_a_carrier_carries_the_word_if_nothing_refuses_it(tmp_path: Path, 
     assert "invalid_prompt" not in seen
     is_seen = WORD in seen or SPELLED in seen.replace("\\\\", "\\")
     assert is_seen != (name in HIDDEN)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": f"a {WORD}"},
+        {"instructions": f"a {WORD}"},
+        {"tools": [{**FUNCTION, "description": WORD}]},
+        {"text": {"format": {"type": "json_schema", "name": WORD, "schema": {"type": "object"}}}},
+    ],
+)
+async def test_nothing_of_a_refused_background_request_is_stored(tmp_path: Path, fields: Json) -> None:
+    carrier = Carrier(fields=fields)
+    async with running(carrier, tmp_path) as (server, *_):
+        api = Api(server)
+        begun = await api.begin(**{"input": "hello", **fields})
+        ended = await api.ended(begun["id"])
+        followed = await api.events(begun["id"])
+        assert "invalid_prompt" in json.dumps(ended)
+        assert WORD not in json.dumps([begun, ended, followed])
+    assert WORD.encode() not in kept(tmp_path)

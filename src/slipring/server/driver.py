@@ -248,7 +248,8 @@ class Driver:
 
         if not self.service.draining:
             engine = self.service.catalog.engine_of(action.prefill.job.model)
-            self.service.prefills.start(action.response_id, action.prefill, engine, ended)
+            permit = partial(self.service.require_room, self.caller)
+            self.service.prefills.start(action.response_id, action.prefill, engine, ended, permit)
 
     def _cancel(self, action: Cancel | CancelTools) -> None:
         """Cancel the hosted calls of a turn; and its own task and its inspections too, unless only the calls
@@ -429,8 +430,14 @@ class Driver:
             joined, state = await self._join(load.conversation_id)
         elif load.response_id is not None:
             state = await self.states.find(tenant, load.response_id)
-        items = await self.service.store.responses.load_items(tenant, load.item_ids) if load.item_ids else {}
+        items = await self._find_items(load.item_ids, load.conversation_id) if load.item_ids else {}
         return Loaded(state, items, joined)
+
+    async def _find_items(self, ids: frozenset[str], conversation_id: str | None) -> dict[str, Item]:
+        """Stored items with these ids: of responses, else of conversations, this one first."""
+        tenant, store = self.session.tenant, self.service.store
+        found = await store.responses.load_items(tenant, ids)
+        return {**await store.conversations.find_items(tenant, ids - found.keys(), conversation_id), **found}
 
     async def _join(self, conversation_id: str) -> tuple[Joined, ResponseState | None]:
         """A conversation with the state to continue from; without such a state, with all its items."""
@@ -534,14 +541,17 @@ def _is_work(action: Action) -> TypeGuard[Work]:
 
 
 def _appended(joined: Joined, state: ResponseState) -> Appended:
-    """The items that a response adds to its conversation, each with an id."""
+    """The items that a response adds to its conversation, each with an id: the one that it was sent with, if
+    the conversation does not have another item with it."""
     known = len(joined.items)
-    added = (
-        with_id(item, _unique_id(item, state.id, index))
-        for index, item in enumerate(state.input)
-        if index >= known
-    )
-    return Appended(joined.conversation_id, joined.version, (*added, *state.output))
+    added: list[Item] = []
+    spare_ids: dict[int, str] = {}
+    for index, item in enumerate(state.input[known:], known):
+        own_id = item_ids.place_id(item, state.id, index)
+        if item.id is not None:
+            spare_ids[len(added)] = own_id
+        added.append(with_id(item, item.id or own_id))
+    return Appended(joined.conversation_id, joined.version, (*added, *state.output), spare_ids)
 
 
 def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -551,12 +561,6 @@ def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:
         if items[index].type == "compaction" and place is not None and not place.of_input:
             return items[index:]
     return items
-
-
-def _unique_id(item: Item, response_id: str, index: int) -> str:
-    """An id that is unique in a conversation: replaces one that a client chose, which may repeat."""
-    is_ours = item.id is not None and item_ids.place_of(item.id) is not None
-    return item.id if is_ours and item.id else item_ids.place_id(item, response_id, index)
 
 
 def _logged(error: ApiError) -> ApiError:

@@ -292,7 +292,7 @@ async def test_no_answer_and_no_log_has_a_secret(
     progress: list[CallProgress] = []
     settings: dict[str, Any] = {
         "on_list_error": "continue" if goes_on else "fail",
-        "timeout_s": 0.2 if behaviour is silent else 120.0,
+        "timeout_s": 1.0 if behaviour is silent else 120.0,
     }
     async with running(registered(fake, **settings)) as runner:
         try:

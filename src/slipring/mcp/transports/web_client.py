@@ -136,6 +136,8 @@ async def _on_request_headers_sent(_: object, context: SimpleNamespace, __: obje
 
 
 def _explained(error: Exception) -> McpFailure:
+    if isinstance(error, aiohttp.ClientSSLError):
+        return Unreachable("the MCP server's certificate or TLS is not acceptable")
     if isinstance(error, aiohttp.ClientConnectorError):
         for kind in (AddressReserved, AddressNotPublic):
             # Several addresses of a name fail with one error that quotes all.
@@ -144,8 +146,6 @@ def _explained(error: Exception) -> McpFailure:
         if isinstance(error, aiohttp.ClientConnectorDNSError):
             return Unreachable("the MCP server's name cannot be resolved")
         return Unreachable("the MCP server cannot be connected to")
-    if isinstance(error, aiohttp.ClientSSLError):
-        return Unreachable("the MCP server's certificate or TLS is not acceptable")
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return Unreachable("the MCP server cannot be connected to in time")
     if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | OSError):

@@ -141,7 +141,9 @@ class PersonalData(SandboxedMatcher):
     def __init__(self, settings: PersonalDataSettings, timeout_s: float) -> None:
         """Raises ``StartupError``."""
         if importlib.util.find_spec("presidio_analyzer") is None:
-            raise StartupError("presidio-analyzer is not installed (pip install 'slipring[pii]')")
+            raise StartupError(
+                "presidio-analyzer is not installed (pip install '.[pii]' in a checkout of slipring)"
+            )
         super().__init__(
             _PERSONAL_DATA,
             list(settings.recognizers),
