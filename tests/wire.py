@@ -351,7 +351,7 @@ def _check_sse_event(event_name: str, data: str, foreign_tool_types: frozenset[s
 
 
 TIMING = "slipring.timing"
-_STAGES = ["decode", "queue", "resolve", "list", "validate", "weigh", "compact", "check", "render"]
+_STAGES = ["decode", "queue", "resolve", "validate", "list", "weigh", "compact", "check", "render"]
 _STAGES += ["engine_queue", "prefill", "held", "generate", "store", "terminal"]
 _PAUSES = ("client", "tools")
 """Stages between two steps of a response."""
@@ -625,9 +625,12 @@ class _Item:
 
     @property
     def runs(self) -> bool:
-        """Whether this is a hosted call that the model has written: other items may begin while it runs."""
+        """Whether this is a hosted call that the model has written, or a list that is being fetched: other
+        items may begin while it runs."""
         if self.type == "mcp_call":
             return self.text.is_done
+        if self.type == "mcp_list_tools":
+            return bool(self.progress)
         return bool(self.progress) and self.progress[-1].endswith((".searching", ".interpreting"))
 
     def check_done(self, item: Json) -> None:
@@ -741,8 +744,7 @@ class _Turn:
             self.is_queued = True
         else:
             # A warmup, which is never in progress, lists tools.
-            item = event.get("item", {}) if self.item is None else self.item.added
-            is_list = item.get("type") == "mcp_list_tools"
+            is_list = event.get("item", {}).get("type") == "mcp_list_tools" or "mcp_list_tools." in kind
             _require(self.is_in_progress or is_list, f"{kind} before response.in_progress")
             self._see_output(event)
 

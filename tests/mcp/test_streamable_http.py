@@ -16,6 +16,7 @@ from slipring.mcp import (
     Outcome,
     ProgressUpdate,
     ProtocolFailure,
+    Reach,
     Refused,
     TextContent,
     TimedOut,
@@ -79,7 +80,7 @@ async def test_parallel_calls_are_limited_by_the_server_description(pool: Pool, 
 
     legacy.calls["add"] = count
     server = at(legacy)
-    alone = type(server)(server.name, server.url, public_only=False, parallel=1)
+    alone = type(server)(server.name, server.url, reach=Reach.ALL, parallel=1)
     await asyncio.gather(*(pool.call(alone, "add", {}) for _ in range(5)))
     assert most == 1
 

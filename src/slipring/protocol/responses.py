@@ -281,6 +281,10 @@ class Outage(TemporaryError):
     """Something that the response needs is not available for now: where a status is sent, it is 503."""
 
 
+class ConnectorFailure(ResponseError):
+    """An MCP server that the response needs has failed: where a status is sent, it is 424."""
+
+
 class RateLimit(TemporaryError):
     """There is too much to do, for this client or for the engine."""
 

@@ -32,6 +32,7 @@ from slipring.core.session.actions import (
     Counted,
     EndPrefill,
     Inspect,
+    ListTools,
     Load,
     Loaded,
     Record,
@@ -46,6 +47,7 @@ from slipring.core.session.actions import (
     Weigh,
 )
 from slipring.core.session.session import Session
+from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Joined, Turn
 from slipring.engines.constraints import custom_inputs
 from slipring.errors import ApiError, ServerError, conversation_not_found, forget_frames
@@ -63,7 +65,7 @@ from slipring.stores.base import Appended, LeaseLost, Tenure
 log = logging.getLogger("slipring")
 
 _GOING_AWAY = 1001
-Work = Start | Load | ResolveTools | Check | ClaimApprovals | Weigh | Save
+Work = Start | Load | ResolveTools | ListTools | Check | ClaimApprovals | Weigh | Save
 """Actions that take time, and belong to a turn."""
 _WORK = frozenset(get_args(Work))
 Subject = Turn | CheckAppended | CallTool | Inspect | Compress
@@ -334,8 +336,8 @@ class Driver:
             if isinstance(work, Check):
                 await self.service.compiler.check(self.session.tenant, work.grammars)
                 return self.session.lifecycle.checked(work)
-            if isinstance(work, ResolveTools):
-                return await self._resolve_tools(work)
+            if isinstance(work, ResolveTools | ListTools):
+                return await self._find_tools(work)
             if isinstance(work, ClaimApprovals):
                 await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
                 return self.session.lifecycle.claimed(work.turn)
@@ -389,13 +391,26 @@ class Driver:
         while turn.checks is not None and turn.checks.is_full and (tasks := self._inspecting(turn)):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _resolve_tools(self, asked: ResolveTools) -> list[Action]:
-        turn = asked.turn
-        found = await self.service.tool_runner.resolve(
-            self.caller, asked.servers, asked.fetch, turn.request.tools
-        )
-        answers = self.service.tool_runner.answers(self.caller, asked.builtins)
+    async def _find_tools(self, asked: ResolveTools | ListTools) -> list[Action]:
+        if isinstance(asked, ListTools):
+            return await self._list_tools(asked)
+        turn, runner = asked.turn, self.service.tool_runner
+        found = runner.resolve(self.caller, asked.servers, turn.request.tools)
+        answers = runner.answers(self.caller, asked.builtins)
         return self.session.lifecycle.resolved(turn, found, now(), answers)
+
+    async def _list_tools(self, asked: ListTools) -> list[Action]:
+        """Fetch lists of tools, and tell the session of each as it ends."""
+        turn, lifecycle = asked.turn, self.session.lifecycle
+        self.sink.flush()
+        async with aclosing(self.service.tool_runner.lists(self.session.tenant, asked.servers)) as lists:
+            async for label, fetched in lists:
+                actions = lifecycle.listed(turn, label, fetched, now())
+                if turn.phase is not Phase.LISTING:
+                    return actions
+                self.run(actions)
+                self.sink.flush()
+        return lifecycle.all_listed(turn, now())
 
     async def _call_tool(self, action: CallTool) -> None:
         """Run a hosted call, and tell the session of its progress and its end."""

@@ -19,6 +19,7 @@ from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.checks.rulings import checks_of
+from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Finished, Job, Settings, Text
 from slipring.core.turn.compaction import condensed
@@ -250,7 +251,7 @@ def test_a_list_of_hosted_tools_is_inspected_once_whether_it_is_fetched_or_sent(
     sent = item(type="mcp_list_tools", server_label="s", tools=tools)
     assert len(Turn(known, [sent]).seen) == 1
     fetched = Turn(known)
-    fetched.items.begin(None, Head(), (), [[ListedTool("find", Raw(b"{}"), "Finds.")]])
+    fetched.items.add_list(list_text("s", [ListedTool("find", Raw(b"{}"), "Finds.")], None))
     assert fetched.gate.take_due() == []
     fetched.end("a", sent)
     assert fetched.audits == []
@@ -392,7 +393,7 @@ def test_a_step_is_read_behind_what_the_one_before_has_written():
     output = item(type="function_call_output", call_id="c", output="found")
     turn = Turn(known, [message("go")], policy=policy)
     turn.resume([output], step=node("s", output=(call,)))
-    assert [subject.context for subject in turn.seen] == [(), ("go", "{}")]
+    assert [subject.context for subject in turn.seen] == [(), ("go", "read\n{}")]
     turn.end("a", call, output, answer("done"))
     history = [message("go"), call, output, answer("done")]
     assert Turn(known, [*history, message("more")], policy=policy).texts == ["more"]

@@ -239,13 +239,16 @@ def carried(before: Carry, items: Sequence[Item]) -> Carry:
     """The carry after the hosted items among these: their lists, and the approvals that are still open."""
     if HOSTED.isdisjoint([item.type for item in items]):
         return before
-    lists, approvals = dict(before.lists), dict(before.approvals)
+    lists, list_ids, approvals = dict(before.lists), dict(before.list_ids), dict(before.approvals)
     for item in items:
         body = item.body() if item.type in HOSTED else None
         if isinstance(body, McpListTools) and body.error is None:
             lists[body.server_label] = wire.encode(body.tools)
+            list_ids.pop(body.server_label, None)
+            if item.id is not None:
+                list_ids[body.server_label] = item.id
         elif isinstance(body, McpApprovalRequest) and item.id is not None:
             approvals[item.id] = Approval(body.server_label, body.name, body.arguments)
         elif isinstance(body, McpApprovalResponse | McpCall):
             approvals.pop(body.approval_request_id or "", None)
-    return structs.replace(before, lists=lists, approvals=approvals)
+    return structs.replace(before, lists=lists, list_ids=list_ids, approvals=approvals)

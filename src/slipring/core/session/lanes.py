@@ -12,9 +12,6 @@ from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Turn
 from slipring.errors import OVERLOAD_RETRY_S, LaneLimitReached, RateLimited
 
-_CREATED = (Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
-"""Phases in which the client knows the response's id."""
-
 
 class Lane:
     """A queue of turns. ``id`` is the wire's ``stream_id``; None is the default lane."""
@@ -110,8 +107,8 @@ class Lanes:
     def find(self, response_id: str) -> Turn | None:
         """The running turn of this response; None before ``response.created`` and after the end."""
         for turn in self.running():
-            created = turn.phase in _CREATED and turn.response is not None
-            if created and turn.output.response_id == response_id:
+            is_known = turn.is_created and turn.phase is not Phase.ENDED
+            if is_known and turn.output.response_id == response_id:
                 return turn
         return None
 

@@ -64,6 +64,9 @@ class LiveInput(Struct, frozen=True):
             return [rollout.failed_event(append, refusal, output, lane)], None
 
     def _append(self, append: Append, turn: Turn, now: float) -> list[Event]:
+        if turn.is_listing and turn.request.rollout:
+            message = "The response waits for lists of tools, and for no output of a call."
+            raise AppendRefused("invalid_input", message)
         if turn.rollout is None:
             raise AppendRefused("append_not_supported", "This response is not a rollout.")
         if turn.phase is Phase.SAVING:

@@ -17,7 +17,7 @@ from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import steer_queue
 from slipring.core.turn.steps.steer_queue import SteerRefused, Steers
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError
+from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol.events import Event, SteerErrorCode
 from slipring.protocol.items import Item
 from slipring.protocol.live_input import Steer
@@ -151,9 +151,12 @@ class Successors:
 
     def _fail_successor(self, steers: Steers, error: ApiError) -> list[Event]:
         message = f"The response that follows could not be created: {error.message}"
-        return self._fail(steers, "successor_creation_failed", message)
+        is_blocked = isinstance(error, InvalidPrompt)
+        return self._fail(steers, "successor_creation_failed", message, is_blocked=is_blocked)
 
-    def _fail(self, steers: Steers, code: SteerErrorCode, message: str) -> list[Event]:
+    def _fail(
+        self, steers: Steers, code: SteerErrorCode, message: str, *, is_blocked: bool = False
+    ) -> list[Event]:
         self._size_bytes -= steers.size_bytes
         self._charges.release(steers)
-        return steers.failed(code, message)
+        return steers.failed(code, message, is_blocked=is_blocked)

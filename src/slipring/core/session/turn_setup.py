@@ -71,8 +71,9 @@ def bind_loaded(turn: Turn, loaded: Loaded, cache: ConnectionCache) -> None:
 
 def begin(
     turn: Turn, models: Models, policies: Policies, ports: Ports, limits: Limits, now: float, *, counts: bool
-) -> tuple[Job, list[Compilable]]:
-    """Validate a bound turn: its job, and the grammars to compile before the job starts.
+) -> tuple[Job | None, list[Compilable]]:
+    """Validate a bound turn: its job, and the grammars to compile before the job starts. There is no job yet
+    if lists of tools must be fetched before (``complete``).
 
     ``counts``: the job is only counted. It does not continue a context that the input repeats, because
     tokens of an answer are to be those that its text has now; and no check inspects it.
@@ -92,6 +93,14 @@ def begin(
     except ApiError as error:
         raise in_clients_terms(turn, error) from None
     return job, definitions.grammars
+
+
+def complete(turn: Turn) -> Job:
+    """All lists of tools for a valid turn have been fetched: returns its job."""
+    try:
+        return preparation.complete(turn)
+    except ApiError as error:
+        raise in_clients_terms(turn, error) from None
 
 
 def in_clients_terms(turn: Turn, error: ApiError) -> ApiError:

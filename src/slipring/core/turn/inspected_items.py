@@ -17,14 +17,14 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.checks.gate import Gate
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.rulings import checks_of, rule
-from slipring.core.checks.subjects import is_models
+from slipring.core.checks.subjects import definition_text, is_models, result_text
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Job
+from slipring.core.hosted.tools import CallOutcome
 from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open
 from slipring.core.turn.withheld_items import Behind, Refusals, withheld
-from slipring.protocol import wire
-from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
+from slipring.protocol.tools import NO_TOOLS
 
 
 class _Waiting:
@@ -94,17 +94,17 @@ class InspectedItems:
         parent: ResponseState | None,
         head: Head,
         items: tuple[Item, ...],
-        lists: Iterable[list[ListedTool]] = (),
+        definitions: Iterable[str] = (),
     ) -> None:
         """Have the gate inspect what is new in the context of a turn.
 
-        ``items``: those that ``withhold`` has returned, with their hosted items opened. ``lists``: of hosted
-        tools that were fetched. Raises the error of a blocked turn if it is known already that an item is
-        refused.
+        ``items``: those that ``withhold`` has returned, with their hosted items opened. ``definitions``: what
+        the model reads that neither head nor items contain. Raises the error of a blocked turn if it is known
+        already that an item is refused.
         """
         subjects = self._of_head(parent, head)
-        for tools in lists:
-            subjects += self._of_definitions(wire.encode(tools).decode())
+        for text in definitions:
+            subjects += self._of_definitions(text)
         self._parent = parent
         if parent is not None:
             subjects += self._of_chain(parent)
@@ -122,6 +122,10 @@ class InspectedItems:
         self._after_input = self._context.before
         self._inspect(subjects)
 
+    def add_list(self, text: str) -> None:
+        """Have the gate inspect a list of hosted tools that was fetched. Raises as ``begin`` does."""
+        self._inspect(self._of_definitions(text))
+
     def add(self, items: Iterable[Item], *, is_sealed: bool = False) -> None:
         """Have the gate inspect items that were added to the context of a running turn. ``is_sealed``: the
         server has made them. Raises as ``begin`` does."""
@@ -129,6 +133,25 @@ class InspectedItems:
         for item, is_inside in sealed_and_open(items):
             subjects += self._unknown(item, None, is_sealed or is_inside, is_new=True)
         self._inspect(subjects)
+
+    def append(self, items: Iterable[Item], called: Iterable[Item]) -> None:
+        """Have the gate inspect items that will be input of the next step of a response, which reads them
+        behind what ``resume`` says. ``called``: items with the calls that they answer. Raises as ``begin``
+        does."""
+        self._context.call(tuple(called))
+        before = self._context.before
+        self.add(items)
+        self._context.go_to(before)
+
+    def of_result(self, call: Item, item: Item, outcome: CallOutcome) -> list[Subject]:
+        """What is inspected of the result of a hosted call: the next step reads both as these items."""
+        if not (text := result_text(outcome.output, outcome.error)):
+            return []
+        self._context.call((call,))
+        name, key = self._context.name_of(item), self._context.key(item, is_sealed=False)
+        subject = Subject("input", "tool_output", text, name=name, context=self._context.texts)
+        self._waiting[id(subject)] = _Waiting(subject, key)
+        return [subject]
 
     def resume(self, job: Job) -> None:
         """Have the gate inspect the input of the next step of a response. Raises as ``begin`` does."""
@@ -184,7 +207,7 @@ class InspectedItems:
         if parent is not None and parent.head.digest == head.digest and self._covers(parent):
             return []
         subjects: list[Subject] = []
-        tools = head.tools.raw.decode() if head.tools.callables else ""
+        tools = definition_text(head.tools.raw) if head.tools.raw != NO_TOOLS.raw else ""
         for text in filter(None, (head.instructions, tools)):
             subjects += self._of_definitions(text)
         return subjects

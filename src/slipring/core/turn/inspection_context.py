@@ -16,6 +16,7 @@ from hashlib import blake2b
 from msgspec import structs
 
 from slipring.core.chain.state import ResponseState
+from slipring.core.checks.item_texts import remainder_of
 from slipring.core.checks.policies import KINDS, Policy
 from slipring.core.checks.subjects import called_names, subject_of, verdict_key
 from slipring.core.checks.verdicts import Kind, Side, Subject
@@ -90,7 +91,7 @@ class InspectionContext:
         """Identifies what checks see of an item apart from the texts before it. ``digest``: of its content,
         if it is known. ``is_sealed``: the server has made it."""
         key = verdict_key(item, digest)
-        if item.call_id is not None and (name := self._name_of_output(item)) is not None:
+        if item.call_id is not None and (name := self.name_of(item)) is not None:
             key = _digest(b"output", key, name.encode(errors="surrogatepass"))
         return _digest(b"summary", key) if is_sealed and is_summary(item) else key
 
@@ -114,7 +115,8 @@ class InspectionContext:
         self._before.append(_with_digest(subject.text))
         return subject, key
 
-    def _name_of_output(self, item: Item) -> str | None:
+    def name_of(self, item: Item) -> str | None:
+        """The name of the tool whose output an item is."""
         return self._name_of(item.call_id or "") if item.type.endswith("_output") else None
 
     def _name_of(self, call_id: str) -> str | None:
@@ -127,12 +129,15 @@ class InspectionContext:
 def sealed_and_open(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
     """The items as a model sees them, and lists of tools, which it sees as part of the head; and whether an
     item was inside another one. What was inside a sealed one, no client can have written. An item that is
-    opened because results of hosted calls stand behind it is among them itself."""
+    opened because results of hosted calls stand behind it is among them itself. What else is written in an
+    item that is opened is an item of its own."""
     for item in items:
         if item.opened is None or item.type == "mcp_list_tools":
             yield item, False
         else:
             yield from ((inner, inner.raw != item.raw) for inner in item.opened)
+            if (others := remainder_of(item)) is not None:
+                yield others, False
 
 
 def _newest_first(parent: ResponseState) -> Iterator[tuple[Item, ...]]:

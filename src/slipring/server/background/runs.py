@@ -167,6 +167,9 @@ class LiveRun(Sink):
         """Record the run in the store."""
         turn, first = self._turn, self._take_unwritten()
         assert turn is not None
+        if self._has_sent_last:
+            # It has ended already: its end is written with the response that ends it.
+            first, self._unwritten = first[:1], first[1:]
         parent_id = turn.parent.id if turn.parent is not None else None
         self._beginning = Beginning(parent_id, turn.head, turn.input, turn.hosted.is_upstream)
         beginning = self._take_beginning()
@@ -229,7 +232,8 @@ class LiveRun(Sink):
 
     def _take_beginning(self) -> Beginning | None:
         """What the response began with, once, as soon as no safety check holds it back."""
-        if self._turn is None or (self._turn.checks is not None and self._turn.checks.holds_input):
+        turn = self._turn
+        if turn is None or turn.is_blocked or (turn.checks is not None and turn.checks.holds_input):
             return None
         taken, self._beginning = self._beginning, None
         return taken

@@ -14,6 +14,7 @@ from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
 from slipring.errors import (
     ApiError,
+    ExternalConnectorError,
     InvalidRequest,
     NotFound,
     RateLimited,
@@ -24,7 +25,7 @@ from slipring.protocol import requests
 from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import DELTAS, TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import Outage, Response, ResponseError, TemporaryError
+from slipring.protocol.responses import ConnectorFailure, Outage, Response, ResponseError, TemporaryError
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
@@ -151,6 +152,8 @@ def _as_exception(error: ResponseError) -> ApiError:
     if isinstance(error, TemporaryError):
         kind = Unavailable if isinstance(error, Outage) else RateLimited
         return kind(error.message, retry_after_s=error.retry_after_s)
+    if isinstance(error, ConnectorFailure):
+        return ExternalConnectorError(error.message, param="tools")
     return _FAILURES.get(error.code, ApiError)(error.message, code=error.code)
 
 

@@ -2,7 +2,7 @@
 
 from slipring.core.chain import hosted_items
 from slipring.core.generation import CallStarted
-from slipring.core.hosted.tools import CallOutcome, HostedTool, HostedTools
+from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedTool, HostedTools
 from slipring.core.turn.output import hosted_events
 from slipring.core.turn.output.hosted_events import (
     DroppedCall,
@@ -22,6 +22,12 @@ LOST = CallOutcome(
     error=ProtocolError(_REQUEST_CANCELLED, "The call was cancelled. Whether it had any effect is not known.")
 )
 """The outcome of a call that its response did not wait for."""
+WITHHELD = CallOutcome(
+    error=ProtocolError(
+        _REQUEST_CANCELLED, "The call has ended. Its result has not passed the safety checks."
+    )
+)
+"""The outcome of a call whose result was not inspected to the end, or was refused."""
 
 
 class HostedCalls:
@@ -37,6 +43,8 @@ class HostedCalls:
         "budget",
         "due",
         "made",
+        "reporting",
+        "returned",
         "running",
         "tools",
     )
@@ -53,6 +61,10 @@ class HostedCalls:
         """Calls that the driver has not been asked to run yet."""
         self.running: dict[str, RunningCall] = {}
         """By the id of the item, those in ``due`` included."""
+        self.returned: set[str] = set()
+        """Running calls whose results wait for verdicts."""
+        self.reporting: set[str] = set()
+        """Running calls with a message that waits for verdicts."""
         self._has_dropped = False
         self.approved_results: dict[str, str] = {}
         """What approved calls returned, by the id of the approval request."""
@@ -114,6 +126,12 @@ class HostedCalls:
         due, self.due = self.due, []
         return due
 
+    def report(self, call_id: str, progress: CallProgress, output: HostedOutput) -> None:
+        """Emit what the server of a call says, if the call still runs."""
+        self.reporting.discard(call_id)
+        if (call := self.running.get(call_id)) is not None:
+            call.report(output, progress, detailed=True)
+
     def end(self, call_id: str, outcome: CallOutcome, output: HostedOutput) -> None:
         """A call has ended. Has no effect if it does not run."""
         call = self.running.pop(call_id, None)
@@ -129,7 +147,7 @@ class HostedCalls:
         """The response waits for its calls no longer: they end as lost."""
         self.due = []
         for call_id in list(self.running):
-            self.end(call_id, LOST, output)
+            self.end(call_id, WITHHELD if call_id in self.returned else LOST, output)
 
     @property
     def has_calls(self) -> bool:

@@ -9,11 +9,10 @@ from slipring.core.hosted.tools import (
     CallProgress,
     HostedCall,
     HostedTool,
-    ResolvedServer,
 )
 from slipring.core.turn.output.hosted_forms import BuiltinForm, EventOutput, HostedForm, McpForm
 from slipring.protocol import events
-from slipring.protocol.hosted.mcp_items import error_text
+from slipring.protocol.hosted.mcp_items import CallError, error_text
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
@@ -178,12 +177,27 @@ def _run(
     return RunningCall(call, output.reserve(), form, written, request_id)
 
 
-def show_list(output: HostedOutput, label: str, server: ResolvedServer, tools: list[ListedTool]) -> None:
-    """Emit the item of a list that was fetched: ``tools`` is what the client lets the model call."""
-    item_id = output.name_item("mcp_list_tools")
+class RunningList(Struct, frozen=True, eq=False):
+    """A list of tools that is being fetched, and its place in the output."""
+
+    id: str
+    label: str
+    index: int
+
+    def end(self, output: HostedOutput, tools: list[ListedTool], error: CallError | None = None) -> None:
+        """Emit the end of the list, and fill its place: ``tools`` is what the client lets the model call. The
+        only way in which anything of a list reaches the client."""
+        kind = events.McpListToolsCompleted if error is None else events.McpListToolsFailed
+        output.emit_at(self.index, kind, item_id=self.id)
+        text = UNSET if error is None else error_text(error)
+        output.fill(
+            self.index, McpListToolsItem(id=self.id, server_label=self.label, tools=tools, error=text)
+        )
+
+
+def begin_list(output: HostedOutput, label: str, tag: str) -> RunningList:
+    """Emit that a list is being fetched. ``tag``: text that the id of its item ends with."""
+    item_id = output.name_item("mcp_list_tools", tag)
     output.start_item(McpListToolsItem(id=item_id, server_label=label, tools=[]))
     output.emit(events.McpListToolsInProgress, item_id=item_id)
-    kind = events.McpListToolsCompleted if server.error is None else events.McpListToolsFailed
-    output.emit(kind, item_id=item_id)
-    error = UNSET if server.error is None else error_text(server.error)
-    output.keep(McpListToolsItem(id=item_id, server_label=label, tools=tools, error=error))
+    return RunningList(item_id, label, output.reserve())

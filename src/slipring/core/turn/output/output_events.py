@@ -238,10 +238,9 @@ class Output:
         self.emit(events.CompactionCompacting, item_id=item_id)
         return self.take_events()
 
-    def close_compaction(self, content: tuple[Item, ...], blob: str) -> list[Event]:
+    def close_compaction(self, content: tuple[Item, ...], blob: str) -> None:
         """Finish the compaction item: it replaces the context by ``content``, encrypted in ``blob``."""
         self.keep(CompactionItem(id=self._compaction_id, encrypted_content=blob), content)
-        return self.take_events()
 
     def end_step(self) -> tuple[Item, ...]:
         """The model has ended a step, and another one may follow: returns what it wrote. No item may be
