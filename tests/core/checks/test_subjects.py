@@ -166,7 +166,7 @@ def items_of_all_types() -> Iterator[Item]:
             Subject(
                 "input",
                 "instructions",
-                '[{"name":"t","input_schema":{},"description":null,"annotations":null}]',
+                '[{"name":"t","input_schema":{},"annotations":{"read_only":false}}]',
             ),
         ),
     ],

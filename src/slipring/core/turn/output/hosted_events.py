@@ -149,10 +149,11 @@ class RunningCall(Struct, frozen=True, eq=False):
 
 
 def run_approved(output: HostedOutput, tool: HostedTool, arguments: str, request_id: str) -> RunningCall:
-    """Emit the beginning of a call that the client has approved."""
+    """Emit the beginning of a call that the client has approved: as recorded, ``in_progress`` twice."""
     form = McpForm(tool, request_id)
     item_id = _begin(output, form)
     output.emit(events.McpCallArgumentsDelta, item_id=item_id, delta=arguments)
+    form.begin(output, item_id)
     form.write(output, item_id, arguments)
     return _run(output, item_id, tool, form, arguments, request_id)
 

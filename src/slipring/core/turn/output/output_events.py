@@ -27,7 +27,7 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.core.ports import Mint
-from slipring.core.turn.output.call_events import Call, ClientCallItem, WholeCall, open_call
+from slipring.core.turn.output.call_events import Call, WholeCall, open_call
 from slipring.core.turn.output.hosted_calls import HostedCalls
 from slipring.core.turn.output.hosted_events import (
     DroppedCall,
@@ -76,7 +76,6 @@ _CALLS = (
     ApplyPatchCallItem,
     ComputerCallItem,
 )
-ClientCall = FunctionCallItem | CustomToolCallItem | ClientCallItem
 _STREAMED_CALLS = (Call, OpenMcpCall)
 """Calls whose arguments have events of their own."""
 _HostedCall = OpenHostedCall | OpenApproval | RefusedCall | DroppedCall
@@ -91,11 +90,6 @@ def _encoded(item: OutputItem, content: tuple[Item, ...] | None) -> Item:
     kind = type(item).__struct_config__.tag
     assert isinstance(kind, str)
     return Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=content)
-
-
-def _is_complete(call: ClientCall) -> bool:
-    """Whether a call that the model has ended is in the form of its tool."""
-    return isinstance(call, CustomToolCallItem) or call.status == "completed"
 
 
 def _event_logprobs(logprobs: list[Logprob]) -> list[events.EventLogprob]:
@@ -412,7 +406,7 @@ class Output:
             self._open = None
             return
         item = opened.close(status)
-        if isinstance(item, _CALLS) and status == "completed" and _is_complete(item):
+        if isinstance(item, _CALLS) and item.status == "completed":
             self._awaits_output = True
         content: tuple[Item, ...] | None = None
         if isinstance(item, ReasoningItem) and self.conceal is not None:
@@ -587,7 +581,7 @@ class _Reasoning:
         self._open_summary: list[str] | None = None
         self._open_text: list[str] | None = None
         self.id = output.name_item("reasoning")
-        output.start_item(ReasoningItem(id=self.id, summary=[], status="in_progress"))
+        output.start_item(ReasoningItem(id=self.id, summary=[]))
 
     def think(self, delta: Thought) -> None:
         self._close_summary()
@@ -610,7 +604,7 @@ class _Reasoning:
     def close(self, status: ItemStatus) -> ReasoningItem:
         self._close_summary()
         self._close_text()
-        return ReasoningItem(id=self.id, summary=self._summary, status=status, content=self._content or UNSET)
+        return ReasoningItem(id=self.id, summary=self._summary, content=self._content or UNSET)
 
     @property
     def texts(self) -> list[str]:
