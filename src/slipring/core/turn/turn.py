@@ -118,7 +118,7 @@ class Turn:
     steers: Steers | None
     """Steers added to this response, to be used when it ends."""
     steered_by: Steers | None
-    """Steers of its parent that begin its input, until the response is created."""
+    """Steers of its parent that are in its input, until the response is created."""
 
     def __init__(
         self,
