@@ -18,6 +18,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "spelling": (),
+    "surrogates": (),
     "config_tables": ("spelling",),
     "models": ("config_tables",),
     "mcp_registrations": ("config_tables",),
@@ -29,10 +30,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sandbox": ("errors", "core.tenant_cache", "sandbox"),
     "engines": (
         *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
-        *("core.token_estimates", "prompts", "sandbox", "engines", "spelling", "observation.live"),
+        *("core.token_estimates", "prompts", "sandbox", "engines", "spelling", "surrogates"),
+        "observation.live",
     ),
     "vllm_sessions": (),
-    "mcp": ("", "mcp"),
+    "mcp": ("", "mcp", "surrogates"),
     "safety": (
         *("errors", "checks", "protocol", "sandbox", "core.checks", "core.chain", "core.generation"),
         *("core.tenant_cache", "core.turn.response_object", "safety"),

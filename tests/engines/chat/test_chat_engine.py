@@ -854,6 +854,13 @@ async def test_a_steer_that_waited_for_outputs_leaves_the_calls_in_the_conversat
     assert (sent[2]["content"], sent[3]["content"]) == ("sunny", "quickly")
 
 
+async def test_half_of_a_surrogate_pair_does_not_fail_an_answer() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Say(("cut ", "\ud83d", " here")), Stop())
+        response = await socket.response(input="go")
+        assert response["output"][0]["content"][0]["text"] == "cut \N{REPLACEMENT CHARACTER} here"
+
+
 async def test_a_chain_of_calls_is_sent_as_one_conversation() -> None:
     async with running() as (fake, server), server.connect() as socket:
         fake.script(Think(("hm",)), Call("files__add", "{}"), Call("files__shell", '{"input":"ls"}'), Stop())

@@ -22,6 +22,9 @@ from slipring.protocol.events import Event, SteerErrorCode
 from slipring.protocol.items import CALL_OF_OUTPUT
 from slipring.protocol.live_input import Steer
 
+_ANSWERS = frozenset({*CALL_OF_OUTPUT, "mcp_approval_response"})
+"""Items that models see as the output of a call."""
+
 
 class Successors:
     """The accepted steers of one connection, and the turns that they lead to."""
@@ -79,7 +82,7 @@ class Successors:
         if turn.steered_by is not None:
             sent = turn.input
             at = turn.steered_by.at = max(
-                (index + 1 for index, item in enumerate(sent) if item.type in CALL_OF_OUTPUT), default=0
+                (index + 1 for index, item in enumerate(sent) if item.type in _ANSWERS), default=0
             )
             turn.input = sent[:at] + turn.steered_by.items + sent[at:]
 

@@ -8,6 +8,7 @@ from msgspec import Raw, Struct
 from slipring.engines.remote.upstream import refusal
 from slipring.errors import ApiError
 from slipring.protocol.responses import Logprob, TopLogprob
+from slipring.surrogates import repaired
 
 
 class FunctionPiece(Struct, gc=False):
@@ -128,7 +129,10 @@ _chunk = msgspec.json.Decoder(Chunk)
 
 def read_chunk(payload: bytes) -> Chunk:
     """Decode a chunk. Raises the error that comes in its place."""
-    chunk = _chunk.decode(payload)
+    try:
+        chunk = _chunk.decode(payload)
+    except msgspec.DecodeError:
+        chunk = _chunk.decode(repaired(payload))
     if chunk.error:
         raise _error(chunk.error, payload)
     return chunk

@@ -26,6 +26,7 @@ from slipring.aiohttp_internals import (
     StreamProtocol,
     fail_read,
 )
+from slipring.surrogates import repaired
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
@@ -216,7 +217,7 @@ class HttpClient:
             if answer.status != 200:
                 raise BadStatus(answer.status, answer.reason or "", content, answer.headers)
         try:
-            return msgspec.json.decode(content)
+            return msgspec.json.decode(repaired(content))
         except (msgspec.DecodeError, UnicodeError) as error:
             raise Unreadable("the answer is no JSON") from error
 
