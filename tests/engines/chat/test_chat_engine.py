@@ -496,7 +496,7 @@ EXPECTED = {
     "files__add": CallStarted("function", "add", "files"),
     "files__shell": CallStarted("custom", "shell", "files"),
     "run": CallStarted("custom", "run"),
-    "nobody_offered": CallStarted("function", "nobody_offered"),
+    "nobody_offered": CallStarted("function", "nobody_offered", is_offered=False),
 }
 WRITTEN = st.tuples(
     st.sampled_from(list(EXPECTED)),

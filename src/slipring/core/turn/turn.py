@@ -367,7 +367,7 @@ class Turn:
     def without_dropped(self, finished: Finished) -> Finished:
         """The end of a job; without its position if that covers calls that no item shows."""
         hosted = self.output.hosted
-        if hosted is None or not hosted.take_dropped():
+        if hosted is None or not hosted.has_dropped:
             return finished
         return structs.replace(finished, position=None)
 

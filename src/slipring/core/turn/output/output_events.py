@@ -30,11 +30,11 @@ from slipring.core.ports import Mint
 from slipring.core.turn.output.call_events import Call, WholeCall, open_call
 from slipring.core.turn.output.hosted_calls import HostedCalls
 from slipring.core.turn.output.hosted_events import (
-    DroppedCall,
     OpenApproval,
     OpenHostedCall,
     OpenMcpCall,
     RefusedCall,
+    RejectedCall,
 )
 from slipring.core.turn.output.upstream_items import UpstreamItems
 from slipring.protocol import events, item_listing, wire
@@ -78,8 +78,10 @@ _CALLS = (
 )
 _STREAMED_CALLS = (Call, OpenMcpCall)
 """Calls whose arguments have events of their own."""
-_HostedCall = OpenHostedCall | OpenApproval | RefusedCall | DroppedCall
+_HostedCall = OpenHostedCall | OpenApproval | RefusedCall | RejectedCall
 _AnyCall = Call | WholeCall | _HostedCall
+_ANSWERED_HERE = (OpenHostedCall, RefusedCall, RejectedCall)
+"""Calls whose results the model reads in the same response."""
 _LAST_PIECES = 4
 _NO_LOGPROBS: list[events.EventLogprob] = []
 
@@ -198,7 +200,7 @@ class Output:
     def calls_hosted(self) -> bool:
         """Whether the model has called hosted tools whose results no step has processed."""
         hosted = self.hosted
-        return hosted is not None and (hosted.has_calls or isinstance(self._open, OpenHostedCall))
+        return hosted is not None and (hosted.has_calls or isinstance(self._open, _ANSWERED_HERE))
 
     @property
     def last_words(self) -> str | None:
@@ -319,7 +321,7 @@ class Output:
         hosted = self.hosted.open(self, delta) if self.hosted is not None else None
         self._open = open_call(self, delta) if hosted is None else hosted
         # The others have no item yet, and may never have one.
-        self._step_calls = self._step_calls or not isinstance(hosted, OpenApproval | DroppedCall)
+        self._step_calls = self._step_calls or not isinstance(hosted, OpenApproval | RejectedCall)
 
     def _call_arguments(self, delta: CallArguments) -> None:
         # Hot path: runs once per token of every call.
@@ -430,8 +432,10 @@ class Output:
                     self.generated.append(broken_off)
                 else:
                     self.hosted.drop()
-        elif isinstance(call, RefusedCall):
-            self.keep(call.close(), ())
+        elif isinstance(call, RefusedCall | RejectedCall):
+            if isinstance(call, RefusedCall):
+                self.keep(call.close(), ())
+            self._reject(call, status)
         elif isinstance(call, OpenApproval):
             if status != "completed":
                 self.hosted.drop()
@@ -445,6 +449,14 @@ class Output:
             self.generated.append(
                 hosted_items.call_item(item.id, item.server_label, item.name, item.arguments)
             )
+
+    def _reject(self, call: RefusedCall | RejectedCall, status: ItemStatus) -> None:
+        """End a call that is not made. The model reads why if it has written the whole call."""
+        assert self.hosted is not None
+        if status != "completed":
+            self.hosted.drop()
+        elif (written := self.hosted.reject(call, self._mint("call"))) is not None:
+            self.generated.append(written)
 
     def keep(self, item: OutputItem, content: tuple[Item, ...] | None = None) -> Item:
         """Add a finished item; ``content`` is what a sealed item contains."""
