@@ -30,6 +30,11 @@ from tests.core.hosted_turns import HOSTED, begin, end_only, hosted, kinds, runn
 
 BETAS = Betas(rollout=True, timing=True)
 CLIENT: list[Delta] = [CallStarted("function", "own"), CallArguments("{}"), CallEnded()]
+MISSPELT: list[Delta] = [
+    CallStarted("function", "s__ff", is_offered=False),
+    CallArguments("{}"),
+    CallEnded(),
+]
 MIXED = [*HOSTED, function("own")]
 _LOST = LOST.error
 assert isinstance(_LOST, ProtocolError)
@@ -501,8 +506,7 @@ def test_calls_past_the_budget_leave_no_item_and_the_model_reads_why() -> None:
 def test_the_call_of_a_tool_that_is_not_on_offer_is_the_models_own_error() -> None:
     connection = Connection()
     begin(connection, tools=MIXED)
-    misspelt = [CallStarted("function", "s__ff", is_offered=False), CallArguments("{}"), CallEnded()]
-    connection.finish(Text("so"), *misspelt)
+    connection.finish(Text("so"), *MISSPELT)
     assert told(connection.job())[-3:] == ["so", "call s__ff{}", f"output {NOT_OFFERED}"]
     connection.finish(*hosted())
     end_only(connection, "42")
@@ -513,19 +517,17 @@ def test_the_call_of_a_tool_that_is_not_on_offer_is_the_models_own_error() -> No
 def test_a_model_that_only_calls_what_is_not_on_offer_is_ended() -> None:
     connection = Connection()
     begin(connection)
-    misspelt = [CallStarted("function", "s__ff", is_offered=False), CallArguments("{}"), CallEnded()]
     for _ in range(MOST_REJECTED):
-        connection.finish(*misspelt)
+        connection.finish(*MISSPELT)
     assert connection.starts
-    connection.finish(*misspelt)
+    connection.finish(*MISSPELT)
     assert (last(connection)["status"], kinds(last(connection))) == ("completed", ["mcp_list_tools"])
 
 
 def test_a_call_that_is_not_on_offer_and_is_cut_off_leaves_nothing() -> None:
     connection = Connection()
     begin(connection)
-    begun = [CallStarted("function", "s__ff", is_offered=False), CallArguments("{")]
-    connection.finish(Text("so"), *begun, reason="max_output_tokens")
+    connection.finish(Text("so"), *MISSPELT[:1], CallArguments("{"), reason="max_output_tokens")
     assert kinds(last(connection)) == ["mcp_list_tools", "message"]
     connection.create(previous=last(connection)["id"])
     assert connection.job().parent.position is None
