@@ -60,6 +60,9 @@ class Recording(ServerProtocol):
         self.calls.append(f"prepare {response.status}")
         return response
 
+    def cut_off(self) -> None:
+        self.calls.append("cut off")
+
     def response_sent(self) -> None:
         self.calls.append("sent")
 
@@ -173,17 +176,42 @@ async def test_malformed_requests_and_exceptions_reach_the_error_hook() -> None:
     assert failed[:2] == ["error 500 KeyError", "prepare 500"]
 
 
-async def test_no_error_is_sent_after_the_beginning_of_a_response() -> None:
+@pytest.mark.parametrize("kind", [web.StreamResponse, StreamedResponse])
+@pytest.mark.parametrize("part", [b"", b"a part"])
+@pytest.mark.parametrize("raises", [True, False])
+async def test_no_other_response_is_sent_after_the_head_of_one(
+    kind: type[web.StreamResponse], part: bytes, raises: bool
+) -> None:
+    """Nor if the head has not been sent yet: the writer has been set up for the first response."""
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = kind()
+        await response.prepare(request)
+        await response.write(part)
+        if raises:
+            raise KeyError("a fault")
+        return web.Response(text="another")
+
+    async with serving(handler) as served:
+        answer = await served.exchange(GET)
+        calls = served.protocols[0].calls
+    assert calls == ["error 500 KeyError", "cut off"] if raises else ["cut off"]
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    assert part in answer
+    assert b"another" not in answer
+
+
+async def test_a_response_that_was_begun_by_its_handler_is_finished() -> None:
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(b"a part")
-        raise KeyError("a fault")
+        return response
 
     async with serving(handler) as served:
         answer = await served.exchange(GET)
-    assert answer.count(b"HTTP/1.1 ") == 1
-    assert b"a part" in answer
+        assert served.protocols[0].calls == ["prepare 200", "sent"]
+    assert answer.endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("lingers", [True, False])
@@ -424,7 +452,7 @@ async def test_a_post_sends_the_headers_that_aiohttp_would_send() -> None:
         url = f"http://127.0.0.1:{served.port}/v1/x?a=b"
         answer = await JsonPosts(session, url).send([b"[", b"1]"], more)
         assert (answer.status, answer.reason, answer.headers["X-It"]) == (201, "Made", "is")
-        assert await answer.read() == b"done"
+        assert await answer.content.read() == b"done"
         json = {"Content-Type": "application/json"}
         async with session.post(url, data=b"[1]", headers={**json, **more}):
             pass
@@ -437,7 +465,7 @@ async def test_connections_of_posts_are_used_again_once_their_answer_has_ended()
     async with answering(early + OK, OK, OK) as (posts, seen):
         for _ in range(2):
             answer = await posts.send([b"{}"], None)
-            assert await answer.read() == b"done"
+            assert await answer.content.read() == b"done"
             answer.release()
         assert len(seen) == 1
 
@@ -445,7 +473,7 @@ async def test_connections_of_posts_are_used_again_once_their_answer_has_ended()
 async def test_the_connection_of_an_answer_that_was_not_read_is_closed() -> None:
     async with answering(OK[:-2], OK) as (posts, seen):
         (await posts.send([b"{}"], None)).release()
-        assert await (await posts.send([b"{}"], None)).read() == b"done"
+        assert await (await posts.send([b"{}"], None)).content.read() == b"done"
         assert len(seen) == 2
 
 
@@ -487,7 +515,7 @@ async def test_a_post_whose_connection_takes_too_long_fails() -> None:
 
 async def test_a_post_over_a_connection_that_has_just_closed_fails() -> None:
     async with answering(OK, OK) as (posts, _):
-        await (await posts.send([b"{}"], None)).read()
+        await (await posts.send([b"{}"], None)).content.read()
         connect = posts._session.connector.connect
 
         async def lose(*given: Any, **named: Any) -> Any:

@@ -1,15 +1,20 @@
 """The files of deploy/ and the pages about them: names that exist, and numbers that fit together."""
 
+import argparse
 import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from slipring.config import from_namespace
 from slipring.core.limits import Limits
 from slipring.reference import reference
+from tests.harness import serve
+from tests.server.admin.watching import admin_url
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -192,12 +197,13 @@ def test_services_lead_to_their_pods_and_set_no_variables_there(name: str) -> No
     pod = pod_of(name)
     assert pod["enableServiceLinks"] is False  # a Service named slipring would set SLIPRING_PORT=tcp://…
     (container,) = pod["containers"]
-    (port,) = container["ports"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     kinds = {document["kind"]: document for document in documents(DEPLOY / "kubernetes" / f"{name}.yaml")}
     labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert kinds["Service"]["spec"]["selector"].items() <= labels.items()
     assert kinds["Deployment"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert kinds["Service"]["spec"]["ports"][0]["port"] == port["containerPort"]
+    (served,) = kinds["Service"]["spec"]["ports"]
+    assert served["port"] == ports[served["targetPort"]]
 
 
 def test_the_deployment_never_has_fewer_pods_than_wanted() -> None:
@@ -219,6 +225,77 @@ def test_pods_find_the_secrets_that_there_are() -> None:
     keys = [each["key"] for each in asked + volume["items"]]
     assert sorted(keys) == sorted(secret["stringData"])
     assert all("CHANGE-ME" in value for value in secret["stringData"].values())
+
+
+async def test_metrics_of_pods_can_be_scraped_by_the_monitoring_alone() -> None:
+    kinds = {document["kind"]: document for document in documents(DEPLOY / "kubernetes/slipring.yaml")}
+    (container,) = pod_of("slipring")["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    variables = {each["name"]: each for each in container["env"]}
+    settings = {
+        "SLIPRING_ADMIN": variables["SLIPRING_ADMIN"]["value"],
+        "SLIPRING_ADMIN_KEY": "from the secret",
+    }
+    config = from_namespace(argparse.Namespace(), settings)
+    host, port = config.admin.rsplit(":", 1)
+    assert int(port) == ports["metrics"]
+    # As the pod has it, but on a free port: a scraper names the pod by its address.
+    async with serve(admin=f"{host}:0", admin_key=config.admin_key) as server:
+        url = f"http://127.0.0.1:{urlsplit(admin_url(server)).port}/metrics"
+        for key, status in (("wrong", 401), (config.admin_key, 200)):
+            headers = {"Host": f"10.1.2.3:{port}", "Authorization": f"Bearer {key}"}
+            async with server.http.get(url, headers=headers) as answer:
+                assert answer.status == status
+                assert ("slipring_turns_total" in await answer.text()) == (status == 200)
+    assert "secretKeyRef" in variables["SLIPRING_ADMIN_KEY"]["valueFrom"]
+    # The Service leads to the API alone, and the policy names every port that the pod has.
+    assert [each["targetPort"] for each in kinds["Service"]["spec"]["ports"]] == ["http"]
+    policy = kinds["NetworkPolicy"]["spec"]
+    assert policy["podSelector"] == kinds["Deployment"]["spec"]["selector"]
+    admitted = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
+    assert admitted.keys() == ports.keys()
+    assert admitted["http"] is None
+    assert admitted["metrics"] == [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    ]
+
+
+def test_the_pages_find_the_metrics_where_they_are() -> None:
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+    (secret,) = documents(DEPLOY / "kubernetes/secret.yaml")
+    (container,) = pod_of("slipring")["containers"]
+    kinds = {document["kind"]: document for document in documents(DEPLOY / "kubernetes/slipring.yaml")}
+    labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    samples = [
+        yaml.safe_load(text)
+        for text in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/metrics.md").read_text(), re.S)
+    ]
+    (monitor,) = (sample for sample in samples if sample.get("kind") == "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in [each["name"] for each in container["ports"]]
+    assert endpoint["authorization"]["credentials"]["name"] == secret["metadata"]["name"]
+    assert endpoint["authorization"]["credentials"]["key"] in secret["stringData"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (job,) = (
+        job
+        for sample in samples
+        for job in sample.get("scrape_configs", ())
+        if "kubernetes_sd_configs" in job
+    )
+    kept = {rule["source_labels"][0]: rule.get("regex") for rule in job["relabel_configs"]}
+    assert kept["__meta_kubernetes_pod_label_app"] == labels["app"]
+    assert kept["__meta_kubernetes_pod_container_port_name"] == endpoint["port"]
+
+
+def test_the_image_names_the_port_of_the_admin_address() -> None:
+    (exposed,) = in_file(DEPLOY / "Dockerfile", r"EXPOSE (.+)")
+    (published,) = in_file(DEPLOYMENT, r"-p 127\.0\.0\.1:(\d+):\1 … slipring")
+    (opened,) = in_file(DEPLOYMENT, r"SLIPRING_ADMIN=0\.0\.0\.0:(\d+)")
+    assert published == opened
+    assert set(exposed.split()) == {"8000", opened}
+    # It is opened by those who bring a key: set in the image, no container would start without one.
+    with pytest.raises(AssertionError):
+        in_file(DEPLOY / "Dockerfile", "SLIPRING_ADMIN")
 
 
 def test_pods_are_as_the_image_is() -> None:

@@ -174,14 +174,21 @@ def _is_foreign(tool: object, foreign_tool_types: frozenset[str]) -> bool:
     return isinstance(tool, dict) and tool.get("type") in foreign_tool_types
 
 
+_CODES_THE_SDK_LACKS = frozenset({"context_length_exceeded", "insufficient_quota", "model_not_found"})
+"""Codes of failed responses that the API sends and Codex acts on."""
+
+
 def _as_the_sdk_knows_it(response: Json, foreign_tool_types: frozenset[str]) -> Json:
-    """Remove valid keys and tools that the SDK's types do not have."""
+    """Remove valid keys, codes and tools that the SDK's types do not have."""
     known = {key: value for key, value in response.items() if key not in _KEYS_THE_SDK_LACKS}
     if isinstance(known.get("tools"), list):
         tools = known["tools"]
         known["tools"] = [tool for tool in tools if not _is_foreign(tool, foreign_tool_types)]
     if isinstance(known.get("output"), list):
         known["output"] = [_item_as_the_sdk_knows_it(item) for item in known["output"]]
+    error = known.get("error")
+    if isinstance(error, dict) and error.get("code") in _CODES_THE_SDK_LACKS:
+        known["error"] = {**error, "code": "server_error"}
     return known
 
 

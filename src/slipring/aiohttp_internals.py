@@ -59,7 +59,8 @@ class ServerProtocol(web.RequestHandler):
     Relies on ``RequestHandler`` calling ``finish_response`` for every response, ``handle_error`` for every
     request that is not HTTP or that raised, ``set_parser`` with the reader of a WebSocket, which then gets
     all data, on ``_parser`` not being used afterwards, and on its attributes ``_messages``,
-    ``_payload_parser``, ``_upgraded`` and ``_lingering_time``.
+    ``_payload_parser``, ``_upgraded`` and ``_lingering_time``; and on a request's writer having the head of a
+    response in ``_headers_buf`` until it sends it, and counting in ``output_size`` what it has sent.
     """
 
     __slots__ = ()
@@ -89,6 +90,8 @@ class ServerProtocol(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
+        if not resp.prepared:
+            self._require_no_head(request)
         finished = await super().finish_response(request, self.prepare_response(request, resp), start_time)
         self.response_sent()
         return finished
@@ -101,9 +104,20 @@ class ServerProtocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         response = self.respond_to_error(status, exc)
-        if request.writer.output_size > 0:
-            raise ConnectionError("a part of the response has been sent already")
+        self._require_no_head(request)
         return response
+
+    def _require_no_head(self, request: web.BaseRequest) -> None:
+        """Cut the connection off, and raise ``ConnectionError``, if the request has got the head of a
+        response: no other response can follow, so the client must see that this one does not end."""
+        writer: Any = request.writer
+        if writer.output_size > 0 or writer._headers_buf is not None:
+            self.cut_off()
+            raise ConnectionError("a part of the response has been sent already")
+
+    def cut_off(self) -> None:
+        """Called when a response that has begun cannot be finished: disconnects the client."""
+        raise NotImplementedError
 
     def prepare_response(self, request: web.BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
         """Called before each response is sent; returns the response to send."""
@@ -411,10 +425,6 @@ class PostedAnswer:
         self.content = content
         # Not a method: a body that never ends keeps its callbacks, and so would keep this object.
         content.on_eof(partial(_release, connection))
-
-    async def read(self) -> bytes:
-        """The whole body."""
-        return await self.content.read()
 
     def release(self) -> None:
         """Return the connection to the pool, or close it if the body has not ended. May be called twice."""

@@ -57,6 +57,8 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         """Seconds after which a retry makes sense, if known."""
+        self.detail = ""
+        """What operators should know and clients may not see: for the log."""
         self.is_reported = False
         """Whether it is in the report of a turn, which counts it."""
         if code is not None:

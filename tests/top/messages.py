@@ -124,6 +124,7 @@ _updates = _made(
     in_flight=_sizes,
     waiting=_sizes,
     is_draining=st.booleans(),
+    needs_key=st.booleans(),
     engines=_few(_engines),
     parked=_few(_made(Parked, tenant=_texts, responses=_sizes, size_bytes=_sizes, seconds_left=_times)),
     parked_sessions=_sizes,

@@ -134,6 +134,7 @@ def update(process: int = 0, **changed: Any) -> Update:
         in_flight=0,
         waiting=0,
         is_draining=False,
+        needs_key=False,
         engines=[engine()],
         parked=[],
         parked_sessions=0,

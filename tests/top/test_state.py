@@ -92,7 +92,9 @@ def test_totals_contain_what_ended_processes_had_counted() -> None:
 def test_a_process_that_takes_the_number_of_another_starts_anew() -> None:
     view = folded(greeting(), busy_update(), update(pid=5000, is_complete=False, now=NOW + 1))
     assert view.connections == []
-    assert view.rates is None
+    assert view.rates is not None
+    assert view.rates.turns_per_s == 0
+    assert view.processes[0].cpu_percent is None
 
 
 def test_a_greeting_begins_anew() -> None:
@@ -145,6 +147,56 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert view.rates.cpu_percent == 50
     assert view.loop_lag_ms == 7
     assert folded(greeting(), counted[0]).rates is None
+
+
+def turns_per_s(*messages: Message) -> float:
+    view = folded(*messages)
+    assert view.rates is not None
+    return view.rates.turns_per_s
+
+
+def test_what_a_worker_had_counted_before_is_in_no_rate() -> None:
+    first: list[Message] = [greeting(2)]
+    first += [update(0, totals=totals(1000)), update(0, now=NOW + 1, totals=totals(1010))]
+    assert turns_per_s(*first, update(1, now=NOW + 1, totals=totals(5000))) == 10
+    later = update(0, now=NOW + 2, totals=totals(1020)), update(1, now=NOW + 2, totals=totals(5004))
+    assert turns_per_s(*first, update(1, now=NOW + 1, totals=totals(5000)), *later) == 12
+
+
+def test_a_worker_that_joins_is_counted_over_the_window_of_the_others() -> None:
+    """Its own time, which is short, would make many turns per second of a few."""
+    seconds = [update(0, now=NOW + second, totals=totals(10 * second)) for second in range(9)]
+    joined = [update(1, now=NOW + 8 + 0.5 * half, totals=totals(6 * half)) for half in range(2)]
+    last = update(0, now=NOW + 8.5, totals=totals(85))
+    assert turns_per_s(greeting(2), *seconds, *joined, last) == pytest.approx((85 + 6) / 8.5)
+
+
+def test_turns_of_a_worker_that_left_stay_in_the_rate_while_they_are_recent() -> None:
+    def both(second: int, first: int, second_worker: int) -> list[Message]:
+        return [
+            update(0, now=NOW + second, totals=totals(first)),
+            update(1, now=NOW + second, totals=totals(second_worker)),
+        ]
+
+    running = [greeting(2), *both(0, 0, 0), *both(5, 50, 50)]
+    assert turns_per_s(*running) == 20
+    assert turns_per_s(*running, ProcessGone(1, totals(50))) == 20
+    again = update(1, pid=5001, now=NOW + 5, totals=totals(0))
+    assert turns_per_s(*running, again) == 20
+    later = update(0, now=NOW + 10, totals=totals(100))
+    assert turns_per_s(*running, ProcessGone(1, totals(50)), again, later) == 15
+    much_later = update(0, now=NOW + 15, totals=totals(150))
+    assert turns_per_s(*running, ProcessGone(1, totals(50)), again, later, much_later) == 10
+
+
+def test_a_worker_that_was_silent_gives_no_spike() -> None:
+    silent = [update(now=NOW + second, totals=totals(10 * second)) for second in (0, 20, 21)]
+    assert turns_per_s(greeting(), *silent) == pytest.approx(10)
+
+
+def test_two_updates_at_almost_the_same_time_make_no_rate() -> None:
+    close = [update(totals=totals(100)), update(now=NOW + 0.01, totals=totals(101))]
+    assert folded(greeting(), *close).rates is None
 
 
 def test_rates_start_again_when_the_clock_was_set_back() -> None:

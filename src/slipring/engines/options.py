@@ -6,8 +6,8 @@ Errors are ``StartupError`` with one line.
 
 import dataclasses
 import math
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 from slipring.errors import StartupError
 from slipring.spelling import suggestion
@@ -20,16 +20,32 @@ def option(default: object, meaning: str, *, least: int = 0) -> Any:
     return dataclasses.field(default=default, metadata={"help": meaning, "least": least})
 
 
-def read_address(kind: str, text: str, example: str) -> tuple[str, list[str]]:
+class Address(NamedTuple):
+    """Where a server is. A query goes with every request."""
+
+    url: str
+    """The base: without a query, and without a slash at its end."""
+    query: str
+
+
+def read_address(kind: str, text: str, example: str, *, path: str = "") -> tuple[Address, list[str]]:
     """Split what follows ``KIND:`` into the address of a server and ``name=value`` pairs. ``example``: an
-    address for the message. Raises ``StartupError`` if the first part is not an address."""
+    address for the message; ``path``: for addresses that have none. Raises ``StartupError`` if the first part
+    is not an address."""
     address, *pairs = text.split(",")
     demand = f"--engine {kind}: needs the address of a server, as in {kind}:{example}"
     if any(map(str.isspace, address.strip())):
         raise StartupError(f"{demand}, without spaces; options follow after commas, as in ,model=NAME")
     if not address.startswith(("http://", "https://")) or not urlsplit(address).netloc:
         raise StartupError(f"{demand}, not '{address}'" if address else demand)
-    return address, pairs
+    parts = urlsplit(address)
+    if "@" in parts.netloc:
+        raise StartupError(
+            f"--engine {kind}: the address names a user or a password, which every user of this machine could"
+            " read: name a variable that holds `Basic …` with key_env=, and key_header=Authorization"
+        )
+    base = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or path, "", ""))
+    return Address(base, parts.query), pairs
 
 
 def read_pairs(kind: str, options: type[T], pairs: list[str]) -> dict[str, Any]:

@@ -239,6 +239,8 @@ class Update(Struct, frozen=True, tag="update"):
     """Turns that have ended since the last update; in a complete one, the latest of HTTP requests."""
     turns_missed: int
     """Turns that ended and are left out, because there were too many."""
+    needs_key: bool = False
+    """Whether requests of clients need an API key."""
 
 
 class ProcessGone(Struct, frozen=True, tag="process_gone"):

@@ -322,7 +322,7 @@ class Driver:
             return await self._save(work.turn, work.state)
         except ApiError as error:
             forget_frames(error)
-            return self.session.lifecycle.failed(work.turn, error, now())
+            return self.session.lifecycle.failed(work.turn, _logged(error), now())
         except LeaseLost:
             return self.session.lifecycle.failed(
                 work.turn, ServerError("The response was ended elsewhere."), now()
@@ -412,8 +412,14 @@ class Driver:
             joined, state = await self._join(load.conversation_id)
         elif load.response_id is not None:
             state = await self.states.find(tenant, load.response_id)
-        items = await self.service.store.responses.load_items(tenant, load.item_ids) if load.item_ids else {}
+        items = await self._find_items(load.item_ids, load.conversation_id) if load.item_ids else {}
         return Loaded(state, items, joined)
+
+    async def _find_items(self, ids: frozenset[str], conversation_id: str | None) -> dict[str, Item]:
+        """Stored items with these ids: of responses, else of conversations, this one first."""
+        tenant, store = self.session.tenant, self.service.store
+        found = await store.responses.load_items(tenant, ids)
+        return {**await store.conversations.find_items(tenant, ids - found.keys(), conversation_id), **found}
 
     async def _join(self, conversation_id: str) -> tuple[Joined, ResponseState | None]:
         """A conversation with the state to continue from; without such a state, with all its items."""
@@ -517,14 +523,17 @@ def _is_work(action: Action) -> TypeGuard[Work]:
 
 
 def _appended(joined: Joined, state: ResponseState) -> Appended:
-    """The items that a response adds to its conversation, each with an id."""
+    """The items that a response adds to its conversation, each with an id: the one that it was sent with, if
+    the conversation does not have another item with it."""
     known = len(joined.items)
-    added = (
-        with_id(item, _unique_id(item, state.id, index))
-        for index, item in enumerate(state.input)
-        if index >= known
-    )
-    return Appended(joined.conversation_id, joined.version, (*added, *state.output))
+    added: list[Item] = []
+    spare_ids: dict[int, str] = {}
+    for index, item in enumerate(state.input[known:], known):
+        own_id = item_ids.place_id(item, state.id, index)
+        if item.id is not None:
+            spare_ids[len(added)] = own_id
+        added.append(with_id(item, item.id or own_id))
+    return Appended(joined.conversation_id, joined.version, (*added, *state.output), spare_ids)
 
 
 def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -536,7 +545,8 @@ def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return items
 
 
-def _unique_id(item: Item, response_id: str, index: int) -> str:
-    """An id that is unique in a conversation: replaces one that a client chose, which may repeat."""
-    is_ours = item.id is not None and item_ids.place_of(item.id) is not None
-    return item.id if is_ours and item.id else item_ids.place_id(item, response_id, index)
+def _logged(error: ApiError) -> ApiError:
+    """The same error. Logs what operators should know about it and its client will not see."""
+    if error.detail:
+        log.warning("a turn failed (%s): %s", error.code, error.detail)
+    return error

@@ -6,6 +6,7 @@ ended turns of each, and the samples that rates are computed from.
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import pairwise
 
 from msgspec import UNSET, Struct
 
@@ -32,6 +33,8 @@ MOST_CONNECTIONS = 20_000
 MOST_TURNS = 200
 """Ended turns, of each process and in a view."""
 _MOST_SAMPLES = 64
+_LEAST_S = 0.4
+"""No rate is computed over less: a single turn would look like many."""
 _MOST_COUNTED = 2**63
 """Larger differences of counters are taken for this: a float can hold them."""
 
@@ -40,7 +43,9 @@ _MOST_COUNTED = 2**63
 
 
 class Rates(Struct, frozen=True):
-    """Averages of the last ten seconds. Turns and tokens are counted when a turn ends."""
+    """Averages of the last ten seconds, or of the time since the stream began. Turns and tokens are counted
+    when a turn ends. What a process had counted before it was first heard of is in no rate; what one has
+    counted that has ended since is."""
 
     turns_per_s: float
     input_tokens_per_s: float
@@ -121,7 +126,7 @@ class View(Struct, frozen=True):
     rates: Rates | None
     """None: no process has been watched long enough."""
     totals: Totals
-    """Of the present processes, since they started."""
+    """Since the server started, of processes that have ended too."""
     memory: dict[str, Memory]
     """By what uses it; the sum of all processes, of the bounds too."""
     tenants: list[TenantMemory]
@@ -162,6 +167,8 @@ class State:
     def __init__(self) -> None:
         self._greeting: Greeting | None = None
         self._processes: dict[int, _Process] = {}
+        self._ended: deque[deque[_Sample]] = deque(maxlen=MOST_PROCESSES)
+        """The samples of processes that ended lately."""
         self._departed = Totals()
 
     def fold(self, message: Message) -> None:
@@ -169,9 +176,10 @@ class State:
         if isinstance(message, Greeting):
             self._greeting = message
             self._processes = {}
+            self._ended.clear()
             self._departed = message.departed
         elif isinstance(message, ProcessGone):
-            self._processes.pop(message.process, None)
+            self._end(message.process)
             self._departed = message.departed
         else:
             self._fold_update(message)
@@ -186,8 +194,15 @@ class State:
         known = self._processes.get(update.process)
         if known is not None and known.latest.pid == update.pid:
             known.fold(update)
-        elif known is not None or len(self._processes) < MOST_PROCESSES:
+            return
+        self._end(update.process)
+        if len(self._processes) < MOST_PROCESSES:
             self._processes[update.process] = _Process(update)
+
+    def _end(self, process: int) -> None:
+        ended = self._processes.pop(process, None)
+        if ended is not None:
+            self._ended.append(ended.samples)
 
     def view(self) -> View | None:
         """Everything that is known, all processes together. None: the stream has not begun."""
@@ -211,7 +226,7 @@ class State:
             waiting=sum(each.waiting for each in shown),
             resident_bytes=sum(each.resident_bytes for each in shown),
             loop_lag_ms=max((each.loop_lag_ms for each in shown), default=0.0),
-            rates=_sum_of_rates(process.samples for process in processes),
+            rates=_rates([*(process.samples for process in processes), *self._ended], now),
             totals=sum_of((self._departed, *(update.totals for update in updates))),
             memory=_sum_of_memory(update.memory for update in updates),
             tenants=_sum_of_tenants(update.tenants for update in updates),
@@ -300,7 +315,7 @@ class _Process:
             self.samples.popleft()
 
     def view(self) -> ProcessView:
-        latest, rates = self.latest, _rates(self.samples)
+        latest, rates = self.latest, _rates([self.samples], self.samples[-1].at)
         return ProcessView(
             process=latest.process,
             pid=latest.pid,
@@ -317,30 +332,36 @@ class _Process:
 # --- Of all processes together ----------------------------------------------------------------------
 
 
-def _rates(samples: deque[_Sample]) -> Rates | None:
-    first, last = samples[0], samples[-1]
-    seconds = last.at - first.at
-    if seconds <= 0:
+def _rates(histories: Iterable[deque[_Sample]], now: float) -> Rates | None:
+    """The rates of several processes together, over one window that is the same for all of them."""
+    known = [samples for samples in histories if samples[-1].at > now - WINDOW_S]
+    start = max(min((samples[0].at for samples in known), default=now), now - WINDOW_S)
+    seconds = now - start
+    if seconds < _LEAST_S:
         return None
 
-    def per_second(new: float, old: float) -> float:
-        return min(max(new - old, 0), _MOST_COUNTED) / seconds
+    def per_second(name: str) -> float:
+        return min(sum(_counted(samples, name, start) for samples in known), _MOST_COUNTED) / seconds
 
     return Rates(
-        turns_per_s=per_second(last.turns, first.turns),
-        input_tokens_per_s=per_second(last.input, first.input),
-        cached_tokens_per_s=per_second(last.cached, first.cached),
-        output_tokens_per_s=per_second(last.output, first.output),
-        history_bytes_per_s=per_second(last.history_bytes, first.history_bytes),
-        cpu_percent=100 * per_second(last.cpu_s, first.cpu_s),
+        turns_per_s=per_second("turns"),
+        input_tokens_per_s=per_second("input"),
+        cached_tokens_per_s=per_second("cached"),
+        output_tokens_per_s=per_second("output"),
+        history_bytes_per_s=per_second("history_bytes"),
+        cpu_percent=100 * per_second("cpu_s"),
     )
 
 
-def _sum_of_rates(histories: Iterable[deque[_Sample]]) -> Rates | None:
-    known = [rates for samples in histories if (rates := _rates(samples)) is not None]
-    if not known:
-        return None
-    return Rates(*(sum(getattr(rates, name) for rates in known) for name in Rates.__struct_fields__))
+def _counted(samples: deque[_Sample], name: str, start: float) -> float:
+    """What a process has counted since then. Between two samples it counts evenly."""
+    counted = 0.0
+    for before, after in pairwise(samples):
+        if after.at > start:
+            grown = min(max(getattr(after, name) - getattr(before, name), 0), _MOST_COUNTED)
+            length = after.at - before.at
+            counted += grown * min((after.at - start) / length, 1) if before.at < start else grown
+    return counted
 
 
 def _add(sums: dict[str, int], counts: dict[str, int]) -> None:

@@ -8,7 +8,14 @@ import pytest
 from slipring.core.generation import CallArguments, CallStarted, Finished, Text
 from slipring.core.session.actions import Counted, Loaded, Settle
 from slipring.core.turn.stages import Phase
-from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
+from slipring.errors import (
+    ApiError,
+    AuthenticationFailed,
+    InvalidRequest,
+    NotFound,
+    RateLimited,
+    ServerError,
+)
 from tests.core.connection import (
     Connection,
     Server,
@@ -483,7 +490,9 @@ def test_a_failure_closes_open_items_and_gives_the_reason():
     [
         (ServerError(), "server_error"),
         (RateLimited("slow down"), "rate_limit_exceeded"),
-        (InvalidRequest("too long", code="context_length_exceeded"), "invalid_prompt"),
+        (InvalidRequest("too long", code="context_length_exceeded"), "context_length_exceeded"),
+        (RateLimited("no money", code="insufficient_quota"), "insufficient_quota"),
+        (NotFound("no model", code="model_not_found"), "model_not_found"),
         (InvalidRequest("no", code="invalid_prompt"), "invalid_prompt"),
         (InvalidRequest("no", code="something_new"), "invalid_prompt"),
     ],

@@ -254,9 +254,9 @@ def test_only_new_items_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     units: list[int] = []
     write = Writer._write
 
-    def counting(self: Writer, unit: Any) -> bytes:
+    def counting(self: Writer, unit: Any, fields: Any) -> bytes:
         units.append(len(unit.items))
-        return write(self, unit)
+        return write(self, unit, fields)
 
     monkeypatch.setattr(Writer, "_write", counting)
     parent = None
@@ -339,7 +339,13 @@ def test_the_offer_becomes_a_list_and_a_choice(
     body = body_of(job(message("user", "a"), head=Head(None, tools_of(WEATHER, ADD)), offer=offer))
     names = [tool["function"]["name"] for tool in body["tools"]] if "tools" in body else None
     assert (names, body.get("tool_choice")) == (sent, choice)
-    assert ("parallel_tool_calls" in body) == (sent is not None)
+    assert "parallel_tool_calls" not in body
+
+
+def test_calls_one_at_a_time_are_asked_for_only_if_the_client_does() -> None:
+    head, settings = Head(None, tools_of(ADD)), {"parallel_tool_calls": False}
+    assert body_of(job(message("user", "a"), head=head, settings=settings))["parallel_tool_calls"] is False
+    assert "parallel_tool_calls" not in body_of(job(message("user", "a"), settings=settings))
 
 
 def test_added_tools_are_sent_with_the_others() -> None:
@@ -416,6 +422,7 @@ def test_an_address_without_a_path_gets_v1(text: str, url: str) -> None:
         ("model=m", "needs the address of a server"),
         ("http://a,max_tokens_field=n", "must be max_tokens or max_completion_tokens"),
         ("http://a,images=yes", "must be true or false"),
+        ("http://a,think_tags=maybe", "must be false or true or opened"),
         ("http://a,what=1", "unknown option 'what'"),
     ],
 )
@@ -452,7 +459,7 @@ HEAD = Head(None, tools_of(WEATHER, FILES, {**SHELL, "name": "run"}))
 BOX = toolbox(HEAD.tools.callables, EMPTY)
 
 
-def deltas_of(*payloads: Any, reason: str | None = "stop", think_tags: bool = False) -> list[Delta]:
+def deltas_of(*payloads: Any, reason: str | None = "stop", think_tags: str = "false") -> list[Delta]:
     """The deltas that payloads give, text and arguments joined."""
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX), think_tags=think_tags)
     ending = [delta_of(finish_reason=reason)] if reason else []
@@ -580,13 +587,159 @@ def test_an_empty_object_ends_a_call_only_when_something_else_begins() -> None:
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
     empty = {"function": {"name": "get_weather", "arguments": "{}"}}
     started = answer.take(pieces_of({"index": 0, "id": "a", **empty}))
-    assert started[1:] == [EXPECTED["get_weather"], CallArguments("{}")]
-    assert answer.take(pieces_of({"index": 1, "id": "b", **empty})) == [CallEnded(), *started[1:]]
-    assert answer.take(delta_of(content="so")) == [CallEnded(), Text("so")]
-    twice = {"index": 0, "function": {"arguments": '{"city":"Rome"}'}}
-    assert content_of(pieces_of({"index": 0, **empty}), pieces_of(twice)) == [
+    assert started[1:] == [EXPECTED["get_weather"], CallArguments("{")]
+    ended = [CallArguments("}"), CallEnded()]
+    assert answer.take(pieces_of({"index": 1, "id": "b", **empty})) == [*ended, *started[1:]]
+    assert answer.take(delta_of(content="so")) == [*ended, Text("so")]
+
+
+@pytest.mark.parametrize("empty", [["{}"], ["{", "}"], ["{ ", "}"]])
+@pytest.mark.parametrize(
+    "arguments", [['{"city":"Rome"}'], [' {"ci', 'ty":"Rome"}'], ["{", '"city":"Rome"}']]
+)
+def test_arguments_replace_an_empty_object_before_them(empty: list[str], arguments: list[str]) -> None:
+    name = {"index": 0, "function": {"name": "get_weather", "arguments": ""}}
+    rest = [{"index": 0, "function": {"arguments": text}} for text in (*empty, *arguments)]
+    started, text, ended = content_of(*map(pieces_of, [name, *rest]))
+    assert isinstance(text, CallArguments)
+    assert (started, json.loads(text.text), ended) == (EXPECTED["get_weather"], {"city": "Rome"}, CallEnded())
+
+
+def calls_of(*pieces: Json) -> list[tuple[str, Any]]:
+    """The calls of pieces: names and arguments."""
+    deltas = content_of(*map(pieces_of, pieces))
+    names = [each.name for each in deltas if isinstance(each, CallStarted)]
+    texts = [each.text for each in deltas if isinstance(each, CallArguments)]
+    return list(zip(names, map(json.loads, texts), strict=True))
+
+
+@pytest.mark.parametrize("first_id", [None, "", "call_0"])
+@pytest.mark.parametrize("index", [0, None])
+@pytest.mark.parametrize("second", ["get_weather", "nobody_offered"])
+def test_parallel_calls_in_one_place_are_told_apart(
+    first_id: str | None, index: int | None, second: str
+) -> None:
+    marks = {"index": index, "id": first_id}
+    calls = [("get_weather", '{"city":"Rome"}'), (second, '{"city":"Oslo"}')]
+    whole = [{**marks, "function": {"name": name, "arguments": text}} for name, text in calls]
+    expected = [(name, json.loads(text)) for name, text in calls]
+    assert calls_of(*whole) == expected
+    named = [
+        {**marks, "function": function}
+        for name, text in calls
+        for function in ({"name": name, "arguments": text[:5]}, {"arguments": text[5:]})
+    ]
+    assert calls_of(*named) == expected
+
+
+def test_calls_without_arguments_in_one_place_are_told_apart_by_their_ids() -> None:
+    first = {"index": 0, "id": "a", "function": {"name": "no_args", "arguments": ""}}
+    second = {"index": 0, "id": "b", "function": {"name": "get_weather", "arguments": "{}"}}
+    assert calls_of(first, second) == [("no_args", {}), ("get_weather", {})]
+
+
+def test_a_call_that_a_server_repeats_as_a_whole_is_one_call() -> None:
+    call = {"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": '{"city":"Rome"}'}}
+    assert calls_of(call, call) == [("get_weather", {"city": "Rome"})]
+
+
+def test_arguments_that_belong_to_no_call_fail_the_answer() -> None:
+    call = {"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": '{"city":"Rome"}'}}
+    with pytest.raises(ServerError, match="told apart"):
+        content_of(pieces_of(call), pieces_of({"index": 0, "function": {"arguments": '{"city":"Oslo"}'}}))
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["abort", "cancelled", "network_error", "insufficient_system_resource", "MALFORMED_FUNCTION_CALL"],
+)
+def test_an_answer_that_the_server_gave_up_fails(reason: str) -> None:
+    with pytest.raises(ServerError, match=reason):
+        deltas_of(delta_of(content="a"), reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        *[
+            (name, "content_filter")
+            for name in ("sensitive", "SAFETY", "content_filter: RECITATION", "refusal")
+        ],
+        *[(name, "max_output_tokens") for name in ("MAX_TOKENS", "length", "model_context_window_exceeded")],
+        *[(name, "stop") for name in ("STOP", "tool_calls", "end_turn", "something_new")],
+    ],
+)
+def test_finish_reasons_of_many_servers(reason: str, expected: str) -> None:
+    finished = deltas_of(delta_of(content="a"), reason=reason)[-1]
+    assert isinstance(finished, Finished)
+    assert finished.reason == expected
+
+
+def test_an_unknown_finish_reason_is_no_success_of_an_unfinished_call() -> None:
+    half = {"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": '{"city":"Ro'}}
+    with pytest.raises(ServerError, match="something_new"):
+        content_of(pieces_of(half), reason="something_new")
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": 7.0, "completion_tokens": 2}, (7, 0, 2, 0)),
+        ({"prompt_tokens": None, "completion_tokens": "2"}, (0, 0, 0, 0)),
+        ([], (0, 0, 0, 0)),
+        ({"prompt_tokens": 7, "prompt_tokens_details": [], "completion_tokens_details": None}, (7, 0, 0, 0)),
+        ({"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 9}}, (7, 7, 0, 0)),
+        ({"prompt_tokens": -1, "completion_tokens": float(2**60)}, (0, 0, 0, 0)),
+    ],
+)
+def test_usage_in_odd_forms_fails_no_answer(usage: Any, expected: tuple[int, int, int, int]) -> None:
+    finished = deltas_of(delta_of(content="a"), {"choices": [], "usage": usage})[-1]
+    assert isinstance(finished, Finished)
+    counts = finished.input_tokens, finished.cached_tokens, finished.output_tokens, finished.reasoning_tokens
+    assert counts == expected
+
+
+def read_of(*payloads: bytes) -> tuple[list[Delta], ApiError | None]:
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
+    return answer.read(payloads)
+
+
+def test_surrogate_pairs_that_a_server_splits_are_joined() -> None:
+    chunks = [
+        b'{"choices":[{"delta":{"content":"%s"}}]}' % text for text in (b"a\\ud83d", b"\\uDE00b", b"\\udc00!")
+    ]
+    deltas, fault = read_of(*chunks)
+    assert fault is None
+    assert "".join(each.text for each in deltas if isinstance(each, Text)) == "a\U0001f600b\ufffd!"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"object":"error","message":"too hot","code":400}',
+        b'{"message":"too hot","type":"BadRequestError"}',
+        b'{"type":"error","error":{"type":"invalid_request_error","message":"too hot"}}',
+        b'{"error":[{"message":"too hot","code":400}]}',
+        b'{"detail":"too hot","code":"400"}',
+    ],
+)
+def test_errors_in_a_stream_are_recognised(payload: bytes) -> None:
+    _, fault = read_of(payload)
+    assert isinstance(fault, InvalidRequest)
+    assert "too hot" in fault.message
+
+
+def test_an_answer_that_is_not_streamed_is_read() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "Well.", "tool_calls": [call]}
+    whole = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
+    deltas, fault = answer.read([json.dumps(whole).encode()])
+    assert fault is None
+    assert joined([*deltas, *answer.finish()])[1:-1] == [
+        Text("Well."),
         EXPECTED["get_weather"],
-        CallArguments('{}{"city":"Rome"}'),
+        CallArguments("{}"),
         CallEnded(),
     ]
 
@@ -709,10 +862,13 @@ def test_refusals_become_refusal_deltas() -> None:
 
 def test_think_tags_are_parsed_if_the_option_is_set() -> None:
     chunks = [delta_of(content=piece) for piece in ("<th", "ink>\nhm", "</think>", "\n\nyes")]
-    assert content_of(*chunks, think_tags=True) == [Thought("hm"), Text("yes")]
+    assert content_of(*chunks, think_tags="true") == [Thought("hm"), Text("yes")]
     assert content_of(*chunks) == [Text("<think>\nhm</think>\n\nyes")]
+    opened = [delta_of(content=piece) for piece in ("hm", "</thi", "nk>\n\nyes")]
+    assert content_of(*opened, think_tags="opened") == [Thought("hm"), Text("yes")]
+    assert content_of(*chunks, think_tags="opened") == [Thought("hm"), Text("yes")]
     call = {"index": 0, "function": {"name": "get_weather", "arguments": "{}"}}
-    emitted = content_of(delta_of(content="yes\n"), pieces_of(call), think_tags=True)
+    emitted = content_of(delta_of(content="yes\n"), pieces_of(call), think_tags="true")
     assert emitted == [Text("yes"), EXPECTED["get_weather"], CallArguments("{}"), CallEnded()]
 
 
@@ -736,7 +892,7 @@ def test_finish_reasons_are_translated(reason: str, meaning: str) -> None:
 def test_an_answer_without_a_finish_reason_fails() -> None:
     with pytest.raises(ServerError, match="without a finish reason"):
         deltas_of(delta_of(content="a"), reason=None)
-    with pytest.raises(ServerError, match="failed"):
+    with pytest.raises(ServerError, match="ended its answer early"):
         deltas_of(reason="error")
 
 
@@ -852,13 +1008,6 @@ async def test_a_steer_that_waited_for_outputs_leaves_the_calls_in_the_conversat
     assert [each["role"] for each in sent] == ["user", "assistant", "tool", "user"]
     assert [each["function"]["name"] for each in sent[1]["tool_calls"]] == ["get_weather"]
     assert (sent[2]["content"], sent[3]["content"]) == ("sunny", "quickly")
-
-
-async def test_half_of_a_surrogate_pair_does_not_fail_an_answer() -> None:
-    async with running() as (fake, server), server.connect() as socket:
-        fake.script(Say(("cut ", "\ud83d", " here")), Stop())
-        response = await socket.response(input="go")
-        assert response["output"][0]["content"][0]["text"] == "cut \N{REPLACEMENT CHARACTER} here"
 
 
 async def test_a_chain_of_calls_is_sent_as_one_conversation() -> None:
@@ -1031,3 +1180,127 @@ async def test_added_tools_and_updates_apply_to_later_turns() -> None:
             assert [tool["function"]["name"] for tool in sent["tools"]] == ["get_weather", "add"]
             assert sent["reasoning_effort"] == "high"
         assert [each["content"] for each in fake.requests[1]["messages"]] == ["go", "ok", "on"]
+
+
+async def test_a_cut_after_the_finish_reason_fails_no_answer() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Send({"choices": [{"delta": {"content": "all"}, "finish_reason": "stop"}]}), HangUp())  # type: ignore[arg-type]
+        response = await socket.response(**ASK)
+        assert (response["status"], response["output"][0]["content"][0]["text"]) == ("completed", "all")
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 503])
+async def test_the_log_has_the_reason_of_a_failure(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Refuse(status, "no GPU is left in rack 3"))
+        response = await socket.response(**ASK)
+        assert response["status"] == "failed"
+        assert "rack" not in json.dumps(response)
+        assert f"{status} error: no GPU is left in rack 3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "code", "http_status"),
+    [
+        (400, "This model's maximum context length is 9 tokens.", "context_length_exceeded", 400),
+        (429, "You exceeded your current quota.", "insufficient_quota", 429),
+        (404, "The model `x` does not exist.", "model_not_found", 404),
+    ],
+)
+async def test_codes_that_clients_act_on_are_kept(
+    status: int, message: str, code: str, http_status: int
+) -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Refuse(status, message))
+        failed = await socket.response(**ASK)
+        assert (failed["status"], failed["error"]["code"]) == ("failed", code)
+        fake.script(Refuse(status, message))
+        posted, body = await server.post(**ASK)  # type: ignore[arg-type]
+        assert (posted, body["error"]["code"]) == (http_status, code)
+
+
+async def test_a_query_and_another_header_for_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Azure wants them."""
+    monkeypatch.setenv("AZURE_KEY", "hush\n")
+    fake = FakeChatServer()
+    await fake.start()
+    try:
+        options = read_options(f"{fake.url}?api-version=1,key_env=AZURE_KEY,key_header=api-key,model=m")
+        engine = ChatEngine(options)
+        async with serve(engine) as server, server.connect() as socket:
+            assert (await socket.response(**ASK))["status"] == "completed"
+        assert fake.headers[0]["api-key"] == "hush"
+        assert "authorization" not in fake.headers[0]
+        assert fake.queries == ["api-version=1"]
+    finally:
+        await fake.close()
+
+
+def test_addresses_with_passwords_are_refused_without_repeating_them() -> None:
+    with pytest.raises(StartupError, match="key_env=") as refused:
+        read_options("http://me:hush@127.0.0.1:9/v1")
+    assert "hush" not in str(refused.value)
+
+
+SIGNATURE = {"google": {"thought_signature": "c2lnbmVk"}}
+
+
+def signed_call(name: str, extra: Any) -> Any:
+    call = {
+        "index": 0,
+        "id": f"id-{name}",
+        "function": {"name": name, "arguments": "{}"},
+        "extra_content": extra,
+    }
+    return {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}
+
+
+async def test_what_a_server_wants_back_is_sent_back_along_the_chain() -> None:
+    """Gemini signs its calls, and refuses the next step without the signature."""
+    details = [{"type": "reasoning.text", "index": 0, "text": text, "signature": None} for text in ("h", "m")]
+    thoughts = [{"choices": [{"delta": {"reasoning_details": [each]}}]} for each in details]
+    stop = {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}
+    joined_details = [{**details[0], "text": "hm"}]
+    async with running() as (fake, server), server.connect() as socket:
+        asked = {"tools": [WEATHER, ADD], "store": False}
+        fake.script(Send(*thoughts, signed_call("get_weather", SIGNATURE), stop))  # type: ignore[arg-type]
+        first = await socket.response(input="go", **asked)
+        assert "c2lnbmVk" not in json.dumps(first)
+        output = {
+            "type": "function_call_output",
+            "call_id": first["output"][-1]["call_id"],
+            "output": "sunny",
+        }
+        fake.script(Send(signed_call("add", {"n": 2}), stop))  # type: ignore[arg-type]
+        second = await socket.response(input=[output], previous_response_id=first["id"], **asked)
+        more = {"type": "function_call_output", "call_id": second["output"][-1]["call_id"], "output": "3"}
+        third = await socket.response(input=[more], previous_response_id=second["id"], **asked)
+        await socket.response(input="thanks", previous_response_id=third["id"], **asked)
+        for request in fake.requests[1:]:
+            called = request["messages"][1]
+            assert called["tool_calls"][0]["extra_content"] == SIGNATURE
+            assert called["reasoning_details"] == joined_details
+        for request in fake.requests[2:]:
+            called = request["messages"][3]
+            assert called["tool_calls"][0]["extra_content"] == {"n": 2}
+            assert "reasoning_details" not in called
+        last = fake.requests[3]["messages"]
+        assert [set(each) for each in last[5:]] == [{"role", "content"}, {"role", "content"}]
+        # A whole history continues the chain as long as it is known, and other servers get none of it.
+        whole = [{"role": "user", "content": "go"}, *first["output"], output, *second["output"], more]
+        await socket.response(input=whole, **asked)
+        assert fake.requests[4]["messages"] == last[:5]
+
+
+def test_fields_that_are_too_large_are_not_kept() -> None:
+    big = {"x": "y" * 2**18}
+    for extra, is_kept in ((SIGNATURE, True), (big, False)):
+        answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
+        deltas, _ = answer.read([json.dumps(signed_call("get_weather", extra)).encode()])
+        answer.take(delta_of(finish_reason="stop"))
+        finished = answer.finish()[-1]
+        assert isinstance(finished, Finished)
+        assert isinstance(finished.position, Written)
+        assert (finished.position.returned.size_bytes > 0) == is_kept
+        assert (finished.position.size_bytes > finished.context.size_bytes) == is_kept
+        assert deltas

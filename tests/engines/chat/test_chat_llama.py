@@ -145,4 +145,4 @@ async def test_cancels_warmups_and_refusals_with_a_real_server(
             answer = await socket.response(input=[], previous_response_id=warm["id"], **GREEDY)
             assert cached(answer) >= 0.8 * warm["usage"]["input_tokens"]
             refused = await socket.response(input="word " * 2000, **GREEDY)
-            assert (refused["status"], refused["error"]["code"]) == ("failed", "invalid_prompt")
+            assert (refused["status"], refused["error"]["code"]) == ("failed", "context_length_exceeded")

@@ -43,6 +43,7 @@ class FakeChatServer(FakeServer):
     def __init__(self) -> None:
         super().__init__()
         self.bodies: list[bytes] = []
+        self.queries: list[str] = []
         self.models: list[str] = ["fake"]
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -70,6 +71,7 @@ class FakeChatServer(FakeServer):
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.read())
+        self.queries.append(request.query_string)
         self.requests.append(json.loads(self.bodies[-1]))
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         steps = self.next_script()

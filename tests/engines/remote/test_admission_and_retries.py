@@ -112,17 +112,46 @@ async def test_the_gate_closes_after_failures_until_a_probe_succeeds() -> None:
     with pytest.raises(Unavailable):
         await read_all(gate, engine)
     assert gate.trouble == "the engine does not answer"
-    with pytest.raises(Unavailable) as refused, gate.ticket("t"):
+    with pytest.raises(Unavailable) as refused, gate.admission("t"):
         pass
     assert refused.value.retry_after_s is not None
     await engine.probed.wait()
     engine.answers.set()
-    assert gate._probing is not None
-    await gate._probing
+    assert gate._breakers[""]._probing is not None
+    await gate._breakers[""]._probing
     assert gate.trouble is None
     with gate.ticket("t") as ticket:
         await ticket.turn()
     await gate.close()
+
+
+async def test_a_model_that_fails_closes_no_other() -> None:
+    engine = ScriptedEngine([Retryable("gone")], ["a"])
+    gate = gate_to(engine, failures_to_close=1, retries=0)
+    with pytest.raises(Retryable):
+        await gate.begin(lambda: BegunStream.begin(engine.attempt()), "one")
+    assert gate.trouble == "the engine (one) does not answer"
+    with pytest.raises(Unavailable), gate.admission("t", "one"):
+        pass
+    with pytest.raises(Unavailable):
+        gate.require_admission("t", "one")
+    gate.require_admission("t", "two")
+    with gate.admission("t", "two"):
+        assert [word async for word in await gate.begin(lambda: BegunStream.begin(engine.attempt()), "two")]
+    await gate.close()
+
+
+@pytest.mark.parametrize(("retry_after_s", "attempts"), [(0.001, 2), (11.0, 1)])
+async def test_a_pause_that_the_server_asks_for_is_made_if_it_is_short(
+    retry_after_s: float, attempts: int
+) -> None:
+    busy = Retryable("busy", retry_after_s=retry_after_s)
+    engine = ScriptedEngine([busy], [InvalidRequest("seen")])
+    gate = gate_to(engine)
+    with pytest.raises(InvalidRequest if attempts == 2 else Retryable) as failed:
+        await read_all(gate, engine)
+    assert engine.made == attempts
+    assert attempts == 2 or failed.value.retry_after_s == retry_after_s
 
 
 async def test_a_request_that_fails_by_itself_does_not_close_the_gate() -> None:
@@ -172,7 +201,7 @@ async def test_tenants_take_turns_and_each_keeps_its_own_order() -> None:
 async def test_jobs_past_max_waiting_are_refused_at_once() -> None:
     gate = gate_to(ScriptedEngine(), max_jobs=1, max_waiting=1)
     with gate.ticket("a"):
-        with gate.ticket("a"), pytest.raises(RateLimited) as refused, gate.ticket("b"):
+        with gate.ticket("a"), pytest.raises(RateLimited) as refused, gate.admission("b"):
             pass
         assert refused.value.retry_after_s == 1.0
         with gate.ticket("a"):

@@ -1,6 +1,8 @@
 """The HTTP client of engines: bodies, event streams, queries, and what it uses of aiohttp's internals."""
 
 import asyncio
+import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,10 +17,12 @@ from slipring.engines.remote.http_client import (
     BadStatus,
     EventStream,
     HttpClient,
+    RedirectedElsewhere,
     TimedOut,
     Unreachable,
     Unreadable,
     _Payloads,
+    _proxy_of,
     spliced,
 )
 from tests.server.raw import until
@@ -521,6 +525,179 @@ async def test_a_redirect_is_followed() -> None:
     async with serving(answer) as url, HttpClient(url, {}) as client:
         assert await batches(client) == [[b"1"]]
     assert posted[-1] == ("there", b"{}")
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+@pytest.mark.parametrize("body", [(b"{}",), (b"{" + b" " * 2**20, b"}")])
+async def test_a_redirect_is_followed_once_by_a_post(status: int, body: tuple[bytes, ...]) -> None:
+    posted: list[tuple[str, str, int]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        posted.append((request.method, request.query_string, len(await request.read())))
+        if not request.query_string:
+            return web.Response(status=status, headers={"Location": "/x?there"})
+        return web.Response(body=b"data: 1\n\n")
+
+    size = sum(map(len, body))
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        assert await batches(client, body) == await batches(client, body) == [[b"1"]]
+    assert posted == [("POST", "", size), ("POST", "there", size), ("POST", "there", size)]
+
+
+async def test_an_address_to_which_a_server_redirected_is_forgotten_when_it_fails() -> None:
+    redirects = ["/x?there"]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if redirects and not request.query_string:
+            return web.Response(status=307, headers={"Location": redirects[0]})
+        if not redirects and request.query_string:
+            assert request.transport is not None
+            request.transport.close()
+        return web.Response(body=b"data: %d\n\n" % len(request.query_string))
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        assert await batches(client) == [[b"5"]]
+        redirects.clear()
+        with pytest.raises(Unreachable):
+            await batches(client)
+        assert await batches(client) == [[b"0"]]
+
+
+async def test_no_request_follows_a_redirect_to_another_host() -> None:
+    reached: list[str] = []
+
+    async def elsewhere(request: web.Request) -> web.StreamResponse:
+        reached.append(request.path)
+        return web.json_response({})
+
+    async with serving(elsewhere) as other:
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return web.Response(status=307, headers={"Location": f"{other}/x"})
+
+        async with serving(answer) as url, HttpClient(url, {"api-key": "sk-secret"}) as client:
+            for ask in (
+                client.query("/x"),
+                client.query("/x", [b"{}"]),
+                batches(client),
+                client.status("/x"),
+            ):
+                with pytest.raises(RedirectedElsewhere, match="another host"):
+                    await ask
+            with pytest.raises(RedirectedElsewhere):
+                await client.session.ws_connect(f"{url}/x")
+    assert reached == []
+
+
+async def test_a_server_that_redirects_without_end_fails() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": "/x"})
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        with pytest.raises(Unreadable, match="without end"):
+            await batches(client)
+
+
+@pytest.mark.parametrize("location", ["", "ftp://127.0.0.1/x"])
+async def test_a_redirect_that_leads_nowhere_fails(location: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": location})
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        with pytest.raises(RedirectedElsewhere):
+            await batches(client)
+
+
+async def test_of_an_error_that_has_no_end_the_beginning_is_read() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(status=400)
+        await stream.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await stream.write(b"x" * 2**16)
+        return stream
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        for ask in (client.query("/x"), client.query("/x", [b"{}"]), batches(client)):
+            with pytest.raises(BadStatus) as refused:
+                await ask
+            assert refused.value.body == b"x" * 2**16
+
+
+async def test_an_answer_that_is_one_document_is_one_payload() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"a": [1]}, dumps=lambda value: json.dumps(value, indent=1))
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        [[payload]] = await batches(client)
+        assert json.loads(payload) == {"a": [1]}
+        taken: list[list[bytes]] = []
+        async with client.events("/x", [b"{}"], idle_s=any_silence) as stream:
+            await stream.pump(taken.append)
+        assert taken == [[payload]]
+
+
+async def test_a_web_page_is_no_answer() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="<html>Sign in</html>", content_type="text/html")
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        with pytest.raises(Unreadable, match="web page"):
+            await batches(client)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (b'\xef\xbb\xbfdata: {"a":1}\n\n', [b'{"a":1}']),
+        (b'error: {"code":500}\n\n', [b'{"code":500}']),
+        (b'{"error":"x"}\n', [b'{"error":"x"}']),
+        (b": hello\nevent: error\ndata: {}\n\n", [b"{}"]),
+    ],
+)
+def test_payloads_of_odd_streams(lines: bytes, expected: list[bytes]) -> None:
+    assert _Payloads().take(lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://far.example/v1", "http://proxy:3128"),
+        ("http://far.example/v1", None),
+        ("https://near.example/v1", None),
+        ("https://127.0.0.1:9", None),
+        ("https://localhost:9", None),
+    ],
+)
+def test_the_proxy_of_the_environment_is_used_for_other_machines(
+    url: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "near.example")
+    assert _proxy_of(url) == expected
+
+
+async def test_requests_for_other_machines_go_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        asked.append(f"{request.method} {request.raw_path if hasattr(request, 'raw_path') else request.path}")
+        return web.Response(body=b"data: 1\n\n")
+
+    server = web.ServerRunner(web.Server(answer))
+    await server.setup()
+    await web.TCPSite(server, "127.0.0.1", 0).start()
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.addresses[0][1]}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    try:
+        async with HttpClient("http://far.example", {}) as client:
+            assert await batches(client) == [[b"1"]]
+    finally:
+        await server.cleanup()
+    assert asked == ["POST http://far.example/x"]
 
 
 async def test_a_server_that_moves_is_posted_to_where_it_is_now() -> None:

@@ -16,9 +16,9 @@ from slipring.engines.remote.upstream import (
     UpstreamOptions,
     read_each,
     read_key,
-    refusal,
     startup_errors,
 )
+from slipring.engines.remote.upstream_errors import refusal
 from slipring.errors import InvalidRequest, RateLimited, ServerError, StartupError
 from tests.engines.remote.test_http_client import serving
 

@@ -489,3 +489,70 @@ def test_a_call_of_a_tool_that_was_not_sent_says_so(name: str, namespace: str | 
     fields = {} if namespace is None else {"namespace": namespace}
     (started, *_) = deltas_of(answer(), event("output_item.added", **call(0, name, **fields)))
     assert started == CallStarted("function", name, namespace, is_offered=False)
+
+
+def said(text: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "message", "content": [{"type": "output_text", "text": text}], **fields}
+
+
+def test_items_whose_end_comes_in_the_last_event_alone_are_emitted() -> None:
+    """Without deltas, without a done event, or without any event of their own."""
+    first, second, third = said("one", id="m1"), call(1, "a", arguments="{}")["item"], said("two", id="m2")
+    end = event("completed", response={"id": "up", "output": [first, second, third]})
+    whole = [
+        Text("one"),
+        CallStarted("function", "a"),
+        CallArguments("{}"),
+        CallEnded(),
+        Text("two"),
+        DONE,
+    ]
+    added = event("output_item.added", output_index=0, item={"type": "message", "id": "m1", "content": []})
+    assert deltas_of(answer(), added, end) == whole
+    assert deltas_of(answer(), event("output_item.done", output_index=0, item=first), end) == whole
+    streamed = event("output_text.delta", output_index=0, item_id="m1", delta="one")
+    assert deltas_of(answer(), added, streamed, end) == whole
+    unnumbered = [event("output_item.done", item={**each, "id": None}) for each in (first, second, third)]
+    assert deltas_of(answer(), *unnumbered, end) == whole
+    renumbered = [
+        event("output_item.done", output_index=number + 5, item=each)
+        for number, each in enumerate((first, second, third))
+    ]
+    assert deltas_of(answer(), *renumbered, end) == whole
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_a_completed_event_of_a_failed_response_is_a_failure(status: str) -> None:
+    failed = {"id": "up", "status": status, "error": {"code": "server_error", "message": "x"}}
+    with pytest.raises(ApiError):
+        deltas_of(answer(), event("completed", response=failed))
+
+
+def test_a_completed_event_of_an_incomplete_response_is_incomplete() -> None:
+    cut = {"id": "up", "status": "incomplete", "incomplete_details": {"reason": "content_filter"}}
+    [finished] = deltas_of(answer(), event("completed", response=cut))
+    assert isinstance(finished, Finished)
+    assert finished.reason == "content_filter"
+
+
+def test_answers_that_are_not_streamed_are_read() -> None:
+    whole = {"object": "response", "id": "up", "status": "completed", "output": [said("hi")]}
+    assert deltas_of(answer(), whole) == [Text("hi"), DONE]
+    with pytest.raises(RateLimited, match="slow"):
+        deltas_of(answer(), {"error": {"message": "slow", "code": "rate_limit_exceeded"}})
+    with pytest.raises(Retryable):
+        deltas_of(answer(), {"error": "oops"})
+    assert deltas_of(answer(), {"object": "ping"}) == []
+
+
+def test_items_in_odd_forms_fail_no_answer() -> None:
+    unknown = {"type": "novelty", "id": "n", "content": {"a": 1}, "name": 7}
+    plain = {"type": "message", "id": "m", "content": "hi"}
+    done = [event("output_item.done", output_index=n, item=item) for n, item in enumerate((unknown, plain))]
+    usage = {"input_tokens": 7.0, "output_tokens": None, "input_tokens_details": []}
+    deltas = deltas_of(answer(), *done, event("completed", response={"id": "up", "usage": usage}))
+    assert deltas[0] == Text("hi")
+    assert isinstance(deltas[-1], Finished)
+    assert (deltas[-1].input_tokens, deltas[-1].output_tokens) == (7, 0)
+    with pytest.raises(ServerError):
+        deltas_of(answer(), event("output_item.done", output_index=0, item={"type": "message", "content": 7}))

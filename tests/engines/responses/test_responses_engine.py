@@ -627,8 +627,25 @@ async def test_a_named_transport_is_never_replaced() -> None:
         assert fake.requests == []
 
 
-async def test_a_busy_upstream_is_asked_for_a_socket_again() -> None:
-    async with running("auto", retries=1) as (fake, server), server.connect() as socket:
+@pytest.mark.parametrize("status", [500, 502, 503])
+async def test_requests_are_posted_for_a_while_after_an_upgrade_that_failed(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running("auto") as (fake, server), server.connect() as socket:
+        fake.refuses_upgrade = status
+        assert (await socket.response(**ASK))["status"] == "completed"
+        assert (await socket.response(**ASK))["status"] == "completed"
+        assert (fake.upgrades, len(fake.peers)) == (1, 0)
+        fake.refuses_upgrade = None
+        engine = server.server.catalog.engines[0]
+        assert isinstance(engine, ResponsesEngine)
+        monkeypatch.setattr(engine, "_posts_until", 0.0)
+        assert (await socket.response(**ASK))["status"] == "completed"
+        assert (fake.upgrades, len(fake.peers)) == (2, 1)
+
+
+async def test_an_upgrade_that_fails_is_an_error_if_only_sockets_are_wanted() -> None:
+    async with running("websocket", retries=1) as (fake, server), server.connect() as socket:
         fake.refuses_upgrade = 503
         assert (await socket.response(**ASK))["status"] == "failed"
         fake.refuses_upgrade = None

@@ -536,7 +536,8 @@ async def test_a_server_that_answers_again_gets_jobs_again() -> None:
         assert (await socket.response(**ASK))["status"] == "failed"
         assert (await socket.error(**ASK))["status"] == 503
         fake.is_healthy = True
-        probing = server.server.catalog.engines[0]._gate._probing  # type: ignore[attr-defined]
+        gate = server.server.catalog.engines[0]._gate  # type: ignore[attr-defined]
+        probing = gate._breakers[""]._probing
         await asyncio.wait_for(probing, 60)
         assert server.server.catalog.engines[0].trouble is None
         assert (await socket.response(**ASK))["status"] == "completed"

@@ -70,6 +70,7 @@ class Simulation:
     def __init__(self, process: int, connections: int, now: float, *, seed: int, history_s: float) -> None:
         self.process = process
         self.now = now - history_s
+        self.needs_key = False
         self._dice = random.Random(f"{seed}/{process}")
         self._numbers = 0
         self._counter = 0
@@ -349,6 +350,7 @@ class Simulation:
             in_flight=running + len(http),
             waiting=sum(turn.report.status == "waiting" for turn in http),
             is_draining=False,
+            needs_key=self.needs_key,
             engines=self._engines(running),
             parked=[
                 live.Parked(name, 4 + index, 420_000 * (index + 1), 20 + 40 * index - self.now % 20)

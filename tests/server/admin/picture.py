@@ -33,7 +33,7 @@ async def main() -> None:
     assert program is not None, "no Chromium"
     async with serving(FakeAdmin(30)) as url, tab(program) as page:
         await page.open(url, width=options.width, height=options.height, scheme=options.scheme)
-        await page.until(f"slipringPage.state.samples.length > {2 * _SECONDS_SHOWN}")
+        await page.until(f"slipringPage.state.history.length > {2 * _SECONDS_SHOWN}")
         await page.ask(_SELECT)
         await page.until("document.querySelector('#detail svg') !== null")
         options.file.write_bytes(await page.picture(whole=False))

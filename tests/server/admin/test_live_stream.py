@@ -119,6 +119,13 @@ async def test_every_transport_is_shown() -> None:
         assert later.totals.turns == {"completed": 4}
 
 
+@pytest.mark.parametrize("keys", [(), ("acme:key",)])
+async def test_a_stream_says_whether_clients_need_a_key(keys: tuple[str, ...]) -> None:
+    async with serve(admin=ANY_PORT, api_key=keys) as server:
+        update = await stream_of_one(admin_url(server), server.http)
+        assert update.needs_key is bool(keys)
+
+
 async def test_a_chain_is_shown_as_a_tree() -> None:
     async with serve(admin=ANY_PORT) as server, server.connect() as socket:
         root = await socket.response(input=SECRET, store=False)

@@ -33,7 +33,9 @@ INKED = """
   const colours = new Set();
   for (let at = 0; at < data.length; at += 4)
     if (data[at + 3] === 255) colours.add(data[at] << 16 | data[at + 1] << 8 | data[at + 2]);
-  return [0xb8bec6, 0xaa4499].every(colour => colours.has(colour));
+  const style = getComputedStyle(document.documentElement);
+  const valueOf = name => parseInt(style.getPropertyValue(name).trim().slice(1), 16);
+  return ['--stage-generate', '--stage-prefill'].every(name => colours.has(valueOf(name)));
 })()
 """
 FOCUS = "(() => { const {className} = document.activeElement; return className; })()"
@@ -48,8 +50,10 @@ async def browser() -> AsyncIterator[Tab]:
         yield opened
 
 
-@pytest.fixture(autouse=True)
-def _fresh(browser: Tab) -> None:
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def _fresh(browser: Tab) -> None:
+    """Leave the page of the test before: its server has ended, and it tries again and again to connect."""
+    await browser.open("about:blank", width=1000)
     browser.complaints.clear()
     browser.requests.clear()
 
@@ -122,8 +126,102 @@ async def test_an_empty_server_says_how_to_begin(browser: Tab) -> None:
         await browser.open(url, width=390)
         text = await browser.until("!document.getElementById('empty').hidden && document.body.innerText")
         assert "curl http://127.0.0.1:8000/v1/responses" in text
-        assert 'OpenAI(base_url="http://127.0.0.1:8000/v1"' in text
+        assert 'OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="any")' in text
         assert await browser.ask("document.documentElement.scrollWidth") <= 390
+    assert browser.complaints == []
+
+
+async def test_the_sample_of_a_server_with_keys_asks_for_one(browser: Tab) -> None:
+    fake = FakeAdmin(0)
+    fake.simulations[0].needs_key = True
+    async with serving(fake) as url:
+        await browser.open(url, width=1000)
+        text = await browser.until("!document.getElementById('empty').hidden && document.body.innerText")
+        assert "Bearer YOUR_KEY" in text
+        assert 'api_key="YOUR_KEY"' in text
+        assert "any" not in text.split()
+    assert browser.complaints == []
+
+
+async def test_rates_of_workers_are_right_from_the_beginning(browser: Tab) -> None:
+    async with serving(FakeAdmin(30, workers=3)) as url:
+        await browser.open(url, width=1400)
+        await browser.until(f"{HAS_ROWS} && slipringPage.state.history.length > 2")
+        turns, seconds, rates = await browser.ask(
+            "[slipringPage.state.totals().turns, 120, slipringPage.state.history.rates('turns')]"
+        )
+        usual = turns / seconds  # so many seconds were invented before the stream began
+        assert 0 <= max(rates) < 8 * usual < turns
+        shown = await browser.until(
+            "(text => text !== '–' && text)(document.querySelector('.total .value').textContent)"
+        )
+        assert float(shown) < 8 * usual
+    assert browser.complaints == []
+
+
+async def test_workers_are_shown_in_their_order_whoever_reports_first(browser: Tab) -> None:
+    fake = FakeAdmin(9, workers=3)
+    fake.simulations.reverse()
+    async with serving(fake) as url:
+        await browser.open(url, width=1400)
+        await browser.until(f"{HAS_ROWS} && slipringPage.state.processes.size === 3")
+        words = await browser.until(
+            "(texts => texts.length === 3 && texts)([...document.querySelectorAll('.engine:first-child"
+            " .load .worker')].map(each => each.textContent))"
+        )
+        assert words == ["worker 0", "worker 1", "worker 2"]
+    assert browser.complaints == []
+
+
+async def test_only_failures_look_like_failures(browser: Tab) -> None:
+    async with serving(FakeAdmin(30)) as url:
+        await browser.open(url, width=1400)
+        await browser.until(HAS_ROWS)
+        for status, tone in (
+            ("incomplete", "--incomplete"),
+            ("cancelled", "--cancelled"),
+            ("failed", "--failed"),
+        ):
+            chosen = await browser.until(
+                "[...slipringPage.state.rows.values()].flatMap(row => row.lanes).flatMap(lane => lane.ended)"
+                f".find(turn => turn.status === '{status}')?.id"
+            )
+            await browser.ask(f"slipringPage.follow({json.dumps(chosen)})")
+            same = await browser.until(
+                "(badge => badge && [badge.textContent, ...[[badge, '--tone'], [document.documentElement,"
+                f" '{tone}']].map(([element, name]) => getComputedStyle(element).getPropertyValue(name))])"
+                "(document.querySelector('#detail-title .badge'))"
+            )
+            assert same[0] == status
+            assert same[1].strip() == same[2].strip()
+            assert await browser.ask("document.querySelector('#detail .notice.wrong') !== null") == (
+                status == "failed"
+            )
+    assert browser.complaints == []
+
+
+async def test_the_detail_leads_from_turn_to_turn(browser: Tab) -> None:
+    async with serving(FakeAdmin(30)) as url:
+        await browser.open(url, width=1400)
+        await browser.until(HAS_ROWS)
+        ids = await browser.until(
+            "[...slipringPage.state.rows.values()].flatMap(row => row.lanes)"
+            ".map(lane => lane.ended.map(turn => turn.id)).find(ids => ids.length > 3)"
+        )
+        await browser.ask(f"slipringPage.follow({json.dumps(ids[1])})")
+        shown = "document.querySelector('#detail .facts code').textContent"
+        for key, expected in (("before", ids[0]), ("after", ids[1]), ("after", ids[2])):
+            side = "first" if key == "before" else "last"
+            await browser.ask(
+                f"(button => {{ button.focus(); button.click(); }})"
+                f"(document.querySelector('.neighbours button:{side}-child'))"
+            )
+            await browser.until(f"{shown} === {json.dumps(expected)}")
+            assert await browser.ask(
+                f"document.activeElement.matches('.neighbours button:{side}-child')"
+            ) == (expected != ids[0]), "the focus stays while the button leads further"
+        assert await browser.ask("document.querySelectorAll('#detail .takers li').length") > 0
+        assert await browser.ask("document.querySelectorAll('#detail .tiles dd').length") > 0
     assert browser.complaints == []
 
 
@@ -302,6 +400,7 @@ async def test_a_recording_that_the_server_made_is_drawn(browser: Tab, tmp_path:
         await browser.until(LIVE)
         await choose(browser, path)
         await browser.until("/3\\sturns of default/.test(document.getElementById('recorded').textContent)")
+        await browser.until("document.querySelector('.row .label') !== null")
         await browser.ask("document.querySelector('.row .label').click()")
         await browser.until("document.querySelectorAll('#detail [role=treeitem]').length === 3")
         assert "secret" not in await browser.ask("document.body.innerText")

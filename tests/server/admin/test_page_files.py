@@ -2,6 +2,7 @@
 
 import re
 from html.parser import HTMLParser
+from math import dist
 from pathlib import Path
 from typing import get_args
 
@@ -47,7 +48,7 @@ def test_the_page_loads_files_that_exist_and_runs_nothing_inline(markup: Markup)
         assert "style" not in attributes, tag
         loaded += [attributes[name] for name in ("src", "href") if name in attributes]
     assert {name for name in loaded if name and not name.startswith("#")} == {
-        *("colours.css", "page.css", "page.js", "icon.svg")
+        *("colours.css", "stages.css", "page.css", "page.js", "icon.svg")
     }
     assert all(name and (name.startswith("#") or (PAGE / name).is_file()) for name in loaded)
     assert not [text for text in markup.inline if not text.startswith("\n")]
@@ -97,7 +98,120 @@ def test_every_stage_and_mark_has_its_words() -> None:
     assert set(marks) == set(get_args(Mark))
 
 
-def test_stages_differ_in_colour_or_pattern() -> None:
-    text = (PAGE / "stages.js").read_text(encoding="utf-8")
-    looks = re.findall(r'^  \["\w+", (null|"#[0-9a-f]{6}"), ("\w+"), ', text, re.M)
-    assert len(looks) == len(set(looks)) == len(get_args(StageName))
+# --- Colours ----------------------------------------------------------------------------------------
+
+PALETTE = re.compile(r"--([a-z-]+): (#[0-9a-f]{3,6});")
+NEIGHBOURS = (
+    *(("decode", "queue"), ("queue", "resolve"), ("decode", "resolve"), ("resolve", "validate")),
+    *(("validate", "render"), ("check", "render"), ("render", "engine_queue"), ("render", "prefill")),
+    *(
+        ("engine_queue", "prefill"),
+        ("engine_queue", "generate"),
+        ("check", "prefill"),
+        ("compact", "prefill"),
+    ),
+    *(("prefill", "generate"), ("prefill", "held"), ("held", "generate"), ("generate", "tools")),
+    *(("list", "tools"), ("tools", "prefill"), ("generate", "store"), ("rollout", "generate")),
+)
+"""Stages that often lie side by side."""
+VISIONS = {
+    "usual": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    "without red": (
+        *((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    ),
+    "without green": (
+        *((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    ),
+    "without blue": (
+        *((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+    ),
+}
+"""What is seen of linear red, green and blue (Machado, Oliveira, Fernandes 2009, severity 1)."""
+LEAST_CONTRAST = 3.0
+"""Of graphics against their ground, as WCAG 1.4.11 wants."""
+LEAST_CONTRAST_OF_TEXT = 4.5
+LEAST_DIFFERENCE = 0.08
+"""In Oklab; 0.02 is about what can be seen side by side."""
+Triple = tuple[float, float, float]
+
+
+def palettes() -> dict[str, dict[str, str]]:
+    """The colours by name, light and dark."""
+    found: dict[str, dict[str, str]] = {"light": {}, "dark": {}}
+    for name in ("colours.css", "stages.css"):
+        light, dark = (PAGE / name).read_text(encoding="utf-8").split("@media")
+        found["light"] |= dict(PALETTE.findall(light))
+        found["dark"] |= dict(PALETTE.findall(dark))
+    return found
+
+
+def linear(colour: str) -> Triple:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    shares = (int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4))
+    red, green, blue = (
+        share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares
+    )
+    return red, green, blue
+
+
+def weighed(weights: tuple[Triple, ...], light: Triple) -> Triple:
+    first, second, third = (
+        sum(one * other for one, other in zip(row, light, strict=True)) for row in weights
+    )
+    return first, second, third
+
+
+def contrast(one: str, other: str) -> float:
+    darker, lighter = sorted(
+        weighed(((0.2126, 0.7152, 0.0722),) * 3, linear(each))[0] for each in (one, other)
+    )
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def oklab(light: Triple) -> Triple:
+    to_cones = (
+        *((0.4122214708, 0.5363325363, 0.0514459929), (0.2119034982, 0.6806995451, 0.1073969566)),
+        (0.0883024619, 0.2817188376, 0.6299787005),
+    )
+    long, middle, short = (max(0.0, each) ** (1 / 3) for each in weighed(to_cones, light))
+    from_cones = (
+        *((0.2104542553, 0.7936177850, -0.0040720468), (1.9779984951, -2.4285922050, 0.4505937099)),
+        (0.0259040371, 0.7827717662, -0.8086757660),
+    )
+    return weighed(from_cones, (long, middle, short))
+
+
+def variable(stage: str) -> str:
+    return f"stage-{stage.replace('_', '-')}"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_stage_has_a_colour_of_its_own_that_stands_out(scheme: str) -> None:
+    palette = palettes()[scheme]
+    colours = [palette[variable(stage)] for stage in get_args(StageName) if stage != "client"]
+    assert len(colours) == len(set(colours))
+    for name, colour in palette.items():
+        if name.startswith("stage-") or name in ("cached", "fresh", "output", "thought", "sent"):
+            assert contrast(colour, palette["paper"]) >= LEAST_CONTRAST, name
+            assert contrast(colour, palette["panel"]) >= LEAST_CONTRAST * 0.9, name
+    for name in ("failed", "incomplete", "cancelled", "completed", "soft", "ink", "accent"):
+        for ground in ("paper", "panel"):
+            assert contrast(palette[name], palette[ground]) >= LEAST_CONTRAST_OF_TEXT, (name, ground)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_stages_side_by_side_differ_for_every_kind_of_colour_vision(scheme: str, vision: str) -> None:
+    palette = palettes()[scheme]
+    for pair in NEIGHBOURS:
+        one, other = (oklab(weighed(VISIONS[vision], linear(palette[variable(name)]))) for name in pair)
+        assert dist(one, other) >= LEAST_DIFFERENCE, pair
+
+
+def test_colours_that_files_name_are_defined_for_both_schemes() -> None:
+    light, dark = palettes().values()
+    assert light.keys() == dark.keys()
+    texts = [path.read_text(encoding="utf-8") for path in FILES if path.suffix in (".js", ".css")]
+    named = {name for text in texts for name in re.findall(r"var\(--([a-z-]+)\b", text)}
+    own = {name for text in texts for name in re.findall(r"--(tone):", text)}
+    assert named - own <= light.keys() | {"stage"}

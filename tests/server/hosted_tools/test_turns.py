@@ -355,7 +355,7 @@ async def test_a_call_that_had_begun_when_its_server_died_has_failed() -> None:
         # Another node takes the run over, as it does when the lease of the owner has expired.
         run = await runs.read("default", begun["id"])
         await termination.fail_abandoned(
-            running.service.store, run, termination.Claim("other", run.lease_until)
+            running.service.store, run, termination.Claim("other", run.lease_until, running.service.seal)
         )
         failed = await api.read(begun["id"])
         assert failed["status"] == "failed"

@@ -268,7 +268,7 @@ FAILURES = [
         InvalidRequest("The context is too long.", code="context_length_exceeded"),
         400,
         "invalid_request_error",
-        "invalid_prompt",
+        "context_length_exceeded",
     ),
     (Broken(SECRET), 500, "server_error", "server_error"),
 ]

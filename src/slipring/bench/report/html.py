@@ -50,7 +50,7 @@ def write(record: BenchRecord, path: Path) -> None:
 def render(record: BenchRecord) -> str:
     summaries = summarise(record)
     title = f"slipring bench: {record.endpoint.model}, {record.when[:10]}"
-    style = palette.css() + _STYLE.read_text(encoding="utf-8")
+    style = palette.css() + scripts.stage_colours() + _STYLE.read_text(encoding="utf-8")
     # Read as HTML, the first and the last line are comments of the script; as XML they let it contain "<".
     code = f"//<![CDATA[\n{scripts.script(scripts.REPORT)}\n//]]>"
     policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(code)}"

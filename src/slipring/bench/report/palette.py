@@ -3,7 +3,7 @@
 HTTP modes have warm colours, all others cold ones. Colours differ in lightness as well as in hue, so that
 they can be distinguished with any kind of colour vision; dashes and markers work without colours. Modes take
 their colours from the classes ``m0``, ``m1`` …, which differ between light and dark. The colours of the page
-are those of the live page, and so are those of stages, which only scripts draw.
+are those of the live page.
 """
 
 from collections.abc import Sequence

@@ -42,7 +42,17 @@ def still(entry: Path, data: dict[str, Any]) -> str:
 
 def colours() -> str:
     """The stylesheet with the colours of pages and drawings."""
-    return re.sub(r"/\*.*?\*/\s*", "", (PAGE / "colours.css").read_text(encoding="utf-8"), flags=re.S)
+    return _stylesheet("colours.css")
+
+
+def stage_colours() -> str:
+    """The stylesheet with the colours of stages."""
+    return _stylesheet("stages.css")
+
+
+def _stylesheet(name: str) -> str:
+    """A stylesheet of the live page, without comments."""
+    return re.sub(r"/\*.*?\*/\s*", "", (PAGE / name).read_text(encoding="utf-8"), flags=re.S)
 
 
 def _without_imports(path: Path, folders: tuple[Path, ...], joined: dict[str, str]) -> str:

@@ -20,6 +20,8 @@ from slipring.protocol.responses import (
 from slipring.protocol.timing import TokenCounts
 from slipring.protocol.tools import ToolChoice
 
+_ACTED_ON = frozenset({"context_length_exceeded", "insufficient_quota", "model_not_found"})
+"""Codes that the API sends although its types do not name them: Codex compacts, or does not try again."""
 _NULL, _NO_TOOLS = Raw(b"null"), Raw(b"[]")
 
 
@@ -84,8 +86,10 @@ def usage(finished: Finished) -> Usage:
 
 
 def failure(error: ApiError) -> ResponseError:
-    """The ``error`` of a failed response. The API has few codes here; clients retry on all of them except
-    ``invalid_prompt``."""
+    """The ``error`` of a failed response. The API documents few codes here; clients retry on all of them
+    except ``invalid_prompt``, and act on those of ``_ACTED_ON``."""
+    if error.code in _ACTED_ON:
+        return ResponseError(code=error.code, message=error.message)
     if error.status == Unavailable.status:
         return Outage(code="server_error", message=error.message).after(error.retry_after_s)
     if error.status == RateLimited.status:

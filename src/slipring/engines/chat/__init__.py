@@ -21,9 +21,11 @@ from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.steered_cut import SteeredCut
 from slipring.engines.remote.upstream import Upstream
-from slipring.errors import InvalidRequest, RateLimited, ServerError
+from slipring.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError
 
 _PATH = "/chat/completions"
+_LAST_CHUNK_S = 10.0
+"""How long a server may take to send the usage after the finish reason."""
 
 
 class ChatEngine(GatedEngine):
@@ -58,14 +60,14 @@ class ChatEngine(GatedEngine):
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         if job.generate:
-            self._gate.require_room(job.tenant)
+            self._gate.require_admission(job.tenant, job.model.name)
         request = await self.tokenizing.prepare(job, write_request, job, self.options, self._writer)
         accepted = Accepted(fallback=request.fallback)
         if not job.generate and not (self.options.warmup and request.has_messages):
             yield [accepted]
             yield [Finished("stop", 0, 0, 0, position=request.position, context=request.position)]
             return
-        with self._gate.ticket(job.tenant) as ticket:
+        with self._gate.admission(job.tenant, job.model.name) as ticket:
             yield [accepted]
             await ticket.turn()
             yield [Begun()]
@@ -79,7 +81,7 @@ class ChatEngine(GatedEngine):
                 return BegunStream.begin(self._attempt(job, request, answer, emit))
 
             with suppress(CutOff):
-                async with aclosing(await self._gate.begin(attempt)) as batches:
+                async with aclosing(await self._gate.begin(attempt, job.model.name)) as batches:
                     async for deltas in batches:
                         if job.generate:
                             yield deltas
@@ -101,17 +103,26 @@ class ChatEngine(GatedEngine):
         """Send the request once. ``answer`` is unchanged until the first deltas, for another attempt; those
         that follow are emitted, if that is possible."""
         headers = self._upstream.affinity_headers(job)
-        async with self._upstream.events(_PATH, request.pieces, headers) as batches:
-            async for payloads in batches:
-                deltas, fault = answer.read(payloads)
-                if deltas:
-                    yield deltas
-                if fault is not None:
-                    raise fault
-                if deltas and emit is not None:
-                    await batches.pump(lambda payloads: emit_until(emit, *answer.read(payloads)))
+
+        def idle_s() -> float:
+            return _LAST_CHUNK_S if answer.has_reason else self.options.idle_timeout_s
+
+        try:
+            async with self._upstream.events(_PATH, request.pieces, headers, idle_s=idle_s) as batches:
+                async for payloads in batches:
+                    deltas, fault = answer.read(payloads)
+                    if deltas:
+                        yield deltas
+                    if fault is not None:
+                        raise fault
+                    if deltas and emit is not None:
+                        await batches.pump(lambda payloads: emit_until(emit, *answer.read(payloads)))
+        except ApiError:
+            if not answer.has_reason:
+                raise
+            # The answer is complete: only its usage may be missing.
 
     async def _probe(self) -> None:
         # A server that refuses to list its models is up.
-        with suppress(InvalidRequest, RateLimited, ServerError):
+        with suppress(InvalidRequest, NotFound, RateLimited, ServerError):
             await self._upstream.get("/models")

@@ -1,15 +1,16 @@
 """Translates the chunks of a Chat Completions stream into deltas."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import structs
+from msgspec import UNSET, Raw, structs
 
 from slipring.core.generation import Delta, Finished, Prefilled, Refused, Text, Thought
 from slipring.engines.chat.call_assembly import CallAssembly
-from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ContentPart, Usage, read_chunk
+from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ChunkReader, ContentPart, Usage
 from slipring.engines.chat.request_body import Written
+from slipring.engines.chat.returned_fields import NONE, ReturnedAnswer, ReturnedFields, merge_details
 from slipring.errors import ApiError, ServerError
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
@@ -17,29 +18,53 @@ from slipring.protocol.responses import Logprob
 from slipring.protocol.tools import Offer
 
 Reason = Literal["stop", "max_output_tokens", "content_filter"]
+_ENDED = ("stop", "tool_calls", "tool_use", "function_call", "end_turn", "stop_sequence", "eos", "eos_token")
+_TOO_LONG = (
+    *("length", "max_tokens", "max_output_tokens", "model_length", "context_length"),
+    "model_context_window_exceeded",
+)
+_FILTERED = (
+    *("content_filter", "sensitive", "safety", "recitation", "blocklist", "prohibited_content", "spii"),
+    *("image_safety", "refusal"),
+)
+_FAILED = frozenset(
+    {
+        *("error", "abort", "aborted", "cancelled", "canceled", "network_error", "timeout"),
+        *("insufficient_system_resource", "malformed_function_call", "unexpected_tool_call"),
+    }
+)
 _REASONS: dict[str, Reason] = {
-    "length": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
-    "model_length": "max_output_tokens",
-    "content_filter": "content_filter",
+    **dict.fromkeys(_ENDED, "stop"),
+    **dict.fromkeys(_TOO_LONG, "max_output_tokens"),
+    **dict.fromkeys(_FILTERED, "content_filter"),
 }
-"""Finish reasons of answers that were cut off; any other means that the model ended the answer."""
+"""Finish reasons, in lower case, of answers that are complete or were cut off. After those in ``_FAILED`` an
+answer has failed. After any other it is complete if its calls are."""
 _THINK_TAGS = OutputFormat(think_open="<think>", think_close="</think>")
 
 
 class ChatAnswer:
     """The answer to one job: takes payloads, returns deltas."""
 
-    def __init__(self, position: Written, *, logprobs: bool = False, think_tags: bool = False) -> None:
-        """``position`` is what the engine leaves with the response; ``logprobs``: the client wants them."""
+    def __init__(self, position: Written, *, logprobs: bool = False, think_tags: str = "false") -> None:
+        """``position`` is what the engine leaves with the response; ``logprobs``: the client wants them;
+        ``think_tags``: see ``ChatOptions``."""
         self._position = position
         self._wants_logprobs = logprobs
         self._calls = CallAssembly(position.toolbox.names)
-        self._parser = OutputParser(_THINK_TAGS, Offer()) if think_tags else None
+        self._parser = (
+            OutputParser(_THINK_TAGS, Offer(), starts_thinking=think_tags == "opened")
+            if think_tags != "false"
+            else None
+        )
+        self._chunks = ChunkReader()
         self._begun = False
         self._reason: Reason | None = None
         self._usage = Usage()
         self._logprobs: list[Logprob] = []
+        self._returned = NONE
+        self._details: list[dict[str, Any]] = []
+        """What the server wants back with the message."""
         self._held: list[Delta] = []
         """Text and reasoning that came while a call was incomplete: items are emitted one at a time."""
 
@@ -49,7 +74,7 @@ class ChatAnswer:
         deltas: list[Delta] = []
         try:
             for payload in payloads:
-                deltas += self.take(read_chunk(payload))
+                deltas += self.take(self._chunks.read(payload))
         except ApiError as fault:
             return deltas, fault
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -66,8 +91,8 @@ class ChatAnswer:
                 return deltas
             self._begun = True
             deltas.append(Prefilled())
-        if chunk.usage is not None:
-            self._usage = chunk.usage
+        if chunk.usage:
+            self._usage = Usage.of(chunk.usage)
         for choice in chunk.choices or ():
             if choice.index == 0:
                 self._take_choice(choice, deltas)
@@ -94,36 +119,61 @@ class ChatAnswer:
     def _finished(self, reason: Reason) -> Finished:
         """The server's counts; zeros if it sent none."""
         usage = self._usage
-        prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
-        input_tokens, output_tokens = usage.prompt_tokens or 0, usage.completion_tokens or 0
-        cached = (prompt.cached_tokens if prompt is not None else None) or 0
-        thought = (completion.reasoning_tokens if completion is not None else None) or 0
         return Finished(
             reason=reason,
-            input_tokens=input_tokens,
-            cached_tokens=min(cached, input_tokens),
-            output_tokens=output_tokens,
-            reasoning_tokens=min(thought, output_tokens),
-            position=self._position,
+            input_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            position=self._position_left(),
             context=self._position,
         )
 
     def _take_choice(self, choice: Choice, deltas: list[Delta]) -> None:
         if choice.logprobs is not None and self._wants_logprobs:
             self._logprobs += [each.as_logprob() for each in choice.logprobs.content or ()]
-        delta = choice.delta
+        delta = choice.delta or choice.message
         if delta is not None:
             if (text := delta.only_text) and self._passes_text_on:
                 deltas.append(Text(text))  # the hot path, once per token of a text
             elif delta.has_content:
                 self._emit(self._content(delta), deltas)
+            if delta.reasoning_details or not (
+                delta.extra_content is delta.provider_specific_fields is UNSET
+            ):
+                self._keep(delta)
             if delta.tool_calls:
                 for piece in delta.tool_calls:
                     deltas += self._calls.take(piece)
         if choice.finish_reason:
-            if choice.finish_reason == "error":
-                raise ServerError("The engine has failed.")
-            self._reason = _REASONS.get(choice.finish_reason, "stop")
+            self._reason = self._read_reason(choice.finish_reason)
+
+    def _keep(self, delta: ChunkDelta) -> None:
+        """Keep what the server wants back with the message."""
+        merge_details(self._details, delta.reasoning_details or [])
+        kept = (delta.extra_content, delta.provider_specific_fields)
+        copies = (raw if raw is UNSET else Raw(bytes(raw)) for raw in kept)
+        self._returned = self._returned.updated(ReturnedFields(*copies))
+
+    def _position_left(self) -> Written:
+        """The position, with what the server wants back with the answer."""
+        details = Raw(msgspec.json.encode(self._details)) if self._details else UNSET
+        message = self._returned.updated(ReturnedFields(reasoning_details=details))
+        returned = ReturnedAnswer(message, self._calls.returned).bounded()
+        return structs.replace(self._position, returned=returned) if returned.size_bytes else self._position
+
+    def _read_reason(self, stated: str) -> Reason:
+        """The reason that a server states. Raises ``ServerError`` if the answer has failed."""
+        name = stated.partition(":")[0].strip().lower()  # Gemini: "content_filter: RECITATION"
+        known = _REASONS.get(name)
+        if name in _FAILED or (known is None and not self._calls.are_complete):
+            raise ServerError(f"The engine ended its answer early: {stated[:100]}")
+        return known or "stop"
+
+    @property
+    def has_reason(self) -> bool:
+        """Whether the server has said why the answer ended: nothing but its usage can follow."""
+        return self._reason is not None
 
     @property
     def _passes_text_on(self) -> bool:

@@ -2,16 +2,22 @@
 
 The first call that is not over is emitted as it comes; later ones are held back. A call is over when its
 arguments are a complete JSON object, which nothing but white space can follow, or when the answer ends. An
-empty object is certain only once another call or text has begun: some servers send one before the arguments.
+empty object is certain only once another call or text has begun: some servers send one before the arguments,
+which then replace it.
+
+Servers number and name calls in many ways. A piece belongs to a further call if it has another id or another
+name, or a name after complete arguments. Pieces that belong to no call for certain fail the answer: a call is
+never made up.
 """
 
 from collections.abc import Mapping
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta
 from slipring.engines.chat.chunks import CallPiece
+from slipring.engines.chat.returned_fields import NONE, ReturnedFields
 from slipring.errors import ServerError
 from slipring.prompts.parsing.calls.json_scanner import JsonScanner
 from slipring.protocol.tools import CallableTool
@@ -35,13 +41,15 @@ class _Call:
 
     __slots__ = (
         *("_scanner", "emitted", "id", "is_certain", "is_complete", "is_over", "is_started", "name"),
-        *("pieces", "tool"),
+        *("pieces", "returned", "tool"),
     )
 
     def __init__(self, id: str) -> None:
         self.id = id
         self.name = ""
         self.tool: CallableTool | None = None
+        self.returned = NONE
+        """What the server wants back with the call."""
         self.pieces: list[str] = []
         self.emitted = 0
         """How many pieces of the arguments have been emitted."""
@@ -57,8 +65,16 @@ class _Call:
         """Whether arguments are emitted piece by piece: for functions and searches for tools."""
         return self.tool is None or self.tool.kind != "custom"
 
+    @property
+    def emittable(self) -> int:
+        """How many pieces may be emitted: not the end of an empty object that others may replace."""
+        return len(self.pieces) - (self.is_complete and not self.is_certain and not self.is_over)
+
     def add(self, text: str) -> None:
         """Add a piece of the arguments."""
+        if self.is_complete and not self.is_certain and text.strip():
+            self._restart()
+            text = text.lstrip().removeprefix("{")
         self.pieces.append(text)
         scanner = self._scanner
         if not scanner.complete:
@@ -70,8 +86,16 @@ class _Call:
             except (ValueError, RecursionError):
                 return
             self.is_complete = True
+            if not self.is_certain:
+                self.pieces, self.emitted = ["{", "}"], min(self.emitted, 1)
         elif text.strip():
             self.is_complete = False
+
+    def _restart(self) -> None:
+        """Begin the arguments again, after an empty object whose end was held back."""
+        self.pieces, self.is_complete = ["{"], False
+        self._scanner = JsonScanner("{")
+        self._scanner.feed("{")
 
 
 class CallAssembly:
@@ -90,6 +114,16 @@ class CallAssembly:
     def any(self) -> bool:
         return bool(self._calls)
 
+    @property
+    def returned(self) -> tuple[ReturnedFields, ...]:
+        """What the server wants back with each call."""
+        return tuple(call.returned for call in self._calls)
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether every call that has begun has its arguments."""
+        return all(call.is_over or call.is_complete for call in self._calls)
+
     def take(self, piece: CallPiece) -> list[Delta]:
         """Add a piece. Returns the deltas that can be emitted."""
         function, growing = piece.function, self._growing
@@ -99,31 +133,38 @@ class CallAssembly:
             and not function.name
             and piece.index is not None
             and self._at.get(piece.index) is growing
+            and not growing.is_complete
+            and piece.extra_content is UNSET
         ):
             # The hot path, once per token of a call: more arguments of the call that is being emitted.
             text = _text_of(function.arguments)
             if not text:
                 return []
             growing.add(text)
+            if growing.is_complete:
+                return self._advance()
             growing.emitted += 1
-            return [CallArguments(text), *self._advance()] if growing.is_certain else [CallArguments(text)]
-        call = self._find(piece)
-        if function is not None and not call.is_over:
-            text = _text_of(function.arguments)
-            # A name comes before the arguments: whole or in pieces, and some servers repeat it.
-            if (
-                function.name
-                and not call.pieces
-                and not (call.name in self._names and function.name == call.name)
-            ):
-                call.name += function.name
-            if text:
-                call.add(text)
+            return [CallArguments(text)]
+        name, text = (function.name or "", _text_of(function.arguments)) if function is not None else ("", "")
+        call = self._find(piece, name, text)
+        if call is None:
+            return []
+        if piece.extra_content is not UNSET or piece.provider_specific_fields is not UNSET:
+            call.returned = call.returned.updated(
+                ReturnedFields(_kept(piece.extra_content), _kept(piece.provider_specific_fields))
+            )
+        # A name comes before the arguments: whole or in pieces, and some servers repeat it.
+        if name and not call.pieces and not (call.name in self._names and name == call.name):
+            call.name += name
+        if call.is_over and text.strip():
+            raise ServerError("The engine's calls cannot be told apart.")
+        if text and not call.is_over:
+            call.add(text)
         return self._advance()
 
     def settle(self) -> tuple[bool, list[Delta]]:
         """End all calls if they are complete, so that text may follow: whether they are, and the deltas."""
-        if not all(call.is_over or call.is_complete for call in self._calls):
+        if not self.are_complete:
             return False, []
         return True, self.finish(cut_off=False)
 
@@ -139,8 +180,13 @@ class CallAssembly:
         self._growing = None
         return deltas
 
-    def _find(self, piece: CallPiece) -> _Call:
-        call = self._known(piece)
+    def _find(self, piece: CallPiece, name: str, text: str) -> _Call | None:
+        """The call that a piece belongs to, perhaps a new one; None if it repeats a call as a whole."""
+        call = self._candidate(piece)
+        if call is not None and self._is_of_another_call(call, piece, name):
+            if piece.id and piece.id == call.id and name == call.name and text == "".join(call.pieces):
+                return None
+            call = None
         if call is None:
             call = _Call(piece.id or "")
             self._calls.append(call)
@@ -148,18 +194,25 @@ class CallAssembly:
             self._at[piece.index] = call
         return call
 
-    def _known(self, piece: CallPiece) -> _Call | None:
-        """The call that a piece belongs to: by its index, else by its id, else the last one."""
-        named = piece.function is not None and bool(piece.function.name)
+    def _candidate(self, piece: CallPiece) -> _Call | None:
+        """The call that a piece may belong to: by its index, else by its id, else the last one."""
         if piece.index is not None:
-            call = self._at.get(piece.index)
-            # Some servers give every call the same index.
-            is_new = call is not None and call.pieces and named and piece.id and piece.id != call.id
-            return None if is_new else call
+            return self._at.get(piece.index)
         if piece.id:
             return next((call for call in reversed(self._calls) if call.id == piece.id), None)
-        last = self._calls[-1] if self._calls else None
-        return None if last is not None and last.pieces and named else last
+        return self._calls[-1] if self._calls else None
+
+    def _is_of_another_call(self, call: _Call, piece: CallPiece, name: str) -> bool:
+        """Whether a piece begins a call, although a server gives it the place of another."""
+        if not name:
+            return False
+        if call.pieces:
+            return call.is_complete or name != call.name or _differ(piece.id, call.id)
+        if name != call.name and _differ(piece.id, call.id):
+            return True
+        # No arguments yet: the name may come in pieces, or the first call may have none.
+        names = self._names
+        return name != call.name and call.name in names and name in names and call.name + name not in names
 
     def _advance(self) -> list[Delta]:
         deltas: list[Delta] = []
@@ -181,10 +234,9 @@ class CallAssembly:
             return
         if not call.is_started:
             self._start(call, deltas)
-        if call.is_function:
-            if call.emitted < len(call.pieces):
-                deltas.append(CallArguments("".join(call.pieces[call.emitted :])))
-            call.emitted = len(call.pieces)
+        if call.is_function and call.emitted < (end := call.emittable):
+            deltas.append(CallArguments("".join(call.pieces[call.emitted : end])))
+            call.emitted = end
 
     def _start(self, call: _Call, deltas: list[Delta]) -> None:
         if not 1 <= len(call.name) <= _LONGEST_NAME:
@@ -200,12 +252,22 @@ class CallAssembly:
         if not call.is_started:
             self._start(call, deltas)
         call.is_over = True
+        self._emit(call, deltas)
         text = "".join(call.pieces)
         if call.tool is not None and call.tool.kind == "custom":
             deltas.append(CallArguments(_custom_input(text)))
         elif not text and not cut_off:
             deltas.append(CallArguments("{}"))
         deltas.append(CallEnded(call.is_complete or not cut_off))
+
+
+def _kept(raw: Raw | UnsetType) -> Raw | UnsetType:
+    """A copy: the field refers to the whole chunk otherwise."""
+    return raw if raw is UNSET else Raw(bytes(raw))
+
+
+def _differ(id: str | None, other: str) -> bool:
+    return bool(id and other and id != other)
 
 
 def _text_of(arguments: msgspec.Raw) -> str:

@@ -1,14 +1,16 @@
 """The chunks of a Chat Completions stream, decoded as tolerantly as servers differ, and errors in it."""
 
+import json
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.engines.remote.upstream import refusal
-from slipring.errors import ApiError
+from slipring.engines.remote.token_counts import token_count
+from slipring.engines.remote.upstream_errors import reported
 from slipring.protocol.responses import Logprob, TopLogprob
-from slipring.surrogates import repaired
+
+_SURROGATE = b"\\ud"
 
 
 class FunctionPiece(Struct, gc=False):
@@ -21,6 +23,8 @@ class CallPiece(Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: FunctionPiece | None = None
+    extra_content: Raw | UnsetType = UNSET
+    provider_specific_fields: Raw | UnsetType = UNSET
 
 
 class ContentPart(Struct, gc=False):
@@ -30,18 +34,15 @@ class ContentPart(Struct, gc=False):
     thinking: "str | list[ContentPart] | None" = None
 
 
-class ReasoningDetail(Struct, gc=False):
-    text: str | None = None
-    summary: str | None = None
-
-
 class ChunkDelta(Struct, gc=False):
     content: str | list[ContentPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    reasoning_details: list[ReasoningDetail] | None = None
+    reasoning_details: list[dict[str, Any]] | None = None
     refusal: str | None = None
     tool_calls: list[CallPiece] | None = None
+    extra_content: Raw | UnsetType = UNSET
+    provider_specific_fields: Raw | UnsetType = UNSET
 
     @property
     def thought(self) -> str:
@@ -49,7 +50,8 @@ class ChunkDelta(Struct, gc=False):
         plain = self.reasoning_content or self.reasoning
         if plain or not self.reasoning_details:
             return plain or ""
-        return "".join(detail.text or detail.summary or "" for detail in self.reasoning_details)
+        texts = (detail.get("text") or detail.get("summary") for detail in self.reasoning_details)
+        return "".join(text for text in texts if isinstance(text, str))
 
     @property
     def only_text(self) -> str:
@@ -89,34 +91,37 @@ class Logprobs(Struct, gc=False):
 class Choice(Struct, gc=False):
     index: int = 0
     delta: ChunkDelta | None = None
+    message: ChunkDelta | None = None
+    """The whole answer, of servers that do not stream."""
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
 
     @property
     def is_empty(self) -> bool:
-        has_no_delta = self.delta is None or self.delta.is_empty
-        return has_no_delta and not self.finish_reason and self.logprobs is None
+        delta = self.delta or self.message
+        return (delta is None or delta.is_empty) and not self.finish_reason and self.logprobs is None
 
 
-class PromptDetails(Struct, gc=False):
-    cached_tokens: int | None = None
+class Usage(Struct, frozen=True, gc=False):
+    """The counts of an answer; zeros where the server sends none, or something else than a number."""
 
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
 
-class CompletionDetails(Struct, gc=False):
-    reasoning_tokens: int | None = None
-
-
-class Usage(Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: PromptDetails | None = None
-    completion_tokens_details: CompletionDetails | None = None
+    @classmethod
+    def of(cls, usage: Any) -> "Usage":
+        prompt, completion = token_count(usage, "prompt_tokens"), token_count(usage, "completion_tokens")
+        cached = token_count(usage, "prompt_tokens_details", "cached_tokens")
+        reasoning = token_count(usage, "completion_tokens_details", "reasoning_tokens")
+        return cls(prompt, min(cached, prompt), completion, min(reasoning, completion))
 
 
 class Chunk(Struct, gc=False):
     choices: list[Choice] | None = None
-    usage: Usage | None = None
-    error: dict[str, Any] | str | None = None
+    usage: Any = None
+    error: Any = None
 
     @property
     def is_empty(self) -> bool:
@@ -124,27 +129,54 @@ class Chunk(Struct, gc=False):
         return self.usage is None and all(choice.is_empty for choice in self.choices or ())
 
 
+class _Outline(Struct):
+    """What a payload without choices may be: an error that is not in a field of its own."""
+
+    object: Any = None
+    type: Any = None
+    message: Any = None
+    detail: Any = None
+    error_message: Any = None
+
+    @property
+    def is_error(self) -> bool:
+        return "error" in (self.object, self.type) or bool(self.message or self.detail or self.error_message)
+
+
 _chunk = msgspec.json.Decoder(Chunk)
+_outline = msgspec.json.Decoder(_Outline)
 
 
-def read_chunk(payload: bytes) -> Chunk:
-    """Decode a chunk. Raises the error that comes in its place."""
-    try:
-        chunk = _chunk.decode(payload)
-    except msgspec.DecodeError:
-        chunk = _chunk.decode(repaired(payload))
-    if chunk.error:
-        raise _error(chunk.error, payload)
-    return chunk
+class ChunkReader:
+    """Decodes the chunks of one answer."""
 
+    __slots__ = ("_halves",)
 
-def _error(error: dict[str, Any] | str, payload: bytes) -> ApiError:
-    """The error for API clients that an error in the stream means."""
-    if isinstance(error, str):
-        return refusal(500, payload, {})
-    code = str(error.get("code"))
-    status = int(code) if code.isdecimal() else 0
-    if not 400 <= status < 600:
-        names = f"{error.get('type')} {code}".lower()
-        status = 429 if "rate_limit" in names else 400 if "invalid" in names or "length" in names else 500
-    return refusal(status, payload, {})
+    def __init__(self) -> None:
+        self._halves: dict[str, str] = {}
+        """The first halves of surrogate pairs that a server has split between two chunks, by their place."""
+
+    def read(self, payload: bytes) -> Chunk:
+        """Decode a chunk. Raises the error that comes in its place."""
+        try:
+            chunk = _chunk.decode(payload)
+        except msgspec.DecodeError:
+            if _SURROGATE not in payload.lower():
+                raise
+            chunk = _chunk.decode(msgspec.json.encode(self._joined(json.loads(payload), "")))
+        if chunk.error or (not chunk.choices and chunk.usage is None and _outline.decode(payload).is_error):
+            raise reported(payload)
+        return chunk
+
+    def _joined(self, value: Any, place: str) -> Any:
+        """The same value without lone surrogates: halves that belong together are joined, others replaced."""
+        if isinstance(value, dict):
+            return {name: self._joined(each, f"{place}.{name}") for name, each in value.items()}
+        if isinstance(value, list):
+            return [self._joined(each, f"{place}.{index}") for index, each in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        text = self._halves.pop(place, "") + value
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._halves[place] = text[:-1], text[-1]
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

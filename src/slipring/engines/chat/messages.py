@@ -5,10 +5,11 @@ exchange may still grow; everything before it is never encoded again. So a conte
 pieces and a tail, and the same items give the same bytes however they are spread over turns.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
+from slipring.engines.chat.returned_fields import NONE, ReturnedAnswer, ReturnedFields
 from slipring.errors import UnsupportedParameter
 from slipring.prompts.templates.chat_messages import short_id
 from slipring.prompts.tool_definitions import describe_found
@@ -47,6 +48,8 @@ class _ToolCall(Struct):
     id: str
     function: _Function
     type: str = "function"
+    extra_content: Raw | UnsetType = UNSET
+    provider_specific_fields: Raw | UnsetType = UNSET
 
 
 class _ImageUrl(Struct):
@@ -71,6 +74,9 @@ class _ChatMessage(Struct):
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[_ToolCall] | UnsetType = UNSET
     tool_call_id: str | UnsetType = UNSET
+    reasoning_details: Raw | UnsetType = UNSET
+    extra_content: Raw | UnsetType = UNSET
+    provider_specific_fields: Raw | UnsetType = UNSET
 
 
 class History(Struct, frozen=True, eq=False):
@@ -83,6 +89,8 @@ class History(Struct, frozen=True, eq=False):
     """The exchange that may still grow."""
     tail_json: bytes
     size_bytes: int
+    tail_fields: "_TailFields"
+    """What the server wants back with the messages of the tail."""
 
     def shared_bytes(self, earlier: "History") -> int:
         """The memory of ``earlier`` if this history continues it, else 0. Takes time proportional to the
@@ -103,22 +111,66 @@ class History(Struct, frozen=True, eq=False):
         return [*pieces, self.tail_json] if self.tail_json else pieces
 
 
+class _TailFields(Struct, frozen=True):
+    """What the server wants back with exchanges that may still be encoded again."""
+
+    messages: tuple[tuple[Item, ReturnedFields], ...] = ()
+    """Of messages, each with the first item of its answer."""
+    calls: Mapping[str, ReturnedFields] = {}
+    """By our ids of the calls."""
+
+    @property
+    def size_bytes(self) -> int:
+        calls = sum(fields.size_bytes for fields in self.calls.values())
+        return calls + sum(fields.size_bytes for _, fields in self.messages)
+
+    def of(self, items: Sequence[Item]) -> "_TailFields":
+        """Those of one exchange."""
+        if self is _NO_FIELDS:
+            return self
+        ids = {item.call_id for item in items}
+        return _TailFields(
+            tuple(each for each in self.messages if any(item is each[0] for item in items)),
+            {call_id: fields for call_id, fields in self.calls.items() if call_id in ids},
+        )
+
+    def message_of(self, items: Sequence[Item]) -> ReturnedFields:
+        """The fields of the message that these items are encoded as."""
+        found = NONE
+        for first, fields in self.messages:
+            if any(item is first for item in items):
+                found = found.updated(fields)
+        return found
+
+
+_NO_FIELDS = _TailFields()
+
+
 class Writer:
     """Encodes messages for one server. Histories of one writer cannot be extended by another."""
 
     def __init__(self, *, send_reasoning: bool = False) -> None:
         self._send_reasoning = send_reasoning
 
-    def extend(self, before: History | None, items: Iterable[Item]) -> History:
-        """Append items to a history; encodes only these, and the exchange that they extend."""
+    def extend(
+        self,
+        before: History | None,
+        items: Iterable[Item],
+        *,
+        answer: Sequence[Item] = (),
+        returned: ReturnedAnswer | None = None,
+    ) -> History:
+        """Append an answer of the server and other items to a history; encodes only these, and the exchange
+        that they extend. ``returned``: what the server wants back with the answer."""
         tail = before.tail if before is not None else ()
-        units = list(_units((*tail, *items)))
+        units = list(_units((*tail, *answer, *items)))
+        fields = _fields(before, answer, returned)
         written = [b""] * len(units)
         first = 0
         if before is not None and tail and len(units[0].items) == len(tail):
             written[0], first = before.tail_json, 1
         for number in range(first, len(units)):
-            written[number] = self._write(units[number])
+            written[number] = self._write(units[number], fields)
         own = _STEP_BYTES + sum(map(len, written[first:]))
         ends_open = bool(units) and units[-1].is_exchange
         return History(
@@ -126,47 +178,58 @@ class Writer:
             pieces=tuple(filter(None, written[:-1] if ends_open else written)),
             tail=tuple(units[-1].items) if ends_open else (),
             tail_json=written[-1] if ends_open else b"",
-            size_bytes=own + (before.size_bytes if before is not None else 0),
+            size_bytes=own + fields.size_bytes + (before.size_bytes if before is not None else 0),
+            tail_fields=fields.of(units[-1].items) if ends_open else _NO_FIELDS,
         )
 
-    def _write(self, unit: "_Unit") -> bytes:
-        messages = self._exchange(unit.bodies) if unit.is_exchange else list(_message(unit.bodies[0]))
+    def _write(self, unit: "_Unit", fields: _TailFields) -> bytes:
+        messages = self._exchange(unit, fields) if unit.is_exchange else list(_message(unit.bodies[0]))
         return wire.encode(messages)[1:-1]
 
-    def _exchange(self, bodies: Sequence[Body]) -> list[_ChatMessage]:
+    def _exchange(self, unit: "_Unit", fields: _TailFields) -> list[_ChatMessage]:
         """One assistant message and the outputs of its calls.
 
         Calls without an output in the exchange are left out, because servers refuse them: they were cut off,
         or their output comes later. A late output becomes a user message, the only role that servers accept
         there.
         """
+        bodies = unit.bodies
         outputs = [body for body in bodies if isinstance(body, CallOutput)]
         answered = {output.call_id for output in outputs}
         calls = {
             body.call_id: body for body in bodies if isinstance(body, _CALLS) and body.call_id in answered
         }
         return [
-            *self._assistant_message(bodies, calls.values()),
+            *self._assistant_message(
+                bodies,
+                [_tool_call(call, fields.calls.get(call.call_id, NONE)) for call in calls.values()],
+                fields.message_of(unit.items),
+            ),
             *(_tool_message(output) for output in outputs if output.call_id in calls),
             *(_late_output(output) for output in outputs if output.call_id not in calls),
             *(message for output in outputs for message in _images(output)),
         ]
 
     def _assistant_message(
-        self, bodies: Sequence[Body], calls: Iterable[FunctionCall | CustomToolCall]
+        self,
+        bodies: Sequence[Body],
+        called: list[_ToolCall],
+        fields: ReturnedFields,
     ) -> Iterator[_ChatMessage]:
         text = "\n".join(filter(None, (plain_text(b.content) for b in bodies if isinstance(b, Message))))
         thought = ""
         if self._send_reasoning:
             thoughts = (b.thought for b in bodies if isinstance(b, Reasoning))
             thought = "\n".join(filter(None, thoughts))
-        called = [_tool_call(call) for call in calls]
         if text or thought or called:
             yield _ChatMessage(
                 role="assistant",
                 content=text or (None if called else ""),
                 reasoning_content=thought or UNSET,
                 tool_calls=called or UNSET,
+                reasoning_details=fields.reasoning_details,
+                extra_content=fields.extra_content,
+                provider_specific_fields=fields.provider_specific_fields,
             )
 
 
@@ -224,13 +287,29 @@ def _image(part: InputImage) -> _ImagePart:
     return _ImagePart(_ImageUrl(part.image_url or "", part.detail or UNSET))
 
 
-def _tool_call(call: FunctionCall | CustomToolCall) -> _ToolCall:
+def _fields(before: History | None, answer: Sequence[Item], returned: ReturnedAnswer | None) -> _TailFields:
+    """What the server wants back with the exchanges that are encoded: of the tail, and of an answer."""
+    earlier = before.tail_fields if before is not None else _NO_FIELDS
+    if returned is None or not returned.size_bytes or not answer:
+        return earlier
+    bodies = (item.body() for item in answer)
+    ids = [body.call_id for body in bodies if isinstance(body, _CALLS)]
+    calls = dict(zip(ids, returned.calls, strict=False))
+    return _TailFields((*earlier.messages, (answer[0], returned.message)), {**earlier.calls, **calls})
+
+
+def _tool_call(call: FunctionCall | CustomToolCall, fields: ReturnedFields) -> _ToolCall:
     name = f"{call.namespace}__{call.name}" if call.namespace else call.name
     if isinstance(call, CustomToolCall):
         arguments = wire.encode({"input": call.input}).decode()
     else:
         arguments = call.arguments if call.arguments.strip() else "{}"
-    return _ToolCall(short_id(call.call_id), _Function(name, arguments))
+    return _ToolCall(
+        short_id(call.call_id),
+        _Function(name, arguments),
+        extra_content=fields.extra_content,
+        provider_specific_fields=fields.provider_specific_fields,
+    )
 
 
 def _tool_message(output: CallOutput) -> _ChatMessage:

@@ -1,16 +1,19 @@
 """The options of the chat engine: ``chat:URL[,name=value…]``.
 
-URL is the base address of a Chat Completions server, with its version: ``http://127.0.0.1:11434/v1``.
+URL is the base address of a Chat Completions server, with its version: ``http://127.0.0.1:11434/v1``. A query
+is kept and goes with every request.
 """
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.errors import StartupError
 
-_LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
+_CHOICES = {
+    "max_tokens_field": ("max_tokens", "max_completion_tokens"),
+    "think_tags": ("false", "true", "opened"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,11 @@ class ChatOptions(UpstreamOptions):
     send_reasoning: bool = option(
         False, "whether to send earlier reasoning back, as `reasoning_content` of its message"
     )
-    think_tags: bool = option(False, "whether `<think>…</think>` in an answer's text is reasoning")
+    think_tags: str = option(
+        "false",
+        "whether `<think>…</think>` in an answer's text is reasoning: false, true, or opened, for models"
+        " whose prompt ends with `<think>`, so that answers begin with the thought itself",
+    )
     send_cache_key: bool = option(
         False, "whether to send `prompt_cache_key`: the affinity key, never the client's own"
     )
@@ -43,14 +50,10 @@ class ChatOptions(UpstreamOptions):
 
 def read_options(text: str) -> ChatOptions:
     """Parse what follows ``chat:``. Raises ``StartupError`` with one line."""
-    url, pairs = read_address("chat", text, "http://127.0.0.1:11434/v1")
-    url = url.rstrip("/")
-    if not urlsplit(url).path:
-        url += "/v1"
-    options = ChatOptions(url=url, **read_pairs("chat", ChatOptions, pairs))
-    if options.max_tokens_field not in _LIMIT_FIELDS:
-        known = " or ".join(_LIMIT_FIELDS)
-        raise StartupError(
-            f"--engine chat: option 'max_tokens_field' must be {known}, not '{options.max_tokens_field}'"
-        )
+    address, pairs = read_address("chat", text, "http://127.0.0.1:11434/v1", path="/v1")
+    options = ChatOptions(**address._asdict(), **read_pairs("chat", ChatOptions, pairs))
+    for name, choices in _CHOICES.items():
+        if (value := getattr(options, name)) not in choices:
+            known = " or ".join(choices)
+            raise StartupError(f"--engine chat: option '{name}' must be {known}, not '{value}'")
     return options

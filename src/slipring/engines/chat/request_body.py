@@ -8,6 +8,7 @@ from msgspec import Raw, Struct
 from slipring.core.generation import Job, Settings
 from slipring.engines.chat.messages import History, Writer, refuse_unsendable
 from slipring.engines.chat.options import ChatOptions
+from slipring.engines.chat.returned_fields import ReturnedAnswer
 from slipring.engines.chat.tools import EMPTY, Toolbox, offered_tools, toolbox
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.upstream import affinity_key, tenant_salt
@@ -28,16 +29,19 @@ class Written(Struct, frozen=True, eq=False):
     writer: Writer
     history: History
     toolbox: Toolbox
+    returned: ReturnedAnswer = ReturnedAnswer()
+    """What the server wants back with the response's own output."""
 
     @property
     def size_bytes(self) -> int:
-        return self.history.size_bytes + self.toolbox.size_bytes
+        return self.history.size_bytes + self.toolbox.size_bytes + self.returned.size_bytes
 
     def unshared_bytes(self, earlier: object) -> int:
         """Memory of what it does not share with another position: all of it if all was encoded again."""
         if not isinstance(earlier, Written):
             return self.size_bytes
         own = self.history.size_bytes - self.history.shared_bytes(earlier.history)
+        own += self.returned.size_bytes
         return own if self.toolbox is earlier.toolbox else own + self.toolbox.size_bytes
 
 
@@ -72,7 +76,8 @@ def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
         **_shape(job.settings),
     }
     if box.tools:
-        fields["parallel_tool_calls"] = job.settings.parallel_tool_calls
+        if not job.settings.parallel_tool_calls:
+            fields["parallel_tool_calls"] = False
         if job.offer.required:
             fields["tool_choice"] = "required"
         fields["tools"] = Raw(box.json)
@@ -95,7 +100,7 @@ def _write_history(job: Job, before: Written | None, options: ChatOptions, write
     if job.parent is None:
         return writer.extend(None, job.input)
     if before is not None:
-        return writer.extend(before.history, (*job.parent.answer, *job.input))
+        return writer.extend(before.history, job.input, answer=job.parent.answer, returned=before.returned)
     items = tuple(job.context())
     refuse_unsendable(items, images=options.images, new=False)
     return writer.extend(None, items)

@@ -2,10 +2,10 @@
 
 - At most ``max_jobs`` jobs run at once. The others wait, tenants in turn, up to a bound; past it they are
   refused. A tenant that fills the queue does not keep others out of it: its latest jobs make room for theirs.
-- After several failures in a row the gate closes: jobs are refused at once, and the engine is probed until it
+- After several failures in a row of a model its jobs are refused at once, and the engine is probed until it
   answers.
-- An attempt that fails before its first batch is repeated, after a pause with jitter. After the first batch
-  nothing is repeated: the client has read it.
+- An attempt that fails before its first batch is repeated, after a pause with jitter, or the pause that the
+  server asks for. After the first batch nothing is repeated: the client has read it.
 """
 
 import asyncio
@@ -29,6 +29,8 @@ log = logging.getLogger("slipring")
 T = TypeVar("T")
 Probe = Callable[[], Awaitable[None]]
 _LONGEST_PAUSE_S = 60.0
+_LONGEST_RETRY_S = 10.0
+"""A server that asks for a longer pause is not tried again: the client is given its `Retry-After`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,12 +236,11 @@ class JobQueue:
             del self._waiting[tenant]
 
 
-class Gate(JobQueue):
-    """Admission to an engine that can fail: a job queue, retries, and refusal while the engine is down."""
+class Breaker:
+    """Counts the failures in a row of one model. After several, its jobs are refused at once, and the engine
+    is probed until it answers."""
 
     def __init__(self, name: str, policy: Policy, probe: Probe) -> None:
-        """``probe`` returns if the engine answers and raises otherwise; ``name`` is for logs and health."""
-        super().__init__(policy.max_jobs, policy.max_waiting)
         self._name = name
         self._policy = policy
         self._probe = probe
@@ -252,54 +253,28 @@ class Gate(JobQueue):
         """Why jobs are refused at present; None if they are not."""
         return None if self._probing is None else f"{self._name} does not answer"
 
-    def described(self, engine: live.Engine) -> live.Engine:
-        """The status of an engine, with its queue and its breaker."""
-        breaker = "closed" if self._probing is None else "open"
-        return structs.replace(engine, running=self.running, waiting=self.waiting, breaker=breaker)
-
-    async def close(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._probing
-
-    def require_room(self, tenant: str) -> None:
+    def require_closed(self) -> None:
         if self._probing is not None:
             raise Unavailable(
                 "The engine does not answer. Try again later.", retry_after_s=self._retry_after_s
             )
-        super().require_room(tenant)
 
-    async def begin(self, attempt: Callable[[], Awaitable[BegunStream[T]]]) -> BegunStream[T]:
-        """Begin an answer: call ``attempt`` until one succeeds, fails for good, or no retry is left."""
-        policy = self._policy
-        retries = policy.retries
-        while True:
-            try:
-                async with asyncio.timeout(policy.first_token_timeout_s):
-                    answer = await attempt()
-            except TimeoutError:
-                self._failed()
-                raise ServerError("The engine did not begin its answer in time.") from None
-            except Retryable as error:
-                if not isinstance(error, RequestFailed):
-                    self._failed()
-                if not retries or self._probing is not None:
-                    raise
-                forget_frames(error)
-                await asyncio.sleep(_jittered(0.1 * 2 ** (policy.retries - retries)))
-                retries -= 1
-            else:
-                self._failures = 0
-                return answer
+    def succeeded(self) -> None:
+        self._failures = 0
 
-    def _failed(self) -> None:
+    def failed(self) -> None:
         self._failures += 1
         if self._failures >= self._policy.failures_to_close and self._probing is None:
             log.error(
                 "%s failed %d times in a row; refusing jobs until it answers", self._name, self._failures
             )
             self._probing = asyncio.create_task(self._probe_until_it_answers())
+
+    async def close(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._probing
 
     async def _probe_until_it_answers(self) -> None:
         self._retry_after_s = self._policy.probe_interval_s
@@ -316,6 +291,81 @@ class Gate(JobQueue):
             self._failures = 0
             self._probing = None
             return
+
+
+class Gate(JobQueue):
+    """Admission to an engine that can fail: a job queue, retries, and refusal while a model is down."""
+
+    def __init__(self, name: str, policy: Policy, probe: Probe) -> None:
+        """``probe`` returns if the engine answers and raises otherwise; ``name`` is for logs and health."""
+        super().__init__(policy.max_jobs, policy.max_waiting)
+        self._name = name
+        self._policy = policy
+        self._probe = probe
+        self._breakers: dict[str, Breaker] = {}
+        """By model: a server that offers many may fail for one alone."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why jobs are refused at present; None if they are not."""
+        return next((each.trouble for each in self._breakers.values() if each.trouble is not None), None)
+
+    def described(self, engine: live.Engine) -> live.Engine:
+        """The status of an engine, with its queue and its breaker."""
+        breaker = "closed" if self.trouble is None else "open"
+        return structs.replace(engine, running=self.running, waiting=self.waiting, breaker=breaker)
+
+    async def close(self) -> None:
+        for breaker in self._breakers.values():
+            await breaker.close()
+
+    def require_admission(self, tenant: str, model: str = "") -> None:
+        """Raise now what ``admission`` would raise."""
+        self._breaker(model).require_closed()
+        self.require_room(tenant)
+
+    @contextmanager
+    def admission(self, tenant: str, model: str = "") -> Iterator["Ticket"]:
+        """A ticket for a job, as ``ticket``; refused with ``Unavailable`` while the model is down."""
+        self._breaker(model).require_closed()
+        with self.ticket(tenant) as ticket:
+            yield ticket
+
+    async def begin(
+        self, attempt: Callable[[], Awaitable[BegunStream[T]]], model: str = ""
+    ) -> BegunStream[T]:
+        """Begin an answer: call ``attempt`` until one succeeds, fails for good, or no retry is left."""
+        policy, breaker = self._policy, self._breaker(model)
+        retries = policy.retries
+        while True:
+            try:
+                async with asyncio.timeout(policy.first_token_timeout_s):
+                    answer = await attempt()
+            except TimeoutError:
+                breaker.failed()
+                raise ServerError("The engine did not begin its answer in time.") from None
+            except Retryable as error:
+                if not isinstance(error, RequestFailed):
+                    breaker.failed()
+                pause_s = _jittered(0.1 * 2 ** (policy.retries - retries))
+                if error.retry_after_s is not None:
+                    pause_s = max(pause_s, error.retry_after_s)
+                if not retries or breaker.trouble is not None or pause_s > _LONGEST_RETRY_S:
+                    raise
+                log.info("%s: %s; trying again", self._name, error.detail or error.message)
+                forget_frames(error)
+                await asyncio.sleep(pause_s)
+                retries -= 1
+            else:
+                breaker.succeeded()
+                return answer
+
+    def _breaker(self, model: str) -> Breaker:
+        breaker = self._breakers.get(model)
+        if breaker is None:
+            name = f"{self._name} ({model})" if model else self._name
+            breaker = self._breakers[model] = Breaker(name, self._policy, self._probe)
+        return breaker
 
 
 class Ticket:

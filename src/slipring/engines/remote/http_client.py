@@ -12,7 +12,9 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 import aiohttp
 import msgspec
@@ -33,13 +35,23 @@ _BLOCK = 100_000
 _MOST_AT_ONCE = 2**20
 """Bytes of a request that is written at once. A longer one waits for the server to read it."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MOST_REDIRECTS = 5
 _LONGEST_LINE = 64 * 2**20
+_LONGEST_ANSWER = 256 * 2**20
+"""Bytes of a JSON answer that are read."""
+_LONGEST_ERROR = 2**16
+"""Bytes of an error's body that are read: enough for any message."""
 _LAST_BYTES_S = 1.0
+_ERROR_BODY_S = 5.0
 _LOOK_S = 1.0
 _QUERY_TIMEOUT_S = 30.0
 _DONE = b"[DONE]"
-_DATA = re.compile(rb"^data:(.*)", re.MULTILINE)
+_MOST_ADDRESSES = 16
+_BOM = b"\xef\xbb\xbf"
+_PAYLOAD = re.compile(rb"^(?:(?:data|error):|(?={))(.*)", re.MULTILINE)
+"""The data of events, and errors that servers write as a field of its own, or as a bare line of JSON."""
 Answer = aiohttp.ClientResponse | PostedAnswer
+A = TypeVar("A", aiohttp.ClientResponse, PostedAnswer, Answer)
 Patience = Callable[[], float | None]
 """Returns how many seconds of silence a stream may have; None: any number."""
 Take = Callable[[list[bytes]], Awaitable[None] | None]
@@ -74,6 +86,13 @@ class BadStatus(HttpFailure):
 
 class Unreadable(HttpFailure):
     """The answer is not what its content type promises: no JSON, or an event line without end."""
+
+
+class RedirectedElsewhere(HttpFailure):
+    """The server redirects to another host, which is given neither the key nor the context."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"it redirects to {host}, which is another host: name that one if it is right")
 
 
 def spliced(opening: bytes, items: Iterable[bytes], closing: bytes) -> list[bytes]:
@@ -144,11 +163,12 @@ class HttpClient:
             total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s
         )
         self._keep_alive = keep_alive
+        self._proxy = _proxy_of(url) if isinstance(url, str) else None
         self._session: aiohttp.ClientSession | None = None
         self._posts: dict[str, JsonPosts] = {}
-        """By path."""
-        self._posts_url = ""
-        """The ``url`` that they are for."""
+        """By URL."""
+        self._moved: dict[str, str] = {}
+        """Where POSTs to a URL were redirected to."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._draining: set[asyncio.Task[None]] = set()
@@ -175,6 +195,8 @@ class HttpClient:
             # A batch of events is what one read brings: this bounds it, and so what a slow client has unsent.
             read_bufsize=2**16,
             max_line_size=2**20,
+            trace_configs=[_redirect_guard()],
+            proxy=self._proxy,
         )
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
 
@@ -211,11 +233,14 @@ class HttpClient:
                     return await self._query(path, pieces)
 
     async def _query(self, path: str, pieces: Sequence[bytes] | None) -> Any:
-        method, body = ("GET", None) if pieces is None else ("POST", JsonBody(pieces))
-        async with self.session.request(method, self.url + path, data=body) as answer:
-            content = await answer.read()
+        if pieces is None:
+            answer = await self.session.get(self.url + path)
+        else:
+            answer = await self._redirected(path, lambda url: self._upload(url, pieces, None))
+        async with answer:
             if answer.status != 200:
-                raise BadStatus(answer.status, answer.reason or "", content, answer.headers)
+                raise await _bad_status(answer)
+            content = await _read(answer, _LONGEST_ANSWER)
         try:
             return msgspec.json.decode(repaired(content))
         except (msgspec.DecodeError, UnicodeError) as error:
@@ -269,21 +294,41 @@ class HttpClient:
         return EventStream(lambda: self._post(path, pieces, headers), idle_s, is_over, self._drain)
 
     async def _post(self, path: str, pieces: Sequence[bytes], headers: Mapping[str, str] | None) -> Answer:
-        """POST a body; a redirect is followed."""
-        if sum(map(len, pieces)) <= _MOST_AT_ONCE:
-            answer = await self._posts_to(path).send(pieces, headers)
-            if answer.status not in _REDIRECTS:
-                return answer
-            answer.release()
-        return await self.session.post(self.url + path, data=JsonBody(pieces), headers=headers)
+        """POST a body, small ones by the shortest way."""
+        if self._proxy is not None or sum(map(len, pieces)) > _MOST_AT_ONCE:
+            return await self._redirected(path, lambda url: self._upload(url, pieces, headers))
+        return await self._redirected(path, lambda url: self._posts_to(url).send(pieces, headers))
 
-    def _posts_to(self, path: str) -> JsonPosts:
-        url = self.url
-        if url != self._posts_url:
-            self._posts_url, self._posts = url, {}
-        posts = self._posts.get(path)
+    async def _upload(
+        self, url: str, pieces: Sequence[bytes], headers: Mapping[str, str] | None
+    ) -> aiohttp.ClientResponse:
+        return await self.session.post(url, data=JsonBody(pieces), headers=headers, allow_redirects=False)
+
+    async def _redirected(self, path: str, post: Callable[[str], Awaitable[A]]) -> A:
+        """POST to a path and follow redirects within the same host, by another POST. Later requests go to
+        where the last one was answered, until that fails."""
+        url = self.url + path
+        target = self._moved.get(url, url)
+        try:
+            for _ in range(_MOST_REDIRECTS):
+                answer = await post(target)
+                if answer.status not in _REDIRECTS:
+                    return answer
+                answer.release()
+                target = _redirect_target(target, answer.headers.get("Location", ""))
+                self._moved[url] = target
+        except BaseException:
+            self._moved.pop(url, None)
+            raise
+        self._moved.pop(url, None)
+        raise Unreadable("the server redirects without end")
+
+    def _posts_to(self, url: str) -> JsonPosts:
+        posts = self._posts.get(url)
         if posts is None:
-            posts = self._posts[path] = JsonPosts(self.session, url + path)
+            if len(self._posts) >= _MOST_ADDRESSES:  # a server that moves has another one with every start
+                self._posts.clear()
+            posts = self._posts[url] = JsonPosts(self.session, url)
         return posts
 
     def _drain(self, answer: Answer) -> None:
@@ -319,16 +364,21 @@ class EventStream:
         """Whether the answer is to be released here."""
         self._payloads = _Payloads()
         self._has_read = self._at_end = False
+        self._whole: list[bytes] = []
+        """The answer of a server that streams nothing: one JSON document, an error for example."""
 
     async def __aenter__(self) -> "EventStream":
         try:
             self._answer = answer = await self._post()
             if answer.status != 200:
-                try:
-                    body = await answer.read()
-                finally:
-                    answer.release()
-                raise BadStatus(answer.status, answer.reason or "", body, answer.headers)
+                raise await _bad_status(answer)
+            kind = _content_type(answer)
+            if kind == "text/html":
+                answer.release()
+                raise Unreadable("a web page instead of an answer")
+            if kind == "application/json" or kind.endswith("+json"):
+                self._whole = [await _read(answer, _LONGEST_LINE)]
+                self._at_end = True
         except _FAILURES as error:
             raise _failure(error) from error
         self._is_held = True
@@ -346,6 +396,9 @@ class EventStream:
 
     async def __anext__(self) -> list[bytes]:
         # Hot path: runs once per token of every answer.
+        if self._whole:
+            whole, self._whole = self._whole, []
+            return whole
         read, silence = self._content.read_pieces, self._silence
         try:
             while not self._is_complete():
@@ -395,7 +448,7 @@ class EventStream:
 
     def _is_complete(self) -> bool:
         if self._at_end:
-            return True
+            return not self._whole
         if not self._payloads.ended and not (self._is_over is not None and self._is_over()):
             return False
         self._at_end = True
@@ -412,12 +465,13 @@ def _never() -> bool:
 class _Payloads:
     """Splits a stream of bytes into the data of server-sent events; ``[DONE]`` ends them."""
 
-    __slots__ = ("_rest", "_rest_bytes", "ended")
+    __slots__ = ("_has_begun", "_rest", "_rest_bytes", "ended")
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []
         """The beginning of a line that has not ended, in pieces: it may be an image, and is joined once."""
         self._rest_bytes = 0
+        self._has_begun = False
         self.ended = False
 
     def take(self, chunk: bytes) -> list[bytes]:
@@ -429,6 +483,9 @@ class _Payloads:
             and chunk.find(b"\n") == len(chunk) - 2
         ):
             return [chunk[6:-2]]  # one event by itself: most reads of a stream that is generated
+        if not self._has_begun:
+            self._has_begun = True
+            chunk = chunk.removeprefix(_BOM)
         if self._rest_bytes > _LONGEST_LINE:
             raise Unreadable("a line of the stream is too long")
         lines, end, rest = chunk.rpartition(b"\n")
@@ -439,7 +496,7 @@ class _Payloads:
         if self._rest:
             lines = b"".join([*self._rest, lines])
         # Empty data keeps a connection alive.
-        found = [payload for each in _DATA.findall(lines) if (payload := each.strip())]
+        found = [payload for each in _PAYLOAD.findall(lines) if (payload := each.strip())]
         self._rest, self._rest_bytes = [rest] if rest else [], len(rest)
         if _DONE in found:
             self.ended = True
@@ -488,6 +545,72 @@ class _Silence:
                 fail_read(self._content, TimeoutError("silence"))
                 return
         self._timer = asyncio.get_running_loop().call_later(max(left_s, 0.001), self._check)
+
+
+async def _bad_status(answer: Answer) -> BadStatus:
+    """The failure of an answer with another status than 200, with the beginning of its body."""
+    try:
+        body = b""
+        with contextlib.suppress(*_FAILURES, TimeoutError):  # the status alone says enough
+            async with asyncio.timeout(_ERROR_BODY_S):
+                while len(body) < _LONGEST_ERROR and (piece := await answer.content.readany()):
+                    body += piece
+        return BadStatus(answer.status, answer.reason or "", body[:_LONGEST_ERROR], answer.headers)
+    finally:
+        answer.release()
+
+
+async def _read(answer: Answer, most_bytes: int) -> bytes:
+    """Read a whole body, or fail if it is longer than that."""
+    pieces: list[bytes] = []
+    size = 0
+    while piece := await answer.content.readany():
+        pieces.append(piece)
+        size += len(piece)
+        if size > most_bytes:
+            answer.release()
+            raise Unreadable("the answer is too long")
+    return b"".join(pieces)
+
+
+def _content_type(answer: Answer) -> str:
+    return answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def _redirect_target(url: str, location: str) -> str:
+    """Where a redirect leads, if that is the same host, by the same scheme or by TLS instead of none."""
+    target = urljoin(url, location)
+    old, new = urlsplit(url), urlsplit(target)
+    is_upgrade = (old.scheme, new.scheme) == ("http", "https")
+    if not location or old.hostname != new.hostname or not (is_upgrade or _origin(target) == _origin(url)):
+        raise RedirectedElsewhere(new.netloc.rpartition("@")[2] or "nowhere")
+    return target
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _proxy_of(url: str) -> str | None:
+    """The proxy for a server, by the variables that other programs read (`HTTPS_PROXY`, `NO_PROXY`); none for
+    this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):
+        return None
+    return getproxies_environment().get(parts.scheme)
+
+
+def _redirect_guard() -> aiohttp.TraceConfig:
+    """Fails requests that aiohttp would redirect to another host: it would send them our headers."""
+
+    async def check(_: object, __: object, redirect: aiohttp.TraceRequestRedirectParams) -> None:
+        _redirect_target(str(redirect.url), redirect.response.headers.get("Location", ""))
+
+    guard = aiohttp.TraceConfig()
+    guard.on_request_redirect.append(check)
+    return guard
 
 
 _FAILURES = (aiohttp.ClientError, OSError)

@@ -1,4 +1,4 @@
-"""A server that is reached over HTTP: its options, its key, affinity headers, and what its failures mean.
+"""A server that is reached over HTTP: its options, its key and its affinity headers.
 
 Engines give bodies as ready bytes and parse the payloads that come back.
 """
@@ -13,21 +13,22 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from slipring.core.generation import Job
 from slipring.engines.options import option
-from slipring.engines.remote.admission_and_retries import Policy, RequestFailed, Retryable
+from slipring.engines.remote.admission_and_retries import Policy, Retryable
 from slipring.engines.remote.http_client import (
     BadStatus,
     EventStream,
     HttpClient,
+    HttpFailure,
     Patience,
+    RedirectedElsewhere,
     TimedOut,
     Unreachable,
     Unreadable,
 )
-from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
+from slipring.engines.remote.upstream_errors import refusal
+from slipring.errors import ApiError, ServerError, StartupError
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
 _KEYED = hmac.new(_SECRET, digestmod="sha256")
@@ -46,8 +47,13 @@ class UpstreamOptions(Policy):
     """The options that all engines in front of HTTP servers share."""
 
     url: str = ""
+    query: str = ""
+    """Of the address: it goes with every request."""
     key_env: str = option("", "the variable that holds the server's API key")
     key_file: str = option("", "a file that holds the server's API key")
+    key_header: str = option(
+        "", "the header that carries the key, as `api-key` for Azure; empty: `Authorization: Bearer`"
+    )
     affinity: str = option(
         ";".join(("x-session-id", "x-smg-routing-key", DYNAMO_SESSION)),
         "headers, separated by `;`, that carry the same key on all turns of a chain",
@@ -57,19 +63,29 @@ class UpstreamOptions(Policy):
 def read_key(kind: str, options: UpstreamOptions) -> str:
     """A server's API key, from a variable or a file; empty if neither is named. Never from the command line,
     which every user of the machine can read."""
+    source, key = "", ""
     if options.key_env:
-        key = os.environ.get(options.key_env, "")
-        if not key:
-            raise StartupError(f"--engine {kind}: the variable {options.key_env} (key_env) is empty")
-        return key
-    if options.key_file:
+        source, key = f"the variable {options.key_env} (key_env)", os.environ.get(options.key_env, "")
+    elif options.key_file:
+        source = f"{options.key_file} (key_file)"
         try:
-            return Path(options.key_file).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise StartupError(
-                f"--engine {kind}: cannot read {options.key_file} (key_file): {error.strerror}"
-            ) from None
-    return ""
+            key = Path(options.key_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise StartupError(f"--engine {kind}: cannot read {source}: {reason}") from None
+    key = key.strip()
+    if source and not key:
+        raise StartupError(f"--engine {kind}: {source} is empty")
+    if not (key.isascii() and key.isprintable()):
+        raise StartupError(f"--engine {kind}: {source} holds more than a key: no header can carry it")
+    return key
+
+
+def _key_headers(kind: str, options: UpstreamOptions) -> dict[str, str]:
+    key = read_key(kind, options)
+    if not key:
+        return {}
+    return {options.key_header: key} if options.key_header else {"Authorization": f"Bearer {key}"}
 
 
 def affinity_key(job: Job) -> str:
@@ -105,13 +121,14 @@ def _keyed_hash(text: str) -> str:
 class Upstream:
     """One server: its address, its key, its affinity headers, and what its failures mean to API clients."""
 
-    def __init__(self, kind: str, options: UpstreamOptions, headers: Mapping[str, str] | None = None) -> None:
-        """Opens no connection. ``headers`` go with every request and override the key's header."""
+    def __init__(self, kind: str, options: UpstreamOptions) -> None:
+        """Opens no connection."""
         self.url = options.url.rstrip("/")
         self._kind = kind
         self._options = options
-        key = read_key(kind, options)
-        self.headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        self._query = f"?{options.query}" if options.query else ""
+        self.headers = _key_headers(kind, options)
+        self._secrets = [value.removeprefix("Bearer ") for value in self.headers.values()]
         self._affinity = [name.strip().lower() for name in options.affinity.split(";") if name.strip()]
         self.client = HttpClient(self.url, self.headers, connect_timeout_s=options.connect_timeout_s)
 
@@ -128,24 +145,28 @@ class Upstream:
             headers.update(zip((DYNAMO_SESSION, _DYNAMO_PARENT), branch_keys(job), strict=False))
         return headers
 
+    def path(self, path: str) -> str:
+        """A path of the server, with the query of its address."""
+        return path + self._query
+
     async def list_models(self, path: str) -> list[str]:
         """The names of the models that the server lists as OpenAI's API does; at least one. For starts:
         raises ``StartupError``."""
         with startup_errors(self._kind, self.url, "a server that lists its models; name one with model="):
-            names = [str(model["id"]) for model in (await self.client.query(path))["data"]]
+            names = [str(model["id"]) for model in (await self.client.query(self.path(path)))["data"]]
         if not names:
             raise StartupError(f"--engine {self._kind}: {self.url} lists no models; name one with model=")
         return names
 
     async def get(self, path: str) -> Any:
         """GET a JSON document."""
-        with _api_errors():
-            return await self.client.query(path)
+        with self.api_errors():
+            return await self.client.query(self.path(path))
 
     async def post(self, path: str, pieces: Sequence[bytes]) -> Any:
         """POST a JSON document and return the one that answers it."""
-        with _api_errors():
-            return await self.client.query(path, pieces)
+        with self.api_errors():
+            return await self.client.query(self.path(path), pieces)
 
     @asynccontextmanager
     async def events(
@@ -161,28 +182,49 @@ class Upstream:
 
         See ``HttpClient.events``. How long an answer may take to begin is the gate's concern.
         """
-        with _api_errors():
-            stream = self.client.events(path, pieces, headers, idle_s=idle_s or self._idle_s, is_over=is_over)
-            async with stream as payloads:
+        with self.api_errors():
+            async with self.client.events(
+                self.path(path), pieces, headers, idle_s=idle_s or self._idle_s, is_over=is_over
+            ) as payloads:
                 yield payloads
+
+    @contextmanager
+    def api_errors(self) -> Iterator[None]:
+        """Raise failures of the client as errors for API clients. None of them has the server's key in it:
+        servers repeat keys that they refuse."""
+        try:
+            yield
+        except HttpFailure as failure:
+            raise self._redacted(api_failure(failure)) from failure
+        except ApiError as error:
+            self._redacted(error)
+            raise
+
+    def _redacted(self, error: ApiError) -> ApiError:
+        for secret in self._secrets:
+            error.message = error.message.replace(secret, "(secret)")
+            error.detail = error.detail.replace(secret, "(secret)")
+        return error
 
     def _idle_s(self) -> float:
         return self._options.idle_timeout_s
 
 
-@contextmanager
-def _api_errors() -> Iterator[None]:
-    """Raise failures of the client as errors for API clients."""
-    try:
-        yield
-    except Unreachable as error:
-        raise Retryable("The engine cannot be reached.") from error
-    except TimedOut as error:
-        raise ServerError("The engine has sent nothing for too long.") from error
-    except Unreadable as error:
-        raise ServerError("The engine's answer cannot be read.") from error
-    except BadStatus as error:
-        raise refusal(error.status, error.body, error.headers) from error
+def api_failure(failure: HttpFailure) -> ApiError:
+    """The error for API clients that a failed request means. Its ``detail`` has the reason, for the log."""
+    if isinstance(failure, BadStatus):
+        return refusal(failure.status, failure.body, failure.headers)
+    error: ApiError
+    if isinstance(failure, Unreachable):
+        error = Retryable("The engine cannot be reached.")
+    elif isinstance(failure, TimedOut):
+        error = ServerError("The engine has sent nothing for too long.")
+    elif isinstance(failure, RedirectedElsewhere):
+        error = ServerError("The engine is not at its address. The log of the server has the reason.")
+    else:
+        error = ServerError("The engine's answer cannot be read.")
+    error.detail = str(failure)
+    return error
 
 
 @contextmanager
@@ -197,6 +239,8 @@ def startup_errors(kind: str, url: str, expected: str) -> Iterator[None]:
         raise StartupError(f"--engine {kind}: {url} answers with {error}: {remedy}") from None
     except (Unreachable, TimedOut) as error:
         raise StartupError(f"--engine {kind}: cannot reach {url}: {error}") from None
+    except RedirectedElsewhere as error:
+        raise StartupError(f"--engine {kind}: {url} does not answer: {error}") from None
     except (Unreadable, ValueError, LookupError, TypeError, AttributeError):
         raise StartupError(f"--engine {kind}: {url} does not answer like {expected}") from None
 
@@ -212,60 +256,3 @@ def read_each(read: Callable[[T], R], batch: Iterable[T]) -> tuple[list[R], ApiE
     except ApiError as fault:
         return results, fault
     return results, None
-
-
-class _ErrorBody(msgspec.Struct):
-    """The usual forms of an error body: OpenAI's, a plain text, FastAPI's details."""
-
-    error: Any = None
-    message: Any = None
-    detail: Any = None
-
-
-_error_body = msgspec.json.Decoder(_ErrorBody)
-
-
-def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
-    """The error for API clients that a server's refusal means, with its status and message."""
-    message = _message(body)[:500]
-    error: ApiError
-    if status in (401, 403):
-        # The key that is wrong is ours, not the client's.
-        return ServerError("The engine refuses this server's key.")
-    retry_after_s = _seconds(headers.get("Retry-After"))
-    if status == 429:
-        return RateLimited(message or "The engine is busy.", retry_after_s=retry_after_s)
-    if status == 500:
-        error = RequestFailed("The engine has failed.")
-        error.retry_after_s = retry_after_s
-        return error
-    if status in (408, 409, 502, 503, 504):
-        error = Retryable("The engine is not available.")
-        error.retry_after_s = retry_after_s
-        return error
-    if 400 <= status < 500:
-        error = InvalidRequest(f"The engine refused the request: {message or status}", code="engine_refused")
-        error.status = status
-        return error
-    return ServerError()
-
-
-def _message(body: bytes) -> str:
-    """The message of an error body in any of the usual forms; empty if there is none."""
-    try:
-        parsed = _error_body.decode(body)
-    except (msgspec.DecodeError, UnicodeError):
-        return ""
-    message = parsed.error or parsed.message or parsed.detail
-    if isinstance(message, dict):
-        message = message.get("message") or message
-    if isinstance(message, str):
-        return message
-    return msgspec.json.encode(message).decode() if message else ""
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return max(float(text), 0.0) if text else None
-    except ValueError:
-        return None

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import get_args
 
 import msgspec
@@ -22,13 +21,13 @@ from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Ret
 from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.steered_cut import SteeredCut
-from slipring.engines.remote.upstream import Upstream, read_key
+from slipring.engines.remote.upstream import Upstream
 from slipring.engines.responses import context, faults
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import Event, decode_event
 from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 from slipring.engines.responses.options import ResponsesOptions, read_options
-from slipring.engines.responses.pool import Pool, Route, SocketsUnsupported
+from slipring.engines.responses.pool import PATH, Pool, Route, SocketsUnsupported
 from slipring.engines.responses.position_codec import PositionCodec
 from slipring.engines.responses.positions import Position, Step, earlier_step, position_of
 from slipring.engines.responses.request_body import count_body, create_body
@@ -38,6 +37,8 @@ from slipring.errors import ApiError, InvalidRequest, ServerError, forget_frames
 log = logging.getLogger("slipring")
 
 _COUNT_S = 10.0
+_POSTS_S = 60.0
+"""How long requests are POSTs after an upgrade that was not answered."""
 """How long a count may take before an estimate is used."""
 _ROOM = 64 * 1024
 """Bytes of a frame that are left for everything but items, tools and instructions."""
@@ -60,21 +61,19 @@ class ResponsesEngine(GatedEngine):
 
     def __init__(self, options: ResponsesOptions) -> None:
         self.options = options
-        headers = _key_headers(options)
         self._models = [_model(options.model, options)] if options.model else []
         self._keeps_reasoning = options.reasoning == "text"
-        query = f"?{options.query}" if options.query else ""
-        self._path, self._models_path = f"/responses{query}", f"/models{query}"
-        self._count_path = f"/responses/input_tokens{query}"
         self._counts = True
         """Whether the upstream may have an endpoint for counts."""
-        self._upstream = Upstream("responses", replace(options, key_env="", key_file=""), headers)
-        self._pool = Pool(self._upstream, self._path, options)
+        self._upstream = Upstream("responses", options)
+        self._pool = Pool(self._upstream, options)
         self._gate = Gate("the Responses server", options, self._probe)
         if options.chain or options.reasoning == "encrypted":
             self.positions = PositionCodec(self, options)
         self._posts = options.transport == "sse"
         """Whether every request is a POST: by option, or since the upstream refused a WebSocket."""
+        self._posts_until = 0.0
+        """Until when requests are POSTs because an upgrade was not answered."""
 
     @classmethod
     def from_options(cls, text: str) -> "ResponsesEngine":
@@ -86,7 +85,7 @@ class ResponsesEngine(GatedEngine):
     async def start(self) -> None:
         await self._upstream.start()
         if not self._models:
-            names = await self._upstream.list_models(self._models_path)
+            names = await self._upstream.list_models("/models")
             self._models = [_model(name, self.options) for name in names]
         await self._pool.start()
 
@@ -96,17 +95,19 @@ class ResponsesEngine(GatedEngine):
         await self._upstream.close()
 
     async def _probe(self) -> None:
-        await self._upstream.get(self._models_path)
+        await self._upstream.get("/models")
 
     async def generate(self, job: Job) -> Answers:
-        with self._gate.ticket(job.tenant) as ticket:
+        with self._gate.admission(job.tenant, job.model.name) as ticket:
             yield [Accepted()]
             await ticket.turn()
             yield [Begun()]
             cut = SteeredCut(job)
             watched = structs.replace(job, emit=cut.emit) if job.emit is not None else job
             try:
-                async with aclosing(await self._gate.begin(lambda: self._attempt(watched))) as batches:
+                async with aclosing(
+                    await self._gate.begin(lambda: self._attempt(watched), job.model.name)
+                ) as batches:
                     async for deltas in batches:
                         yield deltas
                         if cut.after(deltas):
@@ -127,7 +128,9 @@ class ResponsesEngine(GatedEngine):
             items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
             try:
                 async with asyncio.timeout(_COUNT_S):
-                    answer = await self._upstream.post(self._count_path, count_body(job, model, items))
+                    answer = await self._upstream.post(
+                        "/responses/input_tokens", count_body(job, model, items)
+                    )
                 return msgspec.convert(answer, _Counted).input_tokens
             except InvalidRequest as error:
                 self._counts = error.status not in (404, 405)
@@ -200,14 +203,16 @@ class ResponsesEngine(GatedEngine):
 
     async def _open(self, job: Job) -> Route | None:
         """Open a socket; None if the engine posts instead."""
-        if self._posts:
+        clock = asyncio.get_running_loop().time
+        if self._posts or clock() < self._posts_until:
             return None
         try:
             return await self._pool.open(job)
         except SocketsUnsupported as refused:
             if self.options.transport != "auto":
                 raise refused.error from refused
-            self._posts = True
+            self._posts = refused.for_good
+            self._posts_until = clock() + _POSTS_S
             return None
 
     def _answers(self, job: Job, route: Route | None, items: list[bytes], parent: Position | None) -> Answers:
@@ -225,16 +230,17 @@ class ResponsesEngine(GatedEngine):
         deltas: list[Delta] = []
         has_yielded = False
         try:
-            await socket.send(b"".join(self._body(job, items, opening, parent)))
-            while not answer.ended:
-                deltas, fault = _read(answer, await self._next(lane, is_first=not has_yielded))
-                if answer.ended:
-                    position = self._position(job, answer, parent, route)
-                elif deltas or (answer.may_have_called and not has_yielded):
-                    has_yielded = True
-                    yield deltas
-                if fault is not None:
-                    raise fault
+            with self._upstream.api_errors():
+                await socket.send(b"".join(self._body(job, items, opening, parent)))
+                while not answer.ended:
+                    deltas, fault = _read(answer, await self._next(lane, is_first=not has_yielded))
+                    if answer.ended:
+                        position = self._position(job, answer, parent, route)
+                    elif deltas or (answer.may_have_called and not has_yielded):
+                        has_yielded = True
+                        yield deltas
+                    if fault is not None:
+                        raise fault
         finally:
             socket.give_back(lane, position)
         _leave_position(deltas, position)
@@ -267,7 +273,7 @@ class ResponsesEngine(GatedEngine):
                 _leave_position(deltas, self._position(job, answer, parent, None))
             return deltas, fault
 
-        stream = self._upstream.events(self._path, body, headers, idle_s=idle_s, is_over=is_over)
+        stream = self._upstream.events(PATH, body, headers, idle_s=idle_s, is_over=is_over)
         async with stream as batches:
             async for payloads in batches:
                 deltas, fault = read(payloads)
@@ -352,10 +358,3 @@ def _model(name: str, options: ResponsesOptions) -> Model:
         is_upstream=True,
         hosted_tools=next(each for each in get_args(Hosting) if each == options.hosted_tools),
     )
-
-
-def _key_headers(options: ResponsesOptions) -> dict[str, str]:
-    key = read_key("responses", options)
-    if not key:
-        return {}
-    return {options.key_header: key} if options.key_header else {"Authorization": f"Bearer {key}"}

@@ -29,6 +29,7 @@ from slipring.core.generation import (
     UpstreamItemEvent,
     UpstreamItemStarted,
 )
+from slipring.engines.remote.token_counts import token_count
 from slipring.engines.responses import faults
 from slipring.engines.responses.context import without_id
 from slipring.engines.responses.events import Event, EventLogprob, EventTokenLogprobs, OtherEvent
@@ -58,6 +59,7 @@ _HOSTED = frozenset(
     }
 )
 """Items of tools that a server runs. They pass through if the upstream is to run these tools."""
+_USED = frozenset({"message", "reasoning", *_CALLS, *_CLIENT_CALLS, *_HOSTED})
 _EVENTS: dict[str, type[events.CallEvent]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (
@@ -108,23 +110,22 @@ class _Item(Struct, gc=False):
     arguments: Any = ""
     input: str = ""
     encrypted_content: str | None = None
-    content: list[_Part] | None = None
+    content: list[_Part] | str | None = None
     summary: list[_Part] | None = None
 
+    @property
+    def parts(self) -> list[_Part]:
+        """The parts of the content; a plain text is one."""
+        if isinstance(self.content, str):
+            return [_Part("output_text", self.content)]
+        return self.content or []
 
-class _InputDetails(Struct, gc=False):
-    cached_tokens: int | None = None
 
+class _OtherItem(Struct, gc=False):
+    """An item whose fields have other types than those above, of a type that is not used."""
 
-class _OutputDetails(Struct, gc=False):
-    reasoning_tokens: int | None = None
-
-
-class _Usage(Struct, gc=False):
-    input_tokens: int = 0
-    output_tokens: int = 0
-    input_tokens_details: _InputDetails | None = None
-    output_tokens_details: _OutputDetails | None = None
+    type: str = ""
+    id: str | None = None
 
 
 class _Incomplete(Struct, gc=False):
@@ -133,12 +134,14 @@ class _Incomplete(Struct, gc=False):
 
 class _Response(Struct, gc=False):
     id: str = ""
+    status: str | None = None
     output: list[Raw] | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     incomplete_details: _Incomplete | None = None
 
 
 _item = msgspec.json.Decoder(_Item)
+_other_item = msgspec.json.Decoder(_OtherItem)
 _response = msgspec.json.Decoder(_Response)
 
 
@@ -188,6 +191,8 @@ class ResponsesAnswer:
         self._keys: dict[str, int | str] = {}
         """The keys of items by their ids."""
         self._count = 0
+        self._ended: set[int | str] = set()
+        """The keys and ids of items whose end has come."""
         self._kind = ""
         """The type of the item that was emitted last."""
         self._summaries = 0
@@ -223,13 +228,13 @@ class ResponsesAnswer:
     # Items.
 
     def _added(self, event: Event) -> list[Delta]:
-        opened = self._open_item(event, _item.decode(event.item))
+        opened = self._open_item(event, _read_item(event.item))
         if opened.passes and (whole := _read_passed(event.item)) is not None:
             self._start_passed(opened, whole)
         return self._emit()
 
     def _item_done(self, event: Event) -> list[Delta]:
-        item = _item.decode(event.item)
+        item = _read_item(event.item)
         key = self._key(event, item.id)
         opened = self._items.get(key) if key is not None else None
         if opened is None:
@@ -241,6 +246,9 @@ class ResponsesAnswer:
         if item.type == "reasoning" and item.encrypted_content:
             opened.thought = without_id(bytes(event.item))
         opened.done = True
+        self._ended.add(opened.key)
+        if item.id is not None:
+            self._ended.add(item.id)
         return self._emit()
 
     def _open_item(self, event: Event, item: _Item) -> _OpenItem:
@@ -313,7 +321,7 @@ class ResponsesAnswer:
                 streamed["summary"] -= 1
             elif summary.text:
                 opened.pending.append(ThoughtSummary(summary.text, index))
-        for part in item.content or ():
+        for part in item.parts:
             if streamed[part.type] > 0:
                 streamed[part.type] -= 1
             elif delta := _of_part(part):
@@ -475,32 +483,45 @@ class ResponsesAnswer:
         self.upstream_id = response.id
         self.ended = True
         deltas: list[Delta] = []
-        if not self._count:
-            # An upstream that sends all items in the last event.
-            for number, item in enumerate(response.output or ()):
+        for number, item in enumerate(response.output or ()):
+            # Items that came in the last event alone, or whose end did.
+            if not self._has_ended(number, item):
                 deltas += self._item_done(Event(output_index=number, item=item))
         for opened in self._items.values():
             if opened.call_id is not None and not opened.done:
                 opened.pending.append(CallEnded(reason == "stop"))
             opened.done = True
         deltas += self._emit()
-        usage = response.usage or _Usage()
-        cached = usage.input_tokens_details and usage.input_tokens_details.cached_tokens
-        reasoning = usage.output_tokens_details and usage.output_tokens_details.reasoning_tokens
-        written = usage.output_tokens if self._job.generate else 0
+        usage = response.usage
+        read, written = token_count(usage, "input_tokens"), token_count(usage, "output_tokens")
+        cached = token_count(usage, "input_tokens_details", "cached_tokens")
+        reasoning = token_count(usage, "output_tokens_details", "reasoning_tokens")
+        if not self._job.generate:
+            written = 0
         deltas.append(
             Finished(
                 reason,
-                input_tokens=usage.input_tokens,
-                cached_tokens=min(cached or 0, usage.input_tokens),
+                input_tokens=read,
+                cached_tokens=min(cached, read),
                 output_tokens=written,
-                reasoning_tokens=min(reasoning or 0, written),
+                reasoning_tokens=min(reasoning, written),
             )
         )
         return deltas
 
+    def _has_ended(self, number: int, item: Raw) -> bool:
+        """Whether the end of an item of the final response has come before: by its id, its place, or, from
+        upstreams that send neither, its number."""
+        unnumbered = sum(isinstance(key, str) and key.startswith("#") for key in self._ended)
+        return _read_item(item).id in self._ended or number in self._ended or number < unnumbered
+
     def _completed(self, event: Event) -> list[Delta]:
-        return self._finished(_response.decode(event.response), "stop")
+        response = _response.decode(event.response)
+        if response.status in ("failed", "cancelled"):
+            return self._failed(event)
+        if response.status == "incomplete":
+            return self._incomplete(event)
+        return self._finished(response, "stop")
 
     def _incomplete(self, event: Event) -> list[Delta]:
         response = _response.decode(event.response)
@@ -529,6 +550,16 @@ class ResponsesAnswer:
         "response.incomplete": _incomplete,
         "response.failed": _failed,
     }
+
+
+def _read_item(raw: Raw) -> _Item:
+    try:
+        return _item.decode(raw)
+    except msgspec.ValidationError:
+        other = _other_item.decode(raw)
+        if other.type in _USED:
+            raise
+        return _Item(other.type, other.id)
 
 
 def _read_passed(raw: Raw) -> Item | None:

@@ -63,6 +63,7 @@ class OtherEvent(Event, gc=False):
 class _Outline(Struct):
     type: str = ""
     stream_id: str | None = None
+    object: Any = None
 
 
 _event = msgspec.json.Decoder(Event)
@@ -70,9 +71,13 @@ _outline = msgspec.json.Decoder(_Outline)
 
 
 def decode_event(payload: bytes | str) -> Event:
-    """Decode an event. Raises ``ServerError`` if the payload is no JSON object."""
+    """Decode an event. Raises ``ServerError`` if the payload is no JSON object.
+
+    An upstream that does not stream sends a response or an error instead: it becomes the event that has it.
+    """
     try:
-        return _event.decode(payload)
+        event = _event.decode(payload)
+        return event if event.type else _untyped(event, payload)
     except msgspec.ValidationError:
         pass
     except msgspec.DecodeError as error:
@@ -88,3 +93,12 @@ def decode_event(payload: bytes | str) -> Event:
     except (msgspec.DecodeError, UnicodeError) as error:
         raise ServerError("The engine's answer cannot be read.") from error
     return OtherEvent(outline.type, outline.stream_id)
+
+
+def _untyped(event: Event, payload: bytes | str) -> Event:
+    if event.error is not None or event.message is not None:
+        event.type = "error"
+    elif _outline.decode(payload).object == "response":
+        response = Raw(payload.encode() if isinstance(payload, str) else bytes(payload))
+        return Event(type="response.completed", response=response)
+    return event

@@ -10,7 +10,7 @@ import msgspec
 
 from slipring.core.generation import UpstreamTools
 from slipring.engines.remote.admission_and_retries import Retryable
-from slipring.engines.remote.upstream import refusal
+from slipring.engines.remote.upstream_errors import api_error, read_error
 from slipring.engines.responses.events import Event
 from slipring.errors import ApiError, ServerError
 
@@ -21,18 +21,6 @@ _LOST_CODES = frozenset(
         "websocket_stream_limit_reached",
     }
 )
-_STATUSES = {
-    "rate_limit_exceeded": 429,
-    "insufficient_quota": 429,
-    "server_error": 500,
-    "server_is_overloaded": 503,
-    "slow_down": 503,
-    "service_unavailable": 503,
-}
-_REQUEST_FAULTS = re.compile(
-    r"invalid|image|policy|prompt|context_length|unsupported|refused|not_found|missing"
-)
-"""Codes of faults in the request, for errors without a status."""
 _ID = re.compile(r"\b(?:resp|msg|rs|fc|ctc|call|req|ws|cmp)_(?=\w*\d)\w{12,}")
 
 
@@ -72,16 +60,13 @@ def from_error_event(event: Event) -> ApiError:
     if "stream_id" in str(error.param or error.message or ""):
         return LanesUnsupported()
     status = event.status or event.status_code
-    if not isinstance(status, int):
-        status = _status(code)
     headers = {**_mapping(event.headers), **_mapping(error.headers)}
-    return _refusal(status, str(error.message or ""), headers)
+    return _refusal(error, status if isinstance(status, int) else None, headers)
 
 
 def from_failed_response(response: bytes) -> ApiError:
     """The error that ended a response which had begun."""
-    error = _failed_response.decode(response).error or _Error()
-    return _refusal(_status(str(error.code or "")), str(error.message or ""), {})
+    return _refusal(_failed_response.decode(response).error or _Error(), None, {})
 
 
 def code_of(event: Event) -> str:
@@ -90,11 +75,11 @@ def code_of(event: Event) -> str:
 
 
 def without_ids(error: ApiError, tools: UpstreamTools | None = None) -> ApiError:
-    """The same error without the upstream's ids and the secrets of ``tools`` in its message."""
-    message = _ID.sub("(id)", error.message)
+    """The same error without the upstream's ids in its message, and without the secrets of ``tools``."""
+    error.message = _ID.sub("(id)", error.message)
     for secret in tools.secrets if tools is not None else ():
-        message = message.replace(secret, "(secret)")
-    error.message = message
+        error.message = error.message.replace(secret, "(secret)")
+        error.detail = error.detail.replace(secret, "(secret)")
     return error
 
 
@@ -102,6 +87,8 @@ def _error(event: Event) -> _Error:
     if isinstance(event.error, dict):
         known = ("code", "message", "param", "headers")
         return _Error(**{name: event.error[name] for name in known if name in event.error})
+    if isinstance(event.error, str):
+        return _Error(message=event.error)
     if event.error is not None:
         raise ServerError("The engine's answer cannot be read.")
     return _Error(event.code, event.message, event.param)
@@ -111,10 +98,6 @@ def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _status(code: str) -> int:
-    return _STATUSES.get(code) or (400 if _REQUEST_FAULTS.search(code) else 500)
-
-
-def _refusal(status: int, message: str, headers: dict[str, Any]) -> ApiError:
-    body = msgspec.json.encode({"error": {"message": message}})
-    return refusal(status, body, {name.title(): str(value) for name, value in headers.items()})
+def _refusal(error: _Error, status: int | None, headers: dict[str, Any]) -> ApiError:
+    body = msgspec.json.encode({"message": str(error.message or ""), "code": str(error.code or "")})
+    return api_error(read_error(body, status, {name: str(value) for name, value in headers.items()}))

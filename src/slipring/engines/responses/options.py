@@ -5,7 +5,6 @@ is kept and goes with every request.
 """
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit, urlunsplit
 
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.upstream import UpstreamOptions
@@ -23,7 +22,6 @@ _CHOICES = {
 class ResponsesOptions(UpstreamOptions):
     """The options of one server of the Responses API."""
 
-    query: str = ""
     model: str = option(
         "", "the model's name at the server; empty: all that the server lists, the first by default"
     )
@@ -49,22 +47,17 @@ class ResponsesOptions(UpstreamOptions):
         "who runs hosted tools such as `mcp` and `web_search`: here (slipring), upstream (the server), or"
         " refuse (nobody: 400)",
     )
-    key_header: str = option(
-        "", "the header that carries the key, as `api-key` for Azure; empty: `Authorization: Bearer`"
-    )
 
 
 def read_options(text: str) -> ResponsesOptions:
     """Parse what follows ``responses:``. Raises ``StartupError`` with one line."""
-    address, pairs = read_address("responses", text, "https://host/v1")
-    url = urlsplit(address)
+    address, pairs = read_address("responses", text, "https://host/v1", path="/v1")
     values = read_pairs("responses", ResponsesOptions, pairs)
     for name, choices in _CHOICES.items():
         if values.get(name, choices[0]) not in choices:
             known = ", ".join(filter(None, choices))
             raise StartupError(f"--engine responses: option '{name}' must be one of {known}")
-    base = urlunsplit((url.scheme, url.netloc, url.path.rstrip("/") or "/v1", "", ""))
-    options = ResponsesOptions(url=base, query=url.query, **values)
+    options = ResponsesOptions(**address._asdict(), **values)
     if options.max_sockets < options.max_jobs:
         raise StartupError("--engine responses: option 'max_sockets' must not be less than 'max_jobs'")
     return options

@@ -17,12 +17,15 @@ import aiohttp
 
 from slipring.core.generation import Job
 from slipring.engines.remote.admission_and_retries import Retryable
-from slipring.engines.remote.upstream import Upstream, refusal
+from slipring.engines.remote.http_client import RedirectedElsewhere
+from slipring.engines.remote.upstream import Upstream, api_failure
+from slipring.engines.remote.upstream_errors import refusal
 from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.responses.positions import Position
 from slipring.engines.responses.sockets import Lane, Socket
 from slipring.errors import ApiError
 
+PATH = "/responses"
 _BETA = {"OpenAI-Beta": "responses_websockets=2026-02-06"}
 _LONGEST_MESSAGE = 64 * 2**20
 _SILENCE_S = 20.0
@@ -37,9 +40,11 @@ _FAILING = frozenset({401, 408, 425, 429})
 class SocketsUnsupported(Exception):
     """The upstream does not accept WebSockets. ``error`` is what its refusal means."""
 
-    def __init__(self, error: ApiError) -> None:
+    def __init__(self, error: ApiError, *, for_good: bool) -> None:
+        """``for_good``: it refuses upgrades. Otherwise it, or something before it, failed to answer one."""
         super().__init__(error.message)
         self.error = error
+        self.for_good = for_good
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +58,9 @@ class Route:
 class Pool:
     """All sockets to one upstream."""
 
-    def __init__(self, upstream: Upstream, path: str, options: ResponsesOptions) -> None:
+    def __init__(self, upstream: Upstream, options: ResponsesOptions) -> None:
         self._upstream = upstream
-        self._url = upstream.url + path
+        self._url = upstream.url + upstream.path(PATH)
         self._options = options
         self._lanes = options.lanes
         self._sockets: dict[Socket, None] = {}
@@ -141,11 +146,16 @@ class Pool:
                 )
         except aiohttp.WSServerHandshakeError as error:
             fault = refusal(error.status, b"", error.headers or {})
-            if error.status < 500 and error.status not in _FAILING:
-                raise SocketsUnsupported(fault) from error
-            raise fault from error
-        except (aiohttp.ClientError, OSError) as error:
+            if error.status in _FAILING:
+                raise fault from error
+            raise SocketsUnsupported(fault, for_good=error.status < 500) from error
+        except RedirectedElsewhere as error:
+            raise SocketsUnsupported(api_failure(error), for_good=False) from error
+        except aiohttp.ClientConnectorError as error:
             raise Retryable("The engine cannot be reached.") from error
+        except (aiohttp.ClientError, OSError) as error:
+            # Connected, but the upgrade was not answered: a proxy may not know what it is.
+            raise SocketsUnsupported(Retryable("The engine cannot be reached."), for_good=False) from error
 
     def _is_usable(self, socket: Socket) -> bool:
         if _now() - socket.opened_at > self._options.socket_max_age_s:

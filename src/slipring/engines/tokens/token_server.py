@@ -27,9 +27,9 @@ from slipring.engines.remote.upstream import (
     UpstreamOptions,
     branch_keys,
     read_each,
-    refusal,
     startup_errors,
 )
+from slipring.engines.remote.upstream_errors import refusal
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import count, foresee, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
@@ -77,8 +77,9 @@ OptionsT = TypeVar("OptionsT", bound=TokenServerOptions)
 
 def read_options(kind: str, options: type[OptionsT], text: str) -> OptionsT:
     """Parse what follows ``KIND:``. Raises ``StartupError`` with one line."""
-    url, pairs = read_address(kind, text, "http://127.0.0.1:8000")
-    return options(url=url.rstrip("/").removesuffix("/v1"), **read_pairs(kind, options, pairs))
+    address, pairs = read_address(kind, text, "http://127.0.0.1:8000")
+    url = address.url.removesuffix("/v1")
+    return options(url=url, query=address.query, **read_pairs(kind, options, pairs))
 
 
 class Served(NamedTuple):
@@ -186,11 +187,11 @@ class TokenServer(GatedEngine):
         await self._upstream.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        self._gate.require_room(job.tenant)
+        self._gate.require_admission(job.tenant)
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
         constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
-        with self._gate.ticket(job.tenant) as ticket:
+        with self._gate.admission(job.tenant) as ticket:
             yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
             await ticket.turn()
             yield [Begun()]

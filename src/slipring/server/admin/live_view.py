@@ -120,6 +120,7 @@ class LiveView:
             in_flight=sum([driver.session.in_flight for driver in drivers if driver is not None]),
             waiting=sum([driver.session.waiting for driver in drivers if driver is not None]),
             is_draining=service.draining,
+            needs_key=not service.keyring.is_open,
             engines=[engine.status() for engine in service.catalog.engines],
             parked=service.parking.status(at, _MOST_PARKED),
             parked_sessions=len(service.parking),

@@ -225,6 +225,9 @@ class HttpConnection(ServerProtocol):
                 response.force_close()
         return response
 
+    def cut_off(self) -> None:
+        self.abort()  # closing would wait for a client that does not read
+
     def response_sent(self) -> None:
         self._connections.served(self)
         self._watch_unsent()

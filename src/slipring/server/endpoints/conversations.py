@@ -77,7 +77,8 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
     _read_include(request)
     page = paging.read_page(request.query)
     async with service.retrieval_slots.hold(caller.tenant):
-        found = await service.store.conversations.items(caller.tenant, conversation_id, page)
+        with paging.refusing_unknown(page):
+            found = await service.store.conversations.items(caller.tenant, conversation_id, page)
         if found is None:
             raise conversation_not_found(conversation_id)
         items, has_more = found

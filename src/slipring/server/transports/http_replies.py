@@ -12,7 +12,14 @@ from aiohttp import web
 from slipring.aiohttp_internals import StreamedResponse
 from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
-from slipring.errors import ApiError, InvalidRequest, RateLimited, Unavailable, UnsupportedParameter
+from slipring.errors import (
+    ApiError,
+    InvalidRequest,
+    NotFound,
+    RateLimited,
+    Unavailable,
+    UnsupportedParameter,
+)
 from slipring.protocol import requests
 from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import DELTAS, TERMINAL, Error, Event, Failed, ResponseEvent
@@ -31,7 +38,12 @@ from slipring.server.transports import sse_framing
 from slipring.server.transports.chunked_body import ChunkWriter, is_chunked
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
-_FAILURES: dict[str, type[ApiError]] = {"invalid_prompt": InvalidRequest}
+_FAILURES: dict[str, type[ApiError]] = {
+    "invalid_prompt": InvalidRequest,
+    "context_length_exceeded": InvalidRequest,
+    "insufficient_quota": RateLimited,
+    "model_not_found": NotFound,
+}
 
 
 def origin_of(request: web.Request, transport: Transport) -> Origin:

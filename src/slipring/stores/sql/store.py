@@ -43,7 +43,7 @@ class SqlStore(base.Store):
         self._pruning = Pruning(database, max_bytes=max_bytes, tenant_max_bytes=tenant_max_bytes)
         expiry = Expiry(retention_s, clock)
         self.responses = SqlResponses(database, RecentStates(recent_bytes), expiry, positions)
-        self.conversations = SqlConversations(database)
+        self.conversations = SqlConversations(database, expiry)
         self.runs = SqlRuns(database, expiry)
         self.approvals = SqlApprovals(database, expiry)
         self.keys = SqlKeys(database)

@@ -2,53 +2,109 @@
 /** What is shown of the selected turn, or of the selected connection. */
 
 import { stackedBars } from "./bars.js";
+import { copyButton } from "./copying.js";
 import { h } from "./dom.js";
+import { outcomeOf, statusBadge } from "./outcomes.js";
 import { memoryMeter } from "./panels.js";
-import { stageInPhase, stageOf } from "./stages.js";
+import { patch12 } from "./patterns.js";
+import { allTakers, stageInPhase, stageOf } from "./stages.js";
 import { chainNodes, chainTree, chainWords } from "./tree.js";
-import { MARKS, bytesOf, tokensOf } from "./turns.js";
-import { count, counted, duration, lasting, percent, shortId, size } from "./units.js";
+import { MARKS, bytesOf, firstTokenOf, longestStage, tokensOf } from "./turns.js";
+import { count, counted, duration, lasting, percent, rate, shortId, size } from "./units.js";
 import { waterfall } from "./waterfall.js";
 
-const CACHED = { colour: "#88ccee", pattern: "plain" };
-const FRESH = { colour: "#aa4499", pattern: "falling" };
-const OUTPUT = { colour: "#b8bec6", pattern: "plain" };
-const THOUGHT = { colour: "#999933", pattern: "rising" };
-const SENT = { colour: "#117733", pattern: "plain" };
-const MOST_STEPS = 40;
+const CACHED = { colour: "var(--cached)", pattern: "plain" };
+const FRESH = { colour: "var(--fresh)", pattern: "falling" };
+const OUTPUT = { colour: "var(--output)", pattern: "plain" };
+const THOUGHT = { colour: "var(--thought)", pattern: "rising" };
+const SENT = { colour: "var(--sent)", pattern: "plain" };
 const SPARED = { colour: null, pattern: "open" };
+const MOST_STEPS = 40;
+const MOST_CHILDREN = 6;
 
-/** The selected turn. `width`: of the panel. */
-export function turnDetail(turn, row, { now, width, onResponse, onRow }) {
+/**
+ * The selected turn. `width`: of the panel; `before` and `after`: its neighbours in its lane, or null; `children`: turns of its
+ * connection that continue it.
+ */
+export function turnDetail(turn, row, { now, width, before, after, children, onStep, onResponse, onRow }) {
   const { report } = turn;
   const total = turn.end === null ? Math.max(0, now - turn.start) : report.total_ms;
   const running = turn.end === null ? stageInPhase(turn.phase, turn.stages) : null;
   return [
-    h("h2", { id: "detail-title", tabindex: "-1" }, turn.end === null ? `A turn, ${turn.phase}` : `A turn, ${turn.status}`),
-    h("p", { class: "lead" }, h("strong", null, duration(total)), turn.end === null ? " so far. " : ". ", mostly(turn)),
+    h("h2", { id: "detail-title", tabindex: "-1" }, "Turn ", statusBadge(turn)),
+    h("p", { class: "lead" }, h("strong", null, duration(total), turn.end === null && h("small", null, " so far")), mostly(turn)),
+    neighbours(before, after, onStep),
     notices(turn),
+    tiles(turn),
+    takers(turn, total, running),
     waterfall({ id: "waterfall", title: "Stages of the turn", stages: turn.stages, total_ms: total, running, width }),
+    h("h3", null, "Tokens"),
     tokenBars(turn, width),
+    h("h3", null, "Bytes of the request"),
     byteBars(turn, width),
-    h("dl", { class: "facts" }, facts(turn, row, onResponse, onRow)),
+    h("dl", { class: "facts" }, facts(turn, row, children, onResponse, onRow)),
     stageTable(turn, total, running),
   ];
 }
 
-function mostly(turn) {
-  const spent = new Map();
-  for (const { name, duration_ms } of turn.stages) spent.set(name, (spent.get(name) ?? 0) + duration_ms);
-  const [name, ms] = [...spent].reduce((most, each) => (each[1] > most[1] ? each : most), ["", 0]);
-  if (!ms) return "";
-  const meaning = stageOf(name).meaning;
-  return `Longest: ${name}, ${duration(ms)}${meaning ? ` (${meaning})` : ""}.`;
+/** Buttons that lead to the turns before and after it in its lane. */
+function neighbours(before, after, onStep) {
+  const button = (key, words, turn) => h("button", { key, type: "button", disabled: turn === null, onclick: () => onStep(turn) }, words);
+  return h("div", { class: "neighbours", role: "group", "aria-label": "Other turns of this lane" },
+    button("before", "← Turn before", before), button("after", "Turn after →", after));
 }
 
-function notices({ report }) {
+/** The figures that are looked for first. */
+function tiles(turn) {
+  const tokens = tokensOf(turn);
+  const first = firstTokenOf(turn);
+  const { sent, full } = bytesOf(turn);
+  const spent = turn.stages.reduce((sum, { name, duration_ms }) => sum + (name === "generate" ? duration_ms : 0), 0);
+  const shown = [
+    first !== null && ["First token", duration(first)],
+    tokens?.output > 1 && spent > 0 && ["Tokens/s", rate(tokens.output / spent * 1000)],
+    tokens?.input > 0 && ["Cached", percent(tokens.cached / tokens.input)],
+    full > sent && ["Saved", percent(1 - sent / full)],
+  ].filter(Boolean);
+  return shown.length > 0 && h("dl", { class: "tiles" }, shown.map(([name, value]) => h("div", { key: name }, h("dt", null, name), h("dd", null, value))));
+}
+
+/** Whose time it was: one bar, and the share of each. */
+function takers(turn, total, running) {
+  const spent = new Map();
+  const add = (name, ms) => spent.set(stageOf(name).taker, (spent.get(stageOf(name).taker) ?? 0) + ms);
+  for (const { name, duration_ms } of turn.stages) add(name, duration_ms);
+  if (running) add(running, Math.max(0, total - Math.max(0, ...turn.stages.map((one) => one.start_ms + one.duration_ms))));
+  const all = allTakers().filter(({ name }) => spent.get(name) > 0).map((taker) => ({ ...taker, ms: spent.get(taker.name) }));
+  const sum = all.reduce((most, { ms }) => most + ms, 0);
+  if (!sum) return null;
+  return h("figure", { class: "takers" },
+    h("figcaption", null, "Whose time it was"),
+    h("div", { class: "flow", "aria-hidden": "true" }, all.map(({ name, stage, ms }) => h("span", {
+      key: name, class: stage.colour === null ? "part open" : "part",
+      style: { "flex-grow": String(ms / sum), ...(stage.colour === null ? {} : { background: stage.colour }) },
+    }))),
+    h("ul", null, all.map(({ name, stage, ms, meaning }) => h("li", { key: name, title: meaning },
+      patch12(`taker-${name}`, { ...stage, pattern: stage.colour === null ? "open" : "plain" }), h("strong", null, name), ` ${duration(ms)} `, h("small", null, percent(ms / sum))))));
+}
+
+function mostly(turn) {
+  const longest = longestStage(turn);
+  if (longest === null || !longest.duration_ms) return "";
+  const { meaning } = stageOf(longest.name);
+  return `Longest: ${longest.name}, ${duration(longest.duration_ms)}${meaning ? ` (${meaning})` : ""}.`;
+}
+
+function notices(turn) {
+  const { report } = turn;
+  const outcome = turn.end === null ? null : outcomeOf(turn.status);
+  const isPlain = outcome === null || turn.status === "completed" || !outcome.meaning;
   return [
-    report.error_code && h("p", { class: "notice wrong" }, h("strong", null, "Error: "), report.error_code),
-    report.fallback && h("p", { class: "notice" }, h("strong", null, "Rendered in full: "), report.fallback, "."),
-    report.dropped_items ? h("p", { class: "notice" }, `${counted(report.dropped_items, "oldest item")} left out, so that the rest fits.`) : null,
+    !isPlain && h("p", { key: "outcome", class: `notice ${outcome.isFailure ? "wrong" : turn.status}` },
+      h("strong", null, `${turn.status}: `), outcome.meaning, ".", report.error_code ? [" Error: ", h("code", null, report.error_code)] : null),
+    report.flagged_by?.length ? h("p", { key: "flagged", class: "notice" }, h("strong", null, "Flagged by "), report.flagged_by.join(", "), ".") : null,
+    report.fallback && h("p", { key: "fallback", class: "notice" }, h("strong", null, "Rendered in full: "), report.fallback, "."),
+    report.dropped_items ? h("p", { key: "dropped", class: "notice" }, `${counted(report.dropped_items, "oldest item")} left out, so that the rest fits.`) : null,
   ];
 }
 
@@ -61,11 +117,12 @@ function tokenBars(turn, width) {
     id: "tokens",
     title: "Tokens of the turn",
     width,
+    isExplained: true,
     bars: [
       { name: "Context the engine had to have", label: counted(tokens.input, "token"),
         segments: shown(part("cached", tokens.cached, CACHED), part("new", tokens.fresh, FRESH)) },
       { name: "Rendered for this turn", label: counted(tokens.rendered, "token"),
-        segments: shown(part("rendered", tokens.rendered, stageOf("render"))) },
+        segments: shown(part("rendered", tokens.rendered, { ...stageOf("render") })) },
       { name: "Generated", label: counted(tokens.output, "token"),
         segments: shown(part("reasoning", tokens.reasoning, THOUGHT), part("output", tokens.output - tokens.reasoning, OUTPUT)) },
     ],
@@ -79,6 +136,7 @@ function byteBars(turn, width) {
     id: "bytes",
     title: "Bytes of the request",
     width,
+    isExplained: true,
     bars: [
       { name: "Sent by the client", label: `${size(sent)}${saved}`, segments: [{ name: "sent", value: sent, label: size(sent), ...SENT }] },
       full > sent && { name: "With the full history", label: size(full),
@@ -90,13 +148,14 @@ function byteBars(turn, width) {
   });
 }
 
-function facts(turn, row, onResponse, onRow) {
+function facts(turn, row, children, onResponse, onRow) {
   const { report } = turn;
   const link = (id) => h("button", { type: "button", class: "link", onclick: () => onResponse(id), title: id }, h("code", null, shortId(id)));
   const lane = turn.lane === null ? "" : `, lane ${turn.lane}`;
   const all = [
-    ["Response", turn.id === null ? "none yet" : h("code", null, turn.id)],
+    ["Response", turn.id === null ? (turn.end === null ? "none yet" : "none") : [h("code", null, turn.id), " ", copyButton(turn.id, "the id of the response")]],
     turn.previous !== null && ["Continues", link(turn.previous)],
+    children.length > 0 && ["Continued by", [children.slice(0, MOST_CHILDREN).map(({ id }) => [link(id), " "]), children.length > MOST_CHILDREN && "…"]],
     ["Where", row.kind === "connection" ? [h("button", { type: "button", class: "link", onclick: () => onRow(row) }, `connection #${turn.connection}`), lane] : turn.transport],
     ["Tenant", turn.tenant],
     report.model && ["Model", report.model],
@@ -105,6 +164,8 @@ function facts(turn, row, onResponse, onRow) {
     report.hosted_calls ? ["Calls of hosted tools", count(report.hosted_calls)] : null,
     report.steps ? ["Steps", stepsInWords(report.steps)] : null,
     report.send_ms ? ["Waited for the client to read", duration(report.send_ms)] : null,
+    report.input_check_ms ? ["Checks of the input", `${duration(report.input_check_ms)}, beside the stages`] : null,
+    report.withheld ? ["Withheld items", Object.entries(report.withheld).map(([check, number]) => `${count(number)} by ${check}`).join(", ")] : null,
     turn.marks?.length ? ["Marks", turn.marks.map((mark) => MARKS[mark] ?? mark).join("; ")] : null,
   ];
   return all.filter(Boolean).map(([name, value]) => [h("dt", null, name), h("dd", null, value)]);
@@ -143,7 +204,7 @@ export function connectionDetail(row, { now, detail, selected, onTurn }) {
     ["Not yet read by the client", size(connection.unsent_bytes)],
   ].filter(Boolean);
   return [
-    h("h2", { id: "detail-title", tabindex: "-1" }, connection.title ?? `Connection #${connection.number}`),
+    h("h2", { id: "detail-title", tabindex: "-1" }, `Connection #${connection.number}`),
     row.isClosed && h("p", { class: "notice" }, "This connection is closed."),
     h("dl", { class: "facts" }, facts_.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
     connection.cache.limit_bytes > 0 && memoryMeter(`${counted(connection.responses, "response")} in memory`, connection.cache),
@@ -164,7 +225,7 @@ export function sharedDetail(row, { onTurn, now }) {
     h("ol", { class: "tree" }, turns.map((turn) => h("li", { key: `${turn.start}/${turn.id}` },
       h("button", { type: "button", onclick: () => onTurn(turn) },
         h("code", null, turn.id === null ? "no response" : shortId(turn.id)),
-        h("span", { class: "badge state" }, turn.end === null ? turn.phase : turn.status),
+        statusBadge(turn),
         h("span", { class: "facts" }, `${turn.transport} · ${turn.tenant} · ${duration((turn.end ?? now) - turn.start)}`))))),
   ];
 }

@@ -5,10 +5,11 @@ import { connectionDetail, sharedDetail, turnDetail } from "./detail.js";
 import { h, patch } from "./dom.js";
 import { firstRequest } from "./first_request.js";
 import { enginesPanel, memoryPanel, parkedPanel, processesPanel, totalsStrip, turnsPanel } from "./panels.js";
+import { markedOutcomes, signOf } from "./outcomes.js";
 import { patch12 } from "./patterns.js";
 import { UnreadableRecording, readRecording } from "./recording.js";
 import { Rows } from "./rows.js";
-import { allStages } from "./stages.js";
+import { allStages, allTakers } from "./stages.js";
 import { LiveState } from "./state.js";
 import { Stream, rememberKey, request } from "./stream.js";
 import { MARKS, roundedKey } from "./turns.js";
@@ -92,12 +93,17 @@ class Page {
   }
 
   legend() {
+    patch(at("takers"), [
+      allTakers().map(({ name, stage, meaning }) => h("span", { title: meaning }, patch12(`taker-of-all-${name}`, stage), name)),
+      markedOutcomes(true).map((outcome) => h("span", { title: outcome.meaning }, signOf(outcome), outcome.name)),
+    ]);
     patch(at("stages"), allStages().map((stage) => h("li", null, patch12(`legend-${stage.name}`, stage), h("strong", null, stage.name), `: ${stage.meaning}`)));
+    patch(at("outcomes"), markedOutcomes(false).map((outcome) => h("li", null, signOf(outcome), h("strong", null, outcome.name), `: ${outcome.meaning}`)));
     const letters = Object.values(MARKS).map((text) => `${text[0].toUpperCase()} ${text}`);
-    patch(at("marks"), `Letters on bars: ${letters.join("; ")}. A cross at the end: the turn failed, was cancelled, refused or left incomplete. Dashes between bars: the client's tools.`);
+    patch(at("marks"), `Letters on bars: ${letters.join("; ")}. A thin line below a bar: the turn waits for its lane. Between bars lies the client's time; dashes: its tools.`);
   }
 
-  /** The stream is open only while somebody sees the page and no recording is shown. */
+  /** The stream is open only while the page is visible and no recording is shown. */
   see() {
     if (document.hidden) this.stream.close("hidden");
     else if (this.recording === null) this.stream.open();
@@ -106,6 +112,7 @@ class Page {
 
   turnTo(status) {
     this.status = status;
+    this.panelsAt = -Infinity; // A stream that is lost may be open again before the panels are due.
     const lock = at("lock");
     if (status.state === "locked" && !lock.open) {
       patch(at("lock-reason"), status.wasRefused ? "The key that was given is not accepted." : "");
@@ -235,6 +242,14 @@ class Page {
     return turn;
   }
 
+  /** The turns before and after a turn in its lane. */
+  neighbours(row, turn) {
+    const lane = row.lanes.find(({ turns }) => turns.includes(turn));
+    if (lane === undefined) return [null, null];
+    const index = lane.turns.indexOf(turn);
+    return [lane.turns[index - 1] ?? null, lane.turns[index + 1] ?? null];
+  }
+
   select(row, turn) {
     this.selected = { row, turn };
     if (row.key !== this.detailKey) [this.detail, this.detailAt, this.detailKey] = [null, 0, row.key];
@@ -244,6 +259,15 @@ class Page {
     this.drawDetail(true);
     at("side").scrollTop = 0;
     at("detail-title")?.focus({ preventScroll: true });
+  }
+
+  /** Select a neighbour of the selected turn; the focus stays on the button, as long as it leads further. */
+  stepTo(row, turn) {
+    const button = document.activeElement;
+    const scrolled = at("side").scrollTop;
+    this.select(row, turn);
+    at("side").scrollTop = scrolled;
+    if (button.isConnected && !button.disabled) button.focus({ preventScroll: true });
   }
 
   unselect() {
@@ -266,12 +290,16 @@ class Page {
     const turn = this.current();
     const isRunning = turn !== null && turn.end === null;
     if (!hasChanged && !isRunning) return;
-    if (turn !== null && turn.end !== null && this.drawnDetail === turn) return;
-    this.drawnDetail = turn;
     const width = Math.max(240, at("selected").clientWidth);
+    const [before, after] = this.neighbours(row, turn);
+    const children = turn === null || turn.id === null ? [] : row.lanes.flatMap((lane) => lane.turns).filter(({ id, previous }) => id !== null && previous === turn.id);
+    const drawn = [turn, before, after, width, children.length];
+    if (turn !== null && turn.end !== null && this.drawnDetail?.every((each, index) => each === drawn[index])) return;
+    this.drawnDetail = drawn;
     const now = this.recording === null ? this.state.now() : this.recording.to;
     const onTurn = (chosen) => chosen !== null && this.select(row, chosen);
-    const options = { now, width, detail: this.detail, selected: null, onTurn, onResponse: (id) => this.follow(id), onRow: (chosen) => this.select(chosen, null) };
+    const onStep = (chosen) => this.stepTo(row, chosen);
+    const options = { now, width, before, after, children, onStep, detail: this.detail, selected: null, onTurn, onResponse: (id) => this.follow(id), onRow: (chosen) => this.select(chosen, null) };
     if (turn !== null) patch(at("selected"), h("div", { key: "turn" }, turnDetail(turn, row, options)));
     else if (row.kind !== "connection") patch(at("selected"), h("div", { key: row.key }, sharedDetail(row, options)));
     else {

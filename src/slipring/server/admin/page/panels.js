@@ -2,66 +2,70 @@
 /** The panels about the server: totals, engines with their slots, memory, parked sessions, processes. */
 
 import { h } from "./dom.js";
+import { MOST_VALUES } from "./history.js";
+import { outcomeOf, statusBadge } from "./outcomes.js";
 import { count, counted, duration, lasting, percent, rate, shortId, size } from "./units.js";
 
-const RATE_MS = 10_000;
 const MEMORY = {
-  states: "states of earlier responses",
+  states: "earlier responses",
   parked: "parked sessions",
   recognised: "recognised histories",
   requests: "requests in flight",
   unread: "not yet read by clients",
   compiled: "compiled grammars",
+  verdicts: "verdicts of safety checks",
 };
 const MOST_SAVED = 12;
 
-/** The figures of the header: [{name, value, unit, about, series}]. */
-export function totalsOf(state) {
-  const { samples } = state;
-  const last = samples[samples.length - 1];
-  if (last === undefined) return [];
-  const totals = last.totals;
-  const first = samples.find(({ at }) => last.at - at <= RATE_MS) ?? last;
-  const seconds = Math.max(0.001, (last.at - first.at) / 1000);
-  const perSecond = (name) => (last === first ? 0 : (totals[name] - first.totals[name]) / seconds);
+/**
+ * The figures of the header: [{name, value, about, alarm, tone, series, share}]. A figure has a line of its last minute, or the
+ * share that it is of something.
+ */
+function totalsOf(state) {
+  if (state.processes.size === 0) return [];
+  const { history } = state;
+  const totals = state.totals();
+  const gauges = state.gauges();
   const full = totals.request_bytes + totals.history_bytes;
-  const read = totals.input;
+  const perSecond = (name) => (history.perSecond(name) === null ? "–" : rate(history.perSecond(name)));
+  const failed = Object.entries(totals.statuses).reduce((sum, [status, number]) => sum + (outcomeOf(status).isFailure ? number : 0), 0);
   return [
-    { name: "turns/s", value: rate(perSecond("turns")), about: `${counted(totals.turns, "turn")} so far`, series: rates(samples, "turns") },
-    { name: "tokens/s in", value: rate(perSecond("input")), about: `${count(totals.input)} so far`, series: rates(samples, "input") },
-    { name: "tokens/s out", value: rate(perSecond("output")), about: `${count(totals.output)} so far`, series: rates(samples, "output") },
-    { name: "cached", value: read ? percent(totals.cached / read) : "–", about: `${count(totals.cached)} of ${count(read)} tokens` },
-    { name: "bytes saved", value: size(totals.history_bytes), about: full ? `${percent(totals.history_bytes / full)} of full histories` : "nothing sent yet" },
-    { name: "connections", value: count(last.sockets), about: "open WebSockets", series: samples.map(({ sockets }) => sockets) },
-    { name: "in flight", value: count(last.inFlight), about: "turns that run", series: samples.map(({ inFlight }) => inFlight) },
-    { name: "waiting", value: count(last.waiting), about: "for a place", series: samples.map(({ waiting }) => waiting) },
+    { name: "turns/s", tone: "turns", value: perSecond("turns"), series: history.rates("turns"),
+      about: `${counted(totals.turns, "turn")} so far`, alarm: failed ? ["✕ ", count(failed), h("span", { class: "word" }, " failed")] : null },
+    { name: "tokens/s in", tone: "in", value: perSecond("input"), about: `${count(totals.input)} so far`, series: history.rates("input") },
+    { name: "tokens/s out", tone: "out", value: perSecond("output"), about: `${count(totals.output)} so far`, series: history.rates("output") },
+    { name: "cached", tone: "cached", value: totals.input ? percent(totals.cached / totals.input) : "–", about: `of ${count(totals.input)} tokens`,
+      share: totals.input ? totals.cached / totals.input : 0 },
+    { name: "bytes saved", tone: "saved", value: size(totals.history_bytes), about: full ? `${percent(totals.history_bytes / full)} less sent` : "nothing sent yet",
+      share: full ? totals.history_bytes / full : 0 },
+    { name: "connections", tone: "sockets", value: count(gauges.sockets), about: "WebSockets", series: history.levels("sockets") },
+    { name: "in flight", tone: "flight", value: count(gauges.inFlight), about: "turns that run", series: history.levels("inFlight") },
+    { name: "waiting", tone: "waiting", value: count(gauges.waiting), about: "in their lanes", series: history.levels("waiting") },
   ];
 }
 
-function rates(samples, name) {
-  const found = [];
-  for (let index = 4; index < samples.length; index += 1) {
-    const [before, after] = [samples[index - 4], samples[index]];
-    found.push((after.totals[name] - before.totals[name]) / Math.max(0.001, (after.at - before.at) / 1000));
-  }
-  return found;
-}
-
 export function totalsStrip(state) {
-  return totalsOf(state).map(({ name, value, about, series }) => h("div", { class: "total", key: name },
+  return totalsOf(state).map(({ name, tone, value, about, alarm, series, share }) => h("div", { class: `total of-${tone}`, key: name },
     h("dt", null, name),
-    h("dd", null, h("span", { class: "value" }, value), h("small", null, about)),
-    series !== undefined && sparkline(series)));
+    h("dd", null, h("span", { class: "value" }, value), h("small", null, about), alarm && h("strong", { class: "failed" }, alarm)),
+    series === undefined ? shareBar(share) : sparkline(series)));
 }
 
-/** A line of the last values, from zero to the highest. */
-export function sparkline(values) {
-  const [width, height, most] = [100, 22, 120];
-  const shown = values.slice(-most);
+function shareBar(share) {
+  return h("div", { class: "share", "aria-hidden": "true" }, h("div", { class: "fill", style: { width: `${(share * 100).toFixed(1)}%` } }));
+}
+
+/** A line of the last minute's values, from zero to the highest, with the newest on the right. */
+function sparkline(values) {
+  const [width, height] = [100, 24];
+  const shown = values.slice(-MOST_VALUES);
   const highest = Math.max(...shown, 1e-9);
-  const points = shown.map((value, index) => `${((index + most - shown.length) / (most - 1) * width).toFixed(1)},${(height - 2 - (value / highest) * (height - 4)).toFixed(1)}`);
+  const x = (index) => ((index + MOST_VALUES - shown.length) / (MOST_VALUES - 1) * width).toFixed(1);
+  const points = shown.map((value, index) => `${x(index)} ${(height - 1.5 - (value / highest) * (height - 4)).toFixed(1)}`);
+  const line = points.length > 1 ? `M${points.join("L")}` : "";
   return h("svg", { class: "sparkline", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" },
-    h("polyline", { points: points.join(" ") }));
+    h("path", { class: "area", d: line && `${line}V${height}H${x(0)}Z` }),
+    h("path", { class: "line", d: line }));
 }
 
 /** A bar of what is used, against its bound, in words too. */
@@ -80,17 +84,26 @@ function meter(name, words, share, aside) {
     h("div", { class: "fill", style: { width: `${Math.min(100, share * 100).toFixed(1)}%` } })));
 }
 
+/** Engines by name, each with a line for every worker that uses it. */
 export function enginesPanel(state, onResponse) {
-  const processes = [...state.processes.values()];
-  const many = processes.length > 1;
-  return processes.flatMap(({ process, engines }) => engines.map((engine) => h("article", { class: "engine", key: `${process}/${engine.name}` },
-    h("h3", null, many ? `worker ${process}: ` : "", engine.name, " ", health(engine)),
-    engine.trouble && h("p", { class: "notice wrong" }, engine.trouble),
-    h("p", { class: "note" }, engine.models.join(", ") || "no model"),
-    h("p", null, h("strong", null, engine.running), " running, ", h("strong", null, engine.waiting), " waiting",
-      engine.breaker === "none" ? "" : `; breaker ${engine.breaker}${engine.breaker === "open" ? ", it is not asked for a while" : ""}`),
-    engine.slots.length ? slots(engine, onResponse) : null,
-    savedContexts(engine, onResponse))));
+  const { workers } = state;
+  const byName = new Map();
+  for (const { process, engines } of workers) {
+    for (const engine of engines) byName.set(engine.name, [...(byName.get(engine.name) ?? []), { process, engine }]);
+  }
+  return [...byName].map(([name, users]) => h("article", { class: "engine", key: name },
+    h("h3", null, name, " ", h("small", null, [...new Set(users.flatMap(({ engine }) => engine.models))].join(", ") || "no model"),
+      users.length === 1 && health(users[0].engine)),
+    users.map(({ process, engine }) => h("div", { class: "user", key: `${name}/${process}` },
+      h("p", { class: "load" },
+        workers.length > 1 && h("span", { class: "worker" }, `worker ${process}`),
+        h("span", null, h("strong", null, engine.running), " running"),
+        h("span", { class: engine.waiting ? "waits" : null }, h("strong", null, engine.waiting), " waiting"),
+        engine.breaker !== "none" && h("span", null, `breaker ${engine.breaker}${engine.breaker === "open" ? ", not asked for a while" : ""}`),
+        users.length > 1 && health(engine)),
+      engine.trouble && h("p", { class: "notice wrong" }, engine.trouble),
+      engine.slots.length ? slots(engine, onResponse) : null,
+      savedContexts(engine, onResponse)))));
 }
 
 function health({ trouble, breaker }) {
@@ -126,7 +139,7 @@ function responseLink(id, onResponse) {
 }
 
 export function memoryPanel(state, row) {
-  const processes = [...state.processes.values()];
+  const processes = state.workers;
   const kinds = new Map();
   const tenants = new Map();
   for (const process of processes) {
@@ -151,7 +164,7 @@ function add(sums, name, { used_bytes, limit_bytes }) {
 /** Sessions of dropped connections; the time left counts down between updates. */
 export function parkedPanel(state) {
   const now = state.now() / 1000;
-  const processes = [...state.processes.values()];
+  const processes = state.workers;
   const all = processes.flatMap(({ parked, now: at, process }) => parked.map((each, index) => ({ ...each, left: each.seconds_left - (now - at), key: `${process}/${index}` })));
   const total = processes.reduce((sum, { parked_sessions: number }) => sum + number, 0);
   const shown = all.filter(({ left }) => left > 0).sort((a, b) => a.left - b.left).slice(0, 20);
@@ -166,7 +179,7 @@ export function parkedPanel(state) {
 }
 
 export function processesPanel(state) {
-  const all = [...state.processes.values()].sort((a, b) => a.process - b.process);
+  const all = state.workers;
   const missing = (state.greeting?.workers ?? 0) - all.length;
   return [
     h("div", { class: "cards" }, all.map((each) => h("article", { key: `process${each.process}` },
@@ -190,7 +203,8 @@ export function turnsPanel(state) {
   const totals = state.totals();
   const reasons = Object.entries(totals.fallbacks).sort(([, a], [, b]) => b - a);
   return [
-    h("dl", { class: "facts" }, Object.entries(totals.statuses).sort(([, a], [, b]) => b - a).map(([status, number]) => pair(status, count(number)))),
+    h("ul", { class: "outcomes" }, Object.entries(totals.statuses).sort(([, a], [, b]) => b - a).map(([status, number]) => h("li", { key: status },
+      statusBadge({ status }), h("strong", null, count(number)), h("small", null, outcomeOf(status).meaning)))),
     h("h3", null, "Rendered in full although the parent was in memory"),
     reasons.length ? h("dl", { class: "facts" }, reasons.map(([reason, number]) => pair(reason, count(number)))) : h("p", { class: "note" }, "Never."),
     state.missed > 0 ? h("p", { class: "note" }, `${counted(state.missed, "turn")} left out of the stream, because there were too many.`) : null,

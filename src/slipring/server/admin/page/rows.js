@@ -182,7 +182,7 @@ export class Rows {
       this.sizer.append(element);
     }
     const isSelected = this.selected.row === row.key && this.selected.turn === null;
-    const signature = [index, top, height, titleOf(row, this.hasWorkers), subtitleOf(row), row.isClosed, isSelected,
+    const signature = [index, top, height, this.hasWorkers, subtitleOf(row), row.isClosed, isSelected,
       this.active.key === row.key, this.isNarrow].join("|");
     if (element.signature !== signature) {
       element.signature = signature;
@@ -202,7 +202,7 @@ export class Rows {
       element,
       h("div", { key: "who", role: "gridcell", class: "who" },
         h("button", { class: "label", type: "button", tabindex: isStop ? "0" : "-1" },
-          h("span", { class: "title" }, titleOf(row, this.hasWorkers)),
+          h("span", { class: "title" }, titleParts(row, this.hasWorkers)),
           h("span", { class: "subtitle" }, subtitleOf(row)))),
       h("div", { key: "when", role: "gridcell", class: "when" },
         element.hasTurn ? this.turnButton(row) : null),
@@ -366,10 +366,11 @@ function linesOf(row, state) {
   return lines;
 }
 
-function titleOf(row, hasWorkers) {
-  if (row.kind !== "connection") return KINDS[row.kind];
-  const worker = hasWorkers ? `w${row.process} ` : "";
-  return row.connection.title ?? `${worker}#${row.connection.number} ${row.connection.tenant}`;
+/** Worker, number and tenant of a connection; the name of any other row. */
+function titleParts(row, hasWorkers) {
+  if (row.kind !== "connection") return [KINDS[row.kind]];
+  const { number, tenant } = row.connection;
+  return [hasWorkers && h("span", { class: "worker" }, `w${row.process}`), `#${number}`, h("span", { class: "tenant" }, tenant)];
 }
 
 function subtitleOf(row) {

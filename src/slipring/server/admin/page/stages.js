@@ -1,38 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * The stages of a turn: their order, colours, patterns and meanings. The only definition of these: the live
- * page and the report of `slipring bench` draw with it. Colours differ in lightness as well as in hue, and
- * stages that often lie side by side differ in pattern too, so that colour vision is not needed.
+ * The stages of a turn: their order, patterns, meanings, and who takes the time. The only definition of these:
+ * the live page and the report of `slipring bench` draw with it. Their colours are in stages.css, and stages that
+ * often lie side by side differ in pattern too, so that colour vision is not needed.
  */
 
 const STAGES = [
-  ["decode", "#332288", "plain", "the request is decoded"],
-  ["queue", "#ddcc77", "dots", "waits for earlier turns of its lane"],
-  ["resolve", "#117733", "rising", "the parent is looked up, in memory or in the store"],
-  ["validate", "#88ccee", "plain", "new items are validated, new grammars compiled"],
-  ["weigh", "#999933", "falling", "the engine counts the context"],
-  ["compact", "#661100", "crossed", "the context is summarised"],
-  ["check", "#ee8866", "crossed", "the input is inspected before the engine gets it"],
-  ["render", "#cc6677", "rising", "the new tokens are rendered"],
-  ["engine_queue", "#44aa99", "dots", "waits for a slot of the engine"],
-  ["prefill", "#aa4499", "falling", "the engine reads the new tokens"],
-  ["held", "#ee99aa", "dots", "the answer waits for the checks of the input"],
-  ["generate", "#b8bec6", "plain", "the engine generates"],
-  ["list", "#bbcc33", "falling", "MCP servers list their tools"],
-  ["tools", "#99ddff", "crossed", "hosted tools run"],
-  ["client", null, "open", "waits for the client's tools"],
-  ["rollout", "#7a828c", "lines", "earlier steps of a rollout"],
-  ["store", "#6699cc", "lines", "the response is committed"],
-  ["terminal", "#882255", "plain", "the terminal event is encoded"],
+  ["decode", "server", "plain", "the request is decoded"],
+  ["queue", "waiting", "dots", "waits for earlier turns of its lane"],
+  ["resolve", "server", "rising", "the parent is looked up, in memory or in the store"],
+  ["validate", "server", "plain", "new items are validated, new grammars compiled"],
+  ["weigh", "server", "falling", "the engine counts the context"],
+  ["compact", "model", "crossed", "the context is summarised"],
+  ["check", "checks", "crossed", "the input is inspected before the engine gets it"],
+  ["render", "server", "rising", "the new tokens are rendered"],
+  ["engine_queue", "waiting", "dots", "waits for a slot of the engine"],
+  ["prefill", "model", "falling", "the engine reads the new tokens"],
+  ["held", "checks", "dots", "the answer waits for the checks of the input"],
+  ["generate", "model", "plain", "the engine generates"],
+  ["list", "tools", "falling", "MCP servers list their tools"],
+  ["tools", "tools", "crossed", "hosted tools run"],
+  ["client", "client", "open", "waits for the client's tools"],
+  ["rollout", "model", "lines", "earlier steps of a rollout"],
+  ["store", "server", "lines", "the response is committed"],
+  ["terminal", "server", "plain", "the terminal event is encoded"],
 ];
-const UNKNOWN_COLOURS = [
-  "#44aa99", "#cc6677", "#ddcc77", "#332288", "#88ccee", "#117733", "#aa4499", "#999933",
-];
-/** What reports show beside stages. */
+/** What reports show beside stages, with the names of their colours. */
 const OTHERS = [
-  ["other stages", "#4b5563", "plain", "stages too short to be shown"],
-  ["outside the server", "#7a828c", "plain", "network and client"],
+  ["other stages", "server", "plain", "stages too short to be shown", "other"],
+  ["outside the server", "client", "plain", "network and client", "outside"],
 ];
+/** Who takes the time of a turn, each with the stage whose look stands for all of theirs. */
+const TAKERS = {
+  model: ["generate", "the model reads and generates"],
+  waiting: ["engine_queue", "the turn waits for its lane or for the engine"],
+  server: ["resolve", "slipring's own work"],
+  tools: ["tools", "hosted tools run"],
+  checks: ["check", "safety checks hold the turn up"],
+  client: ["client", "the client's tools run"],
+};
 
 /** The stage that a turn is in, by the phase that it reports while it runs. */
 const PHASES = {
@@ -50,19 +56,25 @@ const PHASES = {
 };
 
 const known = new Map(
-  [...STAGES, ...OTHERS].map(([name, colour, pattern, meaning], order) => [name, { name, colour, pattern, meaning, order }]),
+  [...STAGES, ...OTHERS].map(([name, taker, pattern, meaning, colour = name], order) => [
+    name,
+    { name, taker, pattern, meaning, order, colour: pattern === "open" ? null : colourOf(colour) },
+  ]),
 );
 
-/** A stage by its name; one that is not known here gets a colour of its own that does not change. */
+/** The CSS variable of a stage's colour, as a value. */
+function colourOf(name) {
+  return `var(--stage-${name.replaceAll("_", "-")})`;
+}
+
+/** A stage by its name. */
 export function stageOf(name) {
-  let stage = known.get(name);
-  if (stage === undefined) {
-    const order = known.size;
-    const colour = UNKNOWN_COLOURS[(order - STAGES.length - OTHERS.length) % UNKNOWN_COLOURS.length];
-    stage = { name, colour, pattern: "crossed", meaning: "", order };
-    if (order < 1000) known.set(name, stage);
-  }
-  return stage;
+  return known.get(name) ?? { name, taker: "server", pattern: "crossed", meaning: "", order: known.size, colour: colourOf("other") };
+}
+
+/** Those who take the time of turns: [{name, meaning, stage}]. */
+export function allTakers() {
+  return Object.entries(TAKERS).map(([name, [stage, meaning]]) => ({ name, meaning, stage: stageOf(stage) }));
 }
 
 /** The stages that are defined, in their order. */

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What the server has told so far: processes, connections with their lanes, turns, and counters. Everything
- * is bounded: turns for each lane and in all, closed connections, and samples of the counters.
+ * What the server has sent so far: processes, connections with their lanes, turns, and counters. Everything
+ * is bounded: turns for each lane and in all, closed connections, and the history of the counters.
  */
 
+import { History } from "./history.js";
 import { roundedKey, turnOf } from "./turns.js";
 
 const MOST_IN_A_LANE = 240;
@@ -12,8 +13,7 @@ const KEPT_MS = 11 * 60_000;
 const CLOSED_KEPT_MS = 20_000;
 const MOST_CLOSED = 200;
 const MOST_LANES = 8;
-const SAMPLES = 240;
-const SAMPLE_MS = 450;
+const LAGS = 120;
 const KINDS = ["rendered", "input", "cached", "output", "reasoning"];
 
 /** One line of turns. */
@@ -37,7 +37,7 @@ export class LiveState {
     this.rows = new Map();
     this.structure = 0;
     this.missed = 0;
-    this.samples = [];
+    this.history = new History();
     this.departed = emptyTotals();
     this.highest = emptyTotals();
     this.offset = null;
@@ -74,11 +74,12 @@ export class LiveState {
   update(update) {
     const offset = update.now * 1000 - performance.now();
     this.offset = this.offset === null || Math.abs(offset - this.offset) > 2000 ? offset : this.offset * 0.9 + offset * 0.1;
-    const known = this.processes.get(update.process);
+    const last = this.processes.get(update.process);
+    const known = last?.pid === update.pid ? last : undefined;
     const totals = totalsOf(update.totals);
     if (update.is_complete) this.replace(update.process, update.connections);
-    const cpu = known !== undefined && known.pid === update.pid ? cpuShare(known, update) : null;
-    const lags = [...(known?.lags ?? []), update.loop_lag_ms].slice(-120);
+    const cpu = known === undefined ? null : cpuShare(known, update);
+    const lags = [...(known?.lags ?? []), update.loop_lag_ms].slice(-LAGS);
     this.processes.set(update.process, { ...update, totals, cpu, lags, connections: null, turns: null });
     this.missed += update.turns_missed;
     for (const connection of update.connections) this.connect(update.process, connection);
@@ -86,7 +87,25 @@ export class LiveState {
     for (const turn of update.turns) this.end(turnOf(turn, update.process, false));
     this.runHttp(update);
     this.prune();
-    this.sample();
+    const { turns, input, output } = totals;
+    this.history.count(update.process, update.pid, update.now * 1000, { turns, input, output });
+    this.history.gauge(this.gauges());
+  }
+
+  /** Those that serve clients, by number. */
+  get workers() {
+    return [...this.processes.values()].sort((a, b) => a.process - b.process);
+  }
+
+  /** The levels of all processes together. */
+  gauges() {
+    const sums = { inFlight: 0, waiting: 0, sockets: 0 };
+    for (const { in_flight, waiting, sockets } of this.processes.values()) {
+      sums.inFlight += in_flight;
+      sums.waiting += waiting;
+      sums.sockets += sockets;
+    }
+    return sums;
   }
 
   /** A complete update lists all connections of a process: others are gone. */
@@ -232,22 +251,6 @@ export class LiveState {
     }
     merge(this.highest, sum, Math.max);
     return structuredClone(this.highest);
-  }
-
-  sample() {
-    const at = performance.now();
-    const last = this.samples[this.samples.length - 1];
-    if (last !== undefined && at - last.at < SAMPLE_MS) return;
-    const processes = [...this.processes.values()];
-    const sumOf = (name) => processes.reduce((sum, process) => sum + process[name], 0);
-    this.samples.push({
-      at,
-      totals: this.totals(),
-      inFlight: sumOf("in_flight"),
-      waiting: sumOf("waiting"),
-      sockets: sumOf("sockets"),
-    });
-    if (this.samples.length > SAMPLES) this.samples.shift();
   }
 
   /** The turn whose response this is, and its row; null if it is not remembered. */

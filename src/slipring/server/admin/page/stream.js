@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Reads the live stream, one JSON message a line. Reconnects with growing pauses, asks for the key when the
- * server wants one, and is closed while nobody sees the page.
+ * server wants one, and is closed while the page is hidden.
  */
 
 const KEY = "slipring-admin-key";

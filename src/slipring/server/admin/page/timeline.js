@@ -7,6 +7,7 @@
  * `end` is null while it runs, and `phase` is null once it has ended.
  */
 
+import { SIGNS, outcomeOf } from "./outcomes.js";
 import { canvasPattern } from "./patterns.js";
 import { inkOn, stageInPhase, stageOf } from "./stages.js";
 import { duration, lasting } from "./units.js";
@@ -14,8 +15,9 @@ import { duration, lasting } from "./units.js";
 export const BAR = 14;
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 const LETTERS = { fork: "F", warmup: "W", steered: "S", compaction: "C", rollout: "R", background: "B" };
-const FAILED = new Set(["failed", "refused", "cancelled", "incomplete"]);
 const LEAST = 2;
+const ROUND = 3;
+const SIGN = 6;
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400].map((s) => s * 1000);
 
 /** Maps times between `from` and `to` to coordinates between `left` and `right`. */
@@ -43,11 +45,16 @@ export function fitCanvas(canvas, width, height) {
   return pen;
 }
 
-/** The colours that a drawing takes from the page, light or dark. */
+/** The colours that a drawing takes from the page, light or dark; `of` finds any by its variable, or `var(…)`. */
 export function inks(element) {
   const style = getComputedStyle(element);
-  const of = (name) => style.getPropertyValue(name).trim();
-  return { ink: of("--ink"), soft: of("--soft"), rule: of("--rule"), paper: of("--paper"), wrong: of("--wrong") };
+  const found = new Map();
+  const of = (variable) => {
+    const name = variable.replace(/^var\((.*)\)$/, "$1");
+    if (!found.has(name)) found.set(name, style.getPropertyValue(name).trim());
+    return found.get(name);
+  };
+  return { of, ink: of("--ink"), soft: of("--soft"), rule: of("--rule"), paper: of("--paper") };
 }
 
 /**
@@ -89,7 +96,7 @@ export function drawLane(pen, turns, scale, y, colours, { now, hasWaits, isOpen,
     if (turn.start > scale.to) break;
     if (hasWaits && index > 0) drawWait(pen, turns[index - 1], turn, scale, y, colours, now);
     const before = hasWaits && index > 0 ? endOf(turns[index - 1], now) : -Infinity;
-    drawTurn(pen, turn, before > turn.start ? queued(pen, turn, before, scale, y, now) : scale, y, colours, now, turn === selected);
+    drawTurn(pen, turn, before > turn.start ? queued(pen, turn, before, scale, y, colours, now) : scale, y, colours, now, turn === selected);
   }
   const last = turns[turns.length - 1];
   if (isOpen && last !== undefined && last.end !== null && last.end < scale.to) {
@@ -101,10 +108,10 @@ export function drawLane(pen, turns, scale, y, colours, { now, hasWaits, isOpen,
  * A turn that was sent while its lane was busy: a thin line below the bars until the one before has ended.
  * Returns the scale for the rest of it.
  */
-function queued(pen, turn, before, scale, y, now) {
+function queued(pen, turn, before, scale, y, colours, now) {
   const [left, right] = [Math.max(scale.left, scale.x(turn.start)), Math.min(scale.right, scale.x(Math.min(before, endOf(turn, now))))];
   if (right > left) {
-    pen.fillStyle = stageOf("queue").colour;
+    pen.fillStyle = colours.of(stageOf("queue").colour);
     pen.fillRect(left, y + BAR + 1, Math.max(LEAST, right - left), 2);
   }
   return { ...scale, left: Math.max(scale.left, Math.min(scale.x(before), scale.right)) };
@@ -159,10 +166,16 @@ function drawTurn(pen, turn, scale, y, colours, now, isSelected) {
   const right = Math.max(scale.x(end), left + LEAST);
   const [shownLeft, shownRight] = [Math.max(left, scale.left), Math.min(right, scale.right)];
   if (shownRight <= shownLeft) return;
+  const outcome = turn.end === null ? null : outcomeOf(turn.status);
   if (right - left < 3) {
-    pen.fillStyle = stageOf(longest(turn)).colour ?? colours.soft;
+    const { colour } = stageOf(longest(turn));
+    pen.fillStyle = outcome?.isFailure ? colours.of(outcome.variable) : colour === null ? colours.soft : colours.of(colour);
     pen.fillRect(shownLeft, y, shownRight - shownLeft, BAR);
   } else {
+    pen.save();
+    pen.beginPath();
+    pen.roundRect(shownLeft, y, shownRight - shownLeft, BAR, ROUND);
+    pen.clip();
     let at = turn.start;
     const free = left + lettersWidth(pen, turn);
     for (const { name, start_ms, duration_ms } of turn.stages) {
@@ -170,12 +183,20 @@ function drawTurn(pen, turn, scale, y, colours, now, isSelected) {
       at = Math.max(at, turn.start + start_ms + duration_ms);
     }
     if (turn.end === null) drawRunning(pen, turn, [at, end], scale, y, colours, free);
+    pen.restore();
+    if (turn.end === null) drawEdge(pen, end, scale, y, colours);
+    if (outcome?.isFailure) {
+      pen.fillStyle = colours.of(outcome.variable);
+      pen.fillRect(shownLeft, y + BAR - 2, shownRight - shownLeft, 2);
+    }
   }
   drawSigns(pen, turn, [left, right], scale, y, colours);
   if (isSelected) {
     pen.strokeStyle = colours.ink;
     pen.lineWidth = 2;
-    pen.strokeRect(shownLeft - 2, y - 2, shownRight - shownLeft + 4, BAR + 4);
+    pen.beginPath();
+    pen.roundRect(shownLeft - 2.5, y - 2.5, shownRight - shownLeft + 5, BAR + 5, ROUND + 2);
+    pen.stroke();
     pen.lineWidth = 1;
   }
 }
@@ -196,9 +217,9 @@ function drawStage(pen, stage, from, to, scale, y, colours, free) {
     pen.strokeRect(left + 0.5, y + 0.5, Math.max(0.5, width - 1), BAR - 1);
     pen.setLineDash([]);
   } else {
-    pen.fillStyle = stage.colour;
+    pen.fillStyle = colours.of(stage.colour);
     pen.fillRect(left, y, width, BAR);
-    const pattern = width > 5 ? canvasPattern(pen, stage) : null;
+    const pattern = width > 5 ? canvasPattern(pen, stage, colours.paper) : null;
     if (pattern !== null) {
       pen.fillStyle = pattern;
       pen.fillRect(left, y, width, BAR);
@@ -211,21 +232,26 @@ function drawStage(pen, stage, from, to, scale, y, colours, free) {
 function nameStage(pen, stage, centre, room, y, colours) {
   const width = widthOf(pen, stage.name);
   if (width + 12 > room) return;
-  if (stage.colour !== null && stage.pattern !== "plain") {
-    pen.fillStyle = stage.colour;
+  const colour = stage.colour === null ? null : colours.of(stage.colour);
+  if (colour !== null && stage.pattern !== "plain") {
+    pen.fillStyle = colour;
     pen.fillRect(centre - width / 2 - 3, y, width + 6, BAR);
   }
-  pen.fillStyle = stage.colour === null ? colours.soft : inkOn(stage.colour);
+  pen.fillStyle = colour === null ? colours.soft : inkOn(colour);
   pen.textAlign = "center";
   pen.fillText(stage.name, centre, y + BAR / 2 + 0.5);
 }
 
-/** The stage that goes on: paler than an ended one, with an edge that shows that it moves. */
+/** The stage that goes on: paler than an ended one. */
 function drawRunning(pen, turn, [from, to], scale, y, colours, free) {
   pen.globalAlpha = 0.72;
   drawStage(pen, stageOf(stageInPhase(turn.phase, turn.stages)), from, to, scale, y, colours, free);
   pen.globalAlpha = 1;
-  const edge = scale.x(to);
+}
+
+/** The end of a bar that grows. */
+function drawEdge(pen, end, scale, y, colours) {
+  const edge = scale.x(end);
   if (edge > scale.right + 1) return;
   pen.fillStyle = colours.ink;
   pen.fillRect(edge - 2, y - 2, 2, BAR + 4);
@@ -254,14 +280,16 @@ function widthOf(pen, text) {
   return width;
 }
 
-/** A letter for each mark at the beginning of a bar, and a cross at the end of a failed one. */
+/** A letter for each mark at the beginning of a bar, and at its end the sign of how the turn ended. */
 function drawSigns(pen, turn, [left, right], scale, y, colours) {
   const letters = lettersOf(turn);
   if (letters && left >= scale.left) {
     const width = widthOf(pen, letters) + 4;
     if (right - left >= width + 4) {
       pen.fillStyle = colours.paper;
-      pen.fillRect(left + 1, y + 1, width, BAR - 2);
+      pen.beginPath();
+      pen.roundRect(left + 1, y + 1, width, BAR - 2, ROUND - 1);
+      pen.fill();
       pen.fillStyle = colours.ink;
       pen.textAlign = "left";
       pen.fillText(letters, left + 3, y + BAR / 2 + 0.5);
@@ -270,21 +298,28 @@ function drawSigns(pen, turn, [left, right], scale, y, colours) {
       pen.fillRect(left, y - 3, Math.min(4, right - left), 2);
     }
   }
-  if (FAILED.has(turn.status) && right <= scale.right + 1) drawCross(pen, right, y, colours);
+  const outcome = turn.end === null ? null : outcomeOf(turn.status);
+  if (outcome?.sign && right <= scale.right + 1) drawSign(pen, outcome, right, y + BAR / 2, colours);
 }
 
-function drawCross(pen, x, y, colours) {
-  pen.fillStyle = colours.paper;
-  pen.fillRect(x - 5, y + 1, 9, BAR - 2);
-  pen.strokeStyle = colours.wrong;
-  pen.lineWidth = 2;
+const strokes = new Map(Object.entries(SIGNS).map(([name, path]) => [name, typeof Path2D === "undefined" ? null : new Path2D(path)]));
+
+/** A disc in the colour of the outcome, with its sign. A failure is filled, anything else has an edge only. */
+function drawSign(pen, { sign, variable, isFailure }, x, y, colours) {
+  const colour = colours.of(variable);
+  pen.save();
+  pen.translate(x, y);
   pen.beginPath();
-  pen.moveTo(x - 3.5, y + 3.5);
-  pen.lineTo(x + 2.5, y + BAR - 3.5);
-  pen.moveTo(x + 2.5, y + 3.5);
-  pen.lineTo(x - 3.5, y + BAR - 3.5);
+  pen.arc(0, 0, SIGN, 0, 2 * Math.PI);
+  pen.fillStyle = isFailure ? colour : colours.paper;
+  pen.fill();
+  pen.lineWidth = 1.5;
+  pen.strokeStyle = isFailure ? colours.paper : colour;
   pen.stroke();
-  pen.lineWidth = 1;
+  pen.scale(0.82, 0.82);
+  pen.lineWidth = 2;
+  pen.stroke(strokes.get(sign));
+  pen.restore();
 }
 
 /** The turn at a coordinate, or the nearest within a few pixels; null if there is none. */

@@ -6,6 +6,7 @@
  */
 
 import { h } from "./dom.js";
+import { statusBadge } from "./outcomes.js";
 import { count, counted, duration, shortId, size } from "./units.js";
 
 const PITCH = 26;
@@ -89,7 +90,6 @@ function treeItem(row, rows, width, selected, onTurn) {
     node === null ? "not in memory" : !node.is_cached ? "kept for its descendants" : null,
     node?.is_latest ? "latest of its lane" : null,
     node?.is_stored ? "stored" : null,
-    turn !== null && ["failed", "cancelled", "refused", "incomplete"].includes(turn.status) ? turn.status : null,
   ].filter(Boolean);
   const isCurrent = selected !== null && selected === row.id;
   return h(
@@ -100,6 +100,7 @@ function treeItem(row, rows, width, selected, onTurn) {
       h("code", null, shortId(row.id)),
       row.marks.map((mark) => h("span", { class: `badge ${mark}` }, mark)),
       states.map((state) => h("span", { class: "badge state" }, state)),
+      turn !== null && turn.status !== "completed" && statusBadge(turn),
       h("span", { class: "facts" }, facts.join(" · "))),
   );
 }

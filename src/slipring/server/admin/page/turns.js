@@ -52,6 +52,12 @@ export function tokensOf({ report }) {
   return { ...tokens, reasoning: tokens.reasoning ?? 0, fresh: Math.max(0, tokens.input - tokens.cached) };
 }
 
+/** Milliseconds from the arrival of the request until the first token was sent; null if there was none. */
+export function firstTokenOf({ stages }) {
+  const first = stages.findIndex(({ name }, at) => name === "generate" && ["prefill", "held"].includes(stages[at - 1]?.name));
+  return first === -1 ? null : stages[first - 1].start_ms + stages[first - 1].duration_ms;
+}
+
 /** One sentence for those who do not see the bar. */
 export function inWords(turn, now) {
   const name = turn.id === null ? "Turn" : `Response ${shortId(turn.id)}`;
@@ -71,8 +77,11 @@ export function inWords(turn, now) {
   return parts.join("; ");
 }
 
-export function longestStage(turn) {
+/** The stage that took longest, all its steps together: {name, duration_ms}; null if there is none. */
+export function longestStage({ stages }) {
+  const spent = new Map();
+  for (const { name, duration_ms } of stages) spent.set(name, (spent.get(name) ?? 0) + duration_ms);
   let found = null;
-  for (const stage of turn.stages) if (found === null || stage.duration_ms > found.duration_ms) found = stage;
+  for (const [name, duration_ms] of spent) if (found === null || duration_ms > found.duration_ms) found = { name, duration_ms };
   return found;
 }

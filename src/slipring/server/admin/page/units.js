@@ -44,6 +44,7 @@ export function rate(perSecond) {
 /** Whole percents; tenths below 1 % and above 99 %. */
 export function percent(share) {
   const hundredths = share * 100;
+  if (hundredths > 0 && hundredths < 0.05) return `<0.1${SPACE}%`;
   const isNearEnd = hundredths !== 0 && (hundredths < 0.95 || (hundredths > 99 && hundredths < 100));
   return (isNearEnd ? Math.min(hundredths, 99.9).toFixed(1) : hundredths.toFixed(0)) + SPACE + "%";
 }

@@ -50,13 +50,13 @@ function rowOf(id, { name, start_ms, duration_ms, isRunning }, left, scale, y, w
     { class: isRunning ? "segment running" : "segment" },
     h("title", null, `${name}: ${label}, from ${duration(start_ms)}`),
     h("text", { class: "name", x: 0, y: y + 11 }, fitted(name, left - 6)),
-    patterned(id, stageOf(name), x, y, end - x, THICKNESS),
+    patterned(id, stageOf(name), x, y, end - x, THICKNESS, 3),
     isAfter || isBefore ? h("text", { x: place[0], y: y + 11, "text-anchor": place[1] }, label) : labelOn(stageOf(name), label, (x + end) / 2, y + 11),
   );
 }
 
 function timeAxis(left, scale, total, width, height) {
-  const ticks = roundTicks(total, Math.max(2, Math.floor((width - left) / 90)));
+  const ticks = roundTicks(total, Math.max(2, Math.floor((width - left) / 64)));
   return ticks.map((ms) => {
     const x = left + ms * scale;
     const anchor = x + 24 > width ? "end" : ms === 0 ? "start" : "middle";

@@ -1,0 +1,248 @@
+"""What a server says when it refuses or fails a request, and the error for API clients that this means.
+
+Servers write errors in many forms: OpenAI's object, a text, lists, FastAPI's details, plain text, HTML. All
+are read here, from the body of an answer and from events within a stream alike. A client sees the message of
+a refusal that it can do something about. Any other text is for operators alone: ``ApiError.detail``, which is
+logged. Both are cut, and what looks like a key is removed.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
+from slipring.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError
+
+_LONGEST_MESSAGE = 500
+_LONGEST_BODY = 2**16
+"""Bytes of an error that are read. An error that says more is no error message."""
+_LONGEST_WAIT_S = 24 * 3600.0
+_SECRET = re.compile(
+    r"\b(?:sk|pk|rk|gsk|xai|hf|key|api[-_]?key)[-_][\w*.…-]{6,}|\bAIza[\w-]{20,}|\beyJ[\w-]{10,}\.[\w.-]+|(?i:bearer)\s+[^\s\"',]+"
+)
+_HTML = re.compile(r"<(?:script|style|head)\b.*?</(?:script|style|head)>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_TOO_LONG = re.compile(
+    r"context_length_exceeded|exceed_context_size|maximum context length|context[_ -]?(?:window|size|length) "
+    r"(?:is )?(?:exceeded|overflow)|exceeds? the (?:\w+ ){0,2}context|longer than the model'?s context|"
+    r"too large for model with|prompt is too long|prompt too long|input token count\b.{0,40}\bexceeds",
+    re.IGNORECASE | re.DOTALL,
+)
+_NO_QUOTA = re.compile(
+    r"insufficient_quota|insufficient[_ ](?:balance|credits|funds)|exceeded your current quota"
+)
+_NO_MODEL = re.compile(
+    r"model_not_found|\bmodels?\b[^.]{0,200}?\b(?:not found|does not exist|not exist)|no such model",
+    re.IGNORECASE,
+)
+_BUSY = re.compile(r"rate_?limit|too_many_requests|resource_exhausted", re.IGNORECASE)
+_OVERLOADED = re.compile(r"overloaded|unavailable|slow_down|capacity", re.IGNORECASE)
+_CLIENTS_FAULT = re.compile(
+    r"invalid|bad_?request|unprocessable|unsupported|failed_precondition|out_of_range|policy|prompt|image|refused"
+    r"|not_?found|missing",
+    re.IGNORECASE,
+)
+_NAMES = ("code", "type", "status", "status_code", "error_type")
+_UNAVAILABLE = frozenset({408, 425, 498, 499, 502, 503, 504, 529})
+"""Statuses of a server that is not available at the moment."""
+_CONFLICT = 409
+
+
+class UpstreamError(Struct, frozen=True):
+    """An error as the server reports it."""
+
+    status: int
+    """Of HTTP, or what the error itself says; 500 if neither is known."""
+    code: str = ""
+    """The server's own names for it: code, type and status."""
+    message: str = ""
+    retry_after_s: float | None = None
+
+
+def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
+    """The error for API clients that an answer with another status than 200 means."""
+    return api_error(read_error(body, status, headers))
+
+
+def reported(payload: bytes) -> ApiError:
+    """The error for API clients that an error with status 200 means: in a stream, or instead of one."""
+    return api_error(read_error(payload))
+
+
+def read_error(
+    body: bytes, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> UpstreamError:
+    """Read an error in any of the usual forms. ``status``: that of HTTP, if it says anything."""
+    body = body[:_LONGEST_BODY]
+    try:
+        parsed = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        parsed = _plain(body)
+    fields = _fields(parsed)
+    named = [fields[name] for name in _NAMES if fields.get(name)]
+    names = " ".join(str(name) for name in named if _status(name) is None)
+    stated = next(filter(None, map(_status, named)), None)
+    retry_after_s = _retry_after(headers or {})
+    if retry_after_s is None:
+        retry_after_s = _stated_delay(parsed)
+    return UpstreamError(
+        status or stated or _status_of_names(names), names, _cut(_message(fields)), retry_after_s
+    )
+
+
+def api_error(fault: UpstreamError) -> ApiError:
+    """The error for API clients. Its ``detail`` has what the server said, for the log."""
+    error = _api_error(fault)
+    error.detail = f"{' '.join(filter(None, (str(fault.status), fault.code)))}: {fault.message}"
+    if fault.retry_after_s is not None:
+        error.retry_after_s = fault.retry_after_s
+    return error
+
+
+def _api_error(fault: UpstreamError) -> ApiError:
+    status, message = fault.status, fault.message
+    said = f"{fault.code} {message}"
+    if status == 401:
+        # The key that is wrong is ours, not the client's.
+        return ServerError("The engine refuses this server's key.")
+    if status == 402 or _NO_QUOTA.search(said):
+        return RateLimited(message or "The engine's quota is used up.", code="insufficient_quota")
+    if status == 403:
+        return ServerError("The engine does not permit this request. The log of the server has its reason.")
+    if status == 429:
+        return RateLimited(message or "The engine is busy.")
+    if _TOO_LONG.search(fault.code):  # llama-server had it with 500
+        return _too_long(message)
+    if status in _UNAVAILABLE:
+        return Retryable("The engine is not available.")
+    if status >= 500 or status == _CONFLICT:
+        return RequestFailed("The engine has failed.")
+    return _refused_request(status, message, said) if status >= 400 else ServerError()
+
+
+def _refused_request(status: int, message: str, said: str) -> ApiError:
+    text = f"The engine refused the request: {message or status}"
+    if _TOO_LONG.search(said):
+        return _too_long(message)
+    if status == 404 and _NO_MODEL.search(said):
+        return NotFound(text, code="model_not_found", param="model")
+    error = InvalidRequest(text, code="engine_refused")
+    error.status = status
+    return error
+
+
+def _too_long(message: str) -> ApiError:
+    text = message or "the context is too long"
+    return InvalidRequest(
+        f"The engine refused the request: {text}", code="context_length_exceeded", param="input"
+    )
+
+
+def _fields(parsed: Any) -> dict[str, Any]:
+    """The object that describes the error, wherever the document has it."""
+    for _ in range(4):
+        if isinstance(parsed, list):
+            parsed = next(iter(parsed), None)
+        elif isinstance(parsed, dict) and (
+            name := next((name for name in ("error", "errors", "detail") if parsed.get(name)), None)
+        ):
+            inner = parsed[name]
+            others = {each: parsed[each] for each in parsed if each != name}
+            parsed = {**others, "message": inner} if isinstance(inner, str) else inner
+        else:
+            break
+    if isinstance(parsed, dict):
+        return parsed
+    return {"message": parsed} if parsed else {}
+
+
+def _message(fields: Mapping[str, Any]) -> str:
+    for name in ("message", "msg", "detail", "error_message", "title"):
+        found = fields.get(name)
+        if isinstance(found, str) and found:
+            return found
+        if found:
+            return msgspec.json.encode(found).decode()
+    return msgspec.json.encode(fields).decode() if fields else ""
+
+
+def _plain(body: bytes) -> str:
+    """The text of a body that is no JSON, such as a proxy's page, without its tags."""
+    text = body.decode(errors="replace").strip()
+    return " ".join(_HTML.sub(" ", text).split())
+
+
+def _cut(text: str) -> str:
+    text = _SECRET.sub("(secret)", " ".join(text.split()))
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
+
+
+def _status(value: object) -> int | None:
+    """A status of HTTP that an error states: a number, or its digits."""
+    text = str(value)
+    return int(text) if len(text) == 3 and text.isascii() and text.isdigit() and text[0] in "45" else None
+
+
+def _status_of_names(names: str) -> int:
+    if _BUSY.search(names) or _NO_QUOTA.search(names):
+        return 429
+    if _OVERLOADED.search(names):
+        return 503
+    if _NO_MODEL.search(names):
+        return 404
+    return 400 if _CLIENTS_FAULT.search(names) or _TOO_LONG.search(names) else 500
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds after which to try again, by the headers: milliseconds, seconds, or a date."""
+    found = {name.lower(): value for name, value in headers.items()}
+    if (seconds := _number(found.get("retry-after-ms"))) is not None:
+        return _bounded(seconds / 1000)
+    text = found.get("retry-after")
+    if (seconds := _number(text)) is not None:
+        return _bounded(seconds)
+    try:
+        date = parsedate_to_datetime(text) if text else None
+    except ValueError:
+        return None
+    if date is None:
+        return None
+    return _bounded((date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+
+
+def _stated_delay(parsed: Any) -> float | None:
+    """Google's ``retryDelay``: among the details of an error, as in ``31s``."""
+    for name, value in _walk(parsed, 6):
+        if (
+            name in ("retryDelay", "retry_after")
+            and (seconds := _number(str(value).removesuffix("s"))) is not None
+        ):
+            return _bounded(seconds)
+    return None
+
+
+def _walk(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield name, inner
+            if depth:
+                yield from _walk(inner, depth - 1)
+    elif isinstance(value, list) and depth:
+        for inner in value:
+            yield from _walk(inner, depth - 1)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text) if text else None
+    except ValueError:
+        return None
+    return number if number is not None and number == number else None
+
+
+def _bounded(seconds: float) -> float:
+    return min(max(seconds, 0.0), _LONGEST_WAIT_S)
