@@ -73,6 +73,7 @@ from tests import late
 from tests.api import Api
 from tests.core.connection import OnePolicy
 from tests.harness import WEATHER, Running, serve
+from tests.recorded_shapes import SHAPES
 
 Json = dict[str, Any]
 
@@ -1225,6 +1226,7 @@ def test_the_page_names_the_keys_that_output_items_lack() -> None:
         for name in types_in(member) & made.keys():
             lacking |= wire_keys(member) - made[name] - {"type"}
     assert code_spans("Items that slipring creates have no") == lacking
+    assert set(SHAPES) == made.keys() - {"computer_call"}
 
 
 def test_the_page_names_the_keys_that_events_lack() -> None:

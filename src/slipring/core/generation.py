@@ -87,6 +87,8 @@ class CallStarted(Struct):
     kind: Kind
     name: str
     namespace: str | None = None
+    is_offered: bool = True
+    """False if the model calls a tool that it was not offered, and the engine cannot prevent that."""
 
 
 class CallArguments(Struct, gc=False):

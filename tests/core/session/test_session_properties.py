@@ -65,6 +65,7 @@ REFUSED_AT_THE_END = {"websocket_connection_limit_reached", "service_unavailable
 BAD_BODIES: list[Json] = [{"temperature": "hot"}, {"stream": False}]
 TOO_LONG: Json = {"seed": 666}
 """A request whose job the engine refuses."""
+ANSWERING = ("function_call_output", "mcp_approval_response")
 TOO_LONG_STEER = "far too long"
 """Text of a steer that makes the engine refuse the successor's job."""
 INVALID_GRAMMAR = "invalid"
@@ -674,7 +675,9 @@ class Peer:
         assert not self.ending or asked.loading, "begun though the connection ends"
         if asked.request.generate and self._waits_for(asked):
             added = self.waiting.pop(asked.previous or "")
-            asked.input = [*map(message, added.values()), *asked.input]
+            answers = [item["type"] in ANSWERING for item in asked.input]
+            at = len(answers) - answers[::-1].index(True) if True in answers else 0
+            asked.input = [*asked.input[:at], *map(message, added.values()), *asked.input[at:]]
             self._settle(added)
         self._settle(asked.follows)
         asked.follows = {}

@@ -64,6 +64,8 @@ class Host:
     """What differs when the item begins."""
     events: tuple[tuple[str, dict[str, Any]], ...] = ()
     ends: bool = True
+    later: tuple[str, ...] = ()
+    """Keys that the item does not have when it begins."""
 
 
 @dataclass(frozen=True)

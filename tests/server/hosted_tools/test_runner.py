@@ -16,7 +16,7 @@ from slipring.mcp import Credential, StdioServer
 from slipring.observation import metrics as table
 from slipring.observation.snapshots import value_of
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
-from slipring.protocol.hosted.mcp_tools import McpTool
+from slipring.protocol.hosted.mcp_tools import McpTool, ToolHints
 from slipring.server.access.auth import Caller
 from slipring.server.hosted_tools.registry import Target
 from slipring.server.hosted_tools.runner import EndedCall, Ending
@@ -78,9 +78,7 @@ async def test_tools_are_listed_as_the_api_shows_them(fake: FakeServer) -> None:
     assert server.tools is not None
     first, second = server.tools
     assert (first.name, first.description, first.is_read_only) == ("a", "d", False)
-    assert first.annotations is not None
-    assert first.annotations.read_only is False
-    assert second.annotations is None
+    assert first.annotations == second.annotations == ToolHints(read_only=False)
     # Event streams end a value at a line break.
     assert b"\n" not in bytes(first.input_schema)
     assert json.loads(bytes(first.input_schema)) == json.loads(pretty)

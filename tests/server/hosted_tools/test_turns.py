@@ -73,6 +73,45 @@ async def called(fake: FakeServer, times: int = 1) -> None:
     await until(lambda: fake.count("tools/call") >= times)
 
 
+HALF, ZERO, NONE = "cut \ud83d", "zero \x00", "cut \N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_text_that_is_hard_to_keep_is_kept(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """A half of a surrogate pair, which UTF-8 cannot have, and U+0000, which not every database takes."""
+
+    async def odd(exchange: Exchange) -> Reply:
+        kind = exchange.arguments["kind"]
+        odd = HALF if kind == "half" else ZERO
+        return {**text(odd, isError=kind == "error"), "structuredContent": {odd: odd}}
+
+    fake = FakeServer(modern=True)
+    fake.tools = [{"name": "odd", "inputSchema": {"type": "object", "title": HALF}, "description": HALF}]
+    fake.calls["odd"] = odd
+    kinds_ = ("half", "zero", "error")
+    steps = [[call("odd", kind=kind)] for kind in kinds_]
+    engine = scripted(tmp_path, *steps, [{"text": "ok"}], [{"text": "again"}])
+    database = f"sqlite:{tmp_path / 'store.db'}"
+    if kind == "postgresql":
+        database = request.getfixturevalue("postgres_url")
+    async with hosting(engine, fake, store=database) as (_, running):
+        first = await respond(running, "post", input="go", tools=[server()])
+        listed, half, zero, failed, _ = first["output"]
+        assert listed["tools"][0]["description"] == listed["tools"][0]["input_schema"]["title"] == NONE
+        assert (half["output"], zero["output"]) == (NONE, ZERO)
+        assert failed["error"]["content"][0]["text"] == ZERO
+        again = await respond(running, "post", input="on", previous_response_id=first["id"])
+        assert again["output"][0]["content"][0]["text"] == "again"
+        for reference in ("\x00", "resp_\x00"):
+            status, refusal = await running.post(input="on", previous_response_id=reference)
+            assert (status, refusal["error"]["code"]) == (400, "previous_response_not_found")
+            item = {"type": "item_reference", "id": reference}
+            status, refusal = await running.post(input=[item])
+            assert (status, refusal["error"]["param"]) == (400, "input[0].id")
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_calls_run_inside_one_response(tmp_path: Path, transport: str) -> None:
     first = [{"text": "Let me see."}, call(a=1, b=2), call(a=3, b=4)]

@@ -72,6 +72,13 @@ def builtin_call_item(call_id: str, kind: BuiltinKind, text: str) -> Item:
     return Item(type="function_call", raw=raw, call_id=call_id)
 
 
+def rejected_call_item(call_id: str, namespace: str | None, name: str, arguments: str) -> Item:
+    """A call that is not made, as a model wrote it."""
+    named = {"name": name} if namespace is None else {"namespace": namespace, "name": name}
+    raw = wire.encode({"type": "function_call", "call_id": call_id, **named, "arguments": arguments})
+    return Item(type="function_call", raw=raw, call_id=call_id)
+
+
 def output_item(call_id: str, text: str) -> Item:
     """The result of a hosted call as a model reads it."""
     raw = wire.encode({"type": "function_call_output", "call_id": call_id, "output": text})

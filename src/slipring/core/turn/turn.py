@@ -150,7 +150,7 @@ class Turn:
     steers: Steers | None
     """Steers added to this response, to be used when it ends."""
     steered_by: Steers | None
-    """Steers of its parent that begin its input, until the response is created."""
+    """Steers of its parent that are in its input, until the response is created."""
 
     def __init__(
         self,
@@ -448,7 +448,7 @@ class Turn:
     def without_dropped(self, finished: Finished) -> Finished:
         """The end of a job; without its position if that covers calls that no item shows."""
         hosted = self.output.hosted
-        if hosted is None or not hosted.take_dropped():
+        if hosted is None or not hosted.has_dropped:
             return finished
         return structs.replace(finished, position=None)
 

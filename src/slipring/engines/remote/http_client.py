@@ -28,6 +28,7 @@ from slipring.aiohttp_internals import (
     fail_read,
 )
 from slipring.connection_failures import reason
+from slipring.surrogates import repaired
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
@@ -241,7 +242,7 @@ class HttpClient:
                 raise await _bad_status(answer)
             content = await _read(answer, _LONGEST_ANSWER)
         try:
-            return msgspec.json.decode(content)
+            return msgspec.json.decode(repaired(content))
         except (msgspec.DecodeError, UnicodeError) as error:
             raise Unreadable("the answer is no JSON") from error
 

@@ -265,12 +265,11 @@ def _redaction(target: Target) -> Redaction:
 
 
 def _listed(tool: Tool, redaction: Redaction) -> ListedTool:
-    hint = tool.annotations.read_only_hint
     return ListedTool(
         name=tool.name,
         input_schema=one_line(redaction.json(bytes(tool.input_schema))),
         description=None if tool.description is None else redaction.text(tool.description),
-        annotations=None if hint is None else ToolHints(read_only=hint),
+        annotations=ToolHints(tool.annotations.read_only_hint),
     )
 
 

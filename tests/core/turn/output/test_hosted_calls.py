@@ -10,7 +10,7 @@ from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delt
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Send
-from slipring.core.turn.output.hosted_calls import LOST
+from slipring.core.turn.output.hosted_calls import LIMIT_REACHED, LOST, MOST_REJECTED, NOT_OFFERED
 from slipring.errors import (
     AuthenticationFailed,
     ContextLengthExceeded,
@@ -36,6 +36,11 @@ from tests.core.hosted_turns import HOSTED, begin, end_only, hosted, kinds, runn
 
 BETAS = Betas(rollout=True, timing=True)
 CLIENT: list[Delta] = [CallStarted("function", "own"), CallArguments("{}"), CallEnded()]
+MISSPELT: list[Delta] = [
+    CallStarted("function", "s__ff", is_offered=False),
+    CallArguments("{}"),
+    CallEnded(),
+]
 MIXED = [*HOSTED, function("own")]
 _LOST = LOST.error
 assert isinstance(_LOST, ProtocolError)
@@ -518,7 +523,7 @@ def test_a_client_call_that_is_cut_off_needs_no_answer_though_a_hosted_call_ends
 # max_tool_calls and tool_choice.
 
 
-def test_calls_past_the_budget_leave_no_item_and_no_position() -> None:
+def test_calls_past_the_budget_leave_no_item_and_the_model_reads_why() -> None:
     connection = Connection()
     begin(connection, max_tool_calls=1, tools=MIXED)
     connection.generate(*hosted())
@@ -528,28 +533,56 @@ def test_calls_past_the_budget_leave_no_item_and_no_position() -> None:
     connection.finish(position=Seen(connection.job()))
     connection.end_call(call_id, "42")
     job = connection.job()
-    assert told(job) == ["hi", "call f{}", "output 42"]
-    assert job.parent is not None
-    assert job.parent.position is None, "it covers a call that no item shows"
+    refused = f"output {LIMIT_REACHED}"
+    assert told(job) == ["hi", "call f{}", "call g{}", "output 42", refused]
     assert [tool.name for tool in job.offer.tools] == ["own"]
-    connection.finish(*hosted("g"), Text("so"), position=Seen(job))
+    connection.finish(*hosted("g"))
+    job = connection.job()
+    assert told(job)[-2:] == ["call g{}", refused]
+    connection.finish(Text("so"), position=Seen(job))
     response = last(connection)
     assert (response["status"], response["incomplete_details"]) == ("completed", None)
     assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
     connection.create(previous=response["id"])
     assert told(connection.job()) == ["hi", "call f{}", "output 42", "so", "hi"]
+    assert connection.job().parent.position is None, "it covers calls that no item shows"
+
+
+def test_the_call_of_a_tool_that_is_not_on_offer_is_the_models_own_error() -> None:
+    connection = Connection()
+    begin(connection, tools=MIXED)
+    connection.finish(Text("so"), *MISSPELT)
+    assert told(connection.job())[-3:] == ["so", "call s__ff{}", f"output {NOT_OFFERED}"]
+    connection.finish(*hosted())
+    end_only(connection, "42")
+    connection.finish(Text("done"))
+    assert kinds(last(connection)) == ["mcp_list_tools", "message", "mcp_call", "message"]
+
+
+def test_a_model_that_only_calls_what_is_not_on_offer_is_ended() -> None:
+    connection = Connection()
+    begin(connection)
+    for _ in range(MOST_REJECTED):
+        connection.finish(*MISSPELT)
+    assert connection.starts
+    connection.finish(*MISSPELT)
+    assert (last(connection)["status"], kinds(last(connection))) == ("completed", ["mcp_list_tools"])
+
+
+def test_a_call_that_is_not_on_offer_and_is_cut_off_leaves_nothing() -> None:
+    connection = Connection()
+    begin(connection)
+    connection.finish(Text("so"), *MISSPELT[:1], CallArguments("{"), reason="max_output_tokens")
+    assert kinds(last(connection)) == ["mcp_list_tools", "message"]
+    connection.create(previous=last(connection)["id"])
     assert connection.job().parent.position is None
 
 
-def test_the_position_of_a_step_without_dropped_calls_is_kept() -> None:
+def test_without_hosted_tools_the_client_gets_a_call_that_is_not_on_offer() -> None:
     connection = Connection()
-    begin(connection, max_tool_calls=1)
-    connection.finish(*hosted(), *hosted("g"))
-    end_only(connection, "42")
-    position = Seen(connection.job())
-    connection.finish(Text("so"), position=position)
-    connection.create(previous=last(connection)["id"])
-    assert connection.job().parent.position is position
+    connection.create(tools=[function("f")])
+    connection.finish(CallStarted("function", "ff", is_offered=False), CallArguments("{}"), CallEnded())
+    assert kinds(last(connection)) == ["function_call"]
 
 
 def test_client_calls_and_failed_calls_and_the_budget() -> None:

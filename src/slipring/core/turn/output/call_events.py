@@ -82,7 +82,12 @@ class Call:
                 namespace=namespace,
             )
         return CustomToolCallItem(
-            id=self.id, call_id=self._call_id, name=started.name, input=text, namespace=namespace
+            id=self.id,
+            call_id=self._call_id,
+            name=started.name,
+            input=text,
+            status=status,
+            namespace=namespace,
         )
 
 

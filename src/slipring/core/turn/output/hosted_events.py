@@ -4,6 +4,8 @@ from typing import Protocol
 
 from msgspec import UNSET, Struct
 
+from slipring.core.chain import hosted_items
+from slipring.core.generation import CallStarted
 from slipring.core.hosted.tools import (
     CallOutcome,
     CallProgress,
@@ -75,15 +77,21 @@ class OpenMcpCall(OpenHostedCall):
 
 
 class RefusedCall:
-    """A call of a built-in tool past ``max_tool_calls``. Clients see it begin, and never end."""
+    """A call of a built-in tool past ``max_tool_calls``. Clients see it begin, and never end; the model reads
+    ``reason`` as its result."""
 
-    __slots__ = ("_form", "_output", "id", "pieces")
+    __slots__ = ("_form", "_output", "id", "pieces", "reason")
 
-    def __init__(self, output: HostedOutput, form: BuiltinForm) -> None:
+    def __init__(self, output: HostedOutput, form: BuiltinForm, reason: str) -> None:
         self._output = output
         self._form = form
+        self.reason = reason
         self.pieces: list[str] = []
         self.id = _begin(output, form)
+
+    def as_generated(self, call_id: str) -> Item:
+        """The call as the model wrote it."""
+        return self._form.as_generated(call_id, "".join(self.pieces))
 
     def close(self) -> OutputItem:
         arguments = "".join(self.pieces)
@@ -108,13 +116,22 @@ class OpenApproval:
         )
 
 
-class DroppedCall:
-    """A hosted call past ``max_tool_calls``, while the model writes it: it leaves nothing."""
+class RejectedCall:
+    """A call that is not made, while the model writes it: of a tool that is not on offer, or past
+    ``max_tool_calls``. Clients see nothing of it; the model reads ``reason`` as its result."""
 
-    __slots__ = ("pieces",)
+    __slots__ = ("_started", "pieces", "reason")
 
-    def __init__(self) -> None:
+    def __init__(self, started: CallStarted, reason: str) -> None:
+        self._started = started
+        self.reason = reason
         self.pieces: list[str] = []
+
+    def as_generated(self, call_id: str) -> Item:
+        """The call as the model wrote it."""
+        return hosted_items.rejected_call_item(
+            call_id, self._started.namespace, self._started.name, "".join(self.pieces)
+        )
 
 
 class RunningCall(Struct, frozen=True, eq=False):
@@ -148,10 +165,11 @@ class RunningCall(Struct, frozen=True, eq=False):
 
 
 def run_approved(output: HostedOutput, tool: HostedTool, arguments: str, request_id: str) -> RunningCall:
-    """Emit the beginning of a call that the client has approved."""
+    """Emit the beginning of a call that the client has approved: as recorded, ``in_progress`` twice."""
     form = McpForm(tool, request_id)
     item_id = _begin(output, form)
     output.emit(events.McpCallArgumentsDelta, item_id=item_id, delta=arguments)
+    form.begin(output, item_id)
     form.write(output, item_id, arguments)
     return _run(output, item_id, tool, form, arguments, request_id)
 
