@@ -428,6 +428,11 @@ class PieceReader(StreamReader):
                 protocol.on_read = None
 
 
+def is_no_http(error: BaseException) -> bool:
+    """Whether an exception says that a server did not answer in HTTP."""
+    return isinstance(error, HttpProcessingError)
+
+
 def is_client_fault(error: BaseException | None) -> bool:
     """Whether an exception that aiohttp logs was caused by what a client sent, or by its disconnect."""
     if isinstance(error, RuntimeError) and str(error) == _CLOSED_WHILE_READING:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from http.client import BadStatusLine, RemoteDisconnected
 
 import aiohttp
-from aiohttp.http_exceptions import BadHttpMessage
+
+from slipring.aiohttp_internals import is_no_http
 
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _TRUST = "set SSL_CERT_FILE to a file with the certificate of the authority that has signed it"
@@ -57,7 +58,7 @@ def reason(error: BaseException) -> str:
         return "not an http:// or https:// URL"
     if isinstance(error, aiohttp.ServerDisconnectedError | RemoteDisconnected):
         return _DISCONNECTED
-    if any(isinstance(cause, BadHttpMessage | BadStatusLine) for cause in causes):
+    if any(is_no_http(cause) or isinstance(cause, BadStatusLine) for cause in causes):
         return _NOT_HTTP
     for cause in causes:
         if isinstance(cause, OSError) and (words := _system_reason(cause)):

@@ -253,7 +253,7 @@ def test_a_truncated_summary_is_used() -> None:
 
 def test_a_summary_is_never_longer_than_what_it_replaces() -> None:
     connection = Connection()
-    connection.create(input="look", context_management=MANAGED)
+    connection.create(input="look " * 100, context_management=MANAGED)
     connection.weigh(100)
     job = connection.job()
     length = sum(len(item.raw) for item in job.input[:-1])
@@ -268,6 +268,14 @@ def test_a_summary_is_never_longer_than_what_it_replaces() -> None:
     assert not answering.stop.asked
     summary = texts(context_of(answering))[0].removeprefix(_LEAD)
     assert summary == "y" * (length - 1) + "y"
+
+
+def test_the_shortest_context_has_room_for_a_summary() -> None:
+    connection = Connection()
+    connection.create(input="x", context_management=MANAGED)
+    connection.weigh(100)
+    connection.finish(Text("y" * 999))
+    assert texts(context_of(connection.job()))[0] == _LEAD + "y" * 200
 
 
 @pytest.mark.parametrize(

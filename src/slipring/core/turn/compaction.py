@@ -37,6 +37,8 @@ _NO_OUTPUT = "(there is no output yet)"
 _SLACK_TOKENS = 1024
 """More than any template adds around items."""
 _SHORTEST_SUMMARY, _LONGEST_SUMMARY = 128, 8192
+_SHORTEST_TEXT = 200
+"""Characters that any summary may have."""
 _MOST_KEPT_BYTES = 64 * 1024
 _UNKNOWN_CONTEXT = 32 * 1024
 _UNCOUNTABLE = (b'"input_image"', b'"input_file"')
@@ -111,7 +113,8 @@ class Compaction:
         self._pieces: list[str] = []
         self._written = 0
         before = job.parent.context_bytes if job.parent is not None else 0
-        self._most_chars = before + sum(len(item.raw) for item in job.input)
+        replaced = before + sum(len(item.raw) for item in job.input)
+        self._most_chars = max(_SHORTEST_TEXT, replaced)
         """The length of what is replaced: a summary is not longer. The limit in tokens cannot do that: it has
         to leave room for reasoning."""
         self._stop = Stop()
