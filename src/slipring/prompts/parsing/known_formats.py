@@ -4,6 +4,9 @@
 whose template does not show its format, and tests.
 """
 
+import re
+from typing import Final
+
 from msgspec import structs
 
 from slipring.prompts.parsing.output_format import (
@@ -16,10 +19,13 @@ from slipring.prompts.parsing.output_format import (
     TaggedCalls,
 )
 
+_SUFFIX: Final = re.compile(r":[^:<>]*>$")
+
 HERMES = OutputFormat(
     calls=JsonCalls(open="<tool_call>\n", close="\n</tool_call>", between="\n", is_bare=True),
     think_open="<think>\n",
     think_close="\n</think>\n\n",
+    calls_end_thoughts=True,
 )
 """``<tool_call>{"name": …, "arguments": …}</tool_call>``: Hermes, Qwen2.5, Qwen3, Granite 4, SmolLM2."""
 
@@ -52,6 +58,7 @@ COHERE = OutputFormat(
     ),
     think_open="<|START_THINKING|>",
     think_close="<|END_THINKING|>",
+    calls_end_thoughts=True,
     ignored=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
 )
 """``<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": …}]<|END_ACTION|>``: Cohere."""
@@ -60,6 +67,7 @@ MISTRAL = OutputFormat(
     calls=NamedJsonCalls(open="[TOOL_CALLS]", arguments_open="[ARGS]"),
     think_open="[THINK]",
     think_close="[/THINK]",
+    calls_end_thoughts=True,
 )
 """``[TOOL_CALLS]f[ARGS]{…}``: Devstral, Magistral, Ministral 3."""
 
@@ -81,6 +89,7 @@ KIMI_K2 = OutputFormat(
     ),
     think_open="<think>",
     think_close="</think>",
+    calls_end_thoughts=True,
 )
 """``<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>``: Kimi K2 to K2.6."""
 
@@ -129,7 +138,12 @@ QWEN3_CODER = OutputFormat(
 )
 """``<tool_call><function=f><parameter=k>v</parameter></function></tool_call>``: Qwen3-Coder."""
 
-QWEN3_5 = OutputFormat(calls=QWEN3_CODER.calls, think_open="<think>\n", think_close="\n</think>\n\n")
+QWEN3_5 = OutputFormat(
+    calls=QWEN3_CODER.calls,
+    think_open="<think>\n",
+    think_close="\n</think>\n\n",
+    calls_end_thoughts=True,
+)
 """Qwen3-Coder's calls, with thoughts: Qwen3.5 and later, Nemotron 3, Step 3.5."""
 
 SEED_OSS = OutputFormat(
@@ -146,6 +160,7 @@ SEED_OSS = OutputFormat(
     ),
     think_open="<seed:think>",
     think_close="</seed:think>",
+    calls_end_thoughts=True,
 )
 """Qwen3-Coder's calls in marks of their own: Seed-OSS."""
 
@@ -175,6 +190,7 @@ GLM = OutputFormat(
     ),
     think_open="<think>",
     think_close="</think>",
+    calls_end_thoughts=True,
 )
 """``<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>``, by lines: GLM-4.5, GLM-4.6."""
 
@@ -188,6 +204,7 @@ GLM_4_7 = OutputFormat(
     ),
     think_open="<think>",
     think_close="</think>",
+    calls_end_thoughts=True,
 )
 """As GLM-4.6 without line breaks: GLM-4.7, GLM-5, Laguna."""
 
@@ -204,6 +221,7 @@ HUNYUAN3 = OutputFormat(
     ),
     think_open="<think>",
     think_close="</think>",
+    calls_end_thoughts=True,
 )
 """GLM's arguments in a section, with a mark after the name: Hunyuan 3."""
 
@@ -220,6 +238,7 @@ MINIMAX_M2 = OutputFormat(
     ),
     think_open="<think>\n",
     think_close="\n</think>\n\n",
+    calls_end_thoughts=True,
 )
 """``<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>``: MiniMax M2."""
 
@@ -236,7 +255,7 @@ _DSML = TaggedCalls(
     value_close="</｜DSML｜parameter>\n",
 )
 
-DEEPSEEK_V4 = OutputFormat(calls=_DSML, think_open="<think>", think_close="</think>")
+DEEPSEEK_V4 = OutputFormat(calls=_DSML, think_open="<think>", think_close="</think>", calls_end_thoughts=True)
 """``<｜DSML｜invoke name="f">`` and ``<｜DSML｜parameter name="k" string="true">``: DeepSeek V4."""
 
 DEEPSEEK_V3_2 = structs.replace(
@@ -267,6 +286,7 @@ KIMI_K3 = OutputFormat(
     ),
     think_open="<|open|>think<|sep|>",
     think_close="<|close|>think<|sep|>",
+    calls_end_thoughts=True,
     ignored=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     text_open="<|open|>response<|sep|>",
     text_close="<|close|>response<|sep|>",
@@ -299,8 +319,28 @@ GEMMA4 = OutputFormat(
     calls=BracedCalls(open="<|tool_call>", close="<tool_call|>"),
     think_open="<|channel>thought\n",
     think_close="<channel|>",
+    calls_end_thoughts=True,
 )
 """``<|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>``: Gemma 4."""
 
 HARMONY = OutputFormat(is_harmony=True, stops=("<|return|>", "<|call|>"))
 """Messages with channels and recipients: gpt-oss."""
+
+_ENDING_THOUGHTS = (
+    *(HERMES, COHERE, MISTRAL, KIMI_K2, QWEN3_5, SEED_OSS, GLM, HUNYUAN3, MINIMAX_M2, DEEPSEEK_V4),
+    *(DEEPSEEK_V3_2, KIMI_K3, GEMMA4),
+)
+
+
+def calls_end_thoughts(format: OutputFormat) -> bool:
+    """Whether a format that was found in a template begins its calls with a mark that ends thoughts, in the
+    parsers that vLLM, SGLang or llama.cpp have for the family."""
+    return bool(format.think_close) and _first_mark(format) in map(_first_mark, _ENDING_THOUGHTS)
+
+
+def _first_mark(format: OutputFormat) -> str:
+    """The mark that begins calls; without the suffix that Hunyuan 3 adds to its marks."""
+    if format.calls is None:
+        return ""
+    mark = (format.calls.section_open or format.calls.open).strip()
+    return _SUFFIX.sub(">", mark.splitlines()[0]) if mark else ""

@@ -20,8 +20,14 @@ _TOKEN: Final = re.compile(
     r"<\|[^<>|]*\|?>|<[^<>|\s]*\|>|</?[^<>|\s]*>|｜[^｜<>]*｜|\[/?[A-Z_]+\]|\]<\][^\[\]]*\[>\[",
 )
 """Parts of marks that a vocabulary may have as control tokens."""
+_MARK: Final = re.compile(rf"(?:{_TOKEN.pattern})(?:\w*(?:{_TOKEN.pattern}))*")
 _UNMARKED: Final = ("name_key", "arguments_key", "id_key", "item_tag")
 """Fields of layouts that are not marks."""
+
+
+def is_unmistakable(text: str) -> bool:
+    """Whether a text consists of what a vocabulary may have as control tokens, and is no ordinary text."""
+    return _MARK.fullmatch(text) is not None
 
 
 class CallLayout(Struct, frozen=True, kw_only=True):
@@ -140,7 +146,10 @@ class OutputFormat(Struct, frozen=True, kw_only=True):
     """None: the model writes no calls that are known."""
     think_open: str = ""
     think_close: str = ""
-    """Ends a thought. A call also ends a thought that was not closed."""
+    """Ends a thought."""
+    calls_end_thoughts: bool = False
+    """Whether a call may end a thought that is not closed, as parsers of the family say: models of the family
+    are known to leave the mark out. Otherwise, calls in an open thought are thought."""
     ignored: tuple[str, ...] = ()
     """Marks that structure an answer without content: Kimi K3's ``<|open|>response<|sep|>``."""
     text_open: str = ""

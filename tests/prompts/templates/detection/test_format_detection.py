@@ -656,6 +656,7 @@ def test_a_response_template_without_calls_leaves_those_of_the_template() -> Non
         calls=of_family("hermes").format.calls,
         think_open="<t>",
         think_close="</t>",
+        calls_end_thoughts=True,
         stops=("<|stop|>",),
     )
     assert detected.found == "JSON calls, found by rendering the template"

@@ -21,6 +21,7 @@ from slipring.prompts.parsing.known_formats import (
     LFM2,
     LLAMA3_JSON,
     MINIMAX_M3,
+    calls_end_thoughts,
 )
 from slipring.prompts.parsing.output_format import (
     BracedCalls,
@@ -145,6 +146,7 @@ def detect_format(
         described = read_response_template(response_template)
         if described is not None:
             format, found = _prefer(described, format, found)
+    format = msgspec.structs.replace(format, calls_end_thoughts=calls_end_thoughts(format))
     return DetectedFormat(
         format=format,
         found=found,
