@@ -268,6 +268,20 @@ DEEPSEEK_V3_2 = structs.replace(
 )
 """As DeepSeek V4, with another name of the section: DeepSeek V3.2."""
 
+DEEPSEEK_V4_1 = structs.replace(
+    DEEPSEEK_V4,
+    calls=structs.replace(
+        _DSML,
+        section_open="\n\n<｜DSML｜ calls>\n",
+        section_close="</｜DSML｜ calls>",
+        name_open='<｜DSML｜ invoke name="',
+        arguments_close="</｜DSML｜ invoke>\n",
+        key_open='<｜DSML｜ parameter name="',
+        value_close="</｜DSML｜ parameter>\n",
+    ),
+)
+"""As DeepSeek V4, with blanks before the names of tags: DeepSeek V4.1."""
+
 KIMI_K3 = OutputFormat(
     calls=TaggedCalls(
         section_open="<|open|>tools<|sep|>",
@@ -328,7 +342,7 @@ HARMONY = OutputFormat(is_harmony=True, stops=("<|return|>", "<|call|>"))
 
 _ENDING_THOUGHTS = (
     *(HERMES, COHERE, MISTRAL, KIMI_K2, QWEN3_5, SEED_OSS, GLM, HUNYUAN3, MINIMAX_M2, DEEPSEEK_V4),
-    *(DEEPSEEK_V3_2, KIMI_K3, GEMMA4),
+    *(DEEPSEEK_V3_2, DEEPSEEK_V4_1, KIMI_K3, GEMMA4),
 )
 
 

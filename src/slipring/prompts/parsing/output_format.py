@@ -20,7 +20,7 @@ _TOKEN: Final = re.compile(
     r"<\|[^<>|]*\|?>|<[^<>|\s]*\|>|</?[^<>|\s]*>|｜[^｜<>]*｜|\[/?[A-Z_]+\]|\]<\][^\[\]]*\[>\[",
 )
 """Parts of marks that a vocabulary may have as control tokens."""
-_MARK: Final = re.compile(rf"(?:{_TOKEN.pattern})(?:\w*(?:{_TOKEN.pattern}))*")
+_MARK: Final = re.compile(rf"(?:{_TOKEN.pattern})(?:\w*(?:{_TOKEN.pattern}))*|</?｜[^｜<>]*｜[^<>]*>")
 _UNMARKED: Final = ("name_key", "arguments_key", "id_key", "item_tag")
 """Fields of layouts that are not marks."""
 

@@ -281,6 +281,16 @@ def test_the_tag_may_say_whether_a_value_is_a_string(parameter: str, arguments: 
     check(dsml(parameter), call("f", arguments), DEEPSEEK_V4, OFFER)
 
 
+def test_all_arguments_may_be_one_json_object() -> None:
+    for format, text in (
+        (DEEPSEEK_V4, '<｜DSML｜invoke name="f">\n{"a": 1}\n</｜DSML｜invoke>'),
+        (QWEN3_5, '<tool_call>\n<function=f>\n{"a": 1}\n</function>\n</tool_call>'),
+    ):
+        check(text, CALL_A, format, OFFER)
+    broken = '<tool_call>\n<function=f>\n{"a": 1\n</function>\n</tool_call>'
+    check(broken, broken_call("f", '{"a": 1\n', "</function>\n"), QWEN3_5, OFFER)
+
+
 def kimi(inner: str) -> str:
     call = f'<|open|>call tool="f" index="1"<|sep|>{inner}<|close|>call<|sep|>'
     return f"<|open|>tools<|sep|>{call}<|close|>tools<|sep|>"

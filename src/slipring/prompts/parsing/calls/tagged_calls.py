@@ -26,7 +26,8 @@ class TaggedCallReader(CallReader):
     another argument of the tool follow. An answer may end without closing tags once the last value is closed
     and all required arguments are there.
 
-    Values that are strings are emitted as they arrive, all others when they end.
+    Values that are strings are emitted as they arrive, all others when they end. Models also write all
+    arguments as one JSON object, without tags.
 
     ``trusted``: a grammar enforces that values are closed, so other tags are part of them.
     """
@@ -90,6 +91,10 @@ class TaggedCallReader(CallReader):
         schema = self.tools.schema(tool)
         members = MemberStream(held, tool)
         given: set[str] = set()
+        yield from held.spaces()
+        if (yield from held.next()) == "{":
+            yield from self._object(held, tool)
+            return
         while True:
             yield from held.spaces()
             if held.is_streaming:
