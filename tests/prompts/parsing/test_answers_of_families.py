@@ -23,8 +23,8 @@ from tests.prompts.templates.family_templates import NAMES
 NAMED = {name: value for name, value in vars(known_formats).items() if isinstance(value, OutputFormat)}
 FORMATS: dict[str, OutputFormat] = {**KNOWN, **NAMED}
 """Formats as they are known, only to choose the tests of a family."""
-WITHOUT_MARKS = {"LLAMA3_JSON", "BARE_JSON", "PYTHON_LIST", "llama_3_1", "llama_4"}
-"""Their calls are calls only at the beginning of an answer."""
+WITHOUT_MARKS = {"LLAMA3_JSON", "BARE_JSON", "PYTHON_LIST", "llama_3_1", "llama_4", "MUSE"}
+"""Their calls are calls only at the beginning of an answer, or of a message."""
 MARKED = [name for name in FORMATS if name not in WITHOUT_MARKS]
 THINKING = [name for name in FORMATS if FORMATS[name].think_close or FORMATS[name].is_harmony]
 THINKING_WITH_MARKS = [name for name in THINKING if name in MARKED and not FORMATS[name].is_harmony]
@@ -114,7 +114,7 @@ def test_calls_without_arguments_are_calls(name: str) -> None:
     check(name, in_a_row(name, CLOCK, WEATHER, CLOCK), CLOCK, WEATHER, CLOCK)
 
 
-@pytest.mark.parametrize("name", [name for name in THINKING if FORMATS[name].think_open])
+@pytest.mark.parametrize("name", [name for name in THINKING if FORMATS[name].think_open and name != "MUSE"])
 def test_a_model_that_opens_the_thought_of_its_prompt_again_thinks_without_the_mark(name: str) -> None:
     mark = format_of(name).think_open.strip()
     close = format_of(name).think_close

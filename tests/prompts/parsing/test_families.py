@@ -17,7 +17,7 @@ from tests.prompts.parsing.answers import NONE, check, custom, custom_call, func
 from tests.prompts.parsing.written_calls import Call, without_section, written
 
 FORMATS = {name: value for name, value in vars(known_formats).items() if isinstance(value, OutputFormat)}
-MARKED = [name for name in FORMATS if name not in ("LLAMA3_JSON", "BARE_JSON", "PYTHON_LIST")]
+MARKED = [name for name in FORMATS if name not in ("LLAMA3_JSON", "BARE_JSON", "PYTHON_LIST", "MUSE")]
 PLAIN = [name for name in MARKED if name != "HARMONY"]
 """Families whose answers are text unless a mark says otherwise."""
 

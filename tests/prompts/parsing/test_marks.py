@@ -28,9 +28,10 @@ from tests.prompts.parsing.written_calls import Call, written
 MARKED = sorted(
     name
     for name in FORMATS
-    if not FORMATS[name].is_harmony and getattr(FORMATS[name].calls, "is_bare", False) is False
+    if not (FORMATS[name].is_harmony or FORMATS[name].is_addressed)
+    and getattr(FORMATS[name].calls, "is_bare", False) is False
 )
-"""Families whose calls have marks. Harmony, whose answers are messages, has a parser of its own."""
+"""Families whose calls have marks. Those whose answers are messages have parsers of their own."""
 THINKING = [name for name in MARKED if FORMATS[name].think_close]
 prose = st.text("abc .,\n", max_size=8)
 

@@ -337,6 +337,25 @@ GEMMA4 = OutputFormat(
 )
 """``<|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>``: Gemma 4."""
 
+MUSE = OutputFormat(
+    calls=TaggedCalls(
+        open="<|message|><atem:function_calls>\n",
+        close="</atem:function_calls>",
+        name_open='<atem:invoke name="',
+        name_close='">\n',
+        arguments_close="</atem:invoke>\n",
+        key_open='<atem:parameter name="',
+        key_close='">',
+        value_close="</atem:parameter>\n",
+    ),
+    think_open=" to=self<|message|>",
+    think_close="<|eom|>",
+    ignored=("<|start|>assistant to=user<|message|>", "to=user<|message|>"),
+    is_addressed=True,
+    stops=("<|eot|>",),
+)
+"""Messages with recipients, calls as ``<atem:invoke name="f"><atem:parameter name="k">v``: Muse."""
+
 HARMONY = OutputFormat(is_harmony=True, stops=("<|return|>", "<|call|>"))
 """Messages with channels and recipients: gpt-oss."""
 

@@ -157,6 +157,9 @@ class OutputFormat(Struct, frozen=True, kw_only=True):
     text_close: str = ""
     is_harmony: bool = False
     """Whether answers are Harmony messages (gpt-oss); the other fields but ``stops`` are then unused."""
+    is_addressed: bool = False
+    """Whether answers are messages with recipients (Muse): ``think_open`` and ``open`` of calls then end with
+    the end of a header."""
     stops: tuple[str, ...] = ()
     """Control tokens that end an answer, besides those that the model's files name."""
 

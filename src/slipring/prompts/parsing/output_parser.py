@@ -20,7 +20,7 @@
 - Time is linear in the length of the text, memory in what is held back.
 
 This module knows where text, thoughts and calls begin and end. How a call is written is known to the readers
-in ``calls``, one for each layout. Harmony, whose answers are messages, has a parser of its own.
+in ``calls``, one for each layout. Harmony and Muse, whose answers are messages, have parsers of their own.
 """
 
 import re
@@ -29,7 +29,10 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
+from msgspec import structs
+
 from slipring.core.generation import Delta, Text, Thought
+from slipring.prompts.parsing.addressed_messages import MESSAGE, AddressedMessageParser
 from slipring.prompts.parsing.calls.braced_calls import BracedCallReader
 from slipring.prompts.parsing.calls.call_reader import CallReader
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText
@@ -109,10 +112,8 @@ class OutputParser:
         trusted: bool = False,
     ) -> None:
         tools = OfferedTools(offer)
-        self._harmony = (
-            HarmonyParser(tools, thinking=thinking, starts_thinking=starts_thinking)
-            if format.is_harmony
-            else None
+        self._messages = _message_parser(
+            format, offer, tools, thinking=thinking, starts_thinking=starts_thinking, trusted=trusted
         )
         thinking = thinking and bool(format.think_close)
         think_open = _LABELLED.fullmatch(format.think_open.strip(SPACE))
@@ -161,13 +162,13 @@ class OutputParser:
     @property
     def is_thinking(self) -> bool:
         """Whether the text so far ends inside a thought."""
-        return self._state is _THOUGHT if self._harmony is None else self._harmony.is_thinking
+        return self._state is _THOUGHT if self._messages is None else self._messages.is_thinking
 
     @property
     def is_holding(self) -> bool:
         """Whether a call is held back until it is complete."""
-        if self._harmony is not None:
-            return self._harmony.is_holding
+        if self._messages is not None:
+            return self._messages.is_holding
         return self._state is _UNDECIDED or (
             self._state is _CALL and (self._in_thought or not self._held.is_streaming)
         )
@@ -175,14 +176,14 @@ class OutputParser:
     @property
     def is_idle(self) -> bool:
         """Whether the text so far ends outside of thoughts and calls, and not with a possible marker."""
-        if self._harmony is not None:
-            return self._harmony.is_idle
+        if self._messages is not None:
+            return self._messages.is_idle
         return self._state is _TEXT and not self._pending
 
     def feed(self, text: str) -> list[Delta]:
         """Parse the next piece of text."""
-        if self._harmony is not None:
-            return self._harmony.feed(text)
+        if self._messages is not None:
+            return self._messages.feed(text)
         if not text:
             return []
         if self._state is _CALL and not self._in_thought and self._held.skip(text):
@@ -197,8 +198,8 @@ class OutputParser:
     def finish(self, *, cut_off: bool = False) -> list[Delta]:
         """End the answer: emit what is held back, as text if it is not a complete call. ``cut_off``: a limit
         has ended it, not the model, so that a call whose closing marks are missing is not complete."""
-        if self._harmony is not None:
-            return self._harmony.finish(cut_off=cut_off)
+        if self._messages is not None:
+            return self._messages.finish(cut_off=cut_off)
         self._final, self._cut_off = True, cut_off
         self._run()
         if not self._after_marker:
@@ -484,3 +485,28 @@ class OutputParser:
 
     def _read_again(self, text: str) -> None:
         self._queue.extendleft(text[at : at + _PIECE] for at in reversed(range(0, len(text), _PIECE)))
+
+
+def _message_parser(
+    format: OutputFormat,
+    offer: Offer,
+    tools: OfferedTools,
+    *,
+    thinking: bool,
+    starts_thinking: bool,
+    trusted: bool,
+) -> HarmonyParser | AddressedMessageParser | None:
+    """The parser of answers that are messages; None if the format has none."""
+    if format.is_harmony:
+        return HarmonyParser(tools, thinking=thinking, starts_thinking=starts_thinking)
+    if not format.is_addressed:
+        return None
+    assert format.calls is not None
+    mark = format.calls.open.rpartition(MESSAGE)[2]  # without the end of the header before it
+    inner = OutputFormat(calls=structs.replace(format.calls, open=mark))
+    return AddressedMessageParser(
+        lambda: OutputParser(inner, offer, trusted=trusted),
+        mark.strip(SPACE),
+        thinking=thinking,
+        starts_thinking=starts_thinking,
+    )

@@ -21,6 +21,7 @@ from slipring.prompts.parsing.known_formats import (
     LFM2,
     LLAMA3_JSON,
     MINIMAX_M3,
+    MUSE,
     calls_end_thoughts,
 )
 from slipring.prompts.parsing.output_format import (
@@ -88,6 +89,7 @@ _UNFINDABLE = (
     _Recognised(
         ("]<]minimax[>[", "<invoke"), "MiniMax M3", msgspec.structs.replace(MINIMAX_M3, stops=("[e~[",))
     ),
+    _Recognised((" to=self<|message|>", "<|eom|>", "<atem:function_calls>"), "Muse", MUSE),
     _Recognised(("<|python_start|>", "<|python_end|>", '"parameters"'), "Llama 4", _LLAMA_4_JSON),
 )
 """What rendering does not show, or shows in part."""
