@@ -19,6 +19,8 @@ from slipring.prompts.parsing.output_format import (
     TaggedCalls,
 )
 
+_APERTUS: Final = "<|tools_prefix|>["
+"""Begins the calls of Apertus, which makes them within its thoughts."""
 _SUFFIX: Final = re.compile(r":[^:<>]*>$")
 
 HERMES = OutputFormat(
@@ -172,6 +174,7 @@ MINICPM5 = OutputFormat(
         key_open='<param name="',
         key_close='">',
         value_close="</param>",
+        has_cdata=True,
     ),
     think_open="<think>\n",
     think_close="\n</think>\n\n",
@@ -368,7 +371,8 @@ _ENDING_THOUGHTS = (
 def calls_end_thoughts(format: OutputFormat) -> bool:
     """Whether a format that was found in a template begins its calls with a mark that ends thoughts, in the
     parsers that vLLM, SGLang or llama.cpp have for the family."""
-    return bool(format.think_close) and _first_mark(format) in map(_first_mark, _ENDING_THOUGHTS)
+    marks = {_APERTUS, *map(_first_mark, _ENDING_THOUGHTS)}
+    return bool(format.think_close) and _first_mark(format) in marks
 
 
 def _first_mark(format: OutputFormat) -> str:

@@ -106,6 +106,8 @@ class TaggedCalls(CallLayout, frozen=True, kw_only=True, tag="tagged"):
     object_open: str = ""
     """Begins all arguments as one JSON object, which the model may write instead of tagged ones: Kimi K3."""
     object_close: str = ""
+    has_cdata: bool = False
+    """Whether a value may be written between ``<![CDATA[`` and ``]]>``, and then hold tags: MiniCPM5."""
     has_escapes: bool = False
     """Whether names and keys are written with ``&amp;`` for ``&`` and ``&quot;`` for quotes."""
 

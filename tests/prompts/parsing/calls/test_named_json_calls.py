@@ -155,10 +155,17 @@ def test_ids_before_names_are_read(section: str) -> None:
 def test_calls_in_braces_may_have_no_closing_mark() -> None:
     """Apertus."""
     format = OutputFormat(
-        calls=NamedJsonCalls(open='<|tools_prefix|>[{"', arguments_open='": ', close="}]<|tools_suffix|>")
+        calls=NamedJsonCalls(
+            section_open="<|tools_prefix|>[",
+            section_close="]<|tools_suffix|>",
+            open='{"',
+            close="}",
+            between=", ",
+            arguments_open='": ',
+        ),
     )
     text = '<|tools_prefix|>[{"f": {"a": 1}'
     for end in ("}]<|tools_suffix|>", "}]", "}", ""):
-        check(f"{text}{end}", CALL_F if end != "}" else [*CALL_F, Text("}")], format)
-    check(f"{text}}}]So.", [*CALL_F, Text("So.")], format)
+        check(f"{text}{end}", CALL_F, format)
+    check(f'{text}}}, {{"g": {{}}}}]So.', [*CALL_F, *CALL_G, Text("So.")], format)
     check(f"{text}}}]<|tools_suffix|><|tools_suffix|>So.", [*CALL_F, Text("So.")], format)

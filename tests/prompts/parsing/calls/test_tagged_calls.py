@@ -1,5 +1,7 @@
 """Calls with tagged arguments: tags that models forget, and values that look like tags."""
 
+import json
+
 import pytest
 
 from slipring.core.generation import CallArguments, CallEnded, Delta, Text, Thought
@@ -9,6 +11,7 @@ from slipring.prompts.parsing.known_formats import (
     GLM_4_7,
     HUNYUAN3,
     KIMI_K3,
+    MINICPM5,
     MINIMAX_M2,
     QWEN3_5,
     QWEN3_CODER,
@@ -289,6 +292,20 @@ def test_all_arguments_may_be_one_json_object() -> None:
         check(text, CALL_A, format, OFFER)
     broken = '<tool_call>\n<function=f>\n{"a": 1\n</function>\n</tool_call>'
     check(broken, broken_call("f", '{"a": 1\n', "</function>\n"), QWEN3_5, OFFER)
+
+
+def test_values_in_cdata_are_read_as_they_are() -> None:
+    def minicpm(value: str) -> str:
+        return f'<function name="f"><param name="s">{value}</param></function>'
+
+    for text in ("<b>x</param></function>", "  a:\n    b\n", "", "1"):
+        expected = call("f", json.dumps({"s": text}))
+        check(minicpm(f"<![CDATA[{text}]]>"), expected, MINICPM5, OFFER)
+    check(minicpm("<![CDATA"), call("f", '{"s": "<![CDATA"}'), MINICPM5, OFFER)
+    number = '<function name="f"><param name="a"><![CDATA[1]]></param></function>'
+    check(number, CALL_A, MINICPM5, OFFER)
+    broken = minicpm("<![CDATA[x")
+    check(broken, broken_call("f", '{"s": "x</param></function>'), MINICPM5, OFFER)
 
 
 def kimi(inner: str) -> str:

@@ -12,7 +12,7 @@ from slipring.prompts.parsing.output_format import CallLayout, is_unmistakable
 
 MAX_NAME: Final = 256
 """Characters of a tool's name or an argument's key, with what belongs to it."""
-_BOUNDARY: Final = re.compile(rf"[{SPACE}]*\n[{SPACE}]*|(?<=[>`])(?=<)|(?<=}}\])(?=<)")
+_BOUNDARY: Final = re.compile(rf"[{SPACE}]*\n[{SPACE}]*|(?<=[>`])(?=<)|(?<=[}}\]])(?=<\|)|(?<=\|>)(?=\[)")
 
 
 @lru_cache(maxsize=256)
@@ -36,7 +36,8 @@ class CallReader(ABC):
         self._open = parts_of(layout.open)
         self._name_open: tuple[str, ...] = ("",)
         self.close = parts_of(layout.close)[-1]
-        self.section_close = parts_of(layout.section_close)[-1]
+        self._section_closing = parts_of(layout.section_close)
+        self.section_close = self._section_closing[-1]
         self._between = layout.between.strip(SPACE)
 
     @property
@@ -47,7 +48,8 @@ class CallReader(ABC):
     @property
     def ends(self) -> tuple[str, ...]:
         """Marks that are dropped directly after a call."""
-        return tuple({mark: None for mark in (self.close, self.section_close, self._between) if mark})
+        marks = (self.close, *self._section_closing, self._between)
+        return tuple({mark: None for mark in marks if mark})
 
     @property
     def section_mark(self) -> str:

@@ -16,6 +16,8 @@ from slipring.prompts.parsing.output_format import JsonCalls, TaggedCalls
 from slipring.protocol.tools import CallableTool
 
 _TYPE: Final = "{type}"
+_CDATA: Final = "<![CDATA["
+_CDATA_END: Final = marker_finder("]]>")
 
 
 class TaggedCallReader(CallReader):
@@ -157,6 +159,13 @@ class TaggedCallReader(CallReader):
         self, held: HeldText, schema: ArgumentSchema, given: set[str], sink: Callable[[str], object]
     ) -> Reading[None]:
         """Read the text of a value, and pass it to ``sink`` as it arrives."""
+        if self._layout.has_cdata and (yield from held.accept(_CDATA)):
+            if not (yield from held.pour(_CDATA_END, sink)):
+                raise BrokenCall
+            for part in self._value_close:
+                yield from held.spaces()
+                yield from held.require(part)
+            return
         value = _ValueText(sink, begins_line=self._begins_line, ends_line=self._ends_line)
         while True:
             mark = yield from held.pour(self._value_end, value.add)

@@ -102,6 +102,8 @@ _UNWRITTEN = (
     _Recognised(("<tool_call>", '"arguments"'), "Hermes", HERMES),
 )
 """For templates that write no calls."""
+_ANSWER_MARKS = ("<answer>", "</answer>")
+"""Marks around text that Hunyuan A13B writes, and its template takes out of earlier answers."""
 
 
 class DetectedFormat(Struct, frozen=True, kw_only=True):
@@ -193,7 +195,7 @@ def _find_format(
         )
     found = find_calls(probe, thoughts) if writes_calls else None
     calls, how = _calls(found, source)
-    ignored = _ignored(probe, thoughts, calls)
+    ignored = _ignored(probe, thoughts, calls, source)
     format = OutputFormat(
         calls=calls,
         think_open=thoughts.open,
@@ -211,6 +213,8 @@ def _calls(found: Found | None, source: str) -> tuple[Calls | None, str]:
         is_llama = "<|start_header_id|>" in source or "<|python_tag|>" in source
         if isinstance(calls, JsonCalls) and is_llama and not (calls.section_open or calls.open):
             calls = msgspec.structs.replace(calls, announcement="<|python_tag|>")
+        if isinstance(calls, TaggedCalls) and "<![CDATA[" in source:
+            calls = msgspec.structs.replace(calls, has_cdata=True)
         return calls, f"{_LAYOUTS[type(calls)]}, found by rendering the template"
     unwritten = _recognise(_UNWRITTEN, source)
     if unwritten is None:
@@ -228,7 +232,7 @@ def _recognise(known: tuple[_Recognised, ...], source: str) -> _Recognised | Non
     return next((each for each in known if all(mark in source for mark in each.marks)), None)
 
 
-def _ignored(probe: Probe, thoughts: Thoughts, calls: Calls | None) -> tuple[str, ...]:
+def _ignored(probe: Probe, thoughts: Thoughts, calls: Calls | None, source: str) -> tuple[str, ...]:
     """Marks before the text and the calls of an answer, and after its text, that do not end the answer."""
     marks: list[str] = []
     for answer in (probe.answer(text=TEXT, thoughts=THOUGHT), probe.answer(text=TEXT)):
@@ -242,6 +246,8 @@ def _ignored(probe: Probe, thoughts: Thoughts, calls: Calls | None) -> tuple[str
         answer = probe.answer(thoughts=THOUGHT, calls=[STRINGS])
         before, found, _ = (probe.after_question(answer) or "").partition(start)
         marks.append(_before_content(probe, thoughts, before) if found else "")
+    if all(mark in source for mark in _ANSWER_MARKS):
+        marks += _ANSWER_MARKS
     return tuple(dict.fromkeys(mark.strip() for mark in marks if TAG.search(mark) and NAME not in mark))
 
 
