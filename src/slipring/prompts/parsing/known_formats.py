@@ -340,6 +340,25 @@ GEMMA4 = OutputFormat(
 )
 """``<|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>``: Gemma 4."""
 
+FUNCTION_GEMMA = OutputFormat(
+    calls=BracedCalls(open="<start_function_call>", close="<end_function_call>", quote="<escape>")
+)
+"""``<start_function_call>call:f{k:<escape>v<escape>}<end_function_call>``: FunctionGemma."""
+
+LONGCAT = OutputFormat(
+    calls=JsonCalls(open="<longcat_tool_call>\n", close="\n</longcat_tool_call>", between="\n"),
+    think_open="<longcat_think>\n",
+    think_close="\n</longcat_think>\n",
+)
+"""Hermes' calls in marks of their own: LongCat."""
+
+INTERNLM2 = OutputFormat(
+    calls=JsonCalls(
+        open="<|action_start|><|plugin|>\n", close="<|action_end|>", arguments_key="parameters", between="\n"
+    )
+)
+"""``<|action_start|><|plugin|>{"name": …, "parameters": …}<|action_end|>``: InternLM 2 and 2.5."""
+
 MUSE = OutputFormat(
     calls=TaggedCalls(
         open="<|message|><atem:function_calls>\n",

@@ -757,3 +757,18 @@ def test_values_in_cdata_are_read_if_the_source_names_them() -> None:
     found = detect("{#- <![CDATA[ -#}" + source_of("qwen3_coder")).format.calls
     assert isinstance(found, TaggedCalls)
     assert found.has_cdata
+
+
+@pytest.mark.parametrize(
+    ("marks", "format"),
+    [
+        ("<start_function_call>call:f{}<end_function_call><escape>", known.FUNCTION_GEMMA),
+        ("<longcat_tool_call></longcat_tool_call>", known.LONGCAT),
+        ("<|action_start|><|plugin|><|action_end|>", known.INTERNLM2),
+    ],
+)
+def test_formats_that_a_template_only_names_are_known_by_their_marks(
+    marks: str, format: OutputFormat
+) -> None:
+    source = "{#- " + marks + " -#}{% for message in messages %}{{ message.content }}</s>{% endfor %}"
+    assert detect(source).format.calls == format.calls

@@ -13,13 +13,16 @@ from msgspec import Struct
 
 from slipring.prompts.parsing.known_formats import (
     DEEPSEEK_V3,
+    FUNCTION_GEMMA,
     GEMMA4,
     HARMONY,
     HERMES,
+    INTERNLM2,
     KIMI_K2,
     KIMI_K3,
     LFM2,
     LLAMA3_JSON,
+    LONGCAT,
     MINIMAX_M3,
     MUSE,
     calls_end_thoughts,
@@ -89,6 +92,11 @@ _UNFINDABLE = (
     _Recognised(
         ("]<]minimax[>[", "<invoke"), "MiniMax M3", msgspec.structs.replace(MINIMAX_M3, stops=("[e~[",))
     ),
+    _Recognised(
+        ("<start_function_call>", "<end_function_call>", "<escape>"),
+        "FunctionGemma",
+        msgspec.structs.replace(FUNCTION_GEMMA, stops=("<end_of_turn>", "<start_function_response>")),
+    ),
     _Recognised((" to=self<|message|>", "<|eom|>", "<atem:function_calls>"), "Muse", MUSE),
     _Recognised(("<|python_start|>", "<|python_end|>", '"parameters"'), "Llama 4", _LLAMA_4_JSON),
 )
@@ -99,6 +107,8 @@ _UNWRITTEN = (
     _Recognised(("<|tool_call|>", "JSON list"), "Granite 3", _GRANITE_3),
     _Recognised(("<|tool_list_start|>",), "LFM2", LFM2),
     _Recognised(("List of tools: [", "keep_past_thinking"), "LFM2", LFM2),
+    _Recognised(("<longcat_tool_call>", "</longcat_tool_call>"), "LongCat", LONGCAT),
+    _Recognised(("<|action_start|>", "<|plugin|>", "<|action_end|>"), "InternLM 2", INTERNLM2),
     _Recognised(("<tool_call>", '"arguments"'), "Hermes", HERMES),
 )
 """For templates that write no calls."""
