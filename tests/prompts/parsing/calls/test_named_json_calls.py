@@ -169,3 +169,8 @@ def test_calls_in_braces_may_have_no_closing_mark() -> None:
         check(f"{text}{end}", CALL_F, format)
     check(f'{text}}}, {{"g": {{}}}}]So.', [*CALL_F, *CALL_G, Text("So.")], format)
     check(f"{text}}}]<|tools_suffix|><|tools_suffix|>So.", [*CALL_F, Text("So.")], format)
+
+
+def test_a_mark_within_a_call_that_a_limit_cuts_off_is_dropped() -> None:
+    check("[TOOL_CALLS]abc[TOOL_CALLS]g[AR", [Text("abcg[AR")], MISTRAL, cut_off=True)
+    check("[TOOL_CALLS]f[CALL_ID]ab", [Text("fab")], MISTRAL_CALL_ID, cut_off=True)
