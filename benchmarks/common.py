@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 
 from slipring.bench.subject import machine
+from slipring.bench.subject.processes import cpu_ns
 
 RESULTS = Path(__file__).parent / "results"
 _NUMBERS = re.compile(r"\[[\s\d.,eE+-]+\]")
@@ -35,12 +36,8 @@ class Process:
         self.url = url
 
     def cpu_s(self) -> float:
-        """Return the CPU time of all its threads, with the nanosecond resolution of the kernel."""
-        spent = 0
-        for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
-            with contextlib.suppress(OSError):
-                spent += int(path.read_text().split()[0])
-        return spent / 1e9
+        """Return its CPU time, with that of its threads that have ended."""
+        return (cpu_ns(self.pid) or 0) / 1e9
 
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])

@@ -26,7 +26,7 @@ import aiohttp
 from common import Process, keep, slipring, spread, started
 
 from slipring.bench.client.sse import SseParser
-from slipring.mcp import HttpServer, TextContent, parse_url
+from slipring.mcp import HttpServer, Reach, TextContent, parse_url
 from slipring.mcp.pool import Pool
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
@@ -188,7 +188,7 @@ class Direct(Agent):
         self._http = http
         self._pool = pool
         self._model_url = f"{model_url}/chat/completions"
-        self._server = HttpServer(LABEL, parse_url(tools_url), public_only=False)
+        self._server = HttpServer(LABEL, parse_url(tools_url), reach=Reach.ALL)
 
     async def turn(self, plan: Plan, previous: str | None = None) -> None:
         listed = (await self._pool.tools(self._server)).tools

@@ -86,9 +86,10 @@ def begun(
     )
     turn = Turn(request, tenant="t", lane=None, size_bytes=0, ports=ports, stages=stages)
     turn.parent = parent
-    return turn, preparation.begin(
-        turn, response_id, MODEL, items, 0.0, new_definitions(Limits(), frozenset())
-    )
+    definitions = new_definitions(Limits(), frozenset())
+    job = preparation.begin(turn, response_id, MODEL, items, 0.0, definitions)
+    assert job is not None  # it has no lists of tools to wait for
+    return turn, job
 
 
 def chain(renderer: DialectRenderer, tokens: int) -> ResponseState:

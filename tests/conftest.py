@@ -82,6 +82,8 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """Set up what all tests share."""
     _restore_usual_signals()
+    for name in [name for name in os.environ if _is_setting(name)]:
+        del os.environ[name]
     # A test that is broken off may leave a process that still writes there.
     temporary = TemporaryDirectory(prefix="slipring-tests-", ignore_cleanup_errors=True)
     with temporary as name, _one_authority(Path(name)) as authorities, made_once(), tapped() as tap:
@@ -113,6 +115,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     faults = item.session.stash[_SHARED].tap.faults
     assert not faults, "\n".join(faults)
     return result
+
+
+def _is_setting(name: str) -> bool:
+    """Whether a variable changes what a command of slipring does: tests set those that they need."""
+    return name.startswith(("OPENAI_", "SLIPRING_")) and not name.startswith("SLIPRING_TEST_")
 
 
 def _restore_usual_signals() -> None:

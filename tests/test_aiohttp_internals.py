@@ -26,13 +26,13 @@ from slipring.aiohttp_internals import (
     ServerProtocol,
     StreamedResponse,
     StreamProtocol,
-    drain_of,
     fail_read,
     is_client_fault,
     is_undecodable,
     is_undecoded,
     observe_requests,
     protocol_of,
+    waiting_bytes_of,
 )
 from tests.server.raw import frame, until
 
@@ -59,6 +59,9 @@ class Recording(ServerProtocol):
     def prepare_response(self, request: web.BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
         self.calls.append(f"prepare {response.status}")
         return response
+
+    def cut_off(self) -> None:
+        self.calls.append("cut off")
 
     def response_sent(self) -> None:
         self.calls.append("sent")
@@ -173,17 +176,42 @@ async def test_malformed_requests_and_exceptions_reach_the_error_hook() -> None:
     assert failed[:2] == ["error 500 KeyError", "prepare 500"]
 
 
-async def test_no_error_is_sent_after_the_beginning_of_a_response() -> None:
+@pytest.mark.parametrize("kind", [web.StreamResponse, StreamedResponse])
+@pytest.mark.parametrize("part", [b"", b"a part"])
+@pytest.mark.parametrize("raises", [True, False])
+async def test_no_other_response_is_sent_after_the_head_of_one(
+    kind: type[web.StreamResponse], part: bytes, raises: bool
+) -> None:
+    """Nor if the head has not been sent yet: the writer has been set up for the first response."""
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = kind()
+        await response.prepare(request)
+        await response.write(part)
+        if raises:
+            raise KeyError("a fault")
+        return web.Response(text="another")
+
+    async with serving(handler) as served:
+        answer = await served.exchange(GET)
+        calls = served.protocols[0].calls
+    assert calls == ["error 500 KeyError", "cut off"] if raises else ["cut off"]
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    assert part in answer
+    assert b"another" not in answer
+
+
+async def test_a_response_that_was_begun_by_its_handler_is_finished() -> None:
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(b"a part")
-        raise KeyError("a fault")
+        return response
 
     async with serving(handler) as served:
         answer = await served.exchange(GET)
-    assert answer.count(b"HTTP/1.1 ") == 1
-    assert b"a part" in answer
+        assert served.protocols[0].calls == ["prepare 200", "sent"]
+    assert answer.endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("lingers", [True, False])
@@ -205,31 +233,74 @@ async def test_the_rest_of_a_body_is_read_only_while_lingering(lingers: bool) ->
         writer.close()
 
 
-async def test_drain_waits_for_bytes_that_were_written_to_the_transport_directly() -> None:
-    drained = asyncio.Event()
-    waiting = asyncio.Event()
+async def test_writers_wait_for_a_slow_client_independently_of_each_other() -> None:
+    """By every way in which aiohttp and slipring wait; bytes that were written to the transport count too."""
+    may_read, ended = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        protocol = protocol_of(request)
+        assert isinstance(protocol, ServerProtocol)
+        assert request.transport is not None
+        assert protocol.when_writable() is None
+        request.transport.write(bytes(64 * 2**20))
+        waits = [protocol.when_writable(), request.writer.drain(), response.write(bytes(2**20))]
+        tasks = [asyncio.ensure_future(wait) for wait in waits if wait is not None]
+        assert len(tasks) == 3
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        late = protocol.when_writable()
+        assert late is not None
+        tasks.append(asyncio.ensure_future(late))
+        await asyncio.sleep(0)
+        assert [task.done() for task in tasks] == [True, False, False, False]
+        may_read.set()
+        await asyncio.gather(*tasks[1:])
+        assert protocol.when_writable() is None
+        ended.set()
+        return response
+
+    async with serving(handler) as served:
+        incoming, outgoing = await asyncio.open_connection("127.0.0.1", served.port, limit=2**16)
+        outgoing.write(GET)
+        await asyncio.wait_for(may_read.wait(), 60)
+        async with asyncio.timeout(60):
+            await incoming.read()
+            await ended.wait()
+        outgoing.close()
+
+
+async def test_messages_to_a_slow_server_wait_independently_of_each_other() -> None:
+    may_read = asyncio.Event()
+    received: list[int] = []
 
     async def handler(request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse()
+        socket = web.WebSocketResponse(max_msg_size=0)
         await socket.prepare(request)
-        assert request.transport is not None
-        request.transport.write(b"\x82\x7f" + (64 * 2**20).to_bytes(8) + bytes(64 * 2**20))
-        waiting.set()
-        await drain_of(request)()
-        drained.set()
+        await may_read.wait()
+        received.extend([len(message.data) async for message in socket])
         return socket
 
     app = web.Application()
     app.router.add_get("/", handler)
+    connector = aiohttp.TCPConnector()
+    StreamProtocol.use_in(connector)
+    sizes = [64 * 2**20, 2**20, 2**20]
     async with (
         TestServer(app) as server,
-        aiohttp.ClientSession() as http,
-        http.ws_connect(server.make_url("/"), max_msg_size=0) as socket,
+        aiohttp.ClientSession(connector=connector) as http,
+        http.ws_connect(server.make_url("/")) as socket,
     ):
-        await waiting.wait()
-        assert not drained.is_set()
-        assert len((await socket.receive()).data) == 64 * 2**20
-        await asyncio.wait_for(drained.wait(), 60)
+        sends = [asyncio.create_task(socket.send_bytes(bytes(size))) for size in sizes]
+        await asyncio.sleep(0)
+        sends[0].cancel()
+        await asyncio.wait(sends[:1])
+        assert not any(send.done() for send in sends[1:])
+        may_read.set()
+        await asyncio.gather(*sends[1:])
+    assert received == sizes
 
 
 async def test_headers_are_sent_with_the_first_part_of_a_streamed_body() -> None:
@@ -557,6 +628,36 @@ def test_the_mask_check_knows_where_frames_end(split: int) -> None:
     assert check.is_between_frames
 
 
+async def test_messages_that_wait_are_inflated_one_at_a_time_and_have_a_size() -> None:
+    """However many deflated messages one read brings."""
+    sizes: list[int] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(compress=True)
+        await socket.prepare(request)
+        waiting_bytes = waiting_bytes_of(socket)
+        await until(lambda: waiting_bytes() > 0)
+        while waiting_bytes():
+            sizes.append(waiting_bytes())
+            await socket.receive()
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/", handle)
+    packer = zlib.compressobj(wbits=-15)
+    packed = packer.compress(b" " * 2**20) + packer.flush(zlib.Z_FULL_FLUSH)
+    sent = frame(1, packed.removesuffix(b"\x00\x00\xff\xff"), reserved=0b100) * 20
+    async with (
+        TestServer(app) as server,
+        ClientSession() as session,
+        session.ws_connect(server.make_url("/"), compress=15) as client,
+    ):
+        transport = client._conn.transport
+        transport.write(sent)
+        await until(lambda: len(sizes) >= 20)
+    assert all(2**20 <= size < 2**21 for size in sizes)
+
+
 async def test_an_upgraded_connection_recognizes_pongs_and_keeps_no_parser_of_requests() -> None:
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
         socket = web.WebSocketResponse(autoping=False)
@@ -593,7 +694,7 @@ async def test_errors_that_clients_cause_are_recognized() -> None:
 
 
 async def test_overridden_methods_have_the_signatures_of_aiohttp() -> None:
-    for name in ("finish_response", "handle_error", "set_parser"):
+    for name in ("finish_response", "handle_error", "set_parser", "_drain_helper"):
         ours = inspect.signature(getattr(ServerProtocol, name))
         theirs = inspect.signature(getattr(web.RequestHandler, name))
         assert list(ours.parameters) == list(theirs.parameters), name

@@ -527,7 +527,7 @@ async def run_piped(typed: str, *arguments: str, **variables: str) -> tuple[int 
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, env=environment(**variables), stdin=-1, stdout=-1, stderr=-1
     )
-    out, err = await asyncio.wait_for(process.communicate(typed.encode()), 20)
+    out, err = await asyncio.wait_for(process.communicate(typed.encode()), 60)
     return process.returncode, out.decode(), err.decode()
 
 
@@ -671,7 +671,7 @@ class Terminal:
                 assert self.screen.lines[-len(lines) :] == list(lines)
 
     async def _read(self) -> str:
-        piece = await asyncio.wait_for(asyncio.to_thread(os.read, self._descriptor, 4096), 20)
+        piece = await asyncio.wait_for(asyncio.to_thread(os.read, self._descriptor, 4096), 60)
         text = self._decoder.decode(piece)
         self.screen.write(text)
         return text

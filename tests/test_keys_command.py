@@ -94,15 +94,41 @@ def test_a_key_without_mcp_is_listed_as_such(capsys: pytest.CaptureFixture[str])
     assert "not allowed with" in err
 
 
+REVOKE = ("revoke", "--store", "sqlite:keys.db")
+
+
 def test_a_key_is_revoked_once(capsys: pytest.CaptureFixture[str]) -> None:
     key_id, _ = create(capsys, "--tenant", "a")
-    revoke = ["revoke", "--store", "sqlite:keys.db"]
-    assert run(capsys, *revoke, key_id) == (0, "", f"slipring: key {key_id} is revoked\n")
-    complaint = "slipring: there is no such key, or it has been revoked already\n"
-    assert run(capsys, *revoke, key_id) == (1, "", complaint)
-    assert run(capsys, *revoke, "0123456789abcdef") == (1, "", complaint)
+    assert run(capsys, *REVOKE, key_id) == (0, "", f"slipring: key {key_id} is revoked\n")
+    code, out, err = run(capsys, *REVOKE, key_id)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"slipring: key {key_id} was revoked before, at 20")
+    unknown = "0123456789abcdef"
+    complaint = f"slipring: there is no key {unknown} in this store\n"
+    assert run(capsys, *REVOKE, unknown) == (1, "", complaint)
     _, table, _ = run(capsys, "list", "--store", "sqlite:keys.db")
     assert columns(table.splitlines()[1])[-1].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    "form", ["sk-slip-{id}.{secret}", " sk-slip-{id}.{secret}\n", "sk-slip-{id}", "{id}."]
+)
+def test_a_pasted_key_is_revoked_by_its_id(capsys: pytest.CaptureFixture[str], form: str) -> None:
+    key_id, secret = create(capsys, "--tenant", "a")
+    given = form.format(id=key_id, secret=secret)
+    assert run(capsys, *REVOKE, given) == (0, "", f"slipring: key {key_id} is revoked\n")
+    assert columns(run(capsys, "list", "--store", "sqlite:keys.db")[1].splitlines()[1])[-1] != "-"
+
+
+@pytest.mark.parametrize("given", ["sk-other-0123456789", "0123", "sk-slip-0123456789", ""])
+def test_what_is_no_key_of_a_store_is_refused_without_repeating_it(
+    capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    create(capsys, "--tenant", "a")
+    code, out, err = run(capsys, *REVOKE, given)
+    assert (code, out) == (2, "")
+    assert "must be the id of a key in the store" in err
+    assert not given or given not in err
 
 
 def test_the_store_is_named_as_for_serve(
@@ -205,7 +231,7 @@ async def keys(*arguments: str) -> str:
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "keys", *arguments, env=environment(SLIPRING_STORE="sqlite:keys.db"), stdout=-1, stderr=-1
     )
-    out, err = await asyncio.wait_for(process.communicate(), 20)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, err.decode()
     return out.decode()
 

@@ -145,19 +145,22 @@ async def test_a_signal_ends_the_client_and_not_with_a_traceback(
 def test_without_a_server_one_is_started_and_stopped(
     record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("slipring.launch.command._URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setattr(command, "DEFAULT_URL", "http://127.0.0.1:9/v1")
     assert main(["launch", "cline", "--engine", "simulated", "--", "fail"]) == 7
     url = read(record)["variables"]["OPENAI_BASE_URL"]
     assert "starting a server with --engine simulated" in capsys.readouterr().err
     assert main(["launch", "cline", "--url", url]) == 3
-    assert f"no server answers at {url}" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"slipring: cannot reach {url}: Connection refused\n"
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    assert main(["launch", "cline"]) == 3
+    assert capsys.readouterr().err == f"slipring: cannot reach {url}: Connection refused\n"
 
 
 async def test_a_server_that_refuses_the_key_is_not_replaced_by_a_new_one(
     record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with serve(api_key=("secret",)) as server:
-        monkeypatch.setattr(command, "_URL", server.url)
+        monkeypatch.setattr(command, "DEFAULT_URL", server.url)
         assert await asyncio.to_thread(main, ["launch", "codex"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(f"{server.url} answered with status 401: set OPENAI_API_KEY, or see --api-key-env")

@@ -177,6 +177,8 @@ async def test_answers_match_the_schema() -> None:
         await call(server, "listModels", 200)
         await call(server, "getModel", 200, model="simulated")
         await call(server, "getHealth", 200)
+        await call(server, "getReadiness", 200)
+        await call(server, "getStoreReadiness", 200)
         async with server.connect() as socket:
             await socket.response(input="hello")
             assert (await call(server, "listTurns", 200))["data"]

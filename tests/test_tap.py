@@ -14,6 +14,10 @@ async def _write(message: bytes) -> None:
     return
 
 
+def _abort() -> None:
+    return
+
+
 @pytest.mark.parametrize(
     ("message", "is_fault"),
     [
@@ -26,7 +30,7 @@ async def _write(message: bytes) -> None:
     ],
 )
 async def test_a_malformed_message_is_reported(message: bytes, is_fault: bool, tap: list[str]) -> None:
-    Outbox(_write, 1000).post(message)
+    Outbox(_write, 1000, abort=_abort).post(message)
     assert bool(tap) is is_fault
     tap.clear()  # expected faults
 
@@ -36,6 +40,6 @@ async def test_a_message_out_of_order_is_reported(tap: list[str]) -> None:
         b'{"type":"response.function_call_arguments.delta","sequence_number":5,"output_index":0,'
         b'"item_id":"fc_1","delta":"{"}'
     )
-    Outbox(_write, 1000).post(delta)
+    Outbox(_write, 1000, abort=_abort).post(delta)
     assert tap
     tap.clear()

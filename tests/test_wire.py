@@ -143,6 +143,7 @@ CUSTOM_CALL = {
     "call_id": "call_2",
     "name": "run",
     "input": "print(1)",
+    "status": "completed",
 }
 MCP_CALL = {
     "type": "mcp_call",
@@ -371,7 +372,8 @@ ADDED_PLACE = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
         ({"created_at": "1"}, "response.created_at: Input should be a valid number"),
         ({"max_output_tokens": 1.0}, "max_output_tokens: Input should be a valid integer"),
         ({"metadata": {"a": 1}}, "response.metadata.a: Input should be a valid string"),
-        ({"output": [{**CUSTOM_CALL, "status": "completed"}]}, "status: Extra inputs"),
+        ({"output": [{**FUNCTION_CALL, "namespace": None}]}, "function_call.namespace is null"),
+        ({"output": [{**CUSTOM_CALL, "asked_by": "me"}]}, "asked_by: Extra inputs"),
         ({"presence_penalty": "0"}, "response.presence_penalty has the wrong type"),
         ({"frequency_penalty": False}, "response.frequency_penalty has the wrong type"),
         ({"store": 1}, "response.store has the wrong type"),

@@ -26,6 +26,7 @@ from openai.types.responses.responses_server_event import ResponsesServerEvent
 from pydantic import BaseModel, ValidationError
 
 from tests import late
+from tests.recorded_shapes import check_item
 
 Json = dict[str, Any]
 NO_TYPES: frozenset[str] = frozenset()
@@ -165,6 +166,7 @@ _KEYS_THE_SDK_LACKS: dict[str, tuple[type, ...]] = {
     "frequency_penalty": (int, float),
     "store": (bool,),
 }
+_ADDED, _DONE = "response.output_item.added", "response.output_item.done"
 _FUNCTION_TOOL_KEYS = frozenset({"description", "parameters", "strict"})
 
 
@@ -182,10 +184,21 @@ def _as_the_sdk_knows_it(response: Json, foreign_tool_types: frozenset[str]) -> 
     if isinstance(known.get("tools"), list):
         tools = known["tools"]
         known["tools"] = [tool for tool in tools if not _is_foreign(tool, foreign_tool_types)]
+    if isinstance(known.get("output"), list):
+        known["output"] = [_item_as_the_sdk_knows_it(item) for item in known["output"]]
     error = known.get("error")
     if isinstance(error, dict) and error.get("code") in _CODES_THE_SDK_LACKS:
         known["error"] = {**error, "code": "server_error"}
     return known
+
+
+def _item_as_the_sdk_knows_it(item: Json) -> Json:
+    """Its types of output items differ from recorded ones in two keys."""
+    if item.get("type") == "custom_tool_call":
+        return {key: value for key, value in item.items() if key != "status"}
+    if item.get("type") == "web_search_call" and "action" not in item:
+        return {**item, "action": {"type": "search", "query": ""}}
+    return item
 
 
 def _check_response_rules(response: Json) -> None:
@@ -204,6 +217,8 @@ def _check_response_rules(response: Json) -> None:
     for tool in response["tools"]:
         missing = sorted(_FUNCTION_TOOL_KEYS - tool.keys()) if tool["type"] == "function" else []
         _require(not missing, f"function tool lacks the keys {missing}")
+    for item in response["output"]:
+        check_item(item, added=False)
     _check_outcome(response)
 
 
@@ -276,7 +291,12 @@ def _check_event(
     if not isinstance(response, dict):
         # Allowed in every delta, although the SDK's types have it in only one.
         padded = event["type"].endswith(".delta") and isinstance(event.get("obfuscation"), str)
-        validate(model, {key: event[key] for key in event if key != "obfuscation" or not padded})
+        known = {key: event[key] for key in event if key != "obfuscation" or not padded}
+        if kind in (_ADDED, _DONE):
+            known["item"] = _item_as_the_sdk_knows_it(event["item"])
+        validate(model, known)
+        if kind in (_ADDED, _DONE):
+            check_item(event["item"], added=kind == _ADDED)
         return
     known = _as_the_sdk_knows_it(response, foreign_tool_types)
     validate(model, {**event, "response": known})
@@ -351,7 +371,7 @@ def _check_sse_event(event_name: str, data: str, foreign_tool_types: frozenset[s
 
 
 TIMING = "slipring.timing"
-_STAGES = ["decode", "queue", "resolve", "list", "validate", "weigh", "compact", "check", "render"]
+_STAGES = ["decode", "queue", "resolve", "validate", "list", "weigh", "compact", "check", "render"]
 _STAGES += ["engine_queue", "prefill", "held", "generate", "store", "terminal"]
 _PAUSES = ("client", "tools")
 """Stages between two steps of a response."""
@@ -614,9 +634,10 @@ class _Item:
             _require(verb == "in_progress" and not self.text.deltas, f"{verb} is the first event of an item")
             return
         _require(not self.has_ended, f"{verb} after the end of a hosted call")
-        _require(
-            self.type == "mcp_list_tools" or self.text.is_done, f"{verb} before the arguments are complete"
-        )
+        # Of an approved call, the arguments are known as a whole; the repetition is before their end.
+        is_approved = self.added.get("approval_request_id") is not None and bool(self.text.deltas)
+        is_written = self.text.is_done or (is_approved and verb == "in_progress")
+        _require(self.type == "mcp_list_tools" or is_written, f"{verb} before the arguments are complete")
 
     @property
     def has_ended(self) -> bool:
@@ -625,9 +646,12 @@ class _Item:
 
     @property
     def runs(self) -> bool:
-        """Whether this is a hosted call that the model has written: other items may begin while it runs."""
+        """Whether this is a hosted call that the model has written, or a list that is being fetched: other
+        items may begin while it runs."""
         if self.type == "mcp_call":
             return self.text.is_done
+        if self.type == "mcp_list_tools":
+            return bool(self.progress)
         return bool(self.progress) and self.progress[-1].endswith((".searching", ".interpreting"))
 
     def check_done(self, item: Json) -> None:
@@ -741,8 +765,7 @@ class _Turn:
             self.is_queued = True
         else:
             # A warmup, which is never in progress, lists tools.
-            item = event.get("item", {}) if self.item is None else self.item.added
-            is_list = item.get("type") == "mcp_list_tools"
+            is_list = event.get("item", {}).get("type") == "mcp_list_tools" or "mcp_list_tools." in kind
             _require(self.is_in_progress or is_list, f"{kind} before response.in_progress")
             self._see_output(event)
 
@@ -750,7 +773,7 @@ class _Turn:
         if event["type"] == "response.done":
             self._see_pause(event)
             return
-        if event["type"] == "response.output_item.added":
+        if event["type"] == _ADDED:
             self._add_item(event)
             return
         item = self.running.get(event.get("output_index", -1), self.item)

@@ -550,6 +550,14 @@ RULES = (
         f"{table.TURN_ERRORS.name} has their codes, the log the errors.",
     ),
     Alert(
+        "SlipringStoreDown",
+        f"{table.STORE_UP.name} == 0",
+        "1m",
+        "critical",
+        "{{ $labels.instance }} cannot use its store.",
+        "/health says why. Requests with store: false are served.",
+    ),
+    Alert(
         "SlipringStoreFails",
         f"{_per_s(table.STORE_ERRORS)} > 0",
         "1m",

@@ -5,6 +5,7 @@ Other modules use the functions and classes below instead of reaching into aioht
 fails there first.
 """
 
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from aiohttp import (
     hdrs,
     web,
 )
+from aiohttp.base_protocol import BaseProtocol
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from aiohttp.helpers import set_exception, set_result
@@ -53,13 +55,35 @@ _EMPTY_PONG = bytes((0x8A, _MASKED))
 _EMPTY_PONG_BYTES = _SHORT_HEAD + _MASK_BYTES
 
 
-class ServerProtocol(web.RequestHandler):
+class SeparateWaits(BaseProtocol):
+    """A protocol whose writers wait for a slow peer independently of each other.
+
+    In aiohttp they share one future: a writer that is cancelled while it waits cancels the future, and until
+    writing resumes, every other writer of the connection gets a ``CancelledError`` too, although nothing has
+    cancelled its task. Relies on aiohttp waiting by ``_drain_helper`` only, and on ``resume_writing`` and
+    ``connection_lost`` ending the wait of ``_drain_waiter``.
+    """
+
+    __slots__ = ()
+
+    async def _drain_helper(self) -> None:
+        if not self._paused or self.transport is None:
+            await super()._drain_helper()
+            return
+        if self._drain_waiter is None:
+            self._drain_waiter = self._loop.create_future()
+        await asyncio.shield(self._drain_waiter)
+
+
+class ServerProtocol(SeparateWaits, web.RequestHandler):
     """aiohttp's server-side HTTP protocol with hooks around responses and access to its request queue.
 
     Relies on ``RequestHandler`` calling ``finish_response`` for every response, ``handle_error`` for every
     request that is not HTTP or that raised, ``set_parser`` with the reader of a WebSocket, which then gets
     all data, on ``_parser`` not being used afterwards, and on its attributes ``_messages``,
-    ``_payload_parser``, ``_upgraded`` and ``_lingering_time``.
+    ``_payload_parser``, ``_reading_paused``, ``_upgraded`` and ``_lingering_time``; and on a request's writer
+    having the head of a response in ``_headers_buf`` until it sends it, and counting in ``output_size`` what
+    it has sent.
     """
 
     __slots__ = ()
@@ -76,6 +100,16 @@ class ServerProtocol(web.RequestHandler):
         check = self._payload_parser
         return isinstance(check, MaskCheck) and check.is_between_frames
 
+    @property
+    def is_reading_paused(self) -> bool:
+        """Whether nothing is read from the transport, because too much that was read has not been used."""
+        return self._reading_paused
+
+    def when_writable(self) -> Awaitable[None] | None:
+        """An awaitable that waits until the transport is below its high-water mark; None if it is. Raises
+        ``ConnectionError`` if the connection is lost meanwhile."""
+        return self._drain_helper() if self._paused else None
+
     def stop_lingering(self) -> None:
         """Do not read the rest of the current request's body after the response has been sent."""
         self._lingering_time = 0.0
@@ -89,6 +123,8 @@ class ServerProtocol(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
+        if not resp.prepared:
+            self._require_no_head(request)
         finished = await super().finish_response(request, self.prepare_response(request, resp), start_time)
         self.response_sent()
         return finished
@@ -101,9 +137,20 @@ class ServerProtocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         response = self.respond_to_error(status, exc)
-        if request.writer.output_size > 0:
-            raise ConnectionError("a part of the response has been sent already")
+        self._require_no_head(request)
         return response
+
+    def _require_no_head(self, request: web.BaseRequest) -> None:
+        """Cut the connection off, and raise ``ConnectionError``, if the request has got the head of a
+        response: no other response can follow, so the client must see that this one does not end."""
+        writer: Any = request.writer
+        if writer.output_size > 0 or writer._headers_buf is not None:
+            self.cut_off()
+            raise ConnectionError("a part of the response has been sent already")
+
+    def cut_off(self) -> None:
+        """Called when a response that has begun cannot be finished: disconnects the client."""
+        raise NotImplementedError
 
     def prepare_response(self, request: web.BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
         """Called before each response is sent; returns the response to send."""
@@ -219,13 +266,17 @@ def protocol_of(request: web.BaseRequest) -> object:
     return request.protocol
 
 
-def drain_of(request: web.BaseRequest) -> Callable[[], Awaitable[None]]:
-    """The function that waits until a request's transport is below its high-water mark.
+def waiting_bytes_of(socket: web.WebSocketResponse) -> Callable[[], int]:
+    """A function that returns the size of the messages that have arrived on an accepted socket and were not
+    received yet, inflated if they were compressed.
 
-    ``StreamWriter.drain`` waits for the protocol's ``resume_writing``, so it also covers bytes that were
-    written to the transport directly.
+    Relies on ``WebSocketResponse._reader``, a queue that has their size as ``_size``, and on aiohttp's reader
+    parsing no further message once there are some 128 KiB: before version 3.14.4, it inflated all messages of
+    a read.
     """
-    return request.writer.drain
+    queue: Any = socket._reader
+    assert queue is not None, "not accepted"
+    return lambda: int(queue._size)
 
 
 class StreamedResponse(web.StreamResponse):
@@ -240,7 +291,7 @@ def fail_read(content: StreamReader, error: BaseException) -> None:
     content.set_exception(error)
 
 
-class StreamProtocol(ResponseHandler):
+class StreamProtocol(SeparateWaits, ResponseHandler):
     """aiohttp's client-side HTTP protocol, which can call a function after each read of its socket.
 
     A read may bring several chunks of a body; aiohttp tells of each by itself. Relies on connectors making
@@ -375,6 +426,11 @@ class PieceReader(StreamReader):
             self._waiter = None
             if protocol.on_read is on_read:  # the connection may be another answer's by now
                 protocol.on_read = None
+
+
+def is_no_http(error: BaseException) -> bool:
+    """Whether an exception says that a server did not answer in HTTP."""
+    return isinstance(error, HttpProcessingError)
 
 
 def is_client_fault(error: BaseException | None) -> bool:

@@ -8,8 +8,12 @@ process takes to start, and of the memory that it has then, is for imports.
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from slipring import __version__
@@ -20,10 +24,13 @@ from slipring.errors import StartupError
 from slipring.garbage_collection import collection_paused
 from slipring.launch.errors import CannotLaunch
 from slipring.spelling import suggestion
+from slipring.standard_streams import OutputFailed, discard_output, print_encoded
 from slipring.top.errors import UnusableOption
 
+OUTPUT_ERROR = 1
 USAGE_ERROR = 2
 STARTUP_ERROR = 3
+INTERRUPTED = 130
 
 ENGINES = {
     "llama": (
@@ -86,6 +93,10 @@ class _Parser(argparse.ArgumentParser):
         if self._rest:
             setattr(parsed, self._rest, rest)
         return parsed, unknown
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help, the version or a mistake. argparse's own method ignores that it cannot be written."""
+        print(message, end="", file=file or sys.stderr, flush=True)
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -158,7 +169,7 @@ def build_parser() -> argparse.ArgumentParser:
         "bench",
         help="measure agent loops against any Responses endpoint, mode by mode",
         description="Run agent loops against a Responses endpoint in several modes, check every answer, and"
-        " report where the time goes. Without --url, start a slipring server to measure.",
+        " report where the time goes. Without --url and OPENAI_BASE_URL, start a slipring server to measure.",
     )
     measure.defer(_add_bench_flags)
     return parser
@@ -178,7 +189,8 @@ def _add_clients(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="start a client such as codex, pointed at a server",
         usage="%(prog)s CLIENT [--url URL] [--model NAME] [--api-key-env VARIABLE] [-- ARGUMENTS]",
         description="Start an installed client that uses a server, without changing the client's settings."
-        " Without --url: the server on port 8000, or a new one that runs as long as the client.",
+        " Without --url and OPENAI_BASE_URL: the server on port 8000, or a new one that runs as long as the"
+        " client.",
     )
     start.defer(_add_launch_flags)
     start.take_rest("arguments")
@@ -230,7 +242,7 @@ def _add_bench_flags(measure: _Parser) -> None:
         "load",
         help="open more and more connections until a service level breaks",
         description="Chat over many connections at once, more and more of them, until a service level breaks."
-        " Without --url, start a slipring server to measure.",
+        " Without --url and OPENAI_BASE_URL, start a slipring server to measure.",
         argument_default=argparse.SUPPRESS,  # keeps the values of flags that were given before "load"
     )
     load_options.add_flags(load)
@@ -247,22 +259,46 @@ def _engine_list() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    arguments = build_parser().parse_args(argv)
     try:
+        arguments = build_parser().parse_args(argv)
         code = _COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
         return code
+    except KeyboardInterrupt:
+        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that were not begun
+        return INTERRUPTED
     except BrokenPipeError:
-        # The reader of standard output has ended, as in ``slipring openapi | head``. Python would fail again
-        # when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of standard output has ended, as in ``slipring openapi | head``.
+        discard_output()
         return 0
+    except OutputFailed as error:
+        discard_output()
+        print(f"slipring: {error}", file=sys.stderr)
+        return OUTPUT_ERROR
     except (ConfigError, UsageError, UnusableOption, BadRecording, UnreadableRecord) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
     except (StartupError, Unreachable, CannotMeasure, CannotStart, CannotLaunch) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return STARTUP_ERROR
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Within this, Ctrl-C raises ``KeyboardInterrupt`` in what a command runs, if it ends the process
+    otherwise: see ``slipring.__main__``."""
+    is_deadly = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    )
+    if not is_deadly:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -275,27 +311,31 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     from slipring.inspection.command import inspect
 
-    return inspect(arguments)
+    with _interruptible():
+        return inspect(arguments)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
     from slipring.chat.options import from_namespace
     from slipring.chat.run import chat
 
-    return chat(from_namespace(arguments, os.environ), " ".join(arguments.message))
+    with _interruptible():
+        return chat(from_namespace(arguments, os.environ), " ".join(arguments.message))
 
 
 def _launch(arguments: argparse.Namespace) -> int:
     from slipring.launch.command import launch
 
-    return launch(arguments)
+    with _interruptible():
+        return launch(arguments)
 
 
 def _watch(arguments: argparse.Namespace) -> int:
     from slipring.top.options import from_namespace
     from slipring.top.run import top
 
-    return top(from_namespace(arguments, os.environ))
+    with _interruptible():
+        return top(from_namespace(arguments, os.environ))
 
 
 def _manage_keys(arguments: argparse.Namespace) -> int:
@@ -304,7 +344,8 @@ def _manage_keys(arguments: argparse.Namespace) -> int:
 
     from slipring.keys.commands import run
 
-    return asyncio.run(run(arguments, config))
+    with _interruptible():
+        return asyncio.run(run(arguments, config))
 
 
 def _print_openapi(arguments: argparse.Namespace) -> int:
@@ -312,7 +353,7 @@ def _print_openapi(arguments: argparse.Namespace) -> int:
 
     from slipring.openapi.document import document
 
-    print(msgspec.json.format(msgspec.json.encode(document())).decode())
+    print_encoded(msgspec.json.format(msgspec.json.encode(document())))
     return 0
 
 
@@ -321,11 +362,13 @@ def _measure(arguments: argparse.Namespace) -> int:
         from slipring.bench.load.command import load
         from slipring.bench.load.options import from_namespace as load_options
 
-        return load(load_options(arguments, os.environ))
+        with _interruptible():
+            return load(load_options(arguments, os.environ))
     from slipring.bench.command import bench
     from slipring.bench.options import from_namespace as bench_options
 
-    return bench(bench_options(arguments, os.environ))
+    with _interruptible():
+        return bench(bench_options(arguments, os.environ))
 
 
 _COMMANDS = {

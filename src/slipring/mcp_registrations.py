@@ -56,7 +56,14 @@ class McpRegistration:
     on_list_error: OnListError = "fail"
     """``continue``: a request goes on without the tools of this server if they cannot be listed."""
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether it bounds what its callers may do, which they could avoid at another URL of the server."""
+        free = McpRegistration(self.name)
+        return any(getattr(self, rule) != getattr(free, rule) for rule in _RULES_OF_CALLS)
 
+
+_RULES_OF_CALLS = ("allowed_tools", "approval", "parallel", "timeout_s")
 BuiltinType = Literal["web_search", "file_search", "code_interpreter"]
 
 

@@ -4,7 +4,6 @@ A supervisor serves no clients: its process does not import the server, nor the 
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import shlex
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slipring import __version__
-from slipring.chat.options import ChatOptions
+from slipring.client_environment import DEFAULT_URL, named_url
 from slipring.config import Config
 from slipring.garbage_collection import collection_paused, skip_last_collection
 from slipring.progress import ProgressLine
@@ -23,6 +22,7 @@ from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
 from slipring.server.process.worker_messages import Serving
+from slipring.standard_streams import discard_output
 
 if TYPE_CHECKING:
     from slipring.server.process.server import Server
@@ -50,8 +50,10 @@ def serve(config: Config) -> int:
         block_stop_signals()
     # Closing the loop has restored Python's handlers, which a signal to another thread would still call.
     ignore(signal.SIGINT, signal.SIGTERM)
-    with contextlib.suppress(OSError):  # the terminal may be closed
+    try:
         print("slipring: stopped", flush=True)
+    except OSError:  # the terminal may be closed
+        discard_output()
     skip_last_collection()
     return 0
 
@@ -116,7 +118,11 @@ def announce(config: Config, url: str, serving: Serving, admin_url: str | None) 
     ]
     if sys.stdout.isatty():
         lines += ["", "Try next, in another terminal:", *(f"  {line}" for line in _next_steps(url, serving))]
-    print("\n".join(lines), flush=True)
+    try:
+        print("\n".join(lines), flush=True)
+    except OSError as error:  # the server serves all the same
+        discard_output()
+        log.warning("serves %s; %s", url, error)
 
 
 def _is_simulated(engines: Sequence[str]) -> bool:
@@ -125,7 +131,7 @@ def _is_simulated(engines: Sequence[str]) -> bool:
 
 def _next_steps(url: str, serving: Serving) -> list[str]:
     key = "" if serving.is_open else "OPENAI_API_KEY=YOUR_KEY "
-    where = "" if url == ChatOptions().url else f" --url {url}"
+    where = "" if url == (named_url(os.environ) or DEFAULT_URL) else f" --url {url}"
     header = "" if serving.is_open else "-H 'Authorization: Bearer YOUR_KEY' "
     body = '{"input": "Say hello.", "max_output_tokens": 40}'
     return [

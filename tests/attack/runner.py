@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tests.attack.limits import EVENT_MS, SLACK_DESCRIPTORS, SLACK_MIB
+from tests.attack.limits import EVENT_MS, REPEATED_SLACK_MIB, SLACK_DESCRIPTORS, SLACK_MIB
 from tests.attack.server import Peak, Server, Spec, faults_in, foreign_cpu_s, running
 from tests.attack.stage import Attack, Stage
 from tests.attack.watching import Report, Times, Watch, watching
@@ -55,6 +55,8 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
     """Faults in the latency only. Latency is noisy, so the attack may be repeated once."""
+    kept: list[str] = field(default_factory=list)
+    """Memory that the server keeps. It may be what its caches hold: then a repetition adds nothing to it."""
     notes: list[str] = field(default_factory=list)
     foreign_cores: float = 0.0
     """How many cores unrelated processes used during the attack."""
@@ -75,8 +77,8 @@ class Arena:
         self.is_impaired = False
         self._watch = watch
 
-    def run(self, attack: Attack, seed: int) -> Outcome:
-        """Run one attack; return its outcome."""
+    def run(self, attack: Attack, seed: int, slack_mib: float = SLACK_MIB) -> Outcome:
+        """Run one attack; return its outcome. ``slack_mib``: how much more memory the server may keep."""
         outcome = Outcome(attack)
         server, stage = self.server, Stage(self.server, self.spec, seed)
         self._watch.cut()
@@ -88,7 +90,7 @@ class Arena:
             time.sleep(max(0.0, self._shortest_s - outcome.seconds))
             during = self._watch.cut()
             outcome.foreign_cores = (foreign_cpu_s() - foreign_s) / (time.monotonic() - began)
-            self._settle(outcome, before)
+            self._settle(outcome, before, slack_mib)
             turns_came = attack.victim_is_cut or self._watch.whole_turns(_TURNS_S)
         after = self._watch.cut()
         outcome.peak_mib, outcome.after_mib = peak.mib, server.resident_mib()
@@ -96,19 +98,19 @@ class Arena:
         outcome.notes, outcome.faults = stage.notes, stage.faults
         if not attack.victim_is_cut:
             self._judge_victim(outcome, during, after, turns_came)
-            self._judge_server(outcome)
+            self._judge_server(outcome, slack_mib)
         log = server.log()[logged:]
         outcome.faults += faults_in(log)
         outcome.faults += [f"not logged: {text}" for text in stage.wanted_in_log if text not in log]
         self.is_impaired = bool(outcome.faults) or attack.victim_is_cut
         return outcome
 
-    def _settle(self, outcome: Outcome, descriptors: int) -> None:
+    def _settle(self, outcome: Outcome, descriptors: int, slack_mib: float) -> None:
         """Wait until memory and descriptors are released, or the time for that is over."""
         end = time.monotonic() + _SETTLE_S
         time.sleep(_LOOK_S)
         while time.monotonic() < end and not (
-            self.server.resident_mib() <= outcome.before_mib + SLACK_MIB
+            self.server.resident_mib() <= outcome.before_mib + slack_mib
             and self.server.descriptors() <= descriptors + SLACK_DESCRIPTORS
         ):
             time.sleep(_LOOK_S)
@@ -122,18 +124,23 @@ class Arena:
         outcome.faults += [f"victim: {fault}" for fault in lost[:3]]
         if not turns_came:
             outcome.faults.append("victim: no whole turn on each transport after the attack")
-        if outcome.times.p99 > (outcome.attack.event_ms or EVENT_MS):
-            outcome.slow.append(f"victim: p99 {outcome.times.p99:.0f} ms per event")
+        slowest = next(each for each in (during, after) if each.times is outcome.times)
+        # A process that only sleeps is late as well while attackers, server and victim share the machine.
+        if outcome.times.p99 - slowest.lag.p99 > (outcome.attack.event_ms or EVENT_MS):
+            outcome.slow.append(
+                f"victim: p99 {outcome.times.p99:.0f} ms per event, {slowest.lag.p99:.0f} ms of a timer"
+            )
         if (model := outcome.model_times) is not None and model.p99 > _MODEL_EVENT_MS:
             outcome.slow.append(f"victim: p99 {model.p99:.0f} ms per event of the model")
 
-    def _judge_server(self, outcome: Outcome) -> None:
+    def _judge_server(self, outcome: Outcome, slack_mib: float) -> None:
         grown, held = outcome.after_mib - outcome.before_mib, outcome.peak_mib - outcome.before_mib
         more = outcome.descriptors[1] - outcome.descriptors[0]
         if not self.server.is_alive:
             outcome.faults.append(f"the server ended with {self.server.process.returncode}")
-        if grown > SLACK_MIB:
-            outcome.faults.append(f"memory: {grown:.0f} MiB more than before")
+        if grown > slack_mib:
+            found = outcome.kept if grown <= 2 * SLACK_MIB else outcome.faults
+            found.append(f"memory: {grown:.0f} MiB more than before, at most {slack_mib:.0f} are allowed")
         if held > outcome.attack.peak_mib:
             outcome.faults.append(
                 f"memory: {held:.0f} MiB more during the attack, at most"
@@ -190,17 +197,19 @@ class Campaign:
         self._stack.close()
 
     def run(self, attack: Attack) -> Outcome:
-        """Run an attack; repeat it once if only the latency was at fault."""
+        """Run an attack; repeat it once if only the latency was at fault, or the memory that is kept."""
         outcome = self._once(attack)
-        if self._timed and outcome.slow and outcome.is_timed and not outcome.faults:
-            self._say(f"  {attack.name}: {'; '.join(outcome.slow)}; repeating")
-            outcome = self._once(attack)
+        is_slow = self._timed and outcome.is_timed and bool(outcome.slow)
+        if (is_slow or outcome.kept) and not outcome.faults:
+            self._say(f"  {attack.name}: {'; '.join(outcome.slow + outcome.kept)}; repeating")
+            outcome = self._once(attack, REPEATED_SLACK_MIB if outcome.kept else SLACK_MIB)
+        outcome.faults += outcome.kept
         if self._timed and outcome.is_timed:
             outcome.faults += outcome.slow
         return outcome
 
-    def _once(self, attack: Attack) -> Outcome:
-        return self._ready(attack.spec).run(attack, self._seed)
+    def _once(self, attack: Attack, slack_mib: float = SLACK_MIB) -> Outcome:
+        return self._ready(attack.spec).run(attack, self._seed, slack_mib)
 
     def _ready(self, spec: Spec) -> Arena:
         current = self._arena

@@ -26,6 +26,8 @@ _PATIENCE_S = 60.0
 _TIMEOUT = aiohttp.ClientTimeout(total=_PATIENCE_S)
 """Time limit of one turn, and of opening a WebSocket."""
 _RETRY_S = 0.2
+_TIMER_S = 0.005
+"""Like the pace of the simulated engine's events."""
 _SHOWN = 300
 _ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
@@ -75,6 +77,8 @@ class Victim:
         self._faults: list[str] = []
         self._turns: Counter[str] = Counter()
         """Turns that began and ended since the last cut, by transport."""
+        self._lags_ms: list[float] = []
+        """How late timers were since the last cut: the part of all times that no server causes."""
         self._cut_at = 0.0
         self._numbers = 0
 
@@ -85,6 +89,7 @@ class Victim:
                 tasks.create_task(self._again(f"websocket {model}", model, self._socket_chain))
             tasks.create_task(self._again("sse", first, self._stream_chain))
             tasks.create_task(self._again("post", first, self._plain_chain))
+            tasks.create_task(self._measure_lag())
             tasks.create_task(self._report())
 
     async def _again(self, task: str, model: str, chain: Callable[[str, str], Awaitable[None]]) -> None:
@@ -97,6 +102,12 @@ class Victim:
             finally:
                 self._times[model].rest(task)
 
+    async def _measure_lag(self) -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(_TIMER_S)
+            self._lags_ms.append((time.perf_counter() - began - _TIMER_S) * 1e3)
+
     async def _report(self) -> None:
         """Answer each line of standard input with a report; return at its end."""
         loop = asyncio.get_running_loop()
@@ -107,8 +118,14 @@ class Victim:
                 print(json.dumps(self._turns), flush=True)
                 continue
             waits = {model: times.cut() for model, times in self._times.items()}
-            report = {"waits_ms": waits, "faults": self._faults, "turns": self._turns}
+            report = {
+                "waits_ms": waits,
+                "lags_ms": self._lags_ms,
+                "faults": self._faults,
+                "turns": self._turns,
+            }
             self._faults, self._turns, self._cut_at = [], Counter(), time.perf_counter()
+            self._lags_ms = []
             print(json.dumps(report), flush=True)
         os._exit(0)
 

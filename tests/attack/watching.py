@@ -52,6 +52,8 @@ class Report:
     times: Times = field(default_factory=Times)
     model_times: Times | None = None
     """Times of the embedded model, if there is one, without reading the prompt."""
+    lag: Times = field(default_factory=Times)
+    """How late the victim's own timers were, which the server has no part in."""
     faults: list[str] = field(default_factory=list)
     turns: int = 0
 
@@ -72,6 +74,7 @@ class Watch:
         return Report(
             times=Times.of(first, PACE_MS),
             model_times=Times.of(others[0], _MODEL_PACE_MS) if others else None,
+            lag=Times.of(report["lags_ms"], PACE_MS),
             faults=report["faults"],
             turns=sum(report["turns"].values()),
         )

@@ -67,7 +67,7 @@ async def measured(
 ) -> BenchRecord:
     """Run a bench against a URL; returns its record."""
     options = BenchOptions(
-        target=Target(url=url, timeout_s=20, max_output_tokens=max_output_tokens),
+        target=Target(url=url, timeout_s=60, max_output_tokens=max_output_tokens),
         modes=modes,
         **{"repeats": 1, "lanes": 3, "tool_choice": "auto", **settings},
     )

@@ -65,7 +65,7 @@ def test_a_figure_needs_an_engine_for_scripts(
         importlib.util, "find_spec", lambda name: None if name == "quickjs" else find_spec(name)
     )
     assert main(["bench", "--svg", str(tmp_path / "figure.svg")]) == 2
-    assert "(pip install 'slipring[svg]')" in capsys.readouterr().err
+    assert "(pip install '.[svg]' in a checkout of slipring)" in capsys.readouterr().err
 
 
 def test_faulty_answers_give_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

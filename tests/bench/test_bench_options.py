@@ -68,6 +68,44 @@ def test_keys_come_from_the_environment_and_are_not_in_the_repr() -> None:
     assert "secret" not in repr(named)
 
 
+def test_the_server_is_named_as_for_other_clients() -> None:
+    def target(*arguments: str) -> Target:
+        environ = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
+        return from_namespace(build_parser().parse_args(["bench", *arguments]), environ).target
+
+    assert (target().url, target().url_variable) == ("http://127.0.0.1:9/v1", "OPENAI_BASE_URL")
+    flag = target("--url", "http://127.0.0.1:8/v1")
+    assert (flag.url, flag.url_variable) == ("http://127.0.0.1:8/v1", None)
+    assert target("--engine", "simulated").url is None
+    assert target("--serve-flags", "--workers 2").url is None
+
+
+def test_which_server_a_variable_names_is_printed_before_it_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    for command in (["bench"], ["bench", "load"]):
+        assert main(command) == 3
+        told, failure = capsys.readouterr().err.splitlines()
+        assert told == "slipring: measuring http://127.0.0.1:9/v1, which OPENAI_BASE_URL names"
+        assert failure == "slipring: cannot reach http://127.0.0.1:9/v1: Connection refused"
+    monkeypatch.setenv("OPENAI_BASE_URL", "nowhere")
+    assert main(["bench"]) == 2
+    assert "OPENAI_BASE_URL nowhere: not a URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["bench", "chat", "launch"])
+def test_a_key_in_place_of_its_variable_is_not_repeated(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, *(["pi"] if command == "launch" else []), "--api-key-env", "sk-slip-0.secret"])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert "must be the name of a variable that holds the key, not the key" in err
+    assert "secret" not in err
+
+
 def test_deep_and_replay_imply_their_workload() -> None:
     def workloads(*arguments: str) -> tuple[str, ...]:
         return from_namespace(build_parser().parse_args(["bench", *arguments]), {}).workloads

@@ -21,7 +21,7 @@ from tests.bench.stage import faults, measured
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PEERS = BENCHMARKS / "peers"
-PATIENCE_S = 30
+PATIENCE_S = 60
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has pidfds")
 
 

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from slipring.core.turn.output.hosted_calls import LIMIT_REACHED, NOT_OFFERED
 from tests import late
+from tests.engines.fakes.chat import FakeChatServer
+from tests.engines.fakes.server import Call, Say, Stop
 from tests.harness import serve
 from tests.mcp.fakes import FakeServer, serving
 
@@ -26,7 +29,7 @@ def _no_traces() -> None:
 
 
 @asynccontextmanager
-async def running(engine: str, fake: FakeServer, transport: str) -> AsyncIterator[Callable[..., Any]]:
+async def running(engine: Any, fake: FakeServer, transport: str) -> AsyncIterator[Callable[..., Any]]:
     """A server of ours; yields a function that runs an agent with the fake's tools."""
     async with (
         serve(engine, mcp_urls="any") as server,
@@ -36,13 +39,15 @@ async def running(engine: str, fake: FakeServer, transport: str) -> AsyncIterato
             openai_client=client, use_responses_websocket=transport == "WebSocket"
         )
 
-        def run(*, streamed: bool = False, decide: Any = None, **settings: Any) -> Any:
+        def run(
+            *, streamed: bool = False, decide: Any = None, model_settings: Any = None, **settings: Any
+        ) -> Any:
             config: Any = {"type": "mcp", "server_label": "fake", "server_url": fake.url}
             config["require_approval"] = "never" if decide is None else "always"
             tool = late.agents.HostedMCPTool(tool_config=config, on_approval_request=decide)
             agent = late.agents.Agent(name="sums", model="simulated", tools=[tool])
             runner = late.agents.Runner.run_streamed if streamed else late.agents.Runner.run
-            runs = late.agents.RunConfig(model_provider=provider)
+            runs = late.agents.RunConfig(model_provider=provider, model_settings=model_settings)
             return runner(agent, "1 + 2?", run_config=runs, **settings)
 
         async with aclosing(provider):
@@ -103,3 +108,37 @@ async def test_a_denied_call_does_not_run(scripted: Scripted, transport: str) ->
         assert fake.count("tools/call") == 0
     assert result.final_output == "Then not."
     assert "mcp_call" not in kinds(result)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_client_never_gets_the_call_of_a_tool_that_is_not_on_offer(
+    transport: str, streamed: bool
+) -> None:
+    """The server of the chat engine lets its model call anything."""
+    backend = FakeChatServer()
+    await backend.start()
+    try:
+        backend.script(Call("fake__ad", "{}"), Stop())
+        backend.script(Call("fake__add", '{"a":1,"b":2}'), Stop())
+        backend.script(Call("fake__add", '{"a":3,"b":4}'), Call("nobody", "{}"), Stop())
+        backend.script(Say(("It is 3.",)), Stop())
+        settings = late.agents.ModelSettings(extra_body={"max_tool_calls": 1})
+        async with serving(FakeServer(modern=True)) as fake:
+            async with running(backend.engine(model="simulated"), fake, transport) as run:
+                result = run(streamed=streamed, model_settings=settings)
+                if streamed:
+                    async for _ in result.stream_events():
+                        pass
+                else:
+                    result = await result
+            assert fake.count("tools/call") == 1
+        assert result.final_output == "It is 3."
+        assert "function_call" not in kinds(result)
+        told = [
+            [m["content"] for m in request["messages"] if m["role"] == "tool"] for request in backend.requests
+        ]
+        assert told[1] == [NOT_OFFERED]
+        assert told[2] == [NOT_OFFERED, "3"]
+        assert told[3] == [NOT_OFFERED, "3", LIMIT_REACHED, LIMIT_REACHED]
+    finally:
+        await backend.close()

@@ -32,7 +32,7 @@ from slipring.core.checks.policies import Check as SafetyCheck
 from slipring.core.checks.rulings import checks_of
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
-from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedBuiltin, ResolvedServer
+from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session.actions import (
@@ -48,6 +48,7 @@ from slipring.core.session.actions import (
     Counted,
     EndPrefill,
     Inspect,
+    ListTools,
     Load,
     Loaded,
     Record,
@@ -62,7 +63,7 @@ from slipring.core.session.actions import (
 )
 from slipring.core.session.client_events import Read
 from slipring.core.session.session import Session
-from slipring.core.turn.stages import Stages
+from slipring.core.turn.stages import Phase, Stages
 from slipring.core.turn.turn import Joined, Turn
 from slipring.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.protocol import wire
@@ -236,6 +237,8 @@ def _visible(item: Json) -> Json:
 class Connection:
     """One session, with the events that it sent and the work that it waits for."""
 
+    resolves: dict[Turn, ResolveTools]
+    listings: dict[Turn, ListTools]
     _has_left = False
 
     def __init__(
@@ -275,7 +278,7 @@ class Connection:
         self.checks_appended: list[CheckAppended] = []
         self.weighs: dict[Turn, Weigh] = {}
         self.starts: dict[Turn, Start] = {}
-        self.resolves: dict[Turn, ResolveTools] = {}
+        self.resolves, self.listings = {}, {}
         self.claims: dict[Turn, ClaimApprovals] = {}
         self.calls: dict[str, CallTool] = {}
         """Hosted calls that run, by the id of their item."""
@@ -327,10 +330,12 @@ class Connection:
         )
 
     def steer(self, target: str, input: Any = "wait", **fields: Any) -> Json:
-        """Steer a response; returns the event that answers. Only the end of hosted calls may follow it."""
+        """Steer a response; returns the event that answers. Only the end of hosted calls or lists may follow
+        it."""
         frame = {"type": "response.steer", "previous_response_id": target, "input": input, **fields}
         answer, *after = self.receive(json.dumps(frame))
-        assert not after or after[0]["type"] in ("response.mcp_call.failed", "response.incomplete")
+        ends = ("response.mcp_call.failed", "response.mcp_list_tools.failed", "response.incomplete")
+        assert not after or after[0]["type"] in ends
         return answer
 
     def append(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> list[Json]:
@@ -433,19 +438,53 @@ class Connection:
     # Hosted tools.
 
     def resolve(self, lane: str | None = None, **changes: Any) -> list[Json]:
-        """The MCP servers of a request are known, and have listed their tools. ``changes``: fields of all.
-        Each built-in tool is answered by a tool of the same name: its ``q`` is what the model writes."""
+        """The MCP servers of a request are known, and list their tools as far as that is necessary."""
+        before = len(self.events)
+        self.find_servers(lane, **changes)
+        if any(turn.lane == lane for turn in self.listings):
+            self.list_tools(lane)
+        return self.events[before:]
+
+    def find_servers(self, lane: str | None = None, **changes: Any) -> list[Json]:
+        """The MCP servers of a request are known. ``changes``: fields of all. Each built-in tool is answered
+        by a tool of the same name: its ``q`` is what the model writes."""
         asked = self.resolves.pop(self._at(self.resolves, lane))
         servers = {}
         for server in asked.servers:
             label = server.server_label
-            tools = self.server.lists[label] if label in asked.fetch else None
-            servers[label] = structs.replace(ResolvedServer(f"handle of {label}", tools), **changes)
+            identity = server.server_url or label
+            found = ResolvedServer(f"handle of {label}", identity=identity)
+            servers[label] = structs.replace(found, **changes)
         answers = {
             kind: ResolvedBuiltin(ResolvedServer("handle of built-in tools"), kind, "q")
             for kind in asked.builtins
         }
         return self._run(self.session.lifecycle.resolved(asked.turn, servers, self.server.now, answers))
+
+    def list_tools(self, lane: str | None = None) -> list[Json]:
+        """All MCP servers that a request asks list their tools."""
+        before = len(self.events)
+        asked = self.listings[self._at(self.listings, lane)]
+        for label in asked.servers:
+            self.end_list(label, lane)
+        if asked.turn in self.listings:
+            self.end_lists(lane)
+        return self.events[before:]
+
+    def end_list(self, label: str, lane: str | None = None, fetched: FetchedList | None = None) -> list[Json]:
+        """An MCP server has listed its tools."""
+        asked = self.listings[self._at(self.listings, lane)]
+        assert label in asked.servers
+        found = FetchedList(self.server.lists[label]) if fetched is None else fetched
+        actions = self.session.lifecycle.listed(asked.turn, label, found, self.server.now)
+        if asked.turn.phase is not Phase.LISTING:
+            self.listings.pop(asked.turn, None)
+        return self._run(actions)
+
+    def end_lists(self, lane: str | None = None) -> list[Json]:
+        """No list is fetched any more."""
+        asked = self.listings.pop(self._at(self.listings, lane))
+        return self._run(self.session.lifecycle.all_listed(asked.turn, self.server.now))
 
     def claim(self, lane: str | None = None) -> list[Json]:
         """Mark the approvals of a turn as used, or refuse it."""
@@ -554,7 +593,7 @@ class Connection:
                     self._send(action)
             elif isinstance(action, Start):
                 self._start(action)
-            elif isinstance(action, Load | ResolveTools | Check | ClaimApprovals | Weigh | Save):
+            elif isinstance(action, Load | ResolveTools | ListTools | Check | ClaimApprovals | Weigh | Save):
                 self._work[type(action)][action.turn] = action
             else:
                 self._carry_out(action)
@@ -587,6 +626,7 @@ class Connection:
             Start: self.starts,
             Load: self.loads,
             ResolveTools: self.resolves,
+            ListTools: self.listings,
             ClaimApprovals: self.claims,
             Save: self.saves,
         }

@@ -27,6 +27,7 @@ from tests.engines.fakes.server import (
     Stop,
     Think,
     in_front_of,
+    set_patience,
 )
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.vllm import FakeVllm
@@ -226,6 +227,7 @@ async def test_silence_fails_the_answer_once(kind: str) -> None:
         response = await socket.response(**ASK)
         assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
         assert text_of(response) == "one"
+        set_patience(server, idle_timeout_s=60.0)
         assert (await socket.response(**ASK))["status"] == "completed"
 
 

@@ -194,9 +194,12 @@ async def test_a_server_that_refuses_a_prefill_is_not_asked_again() -> None:
         assert answer["status"] == "completed"
 
 
+@pytest.mark.parametrize("make", [FakeVllm, FakeSglang])
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_a_continuation_or_a_disconnect_ends_the_prefill(leaves: bool) -> None:
-    async with in_front_of(FakeVllm()) as (fake, server):
+async def test_a_continuation_or_a_disconnect_ends_the_prefill(
+    make: type[FakeTokenServer], *, leaves: bool
+) -> None:
+    async with in_front_of(make()) as (fake, server):
         async with server.connect(headers=HEADER) as socket:
             calls(fake)
             first = await socket.response(**ASK)

@@ -106,7 +106,7 @@ async def test_an_engine_that_hangs_is_restarted_once_for_all_users(
     tiny_path: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("slipring.engines.llama.api._SILENCE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("slipring.engines.llama.api._SILENCE_TIMEOUT_S", 5.0)
     async with sharing(2, LlamaOptions(model=tiny_path, slots=2, context=512)) as (owner, servers):
         hung, before = owner.process.pid, owner.address
         assert hung is not None

@@ -9,13 +9,13 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.free_port import free_port
 from tests.snippets import run_snippet
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
@@ -41,13 +41,6 @@ def blocks(page: str) -> list[Block]:
         found.append(Block(match.group(1), match.group(2), text[end : match.start()]))
         end = match.end()
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def ports_of(page: str) -> dict[str, str]:

@@ -39,7 +39,7 @@ async def test_two_nodes_on_postgresql(tmp_path: Path, postgres: Postgres) -> No
         return text.replace("@127.0.0.1:5432/slipring", f"@/slipring?host={host}")
 
     def require_extra(command: str) -> None:
-        (extra,) = re.findall(r"slipring\[(\w+)\]", command)
+        (extra,) = re.findall(r"\.\[(\w+)\]", command)
         assert extra in importlib.metadata.metadata("slipring").get_all("Provides-Extra", [])
 
     async with Guide("two-nodes-on-postgresql.md", tmp_path, replace, postgres.programs) as guide:

@@ -65,7 +65,10 @@ def test_the_packaged_model_works_and_says_how(capsys: pytest.CaptureFixture[str
     assert "\x1b" not in printed
     for part in ("smollm2-135m-instruct", "dialect chatml", "temperature 0.2", "pre-tokenizer smollm"):
         assert part in printed
-    assert "[1 <|im_start|>]" in printed
+    assert "[1 <|im_start|>]" not in printed
+    assert " tokens; --tokens shows them\n\nIt works." in printed
+    assert main(["inspect", "llama", "--tokens"]) == 0
+    assert "[1 <|im_start|>]" in capsys.readouterr().out
     assert printed.endswith("It works.\n")
 
 

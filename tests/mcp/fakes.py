@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from slipring.mcp import HttpServer, McpLimits, parse_url
+from slipring.mcp import HttpServer, McpLimits, Reach, parse_url
 from slipring.mcp.protocol.session import MODERN_VERSION
 
 ADD = {
@@ -233,4 +233,4 @@ async def serving(fake: FakeServer) -> AsyncIterator[FakeServer]:
 
 def at(fake: FakeServer, **limits: Any) -> HttpServer:
     """The description of a fake for the client, with limits for the test."""
-    return HttpServer("fake", parse_url(fake.url), public_only=False, limits=McpLimits(**limits))
+    return HttpServer("fake", parse_url(fake.url), reach=Reach.ALL, limits=McpLimits(**limits))

@@ -6,13 +6,13 @@ environment answers in the newer revision of the protocol.
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from tests.clients.real.installing import Workshop
+from tests.free_port import free_port
 
 _SDK_SERVER = """
 import os, sys
@@ -56,9 +56,7 @@ def sdk(mode: str) -> tuple[str, ...]:
 @asynccontextmanager
 async def running(command: tuple[str, ...], path: str = "/mcp") -> AsyncIterator[str]:
     """Run a server that listens on a port; yield its URL."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(*command, env={**os.environ, "PORT": str(port)})
     try:
         while True:

@@ -10,6 +10,7 @@ from slipring.mcp import (
     HttpRejected,
     Malformed,
     Outcome,
+    Reach,
     TextContent,
     TimedOut,
     TooLarge,
@@ -57,7 +58,7 @@ async def test_a_timeout_is_told_in_words(pool: Pool, old: FakeSseServer) -> Non
 
     old.calls["add"] = silent
     with pytest.raises(TimedOut):
-        await pool.call(at(old, call_timeout_s=0.2), "add", {})
+        await pool.call(at(old, call_timeout_s=1.0), "add", {})
     while not old.count("notifications/cancelled"):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
 
@@ -76,7 +77,7 @@ async def test_a_timeout_is_told_in_words(pool: Pool, old: FakeSseServer) -> Non
 async def test_an_endpoint_elsewhere_is_refused(pool: Pool, old: FakeSseServer, endpoint: str) -> None:
     old.endpoint = endpoint
     server = at(old)
-    only = type(server)(server.name, server.url, public_only=False, transport="sse")
+    only = type(server)(server.name, server.url, reach=Reach.ALL, transport="sse")
     with pytest.raises(Malformed) as caught:
         await pool.tools(only)
     assert caught.value.outcome is Outcome.NOT_SENT

@@ -7,6 +7,7 @@ from slipring.mcp import (
     ImageContent,
     McpServer,
     ProgressUpdate,
+    Reach,
     ResourceLink,
     StdioServer,
     TextContent,
@@ -26,7 +27,7 @@ def servers() -> RealServers:
 
 
 def at(url: str) -> HttpServer:
-    return HttpServer("real", parse_url(url), public_only=False)
+    return HttpServer("real", parse_url(url), reach=Reach.ALL)
 
 
 def said(result: ToolResult) -> str:
@@ -81,11 +82,9 @@ async def test_reference_servers_of_pypi(pool: Pool, servers: RealServers, name:
 async def test_the_official_sdk_speaks_the_newer_revision(pool: Pool) -> None:
     async with running(sdk("http")) as url:
         server = at(url)
-        modern = HttpServer(server.name, server.url, public_only=False, is_modern=True)
+        modern = HttpServer(server.name, server.url, reach=Reach.ALL, is_modern=True)
         assert said(await pool.call(modern, "add", {"a": 2, "b": 3})) == "5"
-        older = HttpServer(
-            server.name, server.url, public_only=False, is_modern=False, transport="streamable"
-        )
+        older = HttpServer(server.name, server.url, reach=Reach.ALL, is_modern=False, transport="streamable")
         assert said(await pool.call(older, "add", {"a": 2, "b": 3})) == "5"
     with pytest.raises(Unreachable):
         await pool.call(modern, "add", {"a": 2, "b": 3})

@@ -16,6 +16,7 @@ from slipring.mcp import (
     HttpServer,
     McpFailure,
     Outcome,
+    Reach,
     Refused,
     UrlPolicy,
     admit,
@@ -137,15 +138,15 @@ def test_urls_that_are_none_are_refused_under_every_policy(url: str, policy: Url
 
 
 def test_policies() -> None:
-    known = HttpServer("weather", parse_url("http://10.0.0.7:9000/mcp?k=1"), public_only=False)
+    known = HttpServer("weather", parse_url("http://10.0.0.7:9000/mcp?k=1"), reach=Reach.ALL)
     for policy in UrlPolicy:
         assert admit("label", "HTTP://10.0.0.7:9000/mcp?k=1", policy, [known]) is known
     with pytest.raises(Refused):
         admit("label", "http://10.0.0.7:9000/mcp?k=2", UrlPolicy.REGISTERED, [known])
     with pytest.raises(Refused):
         admit("label", "https://example.com/mcp", UrlPolicy.REGISTERED, [known])
-    assert admit("label", "https://example.com/mcp", UrlPolicy.PUBLIC, [known]).public_only
-    assert not admit("label", "http://10.0.0.7/", UrlPolicy.ANY, [known]).public_only
+    assert admit("label", "https://example.com/mcp", UrlPolicy.PUBLIC, [known]).reach is Reach.PUBLIC
+    assert admit("label", "http://10.0.0.7/", UrlPolicy.ANY, [known]).reach is Reach.UNRESERVED
 
 
 class Names(AbstractResolver):
@@ -169,7 +170,7 @@ class Names(AbstractResolver):
 async def resolving(names: Names) -> AsyncIterator[Pool]:
     """A pool whose names are resolved by ``names``, every time anew."""
     async with Pool() as pool:
-        connector = pool._web._session(True).connector
+        connector = pool._web._session(Reach.PUBLIC).connector
         assert connector is not None
         connector._resolver, connector._use_dns_cache = names, False  # type: ignore[attr-defined]
         yield pool
@@ -194,7 +195,7 @@ async def test_a_name_that_is_rebound_is_not_connected_to(modern: FakeServer) ->
     names = Names("8.8.8.8", "127.0.0.1")
     async with resolving(names) as pool:
         await names.resolve("attacker.example")
-        server = HttpServer("label", parse_url(f"http://attacker.example:{port}/mcp"), public_only=True)
+        server = HttpServer("label", parse_url(f"http://attacker.example:{port}/mcp"), reach=Reach.PUBLIC)
         with pytest.raises(Refused):
             await pool.tools(server)
     assert not modern.seen
@@ -205,7 +206,7 @@ async def test_an_address_in_the_url_is_checked_by_the_socket_too(modern: FakeSe
     port = parse_url(modern.url).port
     async with Pool() as pool:
         with pytest.raises(Refused):
-            await pool.tools(HttpServer("label", parse_url(f"http://{host}:{port}/mcp"), public_only=True))
+            await pool.tools(HttpServer("label", parse_url(f"http://{host}:{port}/mcp"), reach=Reach.PUBLIC))
     assert not modern.seen
 
 
@@ -330,13 +331,13 @@ async def test_no_error_and_no_log_has_a_secret(
     else:
         fake.on[method] = behaviour
     limits = {
-        "call_timeout_s": 0.1,
-        "list_timeout_s": 0.1,
-        "handshake_timeout_s": 0.1 if behaviour is hang else 9,
+        "call_timeout_s": 1.0 if behaviour is hang else 60,
+        "list_timeout_s": 1.0 if behaviour is hang else 60,
+        "handshake_timeout_s": 1.0 if behaviour is hang else 60,
     }
     base = at(fake, **limits)
     url = parse_url(f"{base.url}?api_key={SECRET}")
-    server = HttpServer("fake", url, False, Credential(headers={"X-Key": KEY}), limits=base.limits)
+    server = HttpServer("fake", url, Reach.ALL, Credential(headers={"X-Key": KEY}), limits=base.limits)
     credential = Credential(SECRET)
     async with Pool() as pool:
         with pytest.raises(McpFailure) as caught:
@@ -363,7 +364,7 @@ async def test_credentials_reach_the_server_and_the_callers_win(pool: Pool) -> N
     async with serving(FakeServer(modern=True)) as fake:
         base = at(fake)
         operator = Credential("operator-token", {"X-Key": KEY})
-        server = HttpServer("fake", base.url, False, operator)
+        server = HttpServer("fake", base.url, Reach.ALL, operator)
         await pool.tools(server, Credential(SECRET))
         headers = fake.last("tools/list").headers
         assert (headers["Authorization"], headers["X-Key"]) == (f"Bearer {SECRET}", KEY)

@@ -39,7 +39,7 @@ class Client(ABC):
     async def run(self, stopped: asyncio.Event) -> None:
         while not stopped.is_set():
             text = f"turn {len(self.answers)}"
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 self.answers.append(await self._until_answered(text))
         await self.close()
 

@@ -445,3 +445,12 @@ def test_a_context_shares_what_it_begins_with_and_a_rewritten_one_nothing() -> N
     other_head = Rendered("w", Preface(HEAD, TEXT, Step.of((7, 8))), longer.body)
     assert other_head.unshared_bytes(first) == longer.unshared_bytes(first) + 22
     assert longer.unshared_bytes(SimpleNamespace(size_bytes=9)) == longer.size_bytes
+
+
+def test_the_first_tokens_of_a_context() -> None:
+    body = empty(None).then((3, 4), None).then((5,), None)
+    rendered = Rendered("w", Preface(HEAD, TEXT, Step.of((1, 2))), body)
+    for tokens in range(7):
+        first = rendered.first(tokens)
+        assert first.ids() == [1, 2, 3, 4, 5][:tokens]
+        assert first.total == min(tokens, 5)

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import os
 import signal
-import socket as sockets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 from msgspec import Struct
+
+from tests.free_port import free_port
 
 PATIENCE_S = 100.0
 """A first start imports hundreds of modules and creates a database."""
@@ -116,7 +117,7 @@ async def mlflow(directory: Path) -> AsyncIterator[Mlflow]:
     executables = os.environ.get("SLIPRING_TEST_TRACES")
     if not executables:
         pytest.fail("SLIPRING_TEST_TRACES is not set: it names a directory of executables", pytrace=False)
-    port = _free_port()
+    port = free_port()
     with (directory / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *(
@@ -155,13 +156,6 @@ async def mlflow(directory: Path) -> AsyncIterator[Mlflow]:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-
-
-def _free_port() -> int:
-    with sockets.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def _is_healthy(http: aiohttp.ClientSession, url: str) -> bool:

@@ -6,7 +6,6 @@
 import asyncio
 import os
 import signal
-import socket as sockets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,19 +16,13 @@ import pytest
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import FakeTokenServer, decoded
 from tests.engines.fakes.vllm import FakeVllm
+from tests.free_port import free_port
 from tests.harness import Running, serve
 
 pytestmark = pytest.mark.router
 
 CHAINS = 100
 TURNS = 3
-
-
-def free_port() -> int:
-    with sockets.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ async def routed(router: Router, *urls: str) -> AsyncIterator[str]:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), 10)
+            await asyncio.wait_for(process.wait(), 60)
         except TimeoutError:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

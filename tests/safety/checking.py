@@ -99,9 +99,11 @@ class Clock:
         return self.now
 
 
-async def running(source: ControlledSource, clock: Clock | None = None, **fields: Any) -> RunningCheck:
+async def running(
+    source: ControlledSource, clock: Clock | None = None, *, late_s: float | None = None, **fields: Any
+) -> RunningCheck:
     """A check with a controlled source, started."""
     entry = CheckEntry("c", "controlled", **fields)
-    check = RunningCheck(entry, source, TenantCache(2**24), clock or Clock())
+    check = RunningCheck(entry, source, TenantCache(2**24), clock or Clock(), late_s=late_s)
     await check.start()
     return check

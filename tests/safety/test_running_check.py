@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.safety.running_check import RunningCheck
-from slipring.safety.source import Findings, SourceFailed
+from slipring.safety.source import MOST_LATE, Findings, SourceFailed
 from tests.safety.checking import Clock, ControlledSource, running, said
 from tests.safety.guarding import BAD
 
@@ -68,6 +68,27 @@ async def test_what_waits_is_sent_together_and_tenants_take_turns() -> None:
     await asyncio.gather(*tasks)
     assert source.calls == [("a", ["first"]), ("a", ["x", "z"]), ("b", ["y"])]
     assert source.most_running == 1
+
+
+async def test_a_call_that_takes_long_keeps_no_other_tenant_waiting() -> None:
+    source = ControlledSource()
+    check = await running(source, at_once=1, timeout_s=60, late_s=0.0)
+    source.gate.clear()
+    tasks = []
+    for number in range(MOST_LATE + 2):
+        tasks.append(asyncio.create_task(verdicts(check, "x", tenant=f"tenant {number}")))
+        tasks.append(asyncio.create_task(verdicts(check, "y", tenant=f"tenant {number}")))
+    for _ in range(MOST_LATE + 1):
+        await source.began.acquire()
+    status = check.status()
+    # One call for each tenant, and no more in all than there may be.
+    assert [tenant for tenant, _ in source.calls] == [f"tenant {number}" for number in range(MOST_LATE + 1)]
+    assert (status.running, status.waiting) == (
+        MOST_LATE + 1,
+        2 * (MOST_LATE + 2) - sum(len(texts) for _, texts in source.calls),
+    )
+    source.gate.set()
+    assert all(verdict.failed is None for (verdict,) in await asyncio.gather(*tasks))
 
 
 async def test_a_batch_is_bounded() -> None:

@@ -8,12 +8,13 @@ from msgspec import structs
 
 from slipring.core.generation import Job, Model, Prefill
 from slipring.engines.base import Engine
-from slipring.errors import InvalidRequest
+from slipring.errors import ApiError, InvalidRequest, RateLimited
 from slipring.server import prefills
 from slipring.server.prefills import Prefills
 from tests.core.connection import node
 from tests.harness import PuppetEngine
 from tests.prompts.test_rendering import job, user
+from tests.server.raw import until
 
 PREFILL = Prefill(job((user("hi"),)), "user")
 
@@ -40,10 +41,19 @@ class PrefillingEngine(PuppetEngine):
 
 
 def start(
-    running: Prefills, engine: Engine, response_id: str = "resp_1", prefill: Prefill = PREFILL
+    running: Prefills,
+    engine: Engine,
+    response_id: str = "resp_1",
+    prefill: Prefill = PREFILL,
+    *,
+    refused: ApiError | None = None,
 ) -> "asyncio.Future[int | None]":
+    async def permit() -> None:
+        if refused is not None:
+            raise refused
+
     ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-    running.start(response_id, prefill, engine, ended.set_result)
+    running.start(response_id, prefill, engine, ended.set_result, permit)
     return ended
 
 
@@ -71,12 +81,55 @@ async def test_a_second_prefill_of_a_response_is_not_started() -> None:
     await running.close()
 
 
-async def test_past_the_bound_prefills_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_past_the_bound_prefills_wait_and_tenants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefills, "_MOST_RUNNING", 2)
+    monkeypatch.setattr(prefills, "_MOST_WAITING", 2)
+    running, engine = Prefills(), PrefillingEngine()
+    other = structs.replace(PREFILL, job=structs.replace(PREFILL.job, tenant="other"))
+    first, second = start(running, engine, "resp_1"), start(running, engine, "resp_2")
+    third, fourth = start(running, engine, "resp_3"), start(running, engine, "resp_4", other)
+    # What has no place is no failure: more of an output may be prefilled later.
+    assert await start(running, engine, "resp_5") == 0
+    assert await start(running, engine, "resp_3") is None, "it waits already"
+    running.cancel(PREFILL.job.tenant, "resp_1")
+    await until(lambda: ("other", "resp_4") in running._tasks)
+    assert list(running._waiting) == [(PREFILL.job.tenant, "resp_3")]
+    engine.result.set_result(7)
+    assert [await each for each in (second, third, fourth)] == [7, 7, 7]
+    assert not first.done()
+
+
+@pytest.mark.parametrize("how", ["cancel", "continue", "close"])
+async def test_a_prefill_that_waits_can_be_ended(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(prefills, "_MOST_RUNNING", 1)
     running, engine = Prefills(), PrefillingEngine()
-    start(running, engine, "resp_1")
-    assert await start(running, engine, "resp_2") is None
+    start(running, engine, "resp_0")
+    waiting = start(running, engine, "resp_1")
+    if how == "cancel":
+        running.cancel(PREFILL.job.tenant, "resp_1")
+    elif how == "continue":
+        await running.end_for(following())
     await running.close()
+    assert not waiting.done()
+    assert not running._tasks
+
+
+async def test_outputs_that_wait_are_left_alone_by_a_recognised_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefills, "_MOST_RUNNING", 1)
+    running, engine = Prefills(), PrefillingEngine()
+    start(running, engine, "resp_0")
+    outputs = start(running, engine, "resp_1", structs.replace(PREFILL, expects="output"))
+    await running.end_for(following(recognised=True))
+    engine.result.set_result(7)
+    assert await outputs == 7
+
+
+async def test_a_client_that_may_not_use_the_engine_prefills_nothing() -> None:
+    running, engine = Prefills(), PrefillingEngine()
+    assert await start(running, engine, refused=RateLimited("Used up.")) is None
+    assert not engine.begun.is_set()
 
 
 async def test_ending_a_prefill_waits_for_it_and_reports_nothing() -> None:

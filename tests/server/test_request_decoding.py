@@ -1,19 +1,26 @@
 """Large requests are decoded in a thread, in order, and refused early if they are too large."""
 
+import gc
 import json
+import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from msgspec import Raw
 
+from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.known_items import KnownItems
 from slipring.core.ports import NO_BETAS
 from slipring.core.session import client_events
 from slipring.errors import ApiError
-from slipring.protocol import wire
+from slipring.protocol import requests, wire
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.items import MOST_ITEMS, MOST_PARTS
 from slipring.protocol.tools import ToolChoice
+from slipring.server.request_decoding import RequestDecoder
 from tests.api import Api
+from tests.core.connection import Connection
 from tests.harness import serve
 
 LARGE = "large " * 20_000
@@ -204,3 +211,24 @@ async def test_an_input_far_beyond_the_context_is_refused_without_counting() -> 
             assert (status, error["error"]["code"]) == (400, "context_length_exceeded")
             status, error = await server.post(input=text)
             assert (status, error["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    "sent", ["x" * 200_000, '{"type": "response.create", "temperature": "hot", "input": "' + LARGE * 2 + '"}']
+)
+async def test_nothing_holds_a_refused_request_until_garbage_is_collected(sent: str) -> None:
+    """A client could otherwise have the server hold any number of large requests."""
+    decoder = RequestDecoder(Ledger(2**30, 2**30), KnownItems(0.0, 0), digests=False)
+    text, body = sent + " ", sent.encode()
+    before = sys.getrefcount(text), sys.getrefcount(body)
+    gc.disable()
+    try:
+        frame = await decoder.frame("t", text, NO_BETAS)
+        assert isinstance(frame, client_events.Read)
+        Connection().receive(frame)
+        with suppress(ApiError):
+            await decoder.create("t", body, requests.read_create)
+        await decoder.in_thread("t", len, "")  # the thread has forgotten its last call by now
+        assert (sys.getrefcount(text), sys.getrefcount(body)) == before
+    finally:
+        gc.enable()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
+from tests.api import Api
 from tests.engines.fakes.server import Call, Say, Stop
 from tests.engines.fakes.tokens import decoded
 from tests.engines.vllm.test_vllm_engine import fake_vllm
@@ -142,6 +143,23 @@ async def test_contexts_of_a_deleted_response_are_forgotten() -> None:
         async with server.http.delete(f"{server.url}/responses/{first['id']}", headers=headers) as answer:
             assert answer.status == 200
         assert len(service.known) == service.items.used_bytes == service.heads.used_bytes == 0
+
+
+@pytest.mark.parametrize("what", ["conversation", "item"])
+async def test_items_of_a_deleted_conversation_are_forgotten(what: str) -> None:
+    """Contexts of conversations are never recognised, but their items are."""
+    async with serve(ENGINE) as server:
+        service, api = server.service, Api(server)
+        conversation = (await api.call("POST", "/conversations", json={}))[1]["id"]
+        for _ in range(2):
+            await over_http(server, input="hello", instructions="Be brief.", conversation=conversation)
+        assert len(service.known) == 0
+        assert service.items.used_bytes > 0
+        path = f"/conversations/{conversation}"
+        if what == "item":
+            path += f"/items/{(await api.call('GET', path + '/items'))[1]['first_id']}"
+        assert (await api.call("DELETE", path))[0] == 200
+        assert service.items.used_bytes == service.heads.used_bytes == 0
 
 
 async def test_a_run_that_ends_while_it_is_deleted_is_forgotten_too(

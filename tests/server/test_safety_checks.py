@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class Guard:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.fails = False
+        self.flags: Callable[[Subject], bool] = lambda subject: "bad" in subject.text
         _GUARDS[name] = self
 
     async def __call__(self, subject: Subject) -> bool:
@@ -33,7 +35,7 @@ class Guard:
         await self.may_answer.wait()
         if self.fails:
             raise RuntimeError("out of order")
-        return "bad" in subject.text
+        return self.flags(subject)
 
 
 def guard(name: str) -> Guard:
@@ -98,6 +100,23 @@ async def test_blocked_input_stops_the_engine_and_the_next_message_goes_on(accep
         (*_, last) = await socket.until(*TERMINAL, "error")
         assert last["type"] == "response.completed"
         assert check.inspected == ["hello", "bad", "sorry"]
+
+
+async def test_a_remembered_verdict_holds_behind_the_same_texts_only() -> None:
+    """A check that reads three texts with each one: "bad" passes alone, and not behind "so"."""
+    check = Guard("guard")
+    check.flags = lambda subject: subject.text == "bad" and "so" in subject.context
+    so, word, no = (
+        {"role": "user", "content": "so"},
+        {"role": "user", "content": "bad"},
+        {"role": "user", "content": "no"},
+    )
+    async with serve(checks=(entry(context=3, subjects=("message",)),)) as server:
+        for _ in range(2):
+            assert (await server.post(input=[word], store=False))[0] == 200
+            assert (await server.post(input=[so, word], store=False))[0] == 400
+            assert (await server.post(input=[no, word], store=False))[0] == 200
+    assert check.inspected == ["bad", "so", "bad", "no", "bad"]
 
 
 async def test_every_transport_has_the_same_checks() -> None:

@@ -16,7 +16,9 @@ from slipring.bench.client.exchange import PAUSE, TERMINAL, decode, encode
 from tests.soak.chains import Json, Wrong
 
 PATIENCE_S = 60.0
-"""How long a client waits for an event."""
+"""How long a client waits for an event on its connection."""
+_LANE_PATIENCE_S = 3 * PATIENCE_S
+"""How long it waits for one of a lane while others have events, which a slow client reads first."""
 _CLOSED = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
 _SMALL_BUFFER = 64 * 1024
 _PAUSED_EVENTS = 25
@@ -49,6 +51,8 @@ class Socket:
         self._queues: dict[str | None, asyncio.Queue[Json | None]] = {}
         """By lane. None is the last: the connection has ended."""
         self._code: int | None = None
+        self._events = 0
+        """Events that were read, of all lanes."""
         self._ended = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
 
@@ -70,11 +74,18 @@ class Socket:
     async def event(self, lane: str | None = None) -> Json:
         """The next event of a lane. Raises ``Closed``, and ``Wrong`` if none comes in time."""
         queue = self._queue(lane)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                event = await queue.get()
-        except TimeoutError:
-            raise Wrong(f"no event within {PATIENCE_S:.0f} s") from None
+        waited_s = 0.0
+        while True:
+            read = self._events
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    event = await queue.get()
+                    break
+            except TimeoutError:
+                waited_s += PATIENCE_S
+                if self._events == read or waited_s >= _LANE_PATIENCE_S:
+                    others = f"{self._events - read} of other lanes, {self._events} since the beginning"
+                    raise Wrong(f"no event of lane {lane} within {waited_s:.0f} s ({others})") from None
         if event is None:
             queue.put_nowait(None)
             raise Closed(self._code)
@@ -133,6 +144,7 @@ class Socket:
                     queue.put_nowait(None)
                 return
             event = decode(received.data)
+            self._events += 1
             self._queue(event.get("stream_id")).put_nowait(event)
 
 

@@ -15,7 +15,9 @@ from tests.soak.chains import Chain, Wrong, message
 from tests.soak.clients import KEYS, LONG, MAX_FRAME_BYTES, SHORT, Visitor
 from tests.soak.judging import BOUNDS, Rest, Window, is_long_enough, left_behind, trends
 
-_CALM = Window(resident_mib=120.0, descriptors=60.0, tasks=80.0, latency=4.0, cpu_ms=9.0, turn_ms=4.0)
+_CALM = Window(
+    resident_mib=120.0, descriptors=60.0, tasks=80.0, latency=4.0, cpu_ms=9.0, turns=2000, turn_ms=4.0
+)
 _COUNT = 30
 _GROWTH = {"resident_mib": 2.0, "descriptors": 4.0, "tasks": 5.0, "latency": 0.8, "cpu_ms": 0.8}
 """What a leak adds in each window."""
@@ -96,6 +98,19 @@ def test_latency_is_not_judged_if_the_machine_is_much_busier_at_the_end() -> Non
 def test_a_cache_that_fills_during_the_warm_up_is_no_leak() -> None:
     windows = [replace(_CALM, resident_mib=80.0 + 10.0 * min(number, 5)) for number in range(_COUNT)]
     assert not any(each.has_grown for each in trends(windows))
+
+
+@pytest.mark.parametrize(
+    ("turns", "grown_mib", "is_leak"), [(2000, 15, True), (300, 15, False), (300, 80, True)]
+)
+def test_memory_may_grow_while_caches_fill_but_not_more_than_they_hold(
+    turns: int, grown_mib: float, is_leak: bool
+) -> None:
+    """Fewer answers than it takes to fill them: a short soak."""
+    windows = [
+        replace(_CALM, turns=turns, resident_mib=250.0 + grown_mib * number / 10) for number in range(_COUNT)
+    ]
+    assert [each.has_grown for each in trends(windows)] == [is_leak, False, False, False, False]
 
 
 def test_a_soak_of_few_windows_is_not_judged() -> None:

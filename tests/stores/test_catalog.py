@@ -56,7 +56,7 @@ def test_a_missing_asyncpg_is_reported_with_the_extra_to_install(monkeypatch: py
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(
-        StartupError, match=r"asyncpg is not installed \(pip install 'slipring\[postgres\]'\)"
+        StartupError, match=r"asyncpg is not installed \(pip install '\.\[postgres\]' in a checkout"
     ):
         open_store("postgresql://host/db", Limits())
 

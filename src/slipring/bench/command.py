@@ -15,6 +15,7 @@ from slipring.bench.options import BenchOptions, Outputs
 from slipring.bench.progress import BenchProgress
 from slipring.bench.report.terminal import show
 from slipring.bench.results import BenchRecord
+from slipring.bench.subject.endpoint import Target
 from slipring.bench.workloads.catalogue import WORKLOADS, deep
 from slipring.bench.workloads.plan import Plan
 from slipring.bench.workloads.replay import read_recording
@@ -33,6 +34,7 @@ def bench(options: BenchOptions) -> int:
         record = results.read(options.record_path)
         _publish(record, options.outputs)
         return _exit_code(record, options)
+    print_unasked_url(options.target)
     progress = BenchProgress()
     running = Bench(options, _plans(options), progress)
     try:
@@ -47,6 +49,12 @@ def bench(options: BenchOptions) -> int:
         print_interrupted()
         return INTERRUPTED
     return _exit_code(running.record, options)
+
+
+def print_unasked_url(target: Target) -> None:
+    """Say which server is measured if no flag does: perhaps it costs money."""
+    if target.url_variable is not None:
+        print(f"slipring: measuring {target.url}, which {target.url_variable} names", file=sys.stderr)
 
 
 def print_interrupted() -> None:
@@ -116,7 +124,9 @@ def _check_outputs(outputs: Outputs) -> None:
     """Raise ``UsageError`` before a long measurement if a file cannot be written. Leaves existing files
     unchanged."""
     if outputs.svg is not None and importlib.util.find_spec("quickjs") is None:
-        raise UsageError("--svg: quickjs-ng is not installed (pip install 'slipring[svg]')")
+        raise UsageError(
+            "--svg: quickjs-ng is not installed (pip install '.[svg]' in a checkout of slipring)"
+        )
     for path in (outputs.json, outputs.html, outputs.svg):
         if path is None:
             continue

@@ -16,9 +16,11 @@ from slipring.bench.measure.modes import MODES
 from slipring.bench.subject.endpoint import Target
 from slipring.bench.subject.engines import BadEngine, simulated_speed
 from slipring.bench.workloads.catalogue import DEPTHS, WORKLOADS
+from slipring.client_environment import KEY_VARIABLE, URL_VARIABLE, named_url, variable_name
+from slipring.flag_values import text, whole
 
 _T = TypeVar("_T")
-_KEY_VARIABLES = ("OPENAI_API_KEY", "SLIPRING_API_KEY")
+_KEY_VARIABLES = (KEY_VARIABLE, "SLIPRING_API_KEY")
 _NAMES = (*WORKLOADS, "deep", "replay")
 _TOKENS_PER_S = 1000.0
 _TIMEOUT_S = 300.0
@@ -93,17 +95,26 @@ class _RejectedKeyFlag(argparse.Action):
 def add_target_flags(parser: argparse.ArgumentParser, *, tokens_per_s: float, timeout_s: float) -> None:
     """Add the flags that describe the endpoint. They have no defaults here, so that a flag that was given can
     be distinguished from one that was not; ``target_from_namespace`` applies the defaults."""
-    parser.add_argument("--url", help="base URL of the API, as in http://host/v1 (default: start a server)")
-    parser.add_argument("--model", metavar="NAME", help="model to use (default: the first in /models)")
+    parser.add_argument(
+        "--url",
+        type=text,
+        help=f"base URL of the API, as in http://host/v1 (default: ${URL_VARIABLE}, else start a server)",
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", type=text, help="model to use (default: the first in /models)"
+    )
     parser.add_argument(
         "--api-key-env",
         metavar="VARIABLE",
+        type=variable_name,
         help=f"environment variable with the API key (default: {' or '.join(_KEY_VARIABLES)})",
     )
     parser.add_argument(
         *("--api-key", "--key", "--token"), action=_RejectedKeyFlag, nargs="?", help=argparse.SUPPRESS
     )
-    parser.add_argument("--engine", metavar="SPEC", help="engine of the started server (default: simulated)")
+    parser.add_argument(
+        "--engine", metavar="SPEC", type=text, help="engine of the started server (default: simulated)"
+    )
     parser.add_argument(
         "--tokens-per-s",
         metavar="RATE",
@@ -212,13 +223,19 @@ def target_from_namespace(
 ) -> Target:
     """Build the target from parsed flags (see ``add_target_flags``) and ``environ``. Raises
     ``UsageError``."""
-    if namespace.url is not None:
-        _check_url(namespace.url)
-        for flag, value in (("--engine", namespace.engine), ("--serve-flags", namespace.serve_flags)):
+    of_started = {"--engine": namespace.engine, "--serve-flags": namespace.serve_flags}
+    url: str | None = namespace.url
+    url_variable = None
+    if url is not None:
+        _check_url("--url", url)
+        for flag, value in of_started.items():
             if value:
                 raise UsageError(
                     f"{flag} applies to the server that the bench starts: it cannot be used with --url"
                 )
+    elif not any(of_started.values()) and (url := named_url(environ)) is not None:
+        _check_url(URL_VARIABLE, url)
+        url_variable = URL_VARIABLE
     elif namespace.server_pid is not None:
         raise UsageError("--server-pid needs --url")
     if namespace.engine is not None:
@@ -227,12 +244,13 @@ def target_from_namespace(
         except BadEngine as error:
             raise UsageError(f"--engine: {error}") from None
     return Target(
-        url=namespace.url,
+        url=url,
+        url_variable=url_variable,
         key=_key(namespace.api_key_env, environ),
         model=namespace.model,
         engine=namespace.engine,
         tokens_per_s=_or_default(namespace.tokens_per_s, tokens_per_s),
-        serve_flags=tuple(shlex.split(namespace.serve_flags or "")),
+        serve_flags=_serve_flags(namespace.serve_flags or ""),
         server_pid=namespace.server_pid,
         max_output_tokens=namespace.max_output_tokens,
         timeout_s=_or_default(namespace.timeout_s, timeout_s),
@@ -272,6 +290,13 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
     )
 
 
+def _serve_flags(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--serve-flags: {str(error).lower()}") from None
+
+
 def _or_default(value: _T | None, default: _T) -> _T:
     return default if value is None else value
 
@@ -285,30 +310,20 @@ def _key(variable: str | None, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _check_url(url: str) -> None:
-    """Raise ``UsageError`` for an invalid URL. The message repeats no part that may be a secret."""
+def _check_url(source: str, url: str) -> None:
+    """Raise ``UsageError`` for an invalid URL. The message repeats no part that may be a secret. ``source``:
+    the flag or variable that it is from."""
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_url = False
     if "@" in url:
-        raise UsageError("--url: user names and passwords are not supported: see --api-key-env")
+        raise UsageError(f"{source}: user names and passwords are not supported: see --api-key-env")
     if not is_url:
-        raise UsageError(f"--url {url}: not a URL like http://host/v1")
+        raise UsageError(f"{source} {url}: not a URL like http://host/v1")
     if parts.query or parts.fragment:
-        raise UsageError("--url: query and fragment are not supported: give a URL like http://host/v1")
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """A parser of whole numbers, for argparse."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and int(text) >= least):
-            raise argparse.ArgumentTypeError(f"must be a whole number, at least {least}")
-        return int(text)
-
-    return parse
+        raise UsageError(f"{source}: query and fragment are not supported: give a URL like http://host/v1")
 
 
 def number(least: float) -> Callable[[str], float]:

@@ -53,6 +53,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Per loop, median."""
     received_bytes: float = 0.0
     """Per loop, median."""
+    output_tokens: float | None = None
+    """Per loop, median; None if the server does not count them."""
     cached_share: float | None = None
     """Cached tokens as a share of all input tokens."""
     stages_ms: tuple[tuple[str, float], ...] = ()
@@ -166,6 +168,7 @@ def _summary(workload: str, mode: str, found: list[LoopResult]) -> Summary:
 def _with_figures(summary: Summary, loops: list[LoopResult]) -> Summary:
     turns = [turn for loop in loops for turn in loop.turns]
     input_tokens = sum(turn.input_tokens for turn in turns)
+    outputs = [sum(turn.output_tokens for turn in loop.turns) for loop in loops]
     return structs.replace(
         summary,
         wall_ms=spread(_by_repeat(loops).values()),
@@ -177,6 +180,7 @@ def _with_figures(summary: Summary, loops: list[LoopResult]) -> Summary:
         ),
         sent_bytes=statistics.median(sum(turn.sent_bytes for turn in loop.turns) for loop in loops),
         received_bytes=statistics.median(sum(turn.received_bytes for turn in loop.turns) for loop in loops),
+        output_tokens=statistics.median(outputs) if any(outputs) else None,
         cached_share=sum(turn.cached_tokens for turn in turns) / input_tokens if input_tokens else None,
         stages_ms=(stages := _stages(turns)),
         outside_ms=_outside(turns, sum(spent_ms for _, spent_ms in stages)) if stages else None,

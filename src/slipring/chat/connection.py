@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 from http import HTTPStatus
-from socket import gaierror
 from typing import Any
 
 import aiohttp
@@ -12,6 +10,7 @@ from aiohttp import ClientTimeout, ClientWebSocketResponse, ClientWSTimeout, WSM
 
 from slipring.chat.errors import ConnectionLost, Unreachable
 from slipring.chat.options import ChatOptions
+from slipring.connection_failures import reason
 
 _OPEN_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -134,13 +133,7 @@ def _reason(error: Exception) -> str:
         return f"the server answered {error.status} {_phrase(error.status)}".rstrip()
     if isinstance(error, TimeoutError):
         return f"no answer within {_OPEN_TIMEOUT_S:g} s"
-    if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
-        return "not an http:// or https:// URL"
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(cause, OSError) and cause.errno is not None:
-        # The operating system's message: asyncio's repeats the address.
-        return str(cause.strerror) if isinstance(cause, gaierror) else os.strerror(cause.errno)
-    return " ".join(str(cause).split())
+    return reason(error)
 
 
 def _phrase(status: int) -> str:

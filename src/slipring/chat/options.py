@@ -7,18 +7,17 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_URL = "http://127.0.0.1:8000/v1"
-_URL_VARIABLE = "OPENAI_BASE_URL"
-_KEY_VARIABLE = "OPENAI_API_KEY"
+from slipring.client_environment import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, named_url, variable_name
+from slipring.flag_values import text, whole
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
     """The server to connect to and the fields that every request carries. The repr omits the API key."""
 
-    url: str = _URL
+    url: str = DEFAULT_URL
     key: str = field(default="", repr=False)
-    key_variable: str = _KEY_VARIABLE
+    key_variable: str = KEY_VARIABLE
     """Name of the environment variable that ``key`` was read from, for error messages."""
     model: str | None = None
     instructions: str | None = None
@@ -28,14 +27,19 @@ class ChatOptions:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that ``from_namespace`` reads, and the positional MESSAGE."""
-    parser.add_argument("--url", help=f"base URL of the API (default: ${_URL_VARIABLE}, else {_URL})")
-    parser.add_argument("--model", metavar="NAME", help="model to use (default: the server's default model)")
+    parser.add_argument(
+        "--url", type=text, help=f"base URL of the API (default: ${URL_VARIABLE}, else {DEFAULT_URL})"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", type=text, help="model to use (default: the server's default model)"
+    )
     parser.add_argument("--instructions", metavar="TEXT", help="system instructions, sent with every turn")
     parser.add_argument(
         "--api-key-env",
         metavar="VARIABLE",
-        default=_KEY_VARIABLE,
-        help=f"environment variable that holds the API key (default: {_KEY_VARIABLE})",
+        type=variable_name,
+        default=KEY_VARIABLE,
+        help=f"environment variable that holds the API key (default: {KEY_VARIABLE})",
     )
     parser.add_argument(
         "--store",
@@ -44,17 +48,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="ask the server to store the responses (default: --no-store)",
     )
     parser.add_argument(
-        "--max-output-tokens", metavar="N", type=int, help="maximum length of an answer, in tokens"
+        "--max-output-tokens", metavar="N", type=whole(1), help="maximum length of an answer, in tokens"
     )
     parser.add_argument(
-        "message", metavar="MESSAGE", nargs="*", help="send this message, print the answer and exit"
+        "message",
+        metavar="MESSAGE",
+        type=text,
+        nargs="*",
+        help="send this message, print the answer and exit",
     )
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> ChatOptions:
     """Build the options from parsed flags (see ``add_flags``) and environment variables."""
     return ChatOptions(
-        url=namespace.url or environ.get(_URL_VARIABLE) or _URL,
+        url=namespace.url or named_url(environ) or DEFAULT_URL,
         key=environ.get(namespace.api_key_env, "").strip(),
         key_variable=namespace.api_key_env,
         model=namespace.model,

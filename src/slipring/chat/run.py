@@ -19,6 +19,7 @@ from slipring.chat.errors import Unreachable
 from slipring.chat.keyboard import Keyboard
 from slipring.chat.options import ChatOptions
 from slipring.chat.screen import Screen
+from slipring.standard_streams import discard_output
 
 NO_ANSWER = 1
 INTERRUPTED = 130
@@ -34,9 +35,8 @@ T = TypeVar("T")
 
 def chat(options: ChatOptions, message: str) -> int:
     """Chat on the standard streams and return the exit code. ``message``, if not empty, is the only turn."""
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a character that cannot be encoded must not end the chat
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are no text must not end the chat
     screen = Screen(sys.stdout, sys.stderr, os.environ)
     is_interactive = not message and sys.stdin.isatty()
     with ExitStack() as stack:
@@ -45,9 +45,8 @@ def chat(options: ChatOptions, message: str) -> int:
             lines = stack.enter_context(Keyboard(sys.stdin, sys.stdout, sys.stderr))
         try:
             return run(options, lines, screen, is_interactive=is_interactive)
-        except BrokenPipeError:
-            # The reader of standard output has exited. Python would fail again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:  # the reader of standard output has exited
+            discard_output()
             return NO_ANSWER
 
 

@@ -87,6 +87,8 @@ class CallStarted(Struct):
     kind: Kind
     name: str
     namespace: str | None = None
+    is_offered: bool = True
+    """False if the model calls a tool that it was not offered, and the engine cannot prevent that."""
 
 
 class CallArguments(Struct, gc=False):
@@ -315,6 +317,8 @@ class Job(Struct, frozen=True):
     the same parent, so ``fork`` is set too, but usually none does: each history replaces the one before."""
     cache_key: str | None = None
     """The client's ``prompt_cache_key``: jobs with the same key are likely to share a prefix."""
+    is_summary: bool = False
+    """Whether it writes the summary of a compaction: nobody reads along, and it may wait for other jobs."""
     upstream_tools: UpstreamTools | None = None
     """Set if the engine's server runs tools of this request."""
     stop: Stop = field(default_factory=Stop)

@@ -125,7 +125,7 @@ def _missing_packages(kind: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        extra = f"pip install 'slipring[{EXTRAS.get(kind, kind)}]'"
+        extra = f"pip install '.[{EXTRAS.get(kind, kind)}]' in a checkout of slipring"
         remark = _WITHOUT_A_MODEL if kind == "llama" else ""
         raise StartupError(f"--engine {kind}: {error.name} is not installed ({extra}){remark}") from None
 

@@ -41,6 +41,7 @@ from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
+from slipring.surrogates import repaired
 
 _MODEL_INFO = ("/model_info", "/get_model_info")
 """The newer name, and that of older servers."""
@@ -276,7 +277,10 @@ class _Reader(Reader):
         self._seen = 0
 
     def read(self, payload: bytes) -> Piece:
-        chunk = _chunk.decode(payload)
+        try:
+            chunk = _chunk.decode(payload)
+        except msgspec.DecodeError:
+            chunk = _chunk.decode(repaired(payload))
         if chunk.error is not None:
             # Errors within a stream are refused requests; older versions give no code.
             raise failure(chunk.error, 400 if chunk.error.code is None else None)

@@ -46,6 +46,7 @@ from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
+from slipring.surrogates import repaired
 
 _OLDEST = "0.11"
 """The oldest version that returns the ids it emits and takes ``structured_outputs``."""
@@ -263,7 +264,10 @@ class _Reader(Reader):
         self._top_logprobs = top_logprobs
 
     def read(self, payload: bytes) -> Piece:
-        chunk = _chunk.decode(payload)
+        try:
+            chunk = _chunk.decode(payload)
+        except msgspec.DecodeError:
+            chunk = _chunk.decode(repaired(payload))
         if chunk.error is not None:
             raise failure(chunk.error)
         details = chunk.usage.prompt_tokens_details if chunk.usage is not None else None

@@ -6,7 +6,9 @@ import asyncio
 import msgspec
 
 from slipring.errors import StartupError
+from slipring.flag_values import text
 from slipring.progress import ProgressLine
+from slipring.standard_streams import print_encoded
 
 UNUSABLE = 1
 
@@ -15,8 +17,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "engine",
         metavar="ENGINE",
+        type=text,
         help="a GGUF file, a directory of tokenizer files, or an engine as 'slipring serve' takes it",
     )
+    parser.add_argument("--tokens", action="store_true", help="show every token of the sample conversation")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -28,13 +32,15 @@ def inspect(arguments: argparse.Namespace) -> int:
         with ProgressLine("reading the model"):
             report = asyncio.run(report_of(arguments.engine))
     except ModuleNotFoundError as error:
-        raise StartupError(f"{error.name} is not installed (pip install 'slipring[tokens]')") from None
+        raise StartupError(
+            f"{error.name} is not installed (pip install '.[tokens]' in a checkout of slipring)"
+        ) from None
     except StartupError as error:
         raise StartupError(str(error).removeprefix("--engine ")) from None
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+        print_encoded(msgspec.json.format(msgspec.json.encode(report)))
     else:
         from slipring.inspection.terminal import show
 
-        show(report)
+        show(report, with_tokens=arguments.tokens)
     return 0 if report.works else UNUSABLE

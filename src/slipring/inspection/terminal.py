@@ -32,15 +32,15 @@ _SOURCES = {
 Row = tuple[str, str | Text]
 
 
-def show(report: Report) -> None:
-    """Print a report to standard output."""
+def show(report: Report, *, with_tokens: bool = False) -> None:
+    """Print a report to standard output. ``with_tokens``: every token of the sample conversation too."""
     console = Console(highlight=False)
     with console.capture() as printed:
-        console.print(render(report, width=console.width))
+        console.print(render(report, width=console.width, with_tokens=with_tokens))
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
-def render(report: Report, *, width: int = 80) -> RenderableType:
+def render(report: Report, *, width: int = 80, with_tokens: bool = False) -> RenderableType:
     """A report for a terminal of this width."""
     parts: list[RenderableType] = [_rows(_model_rows(report))]
     for title, rows in _sections(report):
@@ -48,8 +48,10 @@ def render(report: Report, *, width: int = 80) -> RenderableType:
     if report.sample is not None:
         parts += [Text(), Text("Sample conversation", style="bold"), _block(report.sample.text)]
         tokens = report.sample.tokens
-        title = f"Its {len(tokens)} tokens (control tokens in brackets)"
-        if tokens:
+        if tokens and not with_tokens:
+            parts.append(_block(f"{len(tokens)} tokens; --tokens shows them"))
+        elif tokens:
+            title = f"Its {len(tokens)} tokens (control tokens in brackets)"
             parts += [Text(), Text(title, style="bold"), _tokens(tokens, width - _INDENT)]
     parts += [Text(), _verdict(report)]
     return Group(*parts)

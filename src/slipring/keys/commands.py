@@ -17,10 +17,11 @@ from slipring.errors import StartupError, Unavailable
 from slipring.keys.token import Token
 from slipring.progress import ProgressLine
 from slipring.protocol import wire
+from slipring.standard_streams import print_encoded
 from slipring.stores.base import Key, Store
 from slipring.stores.catalog import open_store
 
-NO_SUCH_KEY = 1
+NOT_REVOKED = 1
 _COLUMNS = ("ID", "TENANT", "NAME", "MODELS", "MCP", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED")
 
 
@@ -79,7 +80,9 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         help="revoke a key",
         description="Revoke a key: the server refuses the next turn that uses it.",
     )
-    revoke.add_argument("id", metavar="ID", help="id of the key, as printed by list")
+    revoke.add_argument(
+        "id", metavar="ID", type=_key_id, help="id of the key, as printed by list, or the key itself"
+    )
     for command in (create, show, revoke):
         add_flags(command, only=("store",))
 
@@ -94,6 +97,16 @@ def _quota(given: str) -> int:
     if not (given.isascii() and given.isdecimal() and 0 < int(given) < 2**63):
         raise argparse.ArgumentTypeError("must be a whole number above 0")
     return int(given)
+
+
+def _key_id(given: str) -> str:
+    """The id of the key that is meant. No message repeats what was given: it may be a secret."""
+    key_id = Token.id_in(given)
+    if key_id is None:
+        raise argparse.ArgumentTypeError(
+            "must be the id of a key in the store, 16 digits as list prints them, or such a key"
+        )
+    return key_id
 
 
 def _mcp_tool(given: str) -> str:
@@ -146,7 +159,12 @@ async def _create(store: Store, arguments: argparse.Namespace) -> int:
         mcp_tools=tuple(dict.fromkeys(arguments.mcp_tool)),
     )
     await store.keys.create(key)
-    print(token.reveal(), flush=True)
+    try:
+        print(token.reveal(), flush=True)
+    except OSError:
+        await store.keys.revoke(key.id, int(time.time()))
+        print(f"slipring: key {key.id} could not be printed, and is revoked", file=sys.stderr)
+        raise
     print(
         f"slipring: created key {key.id} of tenant '{key.tenant}'; it cannot be shown again", file=sys.stderr
     )
@@ -162,18 +180,22 @@ def _servers(arguments: argparse.Namespace) -> tuple[str, ...] | None:
 async def _list(store: Store, *, as_json: bool) -> int:
     keys = await store.keys.list()
     if as_json:
-        print(wire.encode([_public_fields(key) for key in keys]).decode())
+        print_encoded(wire.encode([_public_fields(key) for key in keys]))
     else:
         print(_table([_COLUMNS, *map(_row, keys)]))
     return 0
 
 
 async def _revoke(store: Store, key_id: str) -> int:
-    if not await store.keys.revoke(key_id, int(time.time())):
-        print("slipring: there is no such key, or it has been revoked already", file=sys.stderr)
-        return NO_SUCH_KEY
-    print(f"slipring: key {key_id} is revoked", file=sys.stderr)
-    return 0
+    if await store.keys.revoke(key_id, int(time.time())):
+        print(f"slipring: key {key_id} is revoked", file=sys.stderr)
+        return 0
+    key = await store.keys.find(key_id)
+    if key is None:
+        print(f"slipring: there is no key {key_id} in this store", file=sys.stderr)
+    else:
+        print(f"slipring: key {key_id} was revoked before, at {_date(key.revoked_at)}", file=sys.stderr)
+    return NOT_REVOKED
 
 
 def _public_fields(key: Key) -> dict[str, Any]:

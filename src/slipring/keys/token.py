@@ -14,6 +14,7 @@ _PREFIX = "sk-slip-"
 _ID_BYTES = 8
 _SECRET_BYTES = 32
 _FORM = re.compile(_PREFIX + r"([0-9a-f]{16})\.([A-Za-z0-9_-]{43})")
+_NAMED = re.compile(rf"(?:{_PREFIX})?([0-9a-f]{{16}})(?:\..*)?")
 
 
 def digest(secret: str) -> bytes:
@@ -37,6 +38,13 @@ class Token(Struct, frozen=True):
         """Return the parts of a key, or None if the text does not have the form of a stored key."""
         match = _FORM.fullmatch(text)
         return cls(*match.groups()) if match is not None else None
+
+    @staticmethod
+    def id_in(text: str) -> str | None:
+        """Return the id in what a person gives to name a key: the id itself, or the key, whole or cut off.
+        None if there is no id in the text."""
+        match = _NAMED.fullmatch(text.strip())
+        return match.group(1) if match is not None else None
 
     @property
     def digest(self) -> bytes:

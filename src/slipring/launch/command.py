@@ -13,12 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from slipring.client_environment import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, named_url, variable_name
+from slipring.flag_values import text
 from slipring.launch.clients import CLIENTS, Client, Target
 from slipring.launch.errors import CannotLaunch, KeyRefused
 from slipring.launch.server import describe, started
 
-_URL = "http://127.0.0.1:8000/v1"
-_KEY_VARIABLE = "OPENAI_API_KEY"
 _INTERRUPTED = 130
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 
@@ -27,18 +27,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("client", metavar="CLIENT", choices=CLIENTS, help=", ".join(CLIENTS))
     parser.add_argument(
-        "--url", help=f"base URL of the server (default: {_URL} if a server answers there, else a new one)"
+        "--url",
+        type=text,
+        help=f"base URL of the server (default: ${URL_VARIABLE}; else {DEFAULT_URL} if a server answers"
+        " there; else a new server)",
     )
-    parser.add_argument("--model", metavar="NAME", help="model to use (default: the server's first)")
+    parser.add_argument(
+        "--model", metavar="NAME", type=text, help="model to use (default: the server's first)"
+    )
     parser.add_argument(
         "--api-key-env",
         metavar="VARIABLE",
-        default=_KEY_VARIABLE,
-        help=f"environment variable that holds the API key (default: {_KEY_VARIABLE})",
+        type=variable_name,
+        default=KEY_VARIABLE,
+        help=f"environment variable that holds the API key (default: {KEY_VARIABLE})",
     )
     parser.add_argument(
         "--engine",
         metavar="KIND[:OPTIONS]",
+        type=text,
         default="llama",
         help="engine of a new server (default: llama, with the packaged small model)",
     )
@@ -65,11 +72,12 @@ def launch(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _server(arguments: argparse.Namespace, client: Client, key: str) -> Iterator[tuple[str, Any]]:
     """The URL of the server, and what it says about its models."""
-    url = (arguments.url or _URL).rstrip("/")
+    named = arguments.url or named_url(os.environ)
+    url = (named or DEFAULT_URL).rstrip("/")
     try:
         described = describe(url, key)
     except CannotLaunch as error:
-        if arguments.url or isinstance(error, KeyRefused):
+        if named or isinstance(error, KeyRefused):
             raise
     else:
         yield url, described

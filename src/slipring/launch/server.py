@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -22,21 +23,37 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def describe(url: str, key: str) -> dict[str, Any]:
     """The models of a server, with what Codex wants to know about them. Raises ``CannotLaunch``."""
+    if not _is_url(url):
+        raise CannotLaunch(f"cannot use {url}: not an http:// or https:// URL")
     opener = build_opener(ProxyHandler({})) if urlsplit(url).hostname in _LOOPBACK else build_opener()
     try:
         request = Request(f"{url}/models?client_version=1", headers={"Authorization": f"Bearer {key}"})
         with opener.open(request, timeout=_TIMEOUT_S) as answer:
-            described = json.load(answer)
+            content = answer.read()
     except HTTPError as refusal:
         answered = f"{url} answered with status {refusal.code}"
         if refusal.code in (401, 403):
             raise KeyRefused(f"{answered}: set OPENAI_API_KEY, or see --api-key-env") from None
         raise CannotLaunch(answered) from None
-    except (OSError, ValueError) as failure:
-        raise CannotLaunch(f"no server answers at {url}: {failure}") from None
+    except (OSError, HTTPException) as failure:
+        from slipring.connection_failures import reason  # imports an HTTP client
+
+        raise CannotLaunch(f"cannot reach {url}: {reason(failure)}") from None
+    try:
+        described = json.loads(content)
+    except ValueError:
+        raise CannotLaunch(f"{url} does not answer like a Responses server: check the path") from None
     if not isinstance(described, dict) or not described.get("data"):
         raise CannotLaunch(f"{url} offers no model")
     return described
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 @contextmanager

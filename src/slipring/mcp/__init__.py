@@ -50,6 +50,8 @@ from slipring.mcp.servers import (
     admit,
     parse_url,
 )
+from slipring.mcp.transports.address_policy import Reach
+from slipring.mcp.transports.reserved_addresses import ReservedAddresses
 
 __all__ = [
     "AudioContent",
@@ -69,8 +71,10 @@ __all__ = [
     "Outcome",
     "ProgressUpdate",
     "ProtocolFailure",
+    "Reach",
     "Redaction",
     "Refused",
+    "ReservedAddresses",
     "ResourceLink",
     "StdioServer",
     "TextContent",

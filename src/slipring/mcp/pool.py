@@ -30,6 +30,7 @@ from slipring.mcp.redaction import Redaction
 from slipring.mcp.servers import NO_CREDENTIAL, Credential, HttpServer, McpServer, StdioServer
 from slipring.mcp.transports.connection import Connection, OnProgress
 from slipring.mcp.transports.http_sse import HttpSseConnection
+from slipring.mcp.transports.reserved_addresses import NOTHING_RESERVED, ReservedAddresses
 from slipring.mcp.transports.stdio import StdioConnection
 from slipring.mcp.transports.streamable_http import StreamableHttpConnection
 from slipring.mcp.transports.web_client import Endpoint, WebClient
@@ -88,10 +89,13 @@ class Pool:
     awaits it: the client then sends a cancellation to the server.
     """
 
-    def __init__(self, limits: McpLimits | None = None) -> None:
-        """``limits`` bound the pool itself; each server has its own for the rest."""
+    def __init__(
+        self, limits: McpLimits | None = None, reserved: ReservedAddresses = NOTHING_RESERVED
+    ) -> None:
+        """``limits`` bound the pool itself; each server has its own for the rest. ``reserved``: where only
+        servers may be that can be anywhere."""
         self._limits = limits or McpLimits()
-        self._web = WebClient(self._limits.connect_timeout_s)
+        self._web = WebClient(self._limits.connect_timeout_s, reserved)
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._learned: OrderedDict[str, _Learned] = OrderedDict()
         self._closing: set[asyncio.Task[Any]] = set()
@@ -266,7 +270,7 @@ class Pool:
 
     def _endpoint(self, entry: _Entry, server: HttpServer) -> Endpoint:
         headers = _merged(server.credential, entry.credential)
-        return Endpoint(self._web, server.url, headers, server.public_only)
+        return Endpoint(self._web, server.url, headers, server.reach)
 
     async def _connect_http(self, entry: _Entry, server: HttpServer, learned: _Learned) -> Connection:
         if server.transport == "sse" or learned.speaks_sse:

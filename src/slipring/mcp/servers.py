@@ -12,7 +12,8 @@ from yarl import URL
 
 from slipring.mcp.failures import Refused
 from slipring.mcp.limits import DEFAULT_LIMITS, McpLimits
-from slipring.mcp.transports.address_policy import is_public_address
+from slipring.mcp.transports.address_policy import Reach, is_public_address
+from slipring.mcp.transports.reserved_addresses import NOTHING_RESERVED, AddressReserved, ReservedAddresses
 
 _MAX_URL_CHARACTERS = 2048
 _MAX_HEADERS = 32
@@ -105,13 +106,14 @@ NO_CREDENTIAL = Credential()
 
 @dataclass(frozen=True)
 class HttpServer:
-    """A server at a URL. ``public_only``: connections to addresses that are not public are refused."""
+    """A server at a URL."""
 
     name: str
     """For logs and messages: the label or the registered name."""
     url: URL = field(repr=False)
     """Not shown, because its query may contain a secret."""
-    public_only: bool = True
+    reach: Reach = Reach.PUBLIC
+    """Where it may be."""
     credential: Credential = NO_CREDENTIAL
     """Of the operator, sent with every request. Headers of the caller with the same names win."""
     transport: Literal["auto", "streamable", "sse"] = "auto"
@@ -124,7 +126,7 @@ class HttpServer:
     @property
     def key(self) -> str:
         """Equal for servers whose connections can be shared."""
-        text = f"{self.url}\n{self.public_only}\n{self.transport}\n{self.credential.digest}"
+        text = f"{self.url}\n{self.reach.name}\n{self.transport}\n{self.credential.digest}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def secrets(self) -> list[str]:
@@ -185,12 +187,18 @@ def parse_url(text: str) -> URL:
 
 
 def admit(
-    name: str, text: str, policy: UrlPolicy, registered: Iterable[HttpServer], limits: McpLimits | None = None
+    name: str,
+    text: str,
+    policy: UrlPolicy,
+    registered: Iterable[HttpServer],
+    limits: McpLimits | None = None,
+    reserved: ReservedAddresses = NOTHING_RESERVED,
 ) -> HttpServer:
     """Return the server for a URL of a request. Raises ``Refused`` if the policy does not allow it.
 
-    A URL that is registered stands for the registered server, with its headers and limits. Whether an address
-    is public is decided here only for URLs with an address; for names, when they are connected to.
+    A URL that is registered stands for the registered server, with its headers and limits. Another one must
+    not lead to a ``reserved`` address. Whether an address is public or reserved is decided here only for what
+    the URL says itself; for names, when they are connected to.
     """
     url = parse_url(text)
     for server in registered:
@@ -198,11 +206,12 @@ def admit(
             return server
     if policy is UrlPolicy.REGISTERED:
         raise Refused("the server's URL is not registered here")
+    if reserved.are_named_by(url):
+        raise Refused(AddressReserved.reason)
     if policy is UrlPolicy.PUBLIC:
         _require_public(url)
-    return HttpServer(
-        name=name, url=url, public_only=policy is UrlPolicy.PUBLIC, limits=limits or DEFAULT_LIMITS
-    )
+    reach = Reach.PUBLIC if policy is UrlPolicy.PUBLIC else Reach.UNRESERVED
+    return HttpServer(name=name, url=url, reach=reach, limits=limits or DEFAULT_LIMITS)
 
 
 def _same(one: URL, other: URL) -> bool:

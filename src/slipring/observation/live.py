@@ -71,8 +71,8 @@ class Turn(Struct, frozen=True):
     """Unix time at which its request had arrived."""
     report: TurnReport
     """Of a turn that has not ended: the stages that have, and as status the phase that it is in: ``waiting``,
-    ``loading``, ``listing``, ``checking``, ``claiming``, ``preparing``, ``running``, ``calling`` (hosted
-    tools), ``paused`` (until its client continues it) or ``saving``."""
+    ``loading``, ``resolving``, ``checking``, ``listing``, ``claiming``, ``preparing``, ``running``,
+    ``calling`` (hosted tools), ``paused`` (until its client continues it) or ``saving``."""
     transport: str
     """``websocket``, ``sse``, ``http`` or ``background``."""
     tenant: str

@@ -366,6 +366,12 @@ STORE_COMMIT_SECONDS = Metric(
     "Time of a write to the store, from the call to the commit.",
     buckets=_COMMIT_BUCKETS,
 )
+STORE_UP = Metric(
+    "slipring_store_up",
+    "gauge",
+    "1 if the store could be used the last time, else 0. Asking for `/health` tries it out.",
+    merge="min",
+)
 STORE_ERRORS = Metric(
     "slipring_store_errors_total", "counter", "Writes that failed because the store could not be used."
 )

@@ -24,6 +24,7 @@ from slipring.protocol.endpoints.reply_bodies import (
     ItemPage,
     ModelList,
     ModelObject,
+    Readiness,
     TurnList,
 )
 from slipring.protocol.requests import CreateRequest
@@ -224,4 +225,15 @@ OPERATIONS = (
     ),
     Operation("GET", "/v1/models/{model}", "getModel", "Get one model.", ModelObject, errors=(404,)),
     Operation("GET", "/health", "getHealth", "Get the health of the server.", Health, is_open=True),
+    Operation(
+        "GET", "/ready", "getReadiness", "Say whether new requests can be served.", Readiness, is_open=True
+    ),
+    Operation(
+        "GET",
+        "/ready/store",
+        "getStoreReadiness",
+        "Say whether new requests can be served and stored.",
+        Readiness,
+        is_open=True,
+    ),
 )

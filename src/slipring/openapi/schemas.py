@@ -33,6 +33,7 @@ from slipring.protocol.endpoints.reply_bodies import (
     ItemPage,
     ModelList,
     ModelObject,
+    Readiness,
     TurnList,
 )
 from slipring.protocol.events import (
@@ -83,7 +84,7 @@ _REQUEST_TYPES: tuple[Any, ...] = (
 )
 _ANSWER_TYPES: tuple[Any, ...] = (
     *(Response, Window, ItemPage, DeletedResponse, DeletedConversation, ConversationObject, InputTokens),
-    *(ModelObject, ModelList, TurnList, Health, ModerationAnswer, ErrorAnswer),
+    *(ModelObject, ModelList, TurnList, Health, Readiness, ModerationAnswer, ErrorAnswer),
 )
 
 _OTHER_TOOL = (

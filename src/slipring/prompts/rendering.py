@@ -155,6 +155,19 @@ class Rendered(Struct, frozen=True, eq=False):
         pieces.reverse()
         return pieces
 
+    def first(self, tokens: int) -> "Rendered":
+        """The first tokens of this context, or all of them. It can be compared, and not appended to."""
+        head = self.preface.step.ids
+        body = empty(None)
+        for step in self.body.steps():
+            if (left := tokens - len(head) - body.total) <= 0:
+                break
+            body = body.then(step.ids[:left], None)
+        preface = self.preface
+        if tokens < len(head):
+            preface = Preface(preface.head, preface.format, Step.of(head[:tokens]))
+        return Rendered(self.writer, preface, body)
+
     def then(self, ids: Iterable[int], tail: object) -> "Rendered":
         """Return this context with ``ids`` appended."""
         return Rendered(self.writer, self.preface, self.body.then(ids, tail))

@@ -7,7 +7,7 @@ A model knows none of these forms. It calls a function of the tool's name and re
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from slipring.protocol import wire
 
@@ -29,9 +29,14 @@ class LocalShellAction(Struct, tag_field="type", tag="exec"):
 
     command: list[str]
     env: dict[str, str] = {}
-    timeout_ms: int | None = None
-    user: str | None = None
-    working_directory: str | None = None
+    timeout_ms: int | UnsetType | None = UNSET
+    user: str | UnsetType | None = UNSET
+    working_directory: str | UnsetType | None = UNSET
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_ms", "user", "working_directory"):
+            if getattr(self, name) is None:
+                setattr(self, name, UNSET)
 
 
 class CreateFile(Struct, tag_field="type", tag="create_file"):

@@ -4,6 +4,7 @@ Nothing is compiled here. ``Definitions`` collects the grammars of one request, 
 field, so that an engine's compiler can check them before the request is accepted.
 """
 
+from copy import copy
 from typing import Annotated, Literal
 
 import msgspec
@@ -76,6 +77,12 @@ class Definitions:
         self._bytes = 0
         self.grammars: list[Compilable] = []
         """The grammars added so far, in the order of the request."""
+
+    def copy(self) -> "Definitions":
+        """The same, to which further definitions can be added apart."""
+        twin = copy(self)
+        twin.grammars = list(self.grammars)
+        return twin
 
     def ignores(self, kind: str) -> bool:
         """Whether a request may list tools of this type although nothing here answers them."""

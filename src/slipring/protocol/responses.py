@@ -1,7 +1,8 @@
 """The response object and its output items, as sent.
 
-Every key is always present. Large parts that repeat (tools, instructions, finished items) are raw JSON:
-encoded once, then spliced into each event that contains the response.
+A key is null or absent where OpenAI's is: some clients know a field as absent, and refuse a null. Large parts
+that repeat (tools, instructions, finished items) are raw JSON: encoded once, then spliced into each event
+that contains the response.
 """
 
 from typing import Literal, get_args
@@ -60,7 +61,6 @@ class OutputMessage(Struct, tag_field="type", tag="message"):
 class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
     id: str
     summary: list[SummaryTextPart]
-    status: ItemStatus
     content: list[ReasoningTextPart] | UnsetType = UNSET
     encrypted_content: str | UnsetType = UNSET
 
@@ -79,6 +79,7 @@ class CustomToolCallItem(Struct, tag_field="type", tag="custom_tool_call"):
     call_id: str
     name: str
     input: str
+    status: ItemStatus
     namespace: str | UnsetType = UNSET
 
 
@@ -99,7 +100,6 @@ class ShellCallItem(Struct, tag_field="type", tag="shell_call"):
     call_id: str
     action: ShellAction
     status: ItemStatus
-    environment: None = None
 
 
 class LocalShellCallItem(Struct, tag_field="type", tag="local_shell_call"):
@@ -184,17 +184,18 @@ class WebSearchCallItem(Struct, tag_field="type", tag="web_search_call"):
 
     id: str
     status: SearchStatus
-    action: SearchAction
+    action: SearchAction | UnsetType = UNSET
+    """Absent while the model writes it."""
 
 
 class FoundPassage(Struct):
-    """A part of a file that a search has found."""
+    """A part of a file that a search has found. Clients accept no nulls in it."""
 
-    file_id: str | None = None
-    filename: str | None = None
-    score: float | None = None
-    text: str | None = None
-    attributes: dict[str, str | float | bool] | None = None
+    text: str
+    file_id: str = ""
+    filename: str = ""
+    score: float = 0.0
+    attributes: dict[str, str | float | bool] = {}
 
 
 class FileSearchCallItem(Struct, tag_field="type", tag="file_search_call"):
@@ -279,6 +280,10 @@ class TemporaryError(ResponseError, dict=True):
 
 class Outage(TemporaryError):
     """Something that the response needs is not available for now: where a status is sent, it is 503."""
+
+
+class ConnectorFailure(ResponseError):
+    """An MCP server that the response needs has failed: where a status is sent, it is 424."""
 
 
 class RateLimit(TemporaryError):

@@ -5,6 +5,7 @@ the parent's ``Toolset``, so 40 kB of definitions cost one comparison. ``ToolCho
 The two result in an ``Offer``: the tools that an engine may call, and whether it must call one.
 """
 
+from collections.abc import Container
 from itertools import chain
 from typing import Literal
 
@@ -468,6 +469,15 @@ class ToolChoice(Struct, frozen=True):
         if self.mode != "required":
             return self
         return ToolChoice(echo=self.echo, only=None if self.names_one else self.only)
+
+    def require_possible(self, tools: tuple[CallableTool, ...], awaited: Container[str]) -> None:
+        """Refuse a choice that names a tool which is not among these, and which no list of the awaited MCP
+        servers can contain."""
+        index = _ToolIndex(tools)
+        for named in self.only or ():
+            places = {"namespace": named.name, "mcp": named.server_label}
+            if places.get(named.type, named.namespace) not in awaited:
+                index.find(named)
 
     def offer(self, tools: tuple[CallableTool, ...]) -> Offer:
         """Apply the choice to the tools of a context. Raises if it names a tool that is not among them."""

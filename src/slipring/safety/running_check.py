@@ -15,7 +15,7 @@ from slipring.core.checks.policies import Check
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.tenant_cache import Key, TenantCache
 from slipring.safety.breaker import Breaker
-from slipring.safety.source import Findings, Source, SourceFailed
+from slipring.safety.source import MOST_LATE, Findings, Source, SourceFailed
 
 log = logging.getLogger("slipring")
 
@@ -24,6 +24,8 @@ _MAX_BATCH = 32
 _MAX_WAITING = 1024
 """Texts of one tenant that wait for one check. Further ones fail at once."""
 _MAX_BREAKERS = 1024
+_LATE = 4
+"""A call that takes longer than one part in this many of the timeout keeps no other tenant waiting."""
 _OVERLAP = 10
 """One part in this many of a piece of a long text is repeated in the next piece."""
 _OWN_THRESHOLD = 0.5
@@ -70,18 +72,42 @@ class _Waiting:
         self.future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
 
 
+class _Call:
+    """A call of the source that runs."""
+
+    __slots__ = ("is_late", "task", "tenant", "timer")
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.is_late = False
+        """Whether it takes so long that other tenants do not wait for it any more."""
+        self.task: asyncio.Task[None]
+        self.timer: asyncio.TimerHandle
+
+
 class RunningCheck:
     """Inspects subjects with one source.
 
     Calls of the source are limited in number and in time. What waits meanwhile is sent together, one tenant
-    at a time, tenants in turn. A subject that is inspected or waits already is not inspected twice. After
-    some failures in a row, the texts of a tenant get a failed verdict at once, for a while.
+    at a time, tenants in turn. A tenant has at most ``at_once`` calls, and so have all tenants together;
+    calls that take long count for their own tenant only, so that no other one waits until they time out. A
+    subject that is inspected or waits already is not inspected twice. After some failures in a row, the texts
+    of a tenant get a failed verdict at once, for a while.
     """
 
     def __init__(
-        self, entry: CheckEntry, source: Source, cache: TenantCache[Verdict], clock: Callable[[], float]
+        self,
+        entry: CheckEntry,
+        source: Source,
+        cache: TenantCache[Verdict],
+        clock: Callable[[], float],
+        *,
+        late_s: float | None = None,
     ) -> None:
+        """``late_s``: after so long, other tenants do not wait for a call any more; by default, after a part
+        of the check's timeout."""
         self.entry = entry
+        self._late_s = entry.timeout_s / _LATE if late_s is None else late_s
         self._source = source
         self._cache = cache
         self._clock = clock
@@ -93,7 +119,7 @@ class RunningCheck:
         self._queue: OrderedDict[str, deque[_Waiting]] = OrderedDict()
         """By tenant, in the order of their next turns."""
         self._pending: dict[Key, _Waiting] = {}
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: set[_Call] = set()
         self._closed = False
         self._last_failure = ""
         self._counts: Counter[str] = Counter()
@@ -110,9 +136,10 @@ class RunningCheck:
     async def close(self) -> None:
         """End all calls; whoever waits gets a failed verdict."""
         self._closed = True
-        for call in (calls := list(self._calls)):
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        tasks = [call.task for call in self._calls]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for waiting in list(self._pending.values()):
             self._settle(waiting, self._failure("closed", _STOPPING))
         await self._source.close()
@@ -199,10 +226,9 @@ class RunningCheck:
 
     def _dispatch(self) -> None:
         """Start calls for what waits, as many as may run."""
-        while self._queue and len(self._calls) < self.entry.at_once and not self._closed:
-            tenant, own = next(iter(self._queue.items()))
+        while not self._closed and self._has_room and (tenant := self._next_tenant()) is not None:
+            own = self._queue.pop(tenant)
             batch = _take_batch(own)
-            del self._queue[tenant]
             if own:
                 self._queue[tenant] = own  # at the end: the others' turns come first
             breaker = self._breakers.get(tenant)
@@ -210,10 +236,35 @@ class RunningCheck:
                 for waiting in batch:
                     self._settle(waiting, self._failure("breaker", self._last_failure))
                 continue
-            call = asyncio.create_task(self._call(batch, tenant))
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
-            call.add_done_callback(lambda _: self._dispatch())
+            self._start(batch, tenant)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether another call may run, of a tenant that may have one."""
+        return sum(not call.is_late for call in self._calls) < self.entry.at_once
+
+    def _next_tenant(self) -> str | None:
+        """The first tenant with waiting texts that may have another call."""
+        running = Counter(call.tenant for call in self._calls)
+        return next((tenant for tenant in self._queue if running[tenant] < self.entry.at_once), None)
+
+    def _start(self, batch: list[_Waiting], tenant: str) -> None:
+        call = _Call(tenant)
+        call.task = asyncio.create_task(self._call(batch, tenant))
+        call.timer = asyncio.get_running_loop().call_later(self._late_s, self._is_late, call)
+        self._calls.add(call)
+        call.task.add_done_callback(lambda _: self._ended(call))
+
+    def _ended(self, call: _Call) -> None:
+        call.timer.cancel()
+        self._calls.discard(call)
+        self._dispatch()
+
+    def _is_late(self, call: _Call) -> None:
+        """A call takes long: other tenants need not wait for it, unless there are too many such calls."""
+        if sum(each.is_late for each in self._calls) < MOST_LATE:
+            call.is_late = True
+            self._dispatch()
 
     async def _call(self, batch: list[_Waiting], tenant: str) -> None:
         """Ask the source about a batch and settle each of it, whatever happens."""

@@ -10,6 +10,10 @@ from slipring.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
 from slipring.errors import StartupError
 
+MOST_LATE = 32
+"""Calls of one source that may run beside those that share its ``at_once``, because they take long. So many
+calls of other tenants do not keep a tenant waiting."""
+
 
 class SourceFailed(Exception):
     """A source gave no answer. The message says why, for operators and clients: it contains nothing of the
@@ -45,8 +49,8 @@ class Source(Protocol):
     async def inspect(self, subjects: Sequence[Subject], tenant: str) -> list[Findings]:
         """One answer for each subject, in their order, or ``SourceFailed`` for all of them.
 
-        Nothing that is kept between calls may reveal one tenant's texts to another. The caller cancels calls
-        that take too long.
+        Nothing that is kept between calls may reveal one tenant's texts to another, and no call may wait
+        for one of another tenant that takes long. The caller cancels calls that take too long.
         """
 
     async def close(self) -> None:

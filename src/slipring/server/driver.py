@@ -1,13 +1,14 @@
 """The driver: carries out a session's actions, the same way for every transport.
 
 Each running turn has one task, from its first piece of work (load, check, count, generate, save) to its last.
+A task may end in any way, by a failure or because something has cancelled it: its turn has then ended too.
 A transport passes a ``Sink`` that delivers events to its client; nothing else differs between a WebSocket, an
 SSE stream and a plain POST.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeGuard, get_args
@@ -31,6 +32,7 @@ from slipring.core.session.actions import (
     Counted,
     EndPrefill,
     Inspect,
+    ListTools,
     Load,
     Loaded,
     Record,
@@ -45,6 +47,7 @@ from slipring.core.session.actions import (
     Weigh,
 )
 from slipring.core.session.session import Session
+from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Joined, Turn
 from slipring.engines.constraints import custom_inputs
 from slipring.errors import ApiError, ServerError, conversation_not_found, forget_frames
@@ -62,7 +65,7 @@ from slipring.stores.base import Appended, LeaseLost, Tenure
 log = logging.getLogger("slipring")
 
 _GOING_AWAY = 1001
-Work = Start | Load | ResolveTools | Check | ClaimApprovals | Weigh | Save
+Work = Start | Load | ResolveTools | ListTools | Check | ClaimApprovals | Weigh | Save
 """Actions that take time, and belong to a turn."""
 _WORK = frozenset(get_args(Work))
 Subject = Turn | CheckAppended | CallTool | Inspect | Compress
@@ -78,14 +81,18 @@ class Sink:
         """Queue events in order, without waiting."""
         raise NotImplementedError
 
-    def flush(self) -> Awaitable[None] | None:
-        """Write queued events; returns an awaitable, to be awaited, while the client does not keep up."""
+    def flush(self) -> None:
+        """Begin to write queued events, without waiting."""
+
+    def room(self) -> Awaitable[None] | None:
+        """An awaitable, to be awaited, while so much is queued that no more should be produced."""
         return None
 
     def deliver(self, events: list[Event]) -> Awaitable[None] | None:
-        """``send``, then ``flush``."""
+        """``send``, ``flush``, then ``room``."""
         self.send(events)
-        return self.flush()
+        self.flush()
+        return self.room()
 
     async def secure(self) -> None:
         """Wait until everything sent so far survives this process, if the sink keeps anything at all. Raises
@@ -118,7 +125,7 @@ class Driver:
 
     __slots__ = (
         "__weakref__",
-        "_flushes",
+        "_cancelled",
         "_tasks",
         "_tenure",
         "caller",
@@ -150,7 +157,8 @@ class Driver:
         self.states = states
         self._tenure = tenure
         self._tasks: dict[Subject, asyncio.Task[None]] = {}
-        self._flushes: set[asyncio.Future[None]] = set()
+        self._cancelled: set[asyncio.Task[None]] = set()
+        """Tasks that the session has had cancelled, until they have ended: nothing follows from their end."""
 
     @property
     def in_flight(self) -> int:
@@ -172,11 +180,9 @@ class Driver:
         that, or if the caller is cancelled meanwhile, the driver sends nothing to its sink any more."""
         try:
             self.run(self.session.closed())
-            for subject, task in self._tasks.items():
-                if not isinstance(subject, Turn):
-                    task.cancel()
-            if self._tasks:
-                await asyncio.wait(list(self._tasks.values()))
+            self._cancel_all(subject for subject in self._tasks if not isinstance(subject, Turn))
+            if tasks := [*self._tasks.values(), *self._cancelled]:
+                await asyncio.wait(tasks)
         finally:
             # Sinks refer to their drivers: without this, only a garbage collection would free what both hold,
             # which may be many megabytes.
@@ -246,60 +252,78 @@ class Driver:
 
         if not self.service.draining:
             engine = self.service.catalog.engine_of(action.prefill.job.model)
-            self.service.prefills.start(action.response_id, action.prefill, engine, ended)
+            permit = partial(self.service.require_room, self.caller)
+            self.service.prefills.start(action.response_id, action.prefill, engine, ended, permit)
 
     def _cancel(self, action: Cancel | CancelTools) -> None:
         """Cancel the hosted calls of a turn; and its own task and its inspections too, unless only the calls
         are meant. The task that has found out that the turn must end goes on."""
         turn, current = action.turn, asyncio.current_task()
         kinds = CallTool if isinstance(action, CancelTools) else CallTool | Inspect
-        for subject, task in self._tasks.items():
-            is_beside = isinstance(subject, kinds) and subject.turn is turn
-            if (is_beside or (subject is turn and isinstance(action, Cancel))) and task is not current:
-                task.cancel()
+
+        def is_meant(subject: Subject) -> bool:
+            if isinstance(subject, kinds):
+                return subject.turn is turn
+            return subject is turn and isinstance(action, Cancel)
+
+        subjects = self._tasks.items()
+        self._cancel_all(each for each, task in subjects if is_meant(each) and task is not current)
+
+    def _cancel_all(self, subjects: Iterable[Subject]) -> None:
+        for subject in list(subjects):
+            task = self._tasks.pop(subject)
+            self._cancelled.add(task)
+            task.cancel()
 
     def _spawn(self, subject: Subject, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks[subject] = task
-        task.add_done_callback(partial(self._forget, subject))
+        task.add_done_callback(partial(self._ended, subject))
 
-    def _forget(self, subject: Subject, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(subject) is task:
-            del self._tasks[subject]
+    def _ended(self, subject: Subject, task: asyncio.Task[None]) -> None:
+        """A task has ended: report to the session what that means for its subject. A ``CancelledError`` that
+        the session has not asked for is a failure: something that the task waited for was cancelled."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if isinstance(subject, Compress) and error is not None:
+            self.run(self.session.lifecycle.compressed(subject, []))  # its cache may outlive the connection
+        if task in self._cancelled:
+            self._cancelled.discard(task)
+            return
+        if error is not None:
+            log.error("work for a response failed unexpectedly", exc_info=error)
+            forget_frames(error)
+        if self._tasks.get(subject) is not task:
+            return  # the turn has another one by now
+        del self._tasks[subject]
+        if isinstance(subject, Turn):
+            self.run(self.session.lifecycle.unattended(subject, now()))
+        elif isinstance(subject, CallTool | Inspect) and error is not None:
+            self.run(self.session.lifecycle.broken(subject.turn, now()))
+        elif isinstance(subject, CheckAppended) and error is not None:
+            refused = structs.replace(subject.asked, error=ServerError())
+            self.run(self.session.appended(refused, now()))
+        self.sink.flush()
 
     async def _run_turn(self, first: Work) -> None:
-        """Carry out a turn's work, one piece after the other, until none follows from the last."""
+        """Carry out a turn's work, one piece after the other, until none follows from the last. It does not
+        wait for a slow client: a finished response must be saved even if its client never reads the end."""
         work: Work | None = first
         while work is not None:
-            actions = await self._do(work)
-            work, waiting = self._run_after(first.turn, actions)
-            if waiting is None:
-                continue
-            if work is None:
-                await waiting
-            else:
-                self._flush_aside(waiting)
+            work = self._run_after(first.turn, await self._do(work))
 
-    def _flush_aside(self, waiting: Awaitable[None]) -> None:
-        """Wait for a slow client in another task, so that it does not delay the turn's next piece of work: a
-        finished response must be saved even if its client never reads the end."""
-        task = asyncio.ensure_future(waiting)
-        self._flushes.add(task)
-        task.add_done_callback(self._flushes.discard)
-
-    def _run_after(self, turn: Turn, actions: list[Action]) -> tuple[Work | None, Awaitable[None] | None]:
+    def _run_after(self, turn: Turn, actions: list[Action]) -> Work | None:
         """Carry out actions from within the task of a turn, and write what they send. Returns the turn's own
-        next piece of work, which this task has to do itself, and what to await if the client is slow."""
+        next piece of work, which this task has to do itself."""
         own: Work | None = None
-        waiting: Awaitable[None] | None = None
         for action in actions:
             if _is_work(action) and action.turn is turn:
                 own = action
                 continue
             if type(action) is Settle:
-                waiting = self.sink.flush()  # its client is the first to know that the turn has ended
+                self.sink.flush()  # its client is the first to know that the turn has ended
             self.run([action])
-        return own, self.sink.flush() if waiting is None else waiting
+        self.sink.flush()
+        return own
 
     async def _do(self, work: Work) -> list[Action]:
         """Do a piece of a turn's work and report its outcome to the session; returns what follows. A failure
@@ -312,8 +336,8 @@ class Driver:
             if isinstance(work, Check):
                 await self.service.compiler.check(self.session.tenant, work.grammars)
                 return self.session.lifecycle.checked(work)
-            if isinstance(work, ResolveTools):
-                return await self._resolve_tools(work)
+            if isinstance(work, ResolveTools | ListTools):
+                return await self._find_tools(work)
             if isinstance(work, ClaimApprovals):
                 await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
                 return self.session.lifecycle.claimed(work.turn)
@@ -343,16 +367,12 @@ class Driver:
             log.exception("a grammar could not be checked")
             asked = structs.replace(asked, error=ServerError())
         self.run(self.session.appended(asked, now()))
-        if (waiting := self.sink.flush()) is not None:
-            await waiting
+        self.sink.flush()
 
     async def _compress(self, action: Compress) -> None:
         """Compress the items of earlier responses."""
-        items: list[bytes] = []
-        try:
-            items = await self.service.decoder.in_thread(self.session.tenant, _compressed, action.states)
-        finally:
-            self.run(self.session.lifecycle.compressed(action, items))
+        items = await self.service.decoder.in_thread(self.session.tenant, _compressed, action.states)
+        self.run(self.session.lifecycle.compressed(action, items))
 
     async def _inspect(self, inspect: Inspect) -> None:
         """Have safety checks inspect texts, and tell the session what they say."""
@@ -363,8 +383,7 @@ class Driver:
                 send(action.events)
             else:
                 self.run([action])
-        if (waiting := self.sink.flush()) is not None:
-            await waiting
+        self.sink.flush()
 
     async def _keep_pace(self, turn: Turn) -> None:
         """Begin the inspections that are due, and wait while too much waits for them."""
@@ -372,13 +391,26 @@ class Driver:
         while turn.checks is not None and turn.checks.is_full and (tasks := self._inspecting(turn)):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _resolve_tools(self, asked: ResolveTools) -> list[Action]:
-        turn = asked.turn
-        found = await self.service.tool_runner.resolve(
-            self.caller, asked.servers, asked.fetch, turn.request.tools
-        )
-        answers = self.service.tool_runner.answers(self.caller, asked.builtins)
+    async def _find_tools(self, asked: ResolveTools | ListTools) -> list[Action]:
+        if isinstance(asked, ListTools):
+            return await self._list_tools(asked)
+        turn, runner = asked.turn, self.service.tool_runner
+        found = runner.resolve(self.caller, asked.servers, turn.request.tools)
+        answers = runner.answers(self.caller, asked.builtins)
         return self.session.lifecycle.resolved(turn, found, now(), answers)
+
+    async def _list_tools(self, asked: ListTools) -> list[Action]:
+        """Fetch lists of tools, and tell the session of each as it ends."""
+        turn, lifecycle = asked.turn, self.session.lifecycle
+        self.sink.flush()
+        async with aclosing(self.service.tool_runner.lists(self.session.tenant, asked.servers)) as lists:
+            async for label, fetched in lists:
+                actions = lifecycle.listed(turn, label, fetched, now())
+                if turn.phase is not Phase.LISTING:
+                    return actions
+                self.run(actions)
+                self.sink.flush()
+        return lifecycle.all_listed(turn, now())
 
     async def _call_tool(self, action: CallTool) -> None:
         """Run a hosted call, and tell the session of its progress and its end."""
@@ -386,8 +418,7 @@ class Driver:
 
         def on_progress(progress: CallProgress) -> None:
             self.run(self.session.lifecycle.call_progressed(turn, call.id, progress))
-            if (waiting := self.sink.flush()) is not None:
-                self._flush_aside(waiting)
+            self.sink.flush()
 
         try:
             # A call that may have run is never forgotten: its item is safe before it begins.
@@ -396,8 +427,7 @@ class Driver:
             return  # the response was ended elsewhere, and this driver is about to be stopped
         outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress)
         self.run(self.session.lifecycle.call_ended(turn, call.id, outcome, now()))
-        if (waiting := self.sink.flush()) is not None:
-            await waiting
+        self.sink.flush()
 
     async def _load(self, load: Load) -> list[Action]:
         # First, so that a caller who is refused learns nothing about what is stored.
@@ -412,8 +442,14 @@ class Driver:
             joined, state = await self._join(load.conversation_id)
         elif load.response_id is not None:
             state = await self.states.find(tenant, load.response_id)
-        items = await self.service.store.responses.load_items(tenant, load.item_ids) if load.item_ids else {}
+        items = await self._find_items(load.item_ids, load.conversation_id) if load.item_ids else {}
         return Loaded(state, items, joined)
+
+    async def _find_items(self, ids: frozenset[str], conversation_id: str | None) -> dict[str, Item]:
+        """Stored items with these ids: of responses, else of conversations, this one first."""
+        tenant, store = self.session.tenant, self.service.store
+        found = await store.responses.load_items(tenant, ids)
+        return {**await store.conversations.find_items(tenant, ids - found.keys(), conversation_id), **found}
 
     async def _join(self, conversation_id: str) -> tuple[Joined, ResponseState | None]:
         """A conversation with the state to continue from; without such a state, with all its items."""
@@ -467,7 +503,8 @@ class Driver:
             await self._keep_pace(turn)
         if turn.has_due_calls:
             self.run(self.session.lifecycle.due_calls(turn))
-        return self.sink.flush()
+        self.sink.flush()
+        return self.sink.room()
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
         store, tenant = self.service.store, self.session.tenant
@@ -475,7 +512,8 @@ class Driver:
         joined = turn.joined if not turn.has_failed else None
         appended = _appended(joined, state) if joined is not None else None
         if turn.stores:
-            tenure = await self._tenure if self._tenure is not None else None
+            # Shielded: the future is the run's, and must not be cancelled with this turn.
+            tenure = await asyncio.shield(self._tenure) if self._tenure is not None else None
             await store.responses.save(tenant, state, appended=appended, tenure=tenure)
         elif appended is not None:
             await store.conversations.append(tenant, state.id, appended)
@@ -517,14 +555,17 @@ def _is_work(action: Action) -> TypeGuard[Work]:
 
 
 def _appended(joined: Joined, state: ResponseState) -> Appended:
-    """The items that a response adds to its conversation, each with an id."""
+    """The items that a response adds to its conversation, each with an id: the one that it was sent with, if
+    the conversation does not have another item with it."""
     known = len(joined.items)
-    added = (
-        with_id(item, _unique_id(item, state.id, index))
-        for index, item in enumerate(state.input)
-        if index >= known
-    )
-    return Appended(joined.conversation_id, joined.version, (*added, *state.output))
+    added: list[Item] = []
+    spare_ids: dict[int, str] = {}
+    for index, item in enumerate(state.input[known:], known):
+        own_id = item_ids.place_id(item, state.id, index)
+        if item.id is not None:
+            spare_ids[len(added)] = own_id
+        added.append(with_id(item, item.id or own_id))
+    return Appended(joined.conversation_id, joined.version, (*added, *state.output), spare_ids)
 
 
 def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -534,12 +575,6 @@ def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:
         if items[index].type == "compaction" and place is not None and not place.of_input:
             return items[index:]
     return items
-
-
-def _unique_id(item: Item, response_id: str, index: int) -> str:
-    """An id that is unique in a conversation: replaces one that a client chose, which may repeat."""
-    is_ours = item.id is not None and item_ids.place_of(item.id) is not None
-    return item.id if is_ours and item.id else item_ids.place_id(item, response_id, index)
 
 
 def _logged(error: ApiError) -> ApiError:

@@ -14,6 +14,7 @@ from slipring.core.chain.known_items import KnownItems
 from slipring.core.ports import Betas
 from slipring.core.session import client_events
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool
+from slipring.errors import ApiError, forget_frames
 from slipring.protocol import requests
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
@@ -60,7 +61,12 @@ class RequestDecoder:
 
     async def in_thread(self, tenant: str, work: Callable[..., T], *arguments: object) -> T:
         """Call ``work`` in the thread. Tenants take turns."""
-        return await self._threads.run(tenant, work, *arguments)
+        try:
+            return await self._threads.run(tenant, work, *arguments)
+        except ApiError as error:
+            # Its frames have the whole request, and the future that they wait for has the error.
+            forget_frames(error)
+            raise
 
     @contextmanager
     def _counted(self, tenant: str, size_bytes: int) -> Iterator[None]:

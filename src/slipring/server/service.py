@@ -263,6 +263,17 @@ class Service:
         if key is not None:
             await self.quotas.admit(key)
 
+    def forget_sent(self, tenant: str) -> None:
+        """Forget what a tenant has sent lately, because some of it was deleted: no index says what."""
+        self.heads.forget(tenant)
+        self.items.forget(tenant)
+
+    async def require_room(self, caller: Caller) -> None:
+        """Raise if a caller's key was revoked or a quota is used up."""
+        key = await self.keyring.recheck(caller)
+        if key is not None:
+            await self.quotas.require_room(key)
+
     def turn_ended(self, turn: EndedTurn, content: TurnContent | None = None) -> None:
         """Log and count a turn: its tokens towards the key's quota, its fallback for ``/health``.
 

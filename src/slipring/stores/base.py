@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
+from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.protocol.items import Item
@@ -60,6 +61,13 @@ class Appended(Struct, frozen=True):
     """The conversation's version when the turn began. If it is unchanged, the response becomes the tip. If
     items were changed meanwhile, the conversation has no tip afterwards."""
     items: tuple[Item, ...]
+    spare_ids: dict[int, str] = {}
+    """By index: the id that an item gets if the conversation has another one with its own. An item without
+    one is not added then."""
+
+
+class UnknownItem(Exception):
+    """The item after which a page begins was never in the list."""
 
 
 class Page(Struct, frozen=True):
@@ -88,6 +96,17 @@ class Run(Struct, frozen=True):
     @property
     def is_open(self) -> bool:
         return self.status in ("queued", "in_progress")
+
+
+class Beginning(Struct, frozen=True):
+    """What the response of a run began with."""
+
+    parent_id: str | None
+    """The response that it continues."""
+    head: Head
+    input: tuple[Item, ...]
+    is_upstream: bool = False
+    """Whether an upstream runs its hosted tools."""
 
 
 class RunEvent(Struct, frozen=True):
@@ -213,11 +232,19 @@ class Conversations(ABC):
     async def items(self, tenant: str, conversation_id: str, page: Page) -> tuple[list[Item], bool] | None:
         """Return a page of items, and whether more follow. None: there is no such conversation.
 
-        An ``after`` that names no item of the conversation gives an empty page.
+        ``after`` may name an item that has been deleted since. Raises ``UnknownItem`` if the conversation
+        never had it.
         """
 
     @abstractmethod
     async def item(self, tenant: str, conversation_id: str, item_id: str) -> Item | None: ...
+
+    @abstractmethod
+    async def find_items(
+        self, tenant: str, item_ids: Iterable[str], conversation_id: str | None
+    ) -> dict[str, Item]:
+        """Return items of this conversation, or else of any of the tenant's, by id. Unknown ids are left out,
+        and so are those of different items in several conversations."""
 
     @abstractmethod
     async def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> bool: ...
@@ -232,19 +259,37 @@ class Conversations(ABC):
 
 
 class Runs(ABC):
-    """Background runs, their events, and the leases of their owners."""
+    """Background runs, their events, and the leases of their owners.
+
+    A run that has ended is gone when its retention is over. An open run is kept until it ends.
+    """
 
     @abstractmethod
     async def open(
-        self, tenant: str, response: Response, events: Sequence[RunEvent], *, owner: str, lease_until: float
+        self,
+        tenant: str,
+        response: Response,
+        events: Sequence[RunEvent],
+        *,
+        owner: str,
+        lease_until: float,
+        beginning: Beginning | None = None,
     ) -> Tenure:
-        """Record a new run with its first events, owned by the node ``owner``."""
+        """Record a new run with its first events, owned by the node ``owner``. ``beginning``: to be kept
+        until the run ends."""
 
     @abstractmethod
     async def append(
-        self, tenure: Tenure, events: Sequence[RunEvent], response: Response, *, lease_until: float
+        self,
+        tenure: Tenure,
+        events: Sequence[RunEvent],
+        response: Response,
+        *,
+        lease_until: float,
+        beginning: Beginning | None = None,
     ) -> None:
-        """Write events, the current response object and its status, and extend the lease.
+        """Write events, the current response object and its status, and extend the lease. ``beginning``: to
+        be kept until the run ends, if none is kept yet.
 
         A terminal status ends the run and its tenure. Events that are already stored are not changed, so a
         write may be repeated. Raises ``LeaseLost`` if the tenure has ended, and if the status is ``failed``
@@ -260,14 +305,21 @@ class Runs(ABC):
     async def read(self, tenant: str, response_id: str) -> Run | None: ...
 
     @abstractmethod
+    async def beginning(self, tenant: str, response_id: str) -> Beginning | None:
+        """Return what an open run began with. None: it has ended, or has not written that."""
+
+    @abstractmethod
     async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:
         """Return up to ``limit`` events with a sequence number above ``after``, in order."""
 
     @abstractmethod
-    async def seize(self, run: Run, *, owner: str, lease_until: float) -> Run | None:
+    async def seize(
+        self, run: Run, *, owner: str, lease_until: float, if_not_renewed: bool = False
+    ) -> Run | None:
         """Make ``owner`` the owner of an open run; the previous owner's tenure ends.
 
-        None: the run has ended, or its owner has changed since ``run`` was read.
+        None: the run has ended, or its owner has changed since ``run`` was read; with ``if_not_renewed`` also
+        if the owner has renewed its lease since then.
         """
 
     @abstractmethod
@@ -279,8 +331,15 @@ class Runs(ABC):
         """
 
     @abstractmethod
-    async def abandoned(self, now: float, limit: int) -> list[Run]:
-        """Return up to ``limit`` open runs whose lease has expired."""
+    async def expired(self, now: float, limit: int) -> list[Run]:
+        """Return up to ``limit`` open runs whose lease has expired, in the order of their leases."""
+
+    @abstractmethod
+    async def touch(self, run: Run) -> bool:
+        """Write to an open run without changing it, as soon as the store can write.
+
+        False: the run has ended, or its owner or its lease has changed since ``run`` was read.
+        """
 
     @abstractmethod
     async def delete(self, tenant: str, response_id: str) -> bool:
@@ -364,6 +423,16 @@ class Store(ABC):
     def failed_writes(self) -> int:
         """Writes that failed because the store could not be used."""
         return 0
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the store could not be used the last time; None if it could. For operators: contains no address
+        and no content."""
+        return None
+
+    async def try_out(self) -> None:
+        """Use the store without changing anything, so that ``trouble`` is up to date."""
+        return
 
     def watch_commits(self, on_commit: Callable[[float], None]) -> None:
         """Call ``on_commit`` with the seconds that each write took, from the call to the commit."""

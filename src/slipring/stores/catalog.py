@@ -60,7 +60,7 @@ def _postgres(url: str) -> Database:
     try:
         from slipring.stores.databases.postgres import PostgresDatabase
     except ModuleNotFoundError as error:
-        extra = "pip install 'slipring[postgres]'"
+        extra = "pip install '.[postgres]' in a checkout of slipring"
         raise StartupError(f"--store postgresql: {error.name} is not installed ({extra})") from None
     return PostgresDatabase(url)
 

@@ -5,7 +5,6 @@ The first connection must succeed. Later ones are tried again, with growing paus
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Protocol, TextIO
 import msgspec
 
 from slipring.observation.live import Message, Update
+from slipring.standard_streams import discard_output
 from slipring.top.errors import Refused, StreamLost, Unreachable
 from slipring.top.options import TopOptions
 from slipring.top.state import State, View
@@ -38,9 +38,6 @@ _NOT_PLAIN = re.compile(r"[^\x20-\x7e]+")
 
 def top(options: TopOptions) -> int:
     """Watch a server on the standard streams and return the exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a character that cannot be encoded must not end it
     if options.output == "screen" and not _can_draw(sys.stdout):
         print("slipring: top draws on a terminal; elsewhere use --once or --json", file=sys.stderr)
         return WRONG_USAGE
@@ -51,9 +48,8 @@ def top(options: TopOptions) -> int:
         return NOT_REACHED
     except KeyboardInterrupt:
         return INTERRUPTED if options.is_once else OK
-    except BrokenPipeError:
-        # The reader of standard output has all that it wanted. Python would fail when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of standard output has all that it wanted
+        discard_output()
         return OK
 
 

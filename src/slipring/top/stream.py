@@ -1,16 +1,15 @@
 """Reads the live stream of an admin listener over HTTP."""
 
-import os
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from socket import gaierror
 
 import aiohttp
 import msgspec
 from aiohttp import ClientTimeout
 
+from slipring.connection_failures import reason
 from slipring.observation.live import Greeting, Message, decode
 from slipring.top.errors import Refused, StreamLost, Unreachable
 from slipring.top.figures import visible
@@ -107,8 +106,4 @@ def _reason(error: Exception) -> str:
     """Why there is no connection, in a few words."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(cause, OSError) and cause.errno is not None:
-        # The operating system's message: asyncio's repeats the address.
-        return str(cause.strerror) if isinstance(cause, gaierror) else os.strerror(cause.errno)
-    return visible(" ".join(str(cause).split())) or type(cause).__name__
+    return visible(reason(error))

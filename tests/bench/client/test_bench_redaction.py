@@ -37,7 +37,7 @@ class Echo(Faulty):
 async def test_a_key_repeated_by_the_server_is_not_stored(tmp_path: Path) -> None:
     async with running(Echo()) as url:
         options = BenchOptions(
-            target=Target(url=url, key=KEY, timeout_s=20), modes=("http-full", "http-chained"), repeats=1
+            target=Target(url=url, key=KEY, timeout_s=60), modes=("http-full", "http-chained"), repeats=1
         )
         bench = Bench(options, [tiny()], Watching())
         await bench.run()
@@ -53,7 +53,7 @@ async def test_redaction_does_not_change_requests() -> None:
     faulty = Faulty()
     async with running(faulty) as url:
         options = BenchOptions(
-            target=Target(url=url, key="faulty", timeout_s=20), modes=("http-full",), repeats=1
+            target=Target(url=url, key="faulty", timeout_s=60), modes=("http-full",), repeats=1
         )
         await Bench(options, [tiny()], Watching()).run()
     assert {request["model"] for request in faulty.requests} == {"faulty"}

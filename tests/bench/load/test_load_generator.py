@@ -22,12 +22,12 @@ _PING, _PONG = b"\x89\x04ping", b"\x8a\x84\0\0\0\0ping"
 
 
 def _access(url: str) -> Access:
-    return Access(url, "key", timeout_s=20, asks_timing=False)
+    return Access(url, "key", timeout_s=60, asks_timing=False)
 
 
 def _job(url: str, **fields: object) -> Job:
     given = {"mode": "websocket", "head": {"model": "m"}, "think_ms": 1.0, "limit_ms": 60_000.0, **fields}
-    return Job(url=url, key="key", timeout_s=20.0, **given)  # type: ignore[arg-type]
+    return Job(url=url, key="key", timeout_s=60.0, **given)  # type: ignore[arg-type]
 
 
 class Upgrading:

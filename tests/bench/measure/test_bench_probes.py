@@ -88,7 +88,7 @@ WEB_PAGE = Refusing(200, "<html>Hello</html>", "text/html")
 )
 async def test_endpoints_that_cannot_be_measured(server: Refusing, model: str | None, reason: str) -> None:
     async with running(server) as url:
-        target = Target(url=url, key="sk-wrong-key", model=model, timeout_s=20)
+        target = Target(url=url, key="sk-wrong-key", model=model, timeout_s=60)
         options = BenchOptions(target=target, modes=("http-full", "websocket"), repeats=1)
         with pytest.raises(CannotMeasure) as error:
             await Bench(options, [tiny()], Watching()).run()
@@ -98,7 +98,7 @@ async def test_endpoints_that_cannot_be_measured(server: Refusing, model: str | 
 async def test_a_list_without_models() -> None:
     async with running(Refusing(200, '{"data": []}')) as url:
         with pytest.raises(CannotMeasure, match="/models lists no models: name one with --model"):
-            await first_model(Access(url, "", timeout_s=5))
+            await first_model(Access(url, "", timeout_s=60))
 
 
 async def test_a_server_that_does_not_answer() -> None:

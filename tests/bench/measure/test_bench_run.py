@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from slipring.bench.errors import CannotMeasure
 from slipring.bench.statistics import summarise
 from tests.bench.faulty import Faulty, Json, running
 from tests.bench.stage import Watching, faults, measured
@@ -107,3 +108,15 @@ async def test_short_events_are_asked_for_in_every_turn(mode: str) -> None:
         assert record.settings.short_events is short
         received.append([turn.received_bytes for loop in record.loops for turn in loop.turns])
     assert all(short + 200 < whole for whole, short in zip(*received, strict=True))
+
+
+async def test_a_limit_of_answers_is_not_turned_into_one_of_rollouts() -> None:
+    async with running(Faulty()) as url:
+        record = await measured(url, modes=("websocket", "rollout"), max_output_tokens=50)
+        assert {loop.mode for loop in record.loops} == {"websocket"}
+        assert "one limit for all of its answers" in record.skipped["rollout"]
+        (summary,) = summarise(record)
+        (loop,) = record.loops
+        assert summary.output_tokens == sum(turn.output_tokens for turn in loop.turns) > 0
+        with pytest.raises(CannotMeasure, match="one limit for all of its answers"):
+            await measured(url, modes=("rollout",), max_output_tokens=50)

@@ -95,6 +95,9 @@ def test_the_table_shows_the_summaries(name: str) -> None:
             assert cells["Server CPU"] == (
                 "–" if summary.cpu_ms is None else units.duration(summary.cpu_ms.median)
             )
+            assert cells["Output tokens"] == (
+                "–" if summary.output_tokens is None else f"{summary.output_tokens:,.0f}"
+            )
             assert cells["Cached"] == (
                 "–" if summary.cached_share is None else units.percent(summary.cached_share)
             )

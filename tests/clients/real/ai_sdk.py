@@ -1,7 +1,8 @@
 """Vercel's AI SDK over HTTP: the only client here that validates every event against a strict schema."""
 
 from tests.clients.real.client import Client
-from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Answer, Stage, call, hosted_call, say
+from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Answer, Json, Stage, call, hosted_call, say
+from tests.mcp.fakes import Exchange, FakeServer, Reply, text
 
 ai_sdk = Client("ai-sdk", "Vercel AI SDK")
 
@@ -109,6 +110,53 @@ async def _(stage: Stage) -> None:
     assert (ended.result["text"], ended.result["errors"]) == ("It is 3.", [])
     assert ended.result["results"] == ["3"]
     assert len(relay.exchanges) == 1
+
+
+@ai_sdk.check("HTTP, SSE", "tools of an MCP server that has neither descriptions nor annotations")
+async def _(stage: Stage) -> None:
+    for scenario in ("listed", "hosted"):
+        bare = FakeServer(modern=True)
+        bare.tools = [{"name": "add", "inputSchema": {"type": "object"}}]
+        async with stage.serve_with_tools(*_HOSTED, fake=bare) as (relay, fake):
+            ended = await stage.node("ai-sdk", _DRIVER, relay.url, scenario, fake.url)
+        assert (ended.result["text"], ended.result["results"]) == ("It is 3.", ["3"])
+        assert len(relay.exchanges) == 1
+
+
+_CODE = "code_interpreter"
+_SEARCHES = ("web_search", "file_search")
+_BUILTIN: list[Answer] = [
+    *([call(kind, query="q")] for kind in _SEARCHES),
+    [call(_CODE, code="6 * 7")],
+    [say("Done.")],
+]
+
+
+async def _bare(exchange: Exchange) -> Reply:
+    return text('[{"text": "a passage"}]')
+
+
+@ai_sdk.check("HTTP, SSE", "built-in tools that an MCP server answers with nothing but text")
+async def _(stage: Stage) -> None:
+    for scenario in ("builtin_plain", "builtin"):
+        fake = FakeServer(modern=True)
+        fake.tools = [{"name": name, "inputSchema": {"type": "object"}} for name in (*_SEARCHES, _CODE)]
+        fake.calls |= dict.fromkeys((*_SEARCHES, _CODE), _bare)
+        async with stage.serve_with_builtins(*_BUILTIN, fake=fake) as relay:
+            ended = await stage.node("ai-sdk", _DRIVER, relay.url, scenario)
+        assert (ended.result["text"], ended.result.get("errors", [])) == ("Done.", [])
+        results: list[Json] = ended.result["results"]
+        assert len(results) == 3
+        assert [each["text"] for each in results[1]["results"]] == ["a passage"]
+        assert [each["logs"] for each in results[2]["outputs"]] == ['[{"text": "a passage"}]']
+
+
+@ai_sdk.check("HTTP, SSE", "a call of a custom tool")
+async def _(stage: Stage) -> None:
+    for scenario in ("own_plain", "own"):
+        async with stage.serve([{"custom_tool_call": {"name": "notes", "input": "buy milk"}}]) as relay:
+            ended = await stage.node("ai-sdk", _DRIVER, relay.url, scenario)
+        assert (ended.result["inputs"], ended.result.get("errors", [])) == ([["notes", "buy milk"]], [])
 
 
 @ai_sdk.check("HTTP, SSE", "a call of an MCP server's tool is approved")

@@ -89,14 +89,29 @@ class Stage:
         return ("--config", str(path))
 
     @asynccontextmanager
-    async def serve_with_tools(self, *answers: Answer) -> AsyncIterator[tuple[Relay, FakeServer]]:
+    async def serve_with_tools(
+        self, *answers: Answer, fake: FakeServer | None = None
+    ) -> AsyncIterator[tuple[Relay, FakeServer]]:
         """Run `slipring serve` with these scripted answers, and an MCP server that clients name by its
         URL."""
         async with (
-            serving(FakeServer(modern=True)) as fake,
+            serving(fake or FakeServer(modern=True)) as served,
             self.serve(*answers, flags=("--mcp-urls", "any")) as relay,
         ):
-            yield relay, fake
+            yield relay, served
+
+    @asynccontextmanager
+    async def serve_with_builtins(self, *answers: Answer, fake: FakeServer) -> AsyncIterator[Relay]:
+        """Run `slipring serve` with these scripted answers, and with an MCP server whose tools answer the
+        built-in types of the same names."""
+        async with serving(fake) as served:
+            path = self.directory / "builtins.toml"
+            lines = ["[[mcp]]", 'name = "fake"', f"url = {json.dumps(served.url)}"]
+            for tool in fake.tools:
+                lines += [f"[builtin_tools.{tool['name']}]", 'server = "fake"', f'tool = "{tool["name"]}"']
+            path.write_text("\n".join(lines))
+            async with self.serve(*answers, flags=("--config", str(path))) as relay:
+                yield relay
 
     async def run(self, *command: str | Path, within_s: float = 60, **variables: str) -> Ended:
         """Run a client until it ends, without the user's settings, proxies and keys."""

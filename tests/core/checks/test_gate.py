@@ -1,5 +1,6 @@
 """The gate: what is released when, for any order of deltas and verdicts."""
 
+import json
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any
@@ -25,7 +26,12 @@ from slipring.core.generation import (
     Text,
     Thought,
     ThoughtSummary,
+    UpstreamItemEnded,
+    UpstreamItemEvent,
+    UpstreamItemStarted,
 )
+from slipring.protocol.events import McpCallArgumentsDelta, McpCallArgumentsDone
+from slipring.protocol.items import Item
 from slipring.protocol.responses import Logprob
 
 END = Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)
@@ -168,7 +174,7 @@ def test_a_call_is_released_whole_and_with_what_follows_it():
     assert gate.take_due() == []
     assert gate.feed([CallEnded(), Thought("b"), Annotated(Raw(b"{}"))]) == []
     asked = only(gate.take_due())
-    assert asked.subjects == (Subject("output", "call", '{"x":1}', name="f"),)
+    assert asked.subjects == (Subject("output", "call", 'f\n{"x":1}', name="f"),)
     released = gate.judge(asked.ticket, verdicts(asked))
     assert released[:1] == [CallStarted("function", "f")]
     assert released[-2:] == [Thought("b"), Annotated(Raw(b"{}"))]
@@ -178,7 +184,7 @@ def test_a_call_without_arguments_is_inspected_by_its_name():
     gate = Gate(policy(subjects=("call",)))
     assert gate.feed([CallStarted("function", "rm"), CallStarted("function", "ls"), END]) == []
     asked = only(gate.take_due())
-    assert [(subject.name, subject.text) for subject in asked.subjects] == [("rm", ""), ("ls", "")]
+    assert [(subject.name, subject.text) for subject in asked.subjects] == [("rm", "rm"), ("ls", "ls")]
     assert len(gate.judge(asked.ticket, verdicts(asked))) == 3
 
 
@@ -470,3 +476,180 @@ def test_a_secret_is_found_however_it_is_split_and_no_part_of_it_is_released(
         assert not letters(secret) & letters(written(scene.released))
     else:
         assert scene.released[-1] is END
+
+
+# JSON.
+
+
+def spelled(text: str) -> str:
+    return "".join(f"\\u{ord(character):04x}" for character in text)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1000])
+def test_a_json_answer_is_inspected_as_its_reader_gets_it(size: int):
+    gate = Gate(policy(subjects=("answer",)))
+    gate.writes_json = True
+    filler = '{"a":"' + "word " * 60
+    written = filler + spelled("secret😀"[:6]) + r"\ud83d\ude00" + "word " * 60 + '"}'
+    released: list[Delta] = []
+    for at in range(0, len(written), size):
+        released += gate.feed([Text(written[at : at + size])])
+        for asked in gate.take_due():
+            assert "\\" not in "".join(texts([asked]))
+            released += gate.judge(asked.ticket, verdicts(asked, ["secret😀"]))
+    released += gate.feed([END])
+    while due := gate.take_due():
+        for asked in due:
+            released += gate.judge(asked.ticket, verdicts(asked, ["secret😀"]))
+    assert gate.ruling is not None
+    sent = "".join(delta.text for delta in released if isinstance(delta, Text))
+    assert filler.startswith(sent)
+
+
+@pytest.mark.parametrize("size", [1, 4, 250])
+def test_a_json_answer_that_passes_is_released_as_it_was_written(size: int):
+    gate = Gate(policy(subjects=("answer",)))
+    gate.writes_json = True
+    written = '{"a":"' + (spelled("fine") + " word. ") * 60 + r"\ud83d"
+    released: list[Delta] = []
+    before_the_end = 0
+    deltas = [Text(written[at : at + size]) for at in range(0, len(written), size)]
+    for delta in [*deltas, END]:
+        before_the_end = len(released)
+        released += gate.feed([delta])
+        while due := gate.take_due():
+            for asked in due:
+                released += gate.judge(asked.ticket, verdicts(asked))
+    assert "".join(delta.text for delta in released if isinstance(delta, Text)) == written
+    assert before_the_end > 0
+    assert gate.is_settled
+
+
+def test_a_plain_answer_is_inspected_as_it_was_written():
+    gate = Gate(policy(subjects=("answer",)))
+    gate.feed([Text(spelled("a")), END])
+    assert texts(gate.take_due()) == [spelled("a")]
+
+
+# What is inspected as a whole.
+
+
+CITED = Annotated(Raw(b'{"type":"url_citation","title":"a secret"}'))
+
+
+def test_an_annotation_waits_for_its_own_check_and_does_not_divide_the_text():
+    gate = Gate(policy(subjects=("answer",)))
+    assert gate.feed([Text("sec"), CITED, Text("ret"), END]) == []
+    asked = gate.take_due()
+    assert texts(asked) == ["a secret", "secret"]
+    assert gate.judge(asked[1].ticket, verdicts(asked[1])) == [Text("sec")]
+    assert gate.judge(asked[0].ticket, verdicts(asked[0])) == [CITED, Text("ret"), END]
+
+
+def test_an_annotation_without_a_text_passes():
+    gate = Gate(policy("flag", "follow", subjects=("answer",)))
+    bare = Annotated(Raw(b'{"type":"url_citation"}'))
+    assert gate.feed([bare, CITED]) == [bare, CITED]
+    assert texts(gate.take_due()) == ["a secret"]
+
+
+def upstream_item(**fields: Any) -> Item:
+    given = {"type": "mcp_call", "id": "m", "server_label": "s", "name": "n", "arguments": "{}", **fields}
+    return Item("mcp_call", json.dumps(given).encode(), "m")
+
+
+BEGUN = UpstreamItemStarted(1, upstream_item(arguments=""))
+
+
+def test_an_item_of_the_engines_server_is_released_whole():
+    gate = Gate(policy())
+    about = UpstreamItemEvent(1, McpCallArgumentsDelta, {"delta": '{"x":"\\u0061"}'})
+    told = UpstreamItemEvent(1, McpCallArgumentsDone, {"arguments": '{"x":"\\u0062"}'})
+    ended = UpstreamItemEnded(1, upstream_item(arguments='{"x":"a"}', output="found"))
+    assert gate.feed([BEGUN, about, told, Text("b")]) == []
+    assert gate.take_due() == []
+    assert gate.feed([ended]) == []
+    asked = only(gate.take_due())
+    assert [(each.side, each.kind) for each in asked.subjects] == [
+        ("output", "call"),
+        ("input", "tool_output"),
+    ]
+    assert texts([asked]) == ['{"x":"a"}\n{"x":"b"}\ns\nn', "found"]
+    assert gate.judge(asked.ticket, verdicts(asked)) == [BEGUN, about, told]
+    rest = gate.feed([END])
+    for each in gate.take_due():
+        rest += gate.judge(each.ticket, verdicts(each))
+    assert rest == [Text("b"), ended, END]
+
+
+def test_an_item_that_is_broken_off_is_inspected_as_far_as_it_came():
+    gate = Gate(policy())
+    gate.feed([BEGUN, UpstreamItemEvent(1, McpCallArgumentsDelta, {"delta": "a secret"}), END])
+    asked = only(gate.take_due())
+    assert gate.judge(asked.ticket, verdicts(asked, ["secret"])) == []
+    assert gate.ruling is not None
+
+
+def test_items_wait_for_nothing_if_nothing_can_refuse_them():
+    gate = Gate(policy("flag", "follow"))
+    ended = UpstreamItemEnded(1, upstream_item(output="found"))
+    assert gate.feed([BEGUN, ended]) == [BEGUN, ended]
+    assert texts(gate.take_due()) == ["s\nn\n{}", "found"]
+
+
+def test_after_a_cut_items_that_were_not_released_are_dropped():
+    gate = Gate(policy("cut", subjects=("answer", "call")))
+    gate.feed(
+        [Text("secret"), UpstreamItemStarted(1, upstream_item()), UpstreamItemEnded(1, upstream_item())]
+    )
+    of_item = only(gate.take_due())
+    assert gate.feed([END]) == []
+    of_text = only(gate.take_due())
+    assert gate.judge(of_text.ticket, verdicts(of_text, ["secret"])) == [END]
+    assert gate.judge(of_item.ticket, verdicts(of_item)) == []
+    assert gate.is_settled
+
+
+# Emissions.
+
+
+def test_an_emission_waits_for_its_own_texts_and_for_the_input_and_the_answer_does_not_wait():
+    gate = Gate(policy(subjects=("message", "tool_output")))
+    emitted: list[str] = []
+    gate.inspect_input([QUESTION])
+    gate.hold(lambda: emitted.append("of the input"))
+    gate.hold(lambda: emitted.append("a result"), [Subject("input", "tool_output", "found")])
+    of_input, of_result = gate.take_due()
+    assert gate.take_emissions() == []
+    gate.judge(of_input.ticket, verdicts(of_input))
+    assert gate.feed([Text("a"), END]) == [Text("a")]
+    for emit in gate.take_emissions():
+        emit()
+    assert emitted == ["of the input"]
+    assert not gate.is_settled
+    assert gate.judge(of_result.ticket, verdicts(of_result)) == [END]
+    assert not gate.is_settled
+    for emit in gate.take_emissions():
+        emit()
+    assert emitted == ["of the input", "a result"]
+    assert gate.is_settled
+
+
+def test_what_is_refused_is_never_emitted():
+    gate = Gate(policy(subjects=("tool_output",)))
+    gate.hold(lambda: None, [Subject("input", "tool_output", "a secret")])
+    gate.hold(lambda: None, [Subject("input", "tool_output", "fine")])
+    refused, passed = gate.take_due()
+    gate.judge(refused.ticket, verdicts(refused, ["secret"]))
+    gate.judge(passed.ticket, verdicts(passed))
+    assert gate.take_emissions() == []
+
+
+def test_after_a_cut_what_was_held_besides_can_still_pass():
+    gate = Gate(policy("cut", subjects=("answer", "tool_output")))
+    gate.hold(lambda: None, [Subject("input", "tool_output", "fine")])
+    gate.feed([Text("secret"), END])
+    result, text = gate.take_due()
+    assert gate.judge(text.ticket, verdicts(text, ["secret"])) == []
+    assert gate.judge(result.ticket, verdicts(result)) == [END]
+    assert len(gate.take_emissions()) == 1

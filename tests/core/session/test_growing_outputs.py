@@ -590,7 +590,7 @@ def test_pieces_for_a_response_that_ends_incomplete_are_prefilled_too() -> None:
     assert prefilled(client, response_id) == [(call_id, LONG)]
 
 
-def test_steers_that_wait_for_the_output_come_before_it() -> None:
+def test_steers_that_wait_for_the_output_come_after_it() -> None:
     client = connect()
     client.create()
     response_id = client.events[0]["response"]["id"]
@@ -600,4 +600,5 @@ def test_steers_that_wait_for_the_output_come_before_it() -> None:
     client.stream_output(response_id, call_id, LONG)
     foreseen = client.prefills[response_id].prefill.job
     client.create(previous=response_id, input=[call_output(call_id, LONG)])
-    assert context_of(foreseen) == context_of(client.job())
+    *before, steer = context_of(client.job())
+    assert (context_of(foreseen), steer["content"]) == (before, "Be brief.")

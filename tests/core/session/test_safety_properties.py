@@ -67,6 +67,8 @@ class Safety(RuleBasedStateMachine):
         self.unsure: set[str] = set()
         """Words of texts that the check failed on, so that they are inspected again whenever they are sent;
         and of answers that were cut after they had been released."""
+        self.has_failed = False
+        """Whether the check has failed on a text."""
         self.made: list[tuple[Connection, str | None, str]] = []
 
     @initialize(check=CHECKS, watches=st.booleans(), scope=st.sampled_from(["new", "all"]))
@@ -187,6 +189,7 @@ class Safety(RuleBasedStateMachine):
             if guard is None:
                 continue
             if guard.failed is not None:
+                self.has_failed = True
                 self.unsure |= words
             elif subject.side == "input":
                 self.inspected.update(words - self.unsure)
@@ -262,7 +265,9 @@ class Safety(RuleBasedStateMachine):
             assert not output & self.refused
             assert not (output | given) & self.blocked
             assert state.verdicts is not None
-            assert state.verdicts.policy == self.server.policy.digest
+            assert state.verdicts.policy == self.server.policy.digest or (
+                state.verdicts.policy == b"" and self.has_failed
+            )
 
     @invariant()
     def every_item_is_inspected_once(self):

@@ -65,6 +65,7 @@ REFUSED_AT_THE_END = {"websocket_connection_limit_reached", "service_unavailable
 BAD_BODIES: list[Json] = [{"temperature": "hot"}, {"stream": False}]
 TOO_LONG: Json = {"seed": 666}
 """A request whose job the engine refuses."""
+ANSWERING = ("function_call_output", "mcp_approval_response")
 TOO_LONG_STEER = "far too long"
 """Text of a steer that makes the engine refuse the successor's job."""
 INVALID_GRAMMAR = "invalid"
@@ -468,7 +469,8 @@ class Peer:
     def busy(self) -> list[str | None]:
         """Lanes with a turn in progress."""
         connection = self.connection
-        working = [turn.lane for turn in (*self._beginning(), *connection.starts, *connection.saves)]
+        created = (*connection.listings, *connection.starts, *connection.saves)
+        working = [turn.lane for turn in (*self._beginning(), *created)]
         return working + self.calling + self.paused
 
     @property
@@ -673,7 +675,9 @@ class Peer:
         assert not self.ending or asked.loading, "begun though the connection ends"
         if asked.request.generate and self._waits_for(asked):
             added = self.waiting.pop(asked.previous or "")
-            asked.input = [*map(message, added.values()), *asked.input]
+            answers = [item["type"] in ANSWERING for item in asked.input]
+            at = len(answers) - answers[::-1].index(True) if True in answers else 0
+            asked.input = [*asked.input[:at], *map(message, added.values()), *asked.input[at:]]
             self._settle(added)
         self._settle(asked.follows)
         asked.follows = {}
@@ -1208,7 +1212,9 @@ class Connections(RuleBasedStateMachine):
         """Do the work before a turn's job."""
         with peer.evicting_only_evictable():
             if peer.is_at("resolves", lane):
-                peer.connection.resolve(lane)
+                peer.connection.find_servers(lane)
+            elif peer.is_at("listings", lane):
+                peer.connection.list_tools(lane)
             elif peer.is_at("checks", lane):
                 peer.check(lane)
             elif peer.is_at("claims", lane):
@@ -1256,7 +1262,8 @@ class Connections(RuleBasedStateMachine):
         peer = self.peers[who]
         if not peer.is_at("resolves", lane) or peer.head(lane).serial != str(self.asked):
             return
-        self._begin(peer, lane, 0)
+        while peer.is_at("resolves", lane) or peer.is_at("listings", lane):
+            self._begin(peer, lane, 0)
         self._speak(peer, lane, HOSTED_ANSWERS[pick % len(HOSTED_ANSWERS)])
         while whole and lane in peer.calling:
             self._end_call(peer, lane, pick)
@@ -1371,7 +1378,9 @@ class Connections(RuleBasedStateMachine):
             peer.connection.tick()
             assert seconds < LIMITS["rollout_wait_s"] or not peer.paused, "a rollout waits forever"
             in_time = peer.deadline is None or self.server.now < peer.deadline
-            at_work = peer.connection.starts or peer.connection.calls or peer._beginning()
+            connection = peer.connection
+            created = connection.listings or connection.starts or connection.calls
+            at_work = bool(created or peer._beginning())
             assert in_time or not at_work, "a turn runs after the grace period"
 
     # Invariants.
@@ -1500,7 +1509,7 @@ class Connections(RuleBasedStateMachine):
                 self._answer(peer, lane)
             for turn in list(connection.loads):
                 peer.load(turn.lane)
-            for turn in peer._beginning():
+            for turn in [*peer._beginning(), *connection.listings]:
                 if turn not in connection.loads:
                     self._begin(peer, turn.lane, 1000)
             for call_id in list(connection.calls):

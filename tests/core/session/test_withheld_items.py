@@ -152,8 +152,10 @@ def test_a_steer_that_was_refused_before_is_withheld_where_the_client_goes_on():
     connection.steer(target, "bad")
     connection.finish(*CALL)
     connection.inspect_all()
-    connection.create(previous=target, tools=[function("f")], input=[call_output("call_1", "fine")])
-    assert [item.get("content") for item in context_of(connection.job())[-2:]] == [PLACEHOLDER, None]
+    input = [call_output("call_1", "fine"), message("go on")]
+    connection.create(previous=target, tools=[function("f")], input=input)
+    said = [item.get("content") for item in context_of(connection.job())[-3:]]
+    assert said == [None, PLACEHOLDER, "go on"]
     answer(connection)
 
 

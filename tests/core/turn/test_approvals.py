@@ -82,7 +82,7 @@ def test_an_approved_call_runs_before_anything_is_generated(history: bool) -> No
     sent = connection.claim()
     assert types(sent) == [
         *("created", "in_progress", "output_item.added", "mcp_call.in_progress"),
-        *("mcp_call_arguments.delta", "mcp_call_arguments.done"),
+        *("mcp_call_arguments.delta", "mcp_call.in_progress", "mcp_call_arguments.done"),
     ]
     (call_id,) = running(connection)
     assert connection.calls[call_id].call.arguments == '{"a":1}'

@@ -7,7 +7,7 @@ import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought
 from slipring.core.ports import Betas
-from slipring.core.turn.compaction import is_users
+from slipring.core.turn.compaction import _LEAD, is_users
 from slipring.errors import InvalidRequest, ServerError
 from slipring.protocol.items import user_message
 from tests.core.connection import (
@@ -249,6 +249,33 @@ def test_a_truncated_summary_is_used() -> None:
     connection.finish(Text("half a sum"), reason="max_output_tokens")
     assert texts(context_of(connection.job()))[0].endswith("half a sum")
     assert connection.complete()["status"] == "completed"
+
+
+def test_a_summary_is_never_longer_than_what_it_replaces() -> None:
+    connection = Connection()
+    connection.create(input="look " * 100, context_management=MANAGED)
+    connection.weigh(100)
+    job = connection.job()
+    length = sum(len(item.raw) for item in job.input[:-1])
+    assert job.is_summary
+    connection.generate(Thought("x" * 2 * length), Text("y" * (length - 1)))
+    assert not job.stop.asked
+    connection.generate(Text("yz"))
+    assert job.stop.asked
+    connection.finish(Text("z" * length), reason="steered")
+    answering = connection.job()
+    assert not answering.is_summary
+    assert not answering.stop.asked
+    summary = texts(context_of(answering))[0].removeprefix(_LEAD)
+    assert summary == "y" * (length - 1) + "y"
+
+
+def test_the_shortest_context_has_room_for_a_summary() -> None:
+    connection = Connection()
+    connection.create(input="x", context_management=MANAGED)
+    connection.weigh(100)
+    connection.finish(Text("y" * 999))
+    assert texts(context_of(connection.job()))[0] == _LEAD + "y" * 200
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from slipring.core.chain import hosted_items
 from slipring.core.chain.head import Head
@@ -18,17 +19,20 @@ from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.checks.rulings import checks_of
+from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import Subject, Verdict
-from slipring.core.generation import Text
+from slipring.core.generation import Finished, Job, Settings, Text
 from slipring.core.turn.compaction import condensed
 from slipring.core.turn.inspected_items import InspectedItems
 from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item, read_item, user_message
-from slipring.protocol.tools import Toolset
-from tests.core.connection import function, node
+from slipring.protocol.tools import Offer, Toolset
+from tests.core.connection import PLAIN, function, node
 
 POLICY = Policy((Check("guard", action="block"),))
+FINISHED = Finished(reason="stop", input_tokens=0, cached_tokens=0, output_tokens=0)
+_JOB = Job("r1", "t", PLAIN, Head(), None, (), Offer(), Settings())
 WITHHELD = user_message("[Withheld: the safety check 'guard' has refused this content.]")
 
 
@@ -40,8 +44,17 @@ def answer(text: str) -> Item:
     return item(type="message", role="assistant", content=[{"type": "output_text", "text": text}])
 
 
+def is_bad(subject: Subject) -> bool:
+    return "bad" in subject.text
+
+
+def read_by(check: Check, subject: Subject) -> Subject:
+    """What a check sees of a subject: the server gives it as much context as it reads."""
+    return structs.replace(subject, context=subject.context[max(len(subject.context) - check.context, 0) :])
+
+
 class Turn:
-    """A turn whose checks flag every text that contains "bad"."""
+    """A turn whose checks flag every text that contains "bad", or what else they are given for."""
 
     def __init__(
         self,
@@ -52,11 +65,12 @@ class Turn:
         policy: Policy = POLICY,
         head: Head | None = None,
         tenant: str = "t",
+        flags: Callable[[Subject], bool] = is_bad,
     ) -> None:
-        self.policy, self.parent = policy, parent
+        self.policy, self.parent, self.flags = policy, parent, flags
         self.gate = Gate(policy)
         self.items = InspectedItems(self.gate, known, tenant)
-        self.input = self.items.withhold(tuple(items), {})
+        self.input = self.items.withhold(parent, tuple(items), {})
         self.seen: list[Subject] = []
         self.error: ApiError | None = None
         head = head or (parent.head if parent is not None else Head())
@@ -83,11 +97,16 @@ class Turn:
     def _verdicts(self, inspection: Inspection) -> list[list[Verdict]]:
         return [
             [
-                Verdict(check.name, check.version, flagged="bad" in subject.text)
+                Verdict(check.name, check.version, flagged=self.flags(read_by(check, subject)))
                 for check in checks_of(self.policy, subject, inspection.when)
             ]
             for subject in inspection.subjects
         ]
+
+    def resume(self, items: Iterable[Item], step: ResponseState | None) -> None:
+        """Go on with these items behind a step."""
+        self.items.resume(structs.replace(_JOB, parent=step, input=tuple(items)))
+        self.run()
 
     def end(self, name: str, *output: Item) -> ResponseState:
         """The state of the response."""
@@ -232,7 +251,7 @@ def test_a_list_of_hosted_tools_is_inspected_once_whether_it_is_fetched_or_sent(
     sent = item(type="mcp_list_tools", server_label="s", tools=tools)
     assert len(Turn(known, [sent]).seen) == 1
     fetched = Turn(known)
-    fetched.items.begin(None, Head(), (), [[ListedTool("find", Raw(b"{}"), "Finds.")]])
+    fetched.items.add_list(list_text("s", [ListedTool("find", Raw(b"{}"), "Finds.")], None))
     assert fetched.gate.take_due() == []
     fetched.end("a", sent)
     assert fetched.audits == []
@@ -246,8 +265,8 @@ def test_tool_outputs_are_inspected_with_the_name_of_their_tool():
     assert Turn(known, [output], state).seen == [Subject("input", "tool_output", "found", name="read")]
     steps = Turn(known, [message("two")], state)
     second = item(type="function_call", call_id="d", name="write", arguments="{}")
-    steps.items.add([item(type="function_call_output", call_id="d", output="bad")], [second])
-    steps.run()
+    answered = item(type="function_call_output", call_id="d", output="bad")
+    steps.resume([answered], step=node("b", output=(second,)))
     assert steps.seen[-1] == Subject("input", "tool_output", "bad", name="write")
     assert isinstance(steps.error, InvalidPrompt)
 
@@ -301,6 +320,106 @@ def test_a_check_can_read_the_last_texts():
     assert turn.gate.context == ("three", "four")
 
 
+def test_a_verdict_holds_for_the_texts_that_the_check_read():
+    """The word alone is fine, and so is what surrounds it; together they are not."""
+
+    def leaks(subject: Subject) -> bool:
+        return subject.text == "api" and "ok" in subject.context
+
+    policy = Policy((Check("guard", action="block", context=3),))
+    known = KnownVerdicts(10**6)
+    assert Turn(known, [message("api")], policy=policy, flags=leaks).error is None
+    assert isinstance(
+        Turn(known, [message("ok"), message("api")], policy=policy, flags=leaks).error, ApiError
+    )
+    # What was flagged in one context is not refused in another.
+    assert Turn(known, [message("no"), message("api")], policy=policy, flags=leaks).error is None
+    root = Turn(known, [message("ok")], policy=policy, flags=leaks).end("a", answer("well"))
+    assert isinstance(Turn(known, [message("api")], root, policy=policy, flags=leaks).error, ApiError)
+    fork = Turn(known, [message("why")], policy=policy, flags=leaks).end("b", answer("well"))
+    assert Turn(known, [message("api")], fork, policy=policy, flags=leaks).error is None
+    # It is withheld where it was refused, and what follows it is read behind the placeholder.
+    turn = Turn(known, [message("ok"), message("api"), message("hm")], policy=policy, flags=leaks)
+    assert (turn.error, turn.input[1]) == (None, WITHHELD)
+    assert [(each.text, each.context[-1:]) for each in turn.seen] == [
+        ("hm", ("[Withheld: the safety check 'guard' has refused this content.]",))
+    ]
+
+
+def test_the_uninspected_end_of_a_chain_is_read_behind_its_beginning():
+    policy = Policy((Check("guard", action="block", context=3),), scope="all")
+    known = KnownVerdicts(10**6)
+    root = Turn(known, [message("one")], policy=policy).end("a", answer("uno"))
+    unanswered = Turn(known, [message("two")], root).end("b", answer("due"))
+    turn = Turn(known, [message("three")], unanswered, policy=policy)
+    assert [(subject.text, subject.context) for subject in turn.seen] == [
+        ("two", ("one", "uno")),
+        ("due", ("one", "uno", "two")),
+        ("three", ("uno", "two", "due")),
+    ]
+
+
+def test_an_output_is_known_by_the_name_of_its_tool():
+    def is_secret(subject: Subject) -> bool:
+        return subject.name == "vault"
+
+    def history(name: str) -> list[Item]:
+        call = item(type="function_call", call_id="c", name=name, arguments="{}")
+        return [message("go"), call, item(type="function_call_output", call_id="c", output="found")]
+
+    policy = Policy((Check("guard", action="block", subjects=("tool_output",)),))
+    known = KnownVerdicts(10**6)
+    assert Turn(known, history("files"), policy=policy, flags=is_secret).error is None
+    assert isinstance(Turn(known, history("vault"), policy=policy, flags=is_secret).error, InvalidPrompt)
+    assert Turn(known, history("files"), policy=policy, flags=is_secret).seen == []
+
+
+def test_instructions_and_tools_are_no_texts_of_the_conversation():
+    policy = Policy((Check("guard", action="block", context=2),))
+    more = item(type="additional_tools", role="developer", tools=[function("f")])
+    turn = Turn(KnownVerdicts(10**6), [message("one"), more, message("two")], policy=policy, head=Head("Be."))
+    assert [(subject.kind, subject.context) for subject in turn.seen] == [
+        ("instructions", ()),
+        ("message", ()),
+        ("instructions", ()),
+        ("message", ("one",)),
+    ]
+
+
+def test_a_step_is_read_behind_what_the_one_before_has_written():
+    policy = Policy((Check("guard", action="block", context=4),))
+    known = KnownVerdicts(10**6)
+    call = item(type="function_call", call_id="c", name="read", arguments="{}")
+    output = item(type="function_call_output", call_id="c", output="found")
+    turn = Turn(known, [message("go")], policy=policy)
+    turn.resume([output], step=node("s", output=(call,)))
+    assert [subject.context for subject in turn.seen] == [(), ("go", "read\n{}")]
+    turn.end("a", call, output, answer("done"))
+    history = [message("go"), call, output, answer("done")]
+    assert Turn(known, [*history, message("more")], policy=policy).texts == ["more"]
+
+
+def test_results_of_approved_calls_stand_where_the_input_does():
+    policy = Policy((Check("guard", action="block", context=4),))
+    known = KnownVerdicts(10**6)
+    parent = Turn(known, [message("one")], policy=policy).end("a", answer("uno"))
+    turn = Turn(known, [message("go")], parent, policy=policy)
+    turn.seen.clear()
+    turn.resume([message("go"), item(type="function_call_output", call_id="c", output="found")], step=parent)
+    assert [(subject.text, subject.context) for subject in turn.seen] == [("found", ("one", "uno", "go"))]
+
+
+def test_a_check_that_gave_no_answer_about_an_answer_inspects_it_when_it_comes_back():
+    policy = Policy((Check("guard", action="block", mode="hold", on_error="open"),))
+    known = KnownVerdicts(10**6)
+    turn = Turn(known, [message("one")], policy=policy)
+    turn.gate.feed([Text("uno"), FINISHED])
+    for inspection in turn.gate.take_due():
+        turn.gate.judge(inspection.ticket, [[Verdict("guard", "", flagged=False, failed="timeout")]])
+    turn.end("a", answer("uno"))
+    assert Turn(known, [message("one"), answer("uno"), message("two")], policy=policy).texts == ["uno", "two"]
+
+
 # Audits.
 
 
@@ -316,6 +435,13 @@ def test_what_audits_inspect_is_known_when_they_have_ended():
     clean = Turn(known, [message("one"), message("two")], policy=policy)
     clean.end("b")
     assert [subject.text for subject in clean.audits] == ["two"]
+
+
+def test_an_audit_reads_the_texts_before_an_answer():
+    policy = Policy((Check("late", action="block", mode="audit", context=2),))
+    turn = Turn(KnownVerdicts(10**6), [message("one"), message("two")], policy=policy)
+    turn.end("a", answer("uno"))
+    assert [subject.context for subject in turn.audits] == [(), ("one",), ("one", "two")]
 
 
 # Any history.
@@ -343,3 +469,63 @@ def test_every_item_is_inspected_exactly_once(scope: Any, data: st.DataObject):
         states.append(turn.end(f"resp_{number}", answer(f"answer {number}")))
     # Once by the check that holds, once by the check that follows.
     assert inspected == {("message", text): 2 for text in sent}
+
+
+_WORDS = ("a", "b", "c")
+
+
+def _any_verdict(subject: Subject) -> bool:
+    """Depends on all that a check sees, except for what the server has written itself."""
+    if subject.kind in ("answer", "call") or subject.text.startswith("[Withheld"):
+        return False
+    seen = (subject.kind, subject.role, subject.name, subject.text, *subject.context)
+    return crc32(repr(seen).encode()) % 5 == 0
+
+
+@st.composite
+def _items(draw: st.DrawFn) -> list[Item]:
+    items: list[Item] = []
+    for number in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(["user", "system", "answer", "tool"]))
+        text = draw(st.sampled_from(_WORDS))
+        if kind == "tool":
+            call_id, name = f"c{number}", draw(st.sampled_from(["f", "g"]))
+            items.append(item(type="function_call", call_id=call_id, name=name, arguments="{}"))
+            items.append(item(type="function_call_output", call_id=call_id, output=text))
+        elif kind == "answer":
+            items.append(answer(text))
+        else:
+            items.append(item(type="message", role=kind, content=text))
+    return items
+
+
+@pytest.mark.parametrize("scope", ["new", "all"])
+@given(data=st.data())
+def test_remembered_verdicts_are_those_that_the_checks_would_give(scope: Any, data: st.DataObject):
+    """Chains, forks, retries and resent histories: with what is remembered, every turn ends as without."""
+    of_outputs = Check("outputs", action="block", subjects=("tool_output",), context=3)
+    of_messages = Check("messages", action="block", subjects=("message",), context=1)
+    plain = Check("plain", action="block", subjects=("tool_output", "message"), version="2")
+    checks = data.draw(st.lists(st.sampled_from([of_outputs, of_messages, plain]), min_size=1, unique=True))
+    policy = Policy(tuple(checks), scope=scope)
+    known = KnownVerdicts(10**6)
+    states: list[ResponseState] = []
+
+    def turn(memory: KnownVerdicts, items: Iterable[Item], parent: ResponseState | None) -> Turn:
+        return Turn(memory, items, parent, policy=policy, flags=_any_verdict)
+
+    for number in range(data.draw(st.integers(1, 8))):
+        base = data.draw(st.sampled_from([None, *states]))
+        resends = base is not None and data.draw(st.booleans())
+        parent = None if resends else base
+        items = [*(base.context() if resends else ()), *data.draw(_items())]
+        remembering = turn(known, items, parent)
+        fresh = turn(KnownVerdicts(0), items, parent)
+        if remembering.input == tuple(items):
+            assert type(remembering.error) is type(fresh.error)
+        else:
+            assert fresh.error is not None
+            again = turn(KnownVerdicts(0), remembering.input, parent)
+            assert type(remembering.error) is type(again.error)
+        if remembering.error is None:
+            states.append(remembering.end(f"resp_{number}", answer(data.draw(st.sampled_from(_WORDS)))))

@@ -28,7 +28,9 @@ def turn_on(lane: str | None = None, **fields: Any) -> Turn:
 
 def begin(turn: Turn) -> Job:
     definitions = new_definitions(Limits(), frozenset())
-    return preparation.begin(turn, "resp_1", PLAIN, (user_message("hi"),), 5.9, definitions)
+    job = preparation.begin(turn, "resp_1", PLAIN, (user_message("hi"),), 5.9, definitions)
+    assert job is not None
+    return job
 
 
 def begun(**fields: Any) -> Turn:

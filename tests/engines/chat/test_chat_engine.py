@@ -1,5 +1,6 @@
 """The chat engine: items as messages and back, and the forms of Chat Completions that servers send."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -502,7 +503,7 @@ EXPECTED = {
     "files__add": CallStarted("function", "add", "files"),
     "files__shell": CallStarted("custom", "shell", "files"),
     "run": CallStarted("custom", "run"),
-    "nobody_offered": CallStarted("function", "nobody_offered"),
+    "nobody_offered": CallStarted("function", "nobody_offered", is_offered=False),
 }
 WRITTEN = st.tuples(
     st.sampled_from(list(EXPECTED)),
@@ -988,6 +989,25 @@ async def running(**options: Any) -> AsyncIterator[tuple[FakeChatServer, Running
             yield fake, server
     finally:
         await fake.close()
+
+
+async def test_a_steer_that_waited_for_outputs_leaves_the_calls_in_the_conversation() -> None:
+    rest = asyncio.Event()
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Call("get_weather", "{}"), Say(("I", "look"), rest=rest), Stop())
+        await socket.create(input="go", tools=[WEATHER])
+        begun = await socket.until("response.output_text.delta")
+        target = begun[0]["response"]["id"]
+        await socket.send(type="response.steer", previous_response_id=target, input="quickly")
+        await socket.until("response.steer.accepted")
+        rest.set()
+        (owed,) = (await socket.until("response.steer.pending"))[-1]["required_input"]
+        await socket.create(input=[{**owed, "output": "sunny"}], previous_response_id=target)
+        await socket.until("response.completed")
+    sent = fake.requests[1]["messages"]
+    assert [each["role"] for each in sent] == ["user", "assistant", "tool", "user"]
+    assert [each["function"]["name"] for each in sent[1]["tool_calls"]] == ["get_weather"]
+    assert (sent[2]["content"], sent[3]["content"]) == ("sunny", "quickly")
 
 
 async def test_a_chain_of_calls_is_sent_as_one_conversation() -> None:

@@ -365,7 +365,7 @@ class Voice:
         text = "".join(words)
         await self._send(f"{family}.done", **place, text=text, **more)
         await self._send("content_part.done", **place, part={**part, "text": text})
-        return {"content": [{**part, "text": text}], "status": "completed"}
+        return {"content": [{**part, "text": text}]}
 
     async def speak(self, step: Say | Deny | Think | Call | Host) -> None:
         if isinstance(step, Say):
@@ -384,7 +384,8 @@ class Voice:
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
         async def stream(place: Json) -> Json:
-            return await self._part(place, part, "output_text", step, logprobs=self._likely)
+            done = await self._part(place, part, "output_text", step, logprobs=self._likely)
+            return {**done, "status": "completed"}
 
         await self._item(item, stream, status="in_progress", content=[])
 
@@ -407,9 +408,7 @@ class Voice:
     async def think(self, step: Think) -> None:
         item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "encrypted_content": step.secret}
         part = {"type": "reasoning_text", "text": ""}
-        await self._item(
-            item, lambda place: self._part(place, part, "reasoning_text", step), status="in_progress"
-        )
+        await self._item(item, lambda place: self._part(place, part, "reasoning_text", step))
 
     async def call(self, call: Call) -> None:
         call_id = new_id("call")
@@ -435,7 +434,8 @@ class Voice:
     async def host(self, step: Host) -> None:
         place = {"output_index": len(self.response["output"])}
         item = {"id": new_id(step.item["type"]), **step.item}
-        await self._send("output_item.added", **place, item={**item, **step.begun})
+        begun = {key: value for key, value in {**item, **step.begun}.items() if key not in step.later}
+        await self._send("output_item.added", **place, item=begun)
         for kind, fields in step.events:
             await self._send(kind, **place, item_id=item["id"], **fields)
         if step.ends:
@@ -457,9 +457,9 @@ class Voice:
         async def stream(place: Json) -> Json:
             await self._send("custom_tool_call_input.delta", **place, delta=text)
             await self._send("custom_tool_call_input.done", **place, input=text)
-            return {"input": text}
+            return {"input": text, "status": "completed"}
 
-        await self._item(item, stream, input="")
+        await self._item(item, stream, input="", status="in_progress")
 
     async def stop(self, stop: Stop) -> None:
         usage = {

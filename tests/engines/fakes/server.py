@@ -64,6 +64,8 @@ class Host:
     """What differs when the item begins."""
     events: tuple[tuple[str, dict[str, Any]], ...] = ()
     ends: bool = True
+    later: tuple[str, ...] = ()
+    """Keys that the item does not have when it begins."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,14 @@ class FakeServer(ABC):
     @abstractmethod
     def engine(self, **options: Any) -> Engine:
         """An engine that talks to this fake; ``options`` are fields of its options."""
+
+
+def set_patience(server: Running, **options: float) -> None:
+    """Change timeouts of a server's engines. Waits that have begun are not changed: what follows a failure
+    that a short timeout brings must not meet it too."""
+    for engine in server.service.catalog.engines:
+        for name, value in options.items():
+            object.__setattr__(engine.options, name, value)
 
 
 E = TypeVar("E", bound=Engine)

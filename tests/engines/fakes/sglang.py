@@ -52,6 +52,9 @@ class FakeSglang(FakeTokenServer):
         """The open sessions, with the ids that they hold."""
         self.opened: list[dict[str, Any]] = []
         self.closed: asyncio.Queue[str] = asyncio.Queue()
+        self.may_open = asyncio.Event()
+        """Opening a session waits for this; set from the start."""
+        self.may_open.set()
 
     def routes(self) -> list[web.RouteDef]:
         prefix = "/get_" if self.is_old else "/"
@@ -138,6 +141,7 @@ class FakeSglang(FakeTokenServer):
     async def _open_session(self, request: web.Request) -> web.Response:
         asked = await request.json()
         self.opened.append(asked)
+        await self.may_open.wait()
         if not self.has_sessions or asked["session_id"] in self.sessions:
             return web.json_response({"error": {"message": "Streaming sessions are disabled."}}, status=400)
         assert asked["streaming"] is True

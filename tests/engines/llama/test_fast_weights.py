@@ -328,7 +328,9 @@ def test_without_numpy_the_original_is_loaded(
     packaged: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
-    expect_original(packaged, caplog, "numpy is not installed (pip install 'slipring[llama]')")
+    expect_original(
+        packaged, caplog, "numpy is not installed (pip install '.[llama]' in a checkout of slipring)"
+    )
 
 
 @contextmanager

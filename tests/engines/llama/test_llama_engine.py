@@ -360,17 +360,24 @@ async def test_truncation_drops_the_oldest_items_and_keeps_the_head(tiny: ServeM
         assert unfit["error"]["code"] == "context_length_exceeded"
 
 
-async def test_a_cancelled_prefill_stays_in_the_slot(tiny_path: str) -> None:
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("is_warmup", [False, True])
+@pytest.mark.parametrize("place", ["input", "instructions", "tools"])
+async def test_a_cancelled_prefill_stays_in_the_slot(
+    tiny_path: str, slots: int, is_warmup: bool, place: str
+) -> None:
     # In hundreds of batches, so that the prefill takes far longer than its cancellation.
-    engine = LlamaEngine(LlamaOptions(model=tiny_path, slots=1, context=4096, threads=1, chunk=4))
-    words = "one two three four five six seven " * 500
+    engine = LlamaEngine(LlamaOptions(model=tiny_path, slots=slots, context=4096, threads=1, chunk=4))
+    words = "one two three four five six seven " * 400
+    tool = {"type": "function", "name": "f", "description": words, "parameters": {"type": "object"}}
+    asked = {"input": "go", place: [tool] if place == "tools" else words}
     async with serve(engine) as server:
         async with server.connect(abandoned=True) as socket:
             progress = watch_progress(engine)
-            await socket.create(input=words, temperature=0, store=False)
+            await socket.create(**asked, temperature=0, store=False, generate=not is_warmup)
             await progress.wait()
         async with server.connect() as socket:
-            response = await socket.response(input=words, **GREEDY)
+            response = await socket.response(**asked, **GREEDY)
         assert 1 < cached(response) < response["usage"]["input_tokens"] - 32, "the prefilled tokens were kept"
 
 

@@ -15,7 +15,7 @@ from slipring.engines.remote.admission_and_retries import (
 )
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 
-QUICK = {"probe_interval_s": 0.001, "first_token_timeout_s": 5.0}
+QUICK = {"probe_interval_s": 0.001, "first_token_timeout_s": 60.0}
 Attempt = Callable[[], AsyncGenerator[str, None]]
 
 

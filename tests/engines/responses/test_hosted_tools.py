@@ -183,7 +183,10 @@ CALLING = Host(
     ),
 )
 LISTING = Host(
-    {"type": "mcp_list_tools", "server_label": "fake", "tools": [{"name": "add", "input_schema": {}}]},
+    {
+        **{"type": "mcp_list_tools", "server_label": "fake"},
+        "tools": [{"name": "add", "input_schema": {}, "annotations": {"read_only": False}}],
+    },
     {"tools": []},
     (("mcp_list_tools.in_progress", {}), ("mcp_list_tools.completed", {})),
 )
@@ -191,6 +194,7 @@ SEARCHING = Host(
     {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "q"}},
     {"status": "in_progress"},
     tuple((f"web_search_call.{each}", {}) for each in ("in_progress", "searching", "completed")),
+    later=("action",),
 )
 FINDING = Host(
     {"type": "file_search_call", "status": "completed", "queries": ["q"], "results": None},

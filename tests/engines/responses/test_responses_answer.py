@@ -32,18 +32,30 @@ from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import decode_event
 from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError
-from slipring.protocol import events
+from slipring.protocol import events, wire
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Logprob, TopLogprob
-from slipring.protocol.tools import Offer
+from slipring.protocol.tools import Offer, Toolset
 
 MESSAGE = {"type": "message", "id": "m"}
+TOOLS = Toolset.read(
+    wire.raw(
+        [
+            *({"type": "function", "name": name} for name in "abf"),
+            {
+                **{"type": "namespace", "name": "n", "description": "d"},
+                "tools": [{"type": "custom", "name": "sh"}],
+            },
+            {"type": "tool_search", "execution": "client"},
+        ]
+    )
+)
 DONE = Finished("stop", input_tokens=0, cached_tokens=0, output_tokens=0)
 
 
 def answer(hosting: Hosting = "here") -> ResponsesAnswer:
     model = Model(name="m", owner="o", capabilities=Capabilities(), hosted_tools=hosting)
-    return ResponsesAnswer(Job("r", "t", model, Head(), None, (), Offer(), Settings()))
+    return ResponsesAnswer(Job("r", "t", model, Head(None, TOOLS), None, (), Offer(), Settings()))
 
 
 def deltas_of(answer: ResponsesAnswer, *events: dict[str, Any]) -> list[Delta]:
@@ -470,6 +482,13 @@ def test_annotations_are_emitted_once_with_or_without_events() -> None:
 
 def test_an_annotation_without_an_item_is_skipped() -> None:
     assert deltas_of(answer(), event("output_text.annotation.added", item_id="m", annotation={})) == []
+
+
+@pytest.mark.parametrize(("name", "namespace"), [("ff", None), ("sh", None), ("g", "n")])
+def test_a_call_of_a_tool_that_was_not_sent_says_so(name: str, namespace: str | None) -> None:
+    fields = {} if namespace is None else {"namespace": namespace}
+    (started, *_) = deltas_of(answer(), event("output_item.added", **call(0, name, **fields)))
+    assert started == CallStarted("function", name, namespace, is_offered=False)
 
 
 def said(text: str, **fields: Any) -> dict[str, Any]:

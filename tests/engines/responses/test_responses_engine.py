@@ -17,6 +17,7 @@ from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry
 from slipring.engines.responses import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions, read_options
+from slipring.engines.responses.pool import _SILENCE_S
 from slipring.errors import StartupError
 from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
@@ -76,6 +77,15 @@ async def go_on(
     response = await socket.response(**asked)
     assert response["status"] == "completed", response["error"]
     return response
+
+
+async def lost(server: Running) -> None:
+    """Wait until the engine knows that it can use none of its sockets any more."""
+    (engine,) = server.service.catalog.engines
+    pool = engine._pool
+    async with asyncio.timeout(60):
+        while any(map(pool._is_usable, pool._sockets)):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
 
 
 # What is sent.
@@ -217,7 +227,7 @@ async def test_outputs_of_older_calls_carry_their_ids_across_sockets() -> None:
             responses.append(await socket.response(**ASK, **previous, tools=[WEATHER]))
             if len(responses) == 2:
                 await fake.peers[0].ws.close()
-                await settle()
+                await lost(server)
         calls = [response["output"][0]["call_id"] for response in responses]
         outputs = [{"type": "function_call_output", "call_id": call_id, "output": "x"} for call_id in calls]
         await go_on(socket, responses[2], outputs, tools=[WEATHER])  # type: ignore[arg-type]
@@ -331,7 +341,7 @@ async def test_a_socket_lost_between_turns_is_replaced() -> None:
     async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await fake.peers[0].ws.close()
-        await settle()
+        await lost(server)
         second = await go_on(socket, first)
         assert [len(request["input"]) for request in fake.requests] == [1, 3]
         await go_on(socket, second)
@@ -394,7 +404,7 @@ async def test_a_socket_at_its_limit_is_replaced() -> None:
     async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await fake.peers[0].ws.send_str(json.dumps(LIMIT))
-        await settle()
+        await lost(server)
         second = await go_on(socket, first)
         assert [len(peer.creates) for peer in fake.peers] == [1, 1]
         assert len(fake.requests[-1]["input"]) == 3
@@ -509,11 +519,16 @@ async def test_a_reused_socket_that_was_lost_is_replaced() -> None:
 
 async def test_silent_sockets_are_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 0.01)
-    monkeypatch.setattr("slipring.engines.responses.pool._SILENCE_S", 0.3)
     async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
+        (engine,) = server.service.catalog.engines
+        (upstream,) = engine._pool._sockets
         for _ in range(3):
-            await asyncio.wait_for(fake.peers[0].pings.get(), 30)
+            upstream.heard_at = upstream.pinged_at = upstream.heard_at - _SILENCE_S - 1
+            await asyncio.wait_for(fake.peers[0].pings.get(), 60)
+            async with asyncio.timeout(60):
+                while upstream.heard_at < upstream.pinged_at:  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(0.01)
         await go_on(socket, first)
         assert len(fake.peers) == 1
 
@@ -524,7 +539,7 @@ async def test_sockets_that_do_not_answer_pings_are_dropped(monkeypatch: pytest.
     async with running() as (fake, server), server.connect() as socket:
         fake.is_deaf = True
         first = await socket.response(**ASK)
-        await asyncio.wait_for(fake.peers[0].is_closed.wait(), 30)
+        await asyncio.wait_for(fake.peers[0].is_closed.wait(), 60)
         await go_on(socket, first)
         assert len(fake.peers) == 2
 
@@ -534,7 +549,7 @@ async def test_a_context_too_large_for_a_frame_is_posted(monkeypatch: pytest.Mon
         monkeypatch.setattr("slipring.engines.responses.MOST_FRAME_BYTES", 64 * 1024 + 100)
         first = await socket.response(**ASK)
         await fake.peers[0].ws.close()
-        await settle()
+        await lost(server)
         second = await go_on(socket, first, "x" * 200)
         assert (fake.upgrades, fake.requests[-1]["stream"]) == (1, True)
         await go_on(socket, second)
@@ -557,7 +572,7 @@ async def test_a_client_that_leaves_closes_only_the_socket_of_its_chain() -> Non
 
 
 async def test_a_cancelled_answer_is_read_to_its_end_if_its_socket_is_in_use() -> None:
-    async with running(idle_timeout_s=0.2) as (fake, server), server.connect() as socket:
+    async with running(idle_timeout_s=3.0) as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         asked = {"previous_response_id": first["id"], "input": "more", "store": False}
         fake.script(Say(("kept",)), Stall())

@@ -127,7 +127,7 @@ async def test_a_client_that_leaves_stops_the_model_behind_both() -> None:
 
 
 async def test_the_age_limit_of_the_server_behind_is_hidden_from_clients() -> None:
-    limits = Limits(max_age_s=0.5, age_grace_s=0.2)
+    limits = Limits(max_age_s=0.5, age_grace_s=60)
     engine = "simulated:tokens_per_s=0,output_tokens=3"
     async with two(engine, limits=limits) as (before, _), before.connect() as socket:
         response = await socket.response(input="hello", store=False)

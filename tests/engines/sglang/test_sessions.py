@@ -12,14 +12,17 @@ from typing import Any, Literal
 
 import pytest
 
+from slipring.engines.remote.admission_and_retries import Gate
 from slipring.engines.sglang import SglangEngine
+from slipring.engines.tokens import sessions
+from slipring.engines.tokens.sessions import Sessions
 from slipring.errors import StartupError
 from tests.engines.chains import turns, whole_prompts
-from tests.engines.fakes.server import Call, Garbage, HangUp, Ids, Refuse, Say, Stall, Stop, in_front_of
+from tests.engines.fakes.server import Call, Garbage, HangUp, Ids, Refuse, Say, Stall, Step, Stop, in_front_of
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import TOKENIZER, decoded
 from tests.engines.test_contract import text_of
-from tests.engines.test_prefill import LOG, output, stream
+from tests.engines.test_prefill import LOG, output, prefilled, stream
 from tests.harness import WEATHER, Running, Socket, serve
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
@@ -385,19 +388,67 @@ async def test_a_session_that_may_not_hold_what_was_read_ahead_is_replaced(endin
         assert await fake.closed.get() == old
 
 
-async def test_a_turn_does_not_wait_for_ever_for_what_is_being_read() -> None:
-    options = {"first_token_timeout_s": 1.0}
-    async with running(**options) as (fake, server), server.connect(headers=HEADER) as socket:
-        second = await two_calls(fake, socket)
-        fake.script(Stall())
-        call = second["output"][0]["call_id"]
-        piece = {"type": "response.tool_output.delta", "response_id": second["id"], "call_id": call}
-        await socket.send(**piece, delta=LOG)
+async def reading(fake: FakeSglang, socket: Socket, *script: Step) -> dict[str, Any]:
+    """Begin to read an output ahead in a session, which the script answers; returns the create that continues
+    the response with that output."""
+    second = await two_calls(fake, socket)
+    fake.script(*script)
+    call = second["output"][0]["call_id"]
+    piece = {"type": "response.tool_output.delta", "response_id": second["id"], "call_id": call}
+    await socket.send(**piece, delta=LOG)
+    return {"input": output(call, LOG), "previous_response_id": second["id"], "tools": [WEATHER]}
+
+
+async def test_a_turn_gives_up_what_takes_too_long_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as (fake, server), server.connect(headers=HEADER) as socket:
+        asked = await reading(fake, socket, Stall())
         await fake.stalled.wait()
-        (third,) = await turns(socket, output(call, LOG), after=second["id"], tools=[WEATHER])
+        monkeypatch.setattr(sessions, "_PATIENCE_S", 0.01)
+        third = await socket.response(**asked, store=False)
         assert third["status"] == "completed"
         assert fake.requests[-1]["input_ids"] == fake.prompts[-1]
         assert await fake.closed.get() == session_of(fake.requests[1])
+        await prefilled(server)
+
+
+async def test_the_time_to_answer_begins_after_the_wait_for_a_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[bool] = []
+    is_due = False
+    lease, begin = Sessions.lease, Gate.begin
+
+    async def watched_lease(*arguments: Any) -> Any:
+        waited.append(is_due)
+        return await lease(*arguments)
+
+    async def watched_begin(*arguments: Any) -> Any:
+        nonlocal is_due
+        is_due = True
+        try:
+            return await begin(*arguments)
+        finally:
+            is_due = False
+
+    monkeypatch.setattr(Sessions, "lease", watched_lease)
+    monkeypatch.setattr(Gate, "begin", watched_begin)
+    async with running() as (_, server), server.connect() as socket:
+        await turns(socket, "one", "two", "three")
+    assert waited == [False, False, False]
+
+
+async def test_a_server_that_is_slow_to_open_a_session_gets_the_turn_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "_PATIENCE_S", 0.01)
+    async with running() as (fake, server), server.connect() as socket:
+        fake.may_open.clear()
+        responses = await turns(socket, "one", "two", "three")
+        assert {each["status"] for each in responses} == {"completed"}
+        assert not any(map(session_of, fake.requests))
+        assert await fake.closed.get(), "the server may have opened it nevertheless"
+        assert len(fake.opened) <= 1, "the third turn asks for no session"
+        fake.may_open.set()
 
 
 async def test_an_output_that_ends_otherwise_is_sent_whole() -> None:
@@ -411,14 +462,9 @@ async def test_an_output_that_ends_otherwise_is_sent_whole() -> None:
 
 async def test_a_turn_waits_for_what_is_being_read() -> None:
     async with running() as (fake, server), server.connect(headers=HEADER) as socket:
-        second = await two_calls(fake, socket)
         rest = Rest()
-        fake.script(Say(("a", "b"), rest=rest), Stop())
-        call = second["output"][0]["call_id"]
-        piece = {"type": "response.tool_output.delta", "response_id": second["id"], "call_id": call}
-        await socket.send(**piece, delta=LOG)
+        asked = await reading(fake, socket, Say(("a", "b"), rest=rest), Stop())
         await rest.begun.wait()
-        asked = {"input": output(call, LOG), "previous_response_id": second["id"], "tools": [WEATHER]}
         await socket.create(**asked, store=False)
         await socket.until("response.in_progress")
         assert len(fake.requests) == 3

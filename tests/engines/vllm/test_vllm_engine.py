@@ -14,7 +14,7 @@ from slipring.engines.catalog import KINDS, open_engine
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
-from tests.engines.fakes.server import Call, Ids, Refuse, Say, Stall, Stop, started
+from tests.engines.fakes.server import Call, Ids, Refuse, Say, Stall, Stop, set_patience, started
 from tests.engines.fakes.structural_tags import read_tag, schemas_of
 from tests.engines.fakes.tokens import END, TEMPLATE, TOKENIZER, decoded, tokenizer_directory
 from tests.engines.fakes.vllm import FakeVllm, tokens_of
@@ -265,8 +265,11 @@ async def test_a_server_that_does_not_answer_when_constraints_are_tried_out_dela
     async with running(**options) as (fake, server), server.connect() as socket:
         fake.script(Stall())
         fake.script(Say(("Hm.</think>\n\n",)), Call("get_weather", "{}"), Stop())
-        response = await socket.response(**ASK, tools=[WEATHER], tool_choice="required")
-        assert response["status"] == "completed"
+        await socket.create(**ASK, tools=[WEATHER], tool_choice="required")
+        await fake.stalled.wait()
+        set_patience(server, first_token_timeout_s=60.0)
+        response = (await socket.until("response.completed"))[-1]["response"]
+        assert response["output"][-1]["type"] == "function_call"
         await fake.left.wait()
 
 
@@ -507,7 +510,7 @@ def test_missing_dependencies_fail_with_one_line(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setitem(KINDS, "vllm", make)
     with pytest.raises(
-        StartupError, match=r"tokenizers is not installed \(pip install 'slipring\[tokens\]'\)"
+        StartupError, match=r"tokenizers is not installed \(pip install '\.\[tokens\]' in a checkout"
     ):
         open_engine("vllm:http://127.0.0.1:9")
 
@@ -590,10 +593,11 @@ async def test_dynamo_is_told_of_the_end_of_a_chain() -> None:
 
 
 async def test_a_server_that_does_not_answer_the_end_of_a_chain_is_not_waited_for() -> None:
-    async with running(report_ends=True, first_token_timeout_s=0.5) as (fake, server):
+    async with running(report_ends=True) as (fake, server):
         fake.checks_prompts = False
         async with server.connect(headers={"OpenAI-Beta": "slipring_zero_retention=v1"}) as socket:
             await socket.response(**ASK)
+            set_patience(server, first_token_timeout_s=0.5)
             fake.script(Stall())
         async with asyncio.timeout(60):
             await fake.left.wait()

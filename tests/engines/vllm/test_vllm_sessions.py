@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slipring.engines.tokens import sessions
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import StartupError
 from tests.engines.chains import turns, whole_prompts
@@ -19,8 +20,8 @@ from tests.engines.fakes.tokens import TOKENIZER, decoded
 from tests.engines.fakes.vllm import FakeVllm
 from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions, session_of
 from tests.engines.test_contract import text_of
-from tests.engines.test_prefill import LOG, output, stream
-from tests.harness import WEATHER, Running
+from tests.engines.test_prefill import LOG, output, prefilled, stream
+from tests.harness import WEATHER, Running, Socket
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
 
@@ -223,15 +224,25 @@ def test_sessions_are_auto_on_or_off() -> None:
         VllmEngine.from_options("http://127.0.0.1:1,sessions=yes")
 
 
+# What sessions read ahead
+
+HEADER = {"OpenAI-Beta": "slipring_tool_output=v1"}
+CALL = (Call("get_weather", '{"city": "Rome"}'), Stop())
+
+
+async def two_calls(fake: FakeVllm, socket: Socket) -> dict[str, Any]:
+    """The second turn of a chain, which has opened a session and called a tool."""
+    fake.script(*CALL)
+    fake.script(*CALL)
+    (first,) = await turns(socket, "Rome?", tools=[LENIENT])
+    said = output(first["output"][0]["call_id"], "sunny")
+    (second,) = await turns(socket, said, after=first["id"], tools=[LENIENT])
+    return second
+
+
 async def test_outputs_of_running_tools_are_read_in_the_session() -> None:
-    call = (Call("get_weather", '{"city": "Rome"}'), Stop())
-    headers = {"OpenAI-Beta": "slipring_tool_output=v1"}
-    async with running() as (fake, server), server.connect(headers=headers) as socket:
-        fake.script(*call)
-        fake.script(*call)
-        (first,) = await turns(socket, "Rome?", tools=[LENIENT])
-        said = output(first["output"][0]["call_id"], "sunny")
-        (second,) = await turns(socket, said, after=first["id"], tools=[LENIENT])
+    async with running() as (fake, server), server.connect(headers=HEADER) as socket:
+        second = await two_calls(fake, socket)
         call_id = await stream(socket, server, second, LOG)
         ahead = fake.requests[2:]
         assert ahead
@@ -243,3 +254,19 @@ async def test_outputs_of_running_tools_are_read_in_the_session() -> None:
         assert len(last["prompt"]) < whole / 2
         assert sum(len(each["prompt"]) for each in ahead) > whole / 2
         assert decoded(fake.prompts[-1]).count(LOG.strip()) == 1
+
+
+async def test_a_turn_gives_up_what_takes_too_long_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as (fake, server), server.connect(headers=HEADER) as socket:
+        second = await two_calls(fake, socket)
+        fake.script(Stall())
+        call = second["output"][0]["call_id"]
+        piece = {"type": "response.tool_output.delta", "response_id": second["id"], "call_id": call}
+        await socket.send(**piece, delta=LOG)
+        await fake.stalled.wait()
+        monkeypatch.setattr(sessions, "_PATIENCE_S", 0.01)
+        (third,) = await turns(socket, output(call, LOG), after=second["id"], tools=[LENIENT])
+        assert third["status"] == "completed"
+        assert fake.requests[-1]["prompt"] == fake.prompts[-1]
+        assert await fake.closed.get() == session_of(fake.requests[1])
+        await prefilled(server)

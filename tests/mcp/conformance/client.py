@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from slipring.mcp import HttpServer, McpFailure, ToolList, parse_url
+from slipring.mcp import HttpServer, McpFailure, Reach, ToolList, parse_url
 from slipring.mcp.pool import Pool
 
 
@@ -51,7 +51,7 @@ SCENARIOS = {
 
 
 async def main() -> None:
-    server = HttpServer("conformance", parse_url(sys.argv[-1]), public_only=False)
+    server = HttpServer("conformance", parse_url(sys.argv[-1]), reach=Reach.ALL)
     async with Pool() as pool:
         tools = await pool.tools(server)
         await SCENARIOS.get(os.environ["MCP_CONFORMANCE_SCENARIO"], call_all)(pool, server, tools)

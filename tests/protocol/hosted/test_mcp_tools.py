@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import UNSET, Raw
 
@@ -87,3 +88,11 @@ def test_a_choice_of_a_server_names_it() -> None:
     with pytest.raises(ApiError, match="server_label") as refusal:
         ToolChoice.read(wire.raw({"type": "mcp"}))
     assert refusal.value.param == "tool_choice.server_label"
+
+
+@pytest.mark.parametrize(
+    "sent", ["", ',"description":null,"annotations":null', ',"annotations":{"read_only":null}']
+)
+def test_a_tool_is_listed_without_nulls(sent: str) -> None:
+    tool = msgspec.json.decode('{"name":"f","input_schema":{}' + sent + "}", type=ListedTool)
+    assert wire.encode(tool) == b'{"name":"f","input_schema":{},"annotations":{"read_only":false}}'

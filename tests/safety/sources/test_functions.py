@@ -2,13 +2,17 @@
 
 import asyncio
 import threading
+import time
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import pytest
 
+from slipring.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
+from slipring.core.tenant_cache import TenantCache
 from slipring.errors import StartupError
+from slipring.safety.running_check import RunningCheck
 from slipring.safety.source import SourceFailed
 from slipring.safety.sources import functions
 from slipring.safety.sources.check_threads import CheckThreads
@@ -17,7 +21,7 @@ from tests.safety.checking import answering, said, synchronous_check
 
 
 async def started(factory: Any, **settings: Any) -> Functions:
-    source = Functions("c", factory, settings, threads=2)
+    source = Functions("c", factory, settings, at_once=2)
     await source.start()
     return source
 
@@ -68,22 +72,55 @@ async def test_a_plain_function_runs_in_a_thread_and_may_be_kept_on_the_loop() -
     assert names[1] == threading.current_thread().name
 
 
-async def test_threads_that_hang_make_further_calls_fail_at_once() -> None:
-    threads, go = CheckThreads("c", 2), threading.Event()
-    hanging = [asyncio.create_task(threads.run(go.wait)) for _ in range(2)]
+async def test_threads_that_hang_make_further_calls_of_their_tenant_fail_at_once() -> None:
+    threads, go = CheckThreads("c", 2, 3), threading.Event()
+    hanging = [asyncio.create_task(threads.run(go.wait, "t")) for _ in range(2)]
     await asyncio.sleep(0)
     for task in hanging:
         task.cancel()
     with pytest.raises(SourceFailed, match="busy"):
-        await threads.run(lambda: 1)
+        await threads.run(lambda: 1, "t")
+    assert await threads.run(lambda: 1, "other") == 1
+    third = asyncio.create_task(threads.run(go.wait, "other"))
+    await asyncio.sleep(0)
+    with pytest.raises(SourceFailed, match="busy"):  # there are three threads in all
+        await threads.run(lambda: 1, "another")
     go.set()
+    await third
     while True:  # the threads are free again as soon as they have returned
         try:
-            assert await threads.run(lambda: 1) == 1
+            assert await threads.run(lambda: 1, "t") == 1
             break
         except SourceFailed:
             await asyncio.sleep(0)
     threads.close()
+
+
+async def test_texts_of_one_tenant_that_hang_do_not_fail_those_of_others() -> None:
+    """Function checks share nothing that one tenant can occupy: neither calls nor threads."""
+    go, hanging = threading.Event(), threading.Semaphore(0)
+
+    def check(subject: Subject) -> bool:
+        if subject.text.startswith("hang"):
+            hanging.release()
+            go.wait()
+        return subject.text == "bad"
+
+    entry = CheckEntry("c", "x", timeout_s=60, at_once=2)
+    source = Functions("c", lambda: check, {}, at_once=2)
+    running = RunningCheck(entry, source, TenantCache(2**20), time.monotonic, late_s=0.0)
+    await running.start()
+    long = "x" * 200_000  # so that each is a call of its own
+    texts = [asyncio.create_task(running.inspect([said(f"hang{n}{long}")], "a")) for n in range(6)]
+    for _ in range(2):
+        await asyncio.to_thread(hanging.acquire)
+    (good,), (bad,) = await running.inspect([said("good")], "b"), await running.inspect([said("bad")], "b")
+    assert (good.flagged, good.failed) == (False, None)
+    assert (bad.flagged, bad.failed) == (True, None)
+    assert running.status().running == 2, "a tenant has no more calls than one may have"
+    go.set()
+    assert [verdict.failed for (verdict,) in await asyncio.gather(*texts)] == [None] * 6
+    await running.close()
 
 
 async def test_a_factory_gets_the_settings() -> None:

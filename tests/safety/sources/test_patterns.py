@@ -2,14 +2,24 @@
 
 import random
 import string
+import time
 from base64 import urlsafe_b64encode
 
 import pytest
 
+from slipring.checks import CheckEntry
+from slipring.core.tenant_cache import TenantCache
 from slipring.errors import StartupError
+from slipring.safety.running_check import RunningCheck
 from slipring.safety.source import SourceFailed
 from slipring.safety.sources.pattern_matching import find_matches
-from slipring.safety.sources.patterns import Patterns, PatternsSettings, PersonalData, PersonalDataSettings
+from slipring.safety.sources.patterns import (
+    RECOGNIZERS,
+    Patterns,
+    PatternsSettings,
+    PersonalData,
+    PersonalDataSettings,
+)
 from slipring.safety.sources.secret_formats import LONGEST, SECRET_FORMATS
 from tests.safety.checking import said
 
@@ -104,6 +114,50 @@ def test_the_longest_match_is_that_of_the_patterns_in_use() -> None:
     assert Patterns(PatternsSettings(secrets=True), 1).longest_match == LONGEST
     assert Patterns(PatternsSettings({"x": "x"}, longest_match=9), 1).longest_match == 9
     assert Patterns(PatternsSettings({"x": "x"}, secrets=True, longest_match=9), 1).longest_match == LONGEST
+
+
+PERSONAL = {
+    "CreditCardRecognizer": ("CREDIT_CARD", "Pay with 4111 1111 1111 1111."),
+    "EmailRecognizer": ("EMAIL_ADDRESS", "Write to jane.doe@example.com."),
+    "IbanRecognizer": ("IBAN_CODE", "Send it to DE89 3704 0044 0532 0130 00."),
+    "IpRecognizer": ("IP_ADDRESS", "It came from 192.168.10.12."),
+    "PhoneRecognizer": ("PHONE_NUMBER", "Call (212) 555-0147."),
+    "CryptoRecognizer": ("CRYPTO", "Pay to 16Yeky6GMjeNkAiNcBY7ZhrLoMSgg1BoyZ."),
+    "UsSsnRecognizer": ("US_SSN", "It is 457-55-5462."),
+}
+
+
+@pytest.mark.pii
+async def test_every_recognizer_of_the_default_is_flagged_by_default() -> None:
+    assert tuple(PERSONAL) == RECOGNIZERS
+    check = RunningCheck(
+        entry := CheckEntry("personal", "pii", timeout_s=60),
+        PersonalData(PersonalDataSettings(), entry.timeout_s),
+        TenantCache(2**20),
+        time.monotonic,
+    )
+    await check.start()
+    try:
+        for kind, text in PERSONAL.values():
+            (verdict,) = await check.inspect([said(text)], "t")
+            assert (verdict.failed, verdict.categories) == (None, (kind,))
+        (verdict,) = await check.inspect([said("Order 1700000000 of 2024-01-02, version 1.20.3.")], "t")
+        assert not verdict.flagged
+    finally:
+        await check.close()
+
+
+@pytest.mark.pii
+async def test_a_phone_number_is_flagged_if_it_is_written_as_one() -> None:
+    written = ("+1 212 555 0147", "212-555-0147", "+4930901820", "+33 1 42 68 53 00")
+    other = ("2125550147", "1700000000", "192.168.10.12", "078-05-1120")
+    source = PersonalData(PersonalDataSettings(("PhoneRecognizer",)), timeout_s=60)
+    await source.start()
+    try:
+        found = await source.inspect([said(text) for text in (*written, *other)], "t")
+        assert [each.scores.get("PHONE_NUMBER", 0.0) >= 0.5 for each in found] == [True] * 4 + [False] * 4
+    finally:
+        await source.close()
 
 
 @pytest.mark.pii

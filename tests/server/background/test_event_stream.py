@@ -8,8 +8,11 @@ import pytest
 from slipring.core.limits import Limits
 from slipring.server.background.event_stream import _batches
 from slipring.stores.base import RunEvent
-from tests.api import Api
+from tests.api import Api, check_rest
+from tests.harness import TERMINAL
 from tests.server.background.test_runs import running, written
+from tests.server.raw import until
+from tests.stores.samples import response
 
 
 class StoreReads:
@@ -36,7 +39,7 @@ class StoreReads:
 
 async def followed(api: Api, response_id: str, after: int = -1) -> list[int]:
     """The numbers of all events that a follower gets."""
-    batches = _batches(api.server.server.background, "default", response_id, after)
+    batches = _batches(api.server.server.background, "default", response(response_id), after)
     return [event.sequence_number async for batch in batches for event in batch]
 
 
@@ -85,7 +88,6 @@ async def test_events_of_a_finished_run_are_read_without_the_run_itself(
         assert await followed(api, begun["id"]) == list(range(last + 1))
         assert reads.runs == 0
         assert await followed(api, begun["id"], after=last) == []
-        assert await followed(api, "resp_deleted") == []
 
 
 async def test_a_follower_that_is_behind_reads_pages_from_the_store_and_then_from_memory(
@@ -121,3 +123,46 @@ async def test_a_run_is_streamed_from_its_start_even_if_only_its_end_is_in_memor
         assert events[-1]["type"] == "response.completed"
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert await late == events == await api.events(begun["id"])
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_follower_of_a_run_that_is_deleted_gets_a_terminal_event(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    async with running() as (engine, api):
+        begun = await api.begin(metadata={"a": "b"})
+        performance = await engine.next()
+        performance.say("a")
+        middle = (await written(api, begun["id"], 6)).last_sequence
+        if elsewhere:
+            monkeypatch.setattr(api.server.server.background, "find", lambda tenant, response_id: None)
+        whole = asyncio.create_task(api.events(begun["id"]))
+        rest = asyncio.create_task(api.events(begun["id"], starting_after=middle))
+        await until(lambda: len(api.server.service.clients) == 3)
+        reads = StoreReads(api, monkeypatch)
+        await until(lambda: not elsewhere or reads.runs >= 2)  # both have had all events, and wait for more
+        assert (await api.call("DELETE", f"/responses/{begun['id']}"))[0] == 200
+        monkeypatch.undo()
+        await api.server.server.background.stop("default", begun["id"])
+        for events in await asyncio.wait_for(asyncio.gather(whole, rest), 60):
+            last = events[-1]
+            assert [event["type"] for event in events if event["type"] in TERMINAL] == ["response.incomplete"]
+            assert (last["response"]["status"], last["response"]["output"]) == ("cancelled", [])
+            assert (last["response"]["id"], last["response"]["metadata"]) == (begun["id"], {"a": "b"})
+            assert last["sequence_number"] == middle + 1
+        assert (await api.call("GET", f"/responses/{begun['id']}?stream=true"))[0] == 404
+
+
+async def test_a_run_whose_events_are_gone_is_streamed_as_its_end() -> None:
+    """As after the memory store has made room."""
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        performance.say("a")
+        performance.finish()
+        done = await api.ended(begun["id"])
+        await until(lambda: not api.server.server.background._runs)
+        assert await api.server.service.store.runs.delete("default", begun["id"])
+        text = await api.stream(begun["id"])
+        (event,) = check_rest(text)
+        assert (event["type"], event["response"]) == ("response.completed", done)

@@ -142,8 +142,6 @@ async def test_a_cancel_stops_the_engine_and_keeps_finished_items() -> None:
         assert await api.cancel(begun["id"]) == cancelled
         events = await api.events(begun["id"])
         assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.incomplete", "cancelled")
-        status, error = await api.server.post(input="more", previous_response_id=begun["id"])
-        assert (status, error["error"]["code"]) == (400, "previous_response_not_found")
 
 
 async def test_a_cancel_of_a_completed_run_changes_nothing() -> None:
@@ -245,6 +243,30 @@ async def test_a_deleted_run_is_stopped_and_not_found() -> None:
         for method, path in (("GET", ""), ("POST", "/cancel"), ("DELETE", ""), ("GET", "/input_items")):
             status, _ = await api.call(method, f"/responses/{begun['id']}{path}")
             assert status == 404
+
+
+async def test_a_run_whose_retention_is_over_is_not_found() -> None:
+    """Before the store is pruned, too."""
+    async with running() as (engine, api):
+        ended, cancelled = await api.begin(), await api.begin()
+        (await engine.next()).finish()
+        await api.ended(ended["id"])
+        await api.cancel(cancelled["id"])
+        await until(lambda: not api.server.server.background._runs)
+        long = await api.begin()
+        expiry = api.server.service.store.runs._expiry
+        clock = expiry._clock
+        expiry._clock = lambda: clock() + 31 * 86_400
+        paths = [("GET", ""), ("GET", "?stream=true"), ("GET", "/input_items"), ("POST", "/cancel")]
+        for response_id in (ended["id"], cancelled["id"]):
+            for method, path in (*paths, ("DELETE", "")):
+                status, error = await api.call(method, f"/responses/{response_id}{path}")
+                assert (status, error["error"]["code"]) == (404, "not_found"), (method, path)
+            status, error = await api.server.post(input="more", previous_response_id=response_id)
+            assert (status, error["error"]["code"]) == (400, "previous_response_not_found")
+        assert (await api.read(long["id"]))["id"] == long["id"], "it is kept until it ends"
+        assert (await api.cancel(long["id"]))["status"] == "cancelled"
+        assert (await api.call("GET", f"/responses/{long['id']}"))[0] == 404
 
 
 async def test_a_server_that_stops_lets_runs_finish() -> None:

@@ -25,6 +25,7 @@ from tests.server.raw import (
     SMALL_BUFFER_BYTES,
     TEXT,
     RawSocket,
+    fill,
     only_client,
     open_raw,
     open_tcp,
@@ -40,9 +41,11 @@ KEY_OF_A, KEY_OF_B = "Authorization: Bearer key-of-a\r\n", "Authorization: Beare
 class Clock:
     """The clock of a server's connections, advanced by the test."""
 
-    def __init__(self, server: Running) -> None:
+    def __init__(self, server: Running, *, narrows: bool = True) -> None:
+        """``narrows``: gives all connections a small send buffer."""
         stop_clock(server)
-        narrow_all(server)
+        if narrows:
+            narrow_all(server)
         self._connections = server.service.connections
         self._now = self._connections._clock()
         self._connections._clock = lambda: self._now
@@ -156,6 +159,25 @@ async def test_a_client_that_reads_slowly_gets_more_time() -> None:
                     clock.pass_by(0)
                 clock.pass_by(29)
             assert unread.used_bytes
+
+
+async def test_a_client_that_reads_what_the_kernel_holds_is_not_dropped() -> None:
+    """The kernel holds megabytes for a client with a small buffer, and takes more only when many are read."""
+    async with serve() as server, open_raw(server, small_buffers=True) as raw:
+        client = only_client(server)
+        clock = Clock(server, narrows=False)
+        fill(server, 16 * MIB)
+        await until(lambda: client._http.unsent_bytes < 15 * MIB)
+        for _ in range(5):
+            clock.pass_by(0)
+            before = client._http.undelivered_bytes
+            while client._http.undelivered_bytes > before - 2 * PROGRESS_BYTES:
+                await raw.receive()
+            clock.pass_by(29)
+            assert not server.service.connections.dropped
+        assert client._http.unsent_bytes
+        clock.pass_by(31)
+        assert server.service.connections.dropped == {"unread": 1}
 
 
 async def test_a_closing_connection_whose_response_is_not_read_is_aborted() -> None:
@@ -363,6 +385,27 @@ async def test_an_unfinished_message_that_continues_is_waited_for() -> None:
             await raw.send_frame(CONTINUATION, b'"}')
             assert (await raw.receive_event())["type"] == "response.created"
             assert not server.service.connections._unfinished
+
+
+async def test_a_message_that_the_server_does_not_read_has_no_deadline() -> None:
+    """The client is behind with reading, so the server does not read what it sends."""
+    engine, limits = PuppetEngine(), Limits(send_buffer_bytes=1024, send_timeout_s=1000)
+    async with serve(engine, limits=limits) as server:
+        clock = Clock(server)
+        async with open_raw(server, small_buffers=True) as raw:
+            client = only_client(server)
+            large = {"instructions": "x" * MIB, "store": False}
+            await raw.create(input="one", stream_id="a", **large)
+            await engine.next()
+            await until(lambda: client._outbox.full)
+            sending = asyncio.create_task(raw.create(input="two", stream_id="b", **large))
+            await until(lambda: client._http.is_reading_paused)
+            clock.pass_by(1)
+            clock.pass_by(100)
+            assert not server.service.connections.dropped
+            while (await raw.receive_event())["stream_id"] == "a":
+                pass
+            await sending
 
 
 async def test_bytes_of_unfinished_messages_are_limited() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import random
 from typing import Any
 
+import openai
 import pytest
 
 from tests.api import Api
@@ -67,8 +68,29 @@ async def test_items_are_listed_in_pages() -> None:
         assert texts(await listed(api, conversation)) == ["e", "d", "c", "b", "a"]
         backwards = await listed(api, conversation, limit=2, after=second["first_id"])
         assert (texts(backwards), backwards["first_id"]) == (["b", "a"], first["last_id"])
-        nothing = await listed(api, conversation, after="msg_nobody")
+        nothing = await listed(api, conversation, after=first["first_id"])
         assert (nothing["data"], nothing["first_id"], nothing["last_id"]) == ([], "", "")
+        path = f"/conversations/{conversation}/items"
+        status, error = await api.call("GET", path, params={"after": "msg_unknown"})
+        assert (status, error["error"]["param"]) == (400, "after")
+        assert "'msg_unknown'" in error["error"]["message"]
+
+
+async def test_items_can_be_deleted_while_they_are_listed() -> None:
+    async with serve() as server:
+        texts = [str(number) for number in range(35)]
+        conversation = await created(Api(server), *texts[:20])
+        path = f"/conversations/{conversation}/items"
+        more = [{"role": "user", "content": text} for text in texts[20:]]
+        assert (await Api(server).call("POST", path, json={"items": more}))[0] == 200
+        seen: list[str] = []
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="test-key") as client:
+            async for item in client.conversations.items.list(conversation):
+                assert item.type == "message"
+                seen.append(item.model_dump()["content"][0]["text"])
+                await client.conversations.items.delete(item.id, conversation_id=conversation)
+        assert seen == texts[::-1]
+        assert (await listed(Api(server), conversation))["data"] == []
 
 
 async def test_items_are_added_read_and_deleted() -> None:
@@ -155,7 +177,7 @@ async def test_the_longest_id_can_be_stored(postgres_url: str) -> None:
         assert status == 200
         added = await api.call("POST", f"/conversations/{conversation}/items", json={"items": [item]})
         assert added[0] == 200
-        assert (await listed(api, conversation))["first_id"] == longest
+        assert (await listed(api, conversation, order="asc"))["first_id"] == longest
 
 
 async def test_a_response_adds_its_items_to_the_conversation() -> None:
@@ -306,6 +328,85 @@ async def test_repeated_client_ids_are_not_confused() -> None:
         await api.call("DELETE", f"/responses/{tip}")
         context, _ = await run_turn(server, engine, "x", input="third", conversation=conversation)
         assert [b"second" in raw for raw in context] == [False, False, True, True, False]
+
+
+async def ids_of(api: Api, path: str) -> list[str]:
+    status, page = await api.call("GET", path, params={"order": "asc"})
+    assert status == 200, page
+    return [item["id"] for item in page["data"]]
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_a_client_may_name_its_items(store: bool) -> None:
+    """A conversation, and the response that brought the items, list them by the same ids. A second item with
+    the same id, and one whose id looks like ours, are not lost."""
+    engine = PuppetEngine()
+    async with serve(engine) as server, server.connect() as socket:
+        api = Api(server)
+        conversation = await created(api)
+        for number in (1, 2):
+            mine = [{**message(f"{each} {number}"), "id": each} for each in ("msg_mine", "msg_x0001")]
+            await socket.create(input=mine, conversation=conversation, store=store)
+            (await engine.next()).finish()
+            last = (await socket.until("response.completed"))[-1]["response"]
+            if store and number == 1:
+                listing = await ids_of(api, f"/responses/{last['id']}/input_items")
+                assert listing == await ids_of(api, f"/conversations/{conversation}/items")
+        ids = await ids_of(api, f"/conversations/{conversation}/items")
+        assert ids[:2] == ["msg_mine", "msg_x0001"]
+        assert len(set(ids)) == len(ids) == 4
+        path = f"/conversations/{conversation}/items"
+        assert texts({"data": [(await api.call("GET", f"{path}/{each}"))[1] for each in ids]}) == [
+            *("msg_mine 1", "msg_x0001 1"),
+            *("msg_mine 2", "msg_x0001 2"),
+        ]
+        if store:
+            assert await ids_of(api, f"/responses/{last['id']}/input_items") == ids
+        status, _ = await api.call("DELETE", f"{path}/msg_mine")
+        assert (status, await ids_of(api, path)) == (200, ids[1:])
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+async def test_a_reference_does_not_depend_on_the_newest_response(forgets: bool) -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        api = Api(server)
+        conversation = await created(api)
+        mine = {**message("remember"), "id": "msg_mine"}
+        _, first = await run_turn(server, engine, "yes", input=[mine], conversation=conversation)
+        _, second = await run_turn(server, engine, "and?", input="more", conversation=conversation)
+        if forgets:
+            for response_id in (first, second):
+                assert (await api.call("DELETE", f"/responses/{response_id}"))[0] == 200
+        reference = {"type": "item_reference", "id": "msg_mine"}
+        context, _ = await run_turn(server, engine, "again", input=[reference], conversation=conversation)
+        assert [b"remember" in raw for raw in context] == [True, False, False, False, True]
+
+
+async def test_items_of_a_conversation_can_be_referenced_outside_it() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        api = Api(server)
+        conversation = await created(api, "added")
+        mine = {**message("brought by a turn"), "id": "msg_mine"}
+        _, response = await run_turn(server, engine, "an answer", input=[mine], conversation=conversation)
+        assert (await api.call("DELETE", f"/responses/{response}"))[0] == 200
+        ids = await ids_of(api, f"/conversations/{conversation}/items")
+        references = [{"type": "item_reference", "id": each} for each in ids]
+        other = await created(api)
+        for fields in ({}, {"conversation": other}):
+            context, _ = await run_turn(server, engine, "x", input=references, **fields)
+            found = [word in raw for raw in context for word in (b"added", b"brought", b"an answer")]
+            assert found == [True, False, False, False, True, False, False, False, True]
+        # The same id of another item: which one is meant is not known, except within a conversation.
+        third = await created(api)
+        fields = {"input": [{**message("of the third"), "id": "msg_mine"}], "conversation": third}
+        await run_turn(server, engine, "x", **fields)
+        reference = {"type": "item_reference", "id": "msg_mine"}
+        status, error = await server.post(input=[reference])
+        assert (status, error["error"]["param"]) == (400, "input[0].id")
+        context, _ = await run_turn(server, engine, "x", input=[reference], conversation=third)
+        assert b"of the third" in context[-1]
 
 
 @pytest.mark.parametrize("store", [True, False])

@@ -90,6 +90,8 @@ async def test_an_item_sent_twice_is_listed_twice_across_pages() -> None:
             _, page = await api.call("GET", path, params=query)
             seen += [item["id"] for item in page["data"]]
         assert (len(set(seen)), page["has_more"]) == (5, False)
+        status, error = await api.call("GET", path, params={"after": "msg_unknown"})
+        assert (status, error["error"]["param"]) == (400, "after")
         status, third = await server.post(input=[{"id": seen[-1]}])
         assert status == 200
         _, page = await api.call("GET", f"/responses/{third['id']}/input_items")

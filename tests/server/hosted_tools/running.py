@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 
 from slipring.config import Config
-from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, ResolvedServer
+from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList, HostedCall, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.mcp_registrations import HeaderVariable, McpRegistration
-from slipring.protocol.hosted.mcp_tools import McpTool, read_servers
+from slipring.protocol.hosted.mcp_items import CallError
+from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, read_servers
 from slipring.server.access.auth import Caller
 from slipring.server.hosted_tools.registry import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
@@ -39,10 +40,16 @@ async def running(
         await runner.close()
 
 
-async def resolve(
-    runner: ToolRunner, *tools: McpTool | str, fetch: bool = True, caller: Caller = CALLER
-) -> dict[str, ResolvedServer]:
-    """Resolve servers, each of them after a function in the ``tools`` of a request."""
+class Listed(NamedTuple):
+    """A server that lists its tools."""
+
+    server: ResolvedServer
+    tools: tuple[ListedTool, ...]
+    error: CallError | None
+
+
+def find(runner: ToolRunner, *tools: McpTool | str, caller: Caller = CALLER) -> dict[str, ResolvedServer]:
+    """Find servers, each of them after a function in the ``tools`` of a request."""
     servers = [McpTool(each) if isinstance(each, str) else each for each in tools]
     sent: list[Any] = []
     for server in servers:
@@ -50,19 +57,31 @@ async def resolve(
         sent += [{"type": "function", "name": "f"}, fields]
     raw = Raw(json.dumps(sent).encode())
     assert len(read_servers(raw)) == len(servers)
-    labels = frozenset(server.server_label for server in servers)
-    return await runner.resolve(caller, servers, labels if fetch else frozenset(), raw)
+    return runner.resolve(caller, servers, raw)
+
+
+async def resolve(runner: ToolRunner, *tools: McpTool | str, caller: Caller = CALLER) -> dict[str, Listed]:
+    """Find servers and fetch their lists. Raises for a list for which a response would fail."""
+    found = find(runner, *tools, caller=caller)
+    lists: dict[str, FetchedList] = {}
+    async with aclosing(runner.lists(caller.tenant, found)) as ended:
+        async for label, fetched in ended:
+            if fetched.refusal is not None:
+                raise fetched.refusal
+            lists[label] = fetched
+    return {label: Listed(server, lists[label].tools, lists[label].error) for label, server in found.items()}
 
 
 async def call(
     runner: ToolRunner,
-    server: ResolvedServer,
+    server: ResolvedServer | Listed,
     tool: str = "add",
     arguments: str = '{"a": 1, "b": 2}',
     *,
     tenant: str = "t",
     progress: list[CallProgress] | None = None,
 ) -> CallOutcome:
-    wanted = HostedCall("mcp_1", server, "fake", tool, arguments)
+    found = server.server if isinstance(server, Listed) else server
+    wanted = HostedCall("mcp_1", found, "fake", tool, arguments)
     reports: list[CallProgress] = [] if progress is None else progress
     return await runner.call(wanted, tenant, reports.append)

@@ -129,7 +129,7 @@ async def test_file_search_shows_its_results_if_they_are_included(tmp_path: Path
     (search, _) = events[-1]["response"]["output"]
     assert search["queries"] == ["rings"]
     (found,) = search["results"]
-    shown = {"file_id": "f1", "filename": "a.txt", "score": 0.5, "text": "here", "attributes": None}
+    shown = {"file_id": "f1", "filename": "a.txt", "score": 0.5, "text": "here", "attributes": {}}
     assert found == shown
     assert fake.last("tools/call").message["params"]["arguments"] == {"stores": ["vs_1"], "query": "rings"}
 

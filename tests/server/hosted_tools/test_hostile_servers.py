@@ -19,14 +19,15 @@ from slipring.config import Config
 from slipring.core.hosted.tools import CallProgress
 from slipring.core.limits import Limits
 from slipring.errors import ApiError, ExternalConnectorError, InvalidRequest
+from slipring.mcp import Reach
 from slipring.mcp_registrations import McpRegistration
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import McpTool
-from slipring.server.hosted_tools.registry import Registry
+from slipring.server.hosted_tools.registry import Registry, ServerRefused
 from slipring.server.hosted_tools.runner import ToolRunner
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, error, event, result, serving, text
 from tests.mcp.test_servers import Names
-from tests.server.hosted_tools.running import OPERATOR, call, registered, resolve, running
+from tests.server.hosted_tools.running import OPERATOR, call, find, registered, resolve, running
 
 TOKEN = "sk-very-secret-token-of-the-caller"
 HEADER = "another-secret-of-the-caller"
@@ -44,9 +45,9 @@ async def fake() -> AsyncIterator[FakeServer]:
 # --- Addresses --------------------------------------------------------------------------------
 
 
-def resolving(runner: ToolRunner, names: Names) -> None:
-    """Resolve the names of public servers by ``names``, every time anew."""
-    connector = runner.pool._web._session(True).connector
+def resolving(runner: ToolRunner, names: Names, reach: Reach = Reach.PUBLIC) -> None:
+    """Resolve the names of servers that clients name by ``names``, every time anew."""
+    connector = runner.pool._web._session(reach).connector
     assert connector is not None
     connector._resolver, connector._use_dns_cache = names, False  # type: ignore[attr-defined]
 
@@ -68,7 +69,7 @@ async def test_a_name_that_is_rebound_after_the_list_is_not_called() -> None:
     async with running(urls="public") as runner:
         resolving(runner, names)
         tool = McpTool("x", server_url="https://attacker.example/mcp")
-        server = (await resolve(runner, tool, fetch=False))["x"]
+        server = find(runner, tool)["x"]
         outcome = await call(runner, server)
     assert outcome.error == ProtocolError(-32600, "The MCP server's address is not public.")
 
@@ -104,6 +105,111 @@ async def test_a_url_of_a_client_gets_no_headers_of_the_operator(fake: FakeServe
         await resolve(runner, McpTool("x", server_url=f"{fake.url}/"), McpTool("y", server_url=fake.url))
     sent = {seen.headers.get("X-Key") for seen in fake.seen if seen.method == "tools/list"}
     assert sent == {None, OPERATOR}
+
+
+# --- Rules of registrations -------------------------------------------------------------------
+
+RESERVED = "a registered MCP server is at this address: name it by its registered name or URL"
+ODD_HOSTS = ("localhost.", "127.0.0.1.", "127.1", "2130706433", "0x7f.0.0.1", "0", "017700000001")
+RULES: list[dict[str, Any]] = [
+    {"approval": "always"},
+    {"allowed_tools": ("add",)},
+    {"parallel": 1},
+    {"timeout_s": 5.0},
+]
+
+
+def other_urls(fake: FakeServer) -> list[str]:
+    """URLs that lead to the same server."""
+    port = fake.url.rpartition(":")[2].partition("/")[0]
+    paths = ["/mcp?x=1", "/mcp/", "/MCP", "//mcp", "/%256dcp", "/mcp;x", "", "/mcp/.?y"]
+    hosts = [
+        *ODD_HOSTS,
+        *(
+            "localhost",
+            "LocalHost",
+            "127.0.0.2",
+            "0.0.0.0",
+            "[::ffff:127.0.0.1]",
+            "[::ffff:7f00:1]",
+        ),
+    ]
+    same_host = [f"http://127.0.0.1:{port}{path}" for path in paths]
+    return [*same_host, *(f"http://{host}:{port}/mcp" for host in hosts), f"HTTP://localhost:{port}/mcp?x=1"]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: next(iter(rules)))
+async def test_no_other_url_of_a_registered_server_avoids_its_rules(
+    fake: FakeServer, rules: dict[str, Any]
+) -> None:
+    async with running(registered(fake, **rules), urls="any") as runner:
+        for url in other_urls(fake):
+            with pytest.raises(ApiError) as caught:
+                await resolve(runner, McpTool("x", server_url=url))
+            # Some spellings of addresses are refused as URLs, or not resolved.
+            is_odd = any(f"//{host}:" in url for host in ODD_HOSTS)
+            assert is_odd or RESERVED[1:] in caught.value.message, url
+        assert not fake.seen
+
+
+async def test_other_spellings_of_a_registered_url_are_the_registered_server(fake: FakeServer) -> None:
+    async with running(registered(fake, approval="always", allowed_tools=("add",)), urls="any") as runner:
+        paths = ("/mcp", "/mcp?", "/a/../mcp", "/%6dcp")
+        for url in (fake.url.replace("http", "HTTP"), *(fake.url.replace("/mcp", path) for path in paths)):
+            server = (await resolve(runner, McpTool("x", server_url=url)))["x"]
+            assert (server.server.always_approve, server.server.permitted) == (True, {"add"}), url
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"])
+async def test_a_name_that_leads_to_a_registered_server_is_not_connected_to(
+    fake: FakeServer, listen: str
+) -> None:
+    names = Names(listen)
+    port = fake.url.rpartition(":")[2]
+    async with running(registered(fake, approval="always"), urls="any") as runner:
+        resolving(runner, names, Reach.UNRESERVED)
+        tool = McpTool("x", server_url=f"http://attacker.example:{port}")
+        with pytest.raises(ExternalConnectorError) as caught:
+            await resolve(runner, tool)
+        assert caught.value.message.endswith(f"{RESERVED[1:]}.")
+        # Neither is one that is bound to it between the list and the call.
+        server = find(runner, tool)["x"]
+        outcome = await call(runner, server)
+    assert isinstance(outcome.error, ProtocolError)
+    assert not fake.seen
+
+
+async def test_a_registered_name_is_looked_up_for_its_addresses(fake: FakeServer) -> None:
+    """The registration has a name, and the client an address."""
+    named = McpRegistration("fake", url=fake.url.replace("127.0.0.1", "localhost"), approval="always")
+    async with running(named, urls="any") as runner:
+        with pytest.raises(ExternalConnectorError) as caught:
+            await resolve(runner, McpTool("x", server_url=fake.url))
+        assert RESERVED[1:] in caught.value.message
+        assert not fake.seen
+        assert (await resolve(runner, "fake"))["fake"].tools
+
+
+async def test_a_server_without_rules_and_other_ports_are_not_reserved(fake: FakeServer) -> None:
+    async with (
+        serving(FakeServer(modern=True)) as other,
+        running(
+            registered(fake, "free"), registered(other, "bound", approval="always"), urls="any"
+        ) as runner,
+    ):
+        found = await resolve(runner, McpTool("x", server_url=f"{fake.url}/"))
+    assert found["x"].tools
+    assert not other.seen
+
+
+async def test_the_default_ports_of_both_schemes_are_one() -> None:
+    registration = McpRegistration("web", url="https://mcp.example.com/mcp", approval="always")
+    registry = Registry(Config(mcp=(registration,), mcp_urls="any"), {})
+    for url in ("http://mcp.example.com/x", "https://mcp.example.com:443/x", "http://MCP.example.com.:443/"):
+        with pytest.raises(ServerRefused) as caught:
+            registry.find(McpTool("x", server_url=url), None)
+        assert (caught.value.field, caught.value.reason) == ("server_url", RESERVED)
+    assert registry.find(McpTool("x", server_url="https://mcp.example.com:8443/x"), None).name is None
 
 
 # --- Secrets ----------------------------------------------------------------------------------
@@ -186,7 +292,7 @@ async def test_no_answer_and_no_log_has_a_secret(
     progress: list[CallProgress] = []
     settings: dict[str, Any] = {
         "on_list_error": "continue" if goes_on else "fail",
-        "timeout_s": 0.2 if behaviour is silent else 120.0,
+        "timeout_s": 1.0 if behaviour is silent else 120.0,
     }
     async with running(registered(fake, **settings)) as runner:
         try:
@@ -213,7 +319,7 @@ async def test_a_result_of_a_process_has_no_credentials(tmp_path: Path) -> None:
     process = McpRegistration("wiki", command=(sys.executable, str(STDIO), "calm"), env=tuple(environ))
     runner = ToolRunner(Registry(Config(mcp=(process,)), environ), Limits())
     try:
-        outcome = await call(runner, (await resolve(runner, "wiki", fetch=False))["wiki"], "env", "{}")
+        outcome = await call(runner, find(runner, "wiki")["wiki"], "env", "{}")
     finally:
         await runner.close()
     assert outcome.output is not None
@@ -227,7 +333,7 @@ async def test_a_result_has_no_credentials(fake: FakeServer) -> None:
     fake.calls["add"] = in_a_result
     tool = McpTool("fake", authorization=TOKEN, headers={"X-Secret": HEADER})
     async with running(registered(fake)) as runner:
-        outcome = await call(runner, (await resolve(runner, tool, fetch=False))["fake"])
+        outcome = await call(runner, find(runner, tool)["fake"])
     assert outcome.output is not None
     assert "[redacted]" in outcome.output
     assert not [secret for secret in SECRETS if secret in outcome.output]

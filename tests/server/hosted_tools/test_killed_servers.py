@@ -22,7 +22,7 @@ from tests.server.hosted_tools.turns import call, scripted, server
 from tests.test_cli import launched
 
 Json = dict[str, Any]
-LEASE_S = 1.0
+LEASE_S = 3.0
 CODE_TOOL = {"type": "code_interpreter", "container": {"type": "auto"}}
 CALLS = [
     {"function_call": {"name": "code_interpreter", "arguments": {"code": "1 + 1"}}},

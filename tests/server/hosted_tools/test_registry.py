@@ -7,7 +7,7 @@ import pytest
 from slipring.config import Config
 from slipring.core.limits import Limits
 from slipring.errors import StartupError
-from slipring.mcp import HttpServer, StdioServer
+from slipring.mcp import HttpServer, Reach, StdioServer
 from slipring.mcp_registrations import HeaderVariable, McpRegistration
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.server.hosted_tools.registry import Registry, ServerRefused, Target
@@ -139,11 +139,11 @@ def test_the_policies_admit_urls_of_clients() -> None:
     public = find(policy="public", server_url="https://mcp.example.com/mcp")
     assert isinstance(public.server, HttpServer)
     assert (public.name, public.permitted, public.always_approve) == (None, None, False)
-    assert public.server.public_only
+    assert public.server.reach is Reach.PUBLIC
     assert public.server.limits.max_result_bytes == 1024 * 1024
     inside = find(policy="any", server_url="http://127.0.0.1:5000/mcp")
     assert isinstance(inside.server, HttpServer)
-    assert not inside.server.public_only
+    assert inside.server.reach is Reach.UNRESERVED
     # A registered server on a private address is the operator's choice, whatever the policy.
     assert find(policy="public", server_url=WEATHER.url).name == "weather"
 

@@ -87,17 +87,23 @@ def failed(*content: Any, most: int = 1000, redaction: Redaction = NOTHING) -> T
     return outcome.error
 
 
-def test_an_error_has_the_blocks_as_the_server_sent_them() -> None:
-    blocks = [{**text("no\nsuch city"), "annotations": None, "_meta": {"x": 1}}, IMAGE]
-    found = failed(*blocks)
+def shown(block: Any, **more: Any) -> Any:
+    """A block as the API shows it."""
+    return {**block, "annotations": None, "meta": None, **more}
+
+
+def test_an_error_has_the_blocks_in_the_form_of_recorded_ones() -> None:
+    told = {"audience": ["user"]}
+    found = failed({**text("no\nsuch city"), "annotations": told, "_meta": {"x": 1}}, IMAGE)
+    blocks = [shown(text("no\nsuch city"), annotations=told, meta={"x": 1}), shown(IMAGE)]
     assert json.loads(bytes(found.content)) == blocks
     assert error_text(found) == "no\nsuch city"
 
 
 def test_blocks_of_an_error_that_are_none_are_replaced() -> None:
-    unknown = text("[content of a type that is not known]")
+    unknown = shown(text("[content of a type that is not known]"))
     found = failed(5, text(5), {"text": ["x"]}, None, [], {**IMAGE, "text": 7}, text("real"))
-    assert json.loads(bytes(found.content)) == [*[unknown] * 5, IMAGE, text("real")]
+    assert json.loads(bytes(found.content)) == [*[unknown] * 5, shown(IMAGE), shown(text("real"))]
 
 
 def test_a_long_error_is_cut() -> None:

@@ -16,13 +16,13 @@ from slipring.mcp import Credential, StdioServer
 from slipring.observation import metrics as table
 from slipring.observation.snapshots import value_of
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
-from slipring.protocol.hosted.mcp_tools import McpTool
+from slipring.protocol.hosted.mcp_tools import McpTool, ToolHints
 from slipring.server.access.auth import Caller
 from slipring.server.hosted_tools.registry import Target
 from slipring.server.hosted_tools.runner import EndedCall, Ending
 from tests.harness import serve
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, error, event, result, serving, text
-from tests.server.hosted_tools.running import OPERATOR, call, registered, resolve, running
+from tests.server.hosted_tools.running import OPERATOR, call, find, registered, resolve, running
 from tests.stores.samples import key
 
 
@@ -58,8 +58,8 @@ async def test_a_list_has_what_operator_and_key_permit_in_the_servers_order(fake
         server = (await resolve(runner, "fake", caller=bound))["fake"]
     assert server.tools is not None
     assert [tool.name for tool in server.tools] == ["a", "c"]
-    assert server.permitted == {"a", "c", "x"}
-    assert server.always_approve
+    assert server.server.permitted == {"a", "c", "x"}
+    assert server.server.always_approve
 
 
 async def test_tools_are_listed_as_the_api_shows_them(fake: FakeServer) -> None:
@@ -78,18 +78,15 @@ async def test_tools_are_listed_as_the_api_shows_them(fake: FakeServer) -> None:
     assert server.tools is not None
     first, second = server.tools
     assert (first.name, first.description, first.is_read_only) == ("a", "d", False)
-    assert first.annotations is not None
-    assert first.annotations.read_only is False
-    assert second.annotations is None
+    assert first.annotations == second.annotations == ToolHints(read_only=False)
     # Event streams end a value at a line break.
     assert b"\n" not in bytes(first.input_schema)
     assert json.loads(bytes(first.input_schema)) == json.loads(pretty)
 
 
-async def test_only_the_lists_that_are_needed_are_fetched(fake: FakeServer) -> None:
+async def test_a_server_that_is_found_is_asked_nothing(fake: FakeServer) -> None:
     async with running(registered(fake)) as runner:
-        server = (await resolve(runner, "fake", fetch=False))["fake"]
-        assert (server.tools, server.error) == (None, None)
+        server = find(runner, "fake")["fake"]
         assert not fake.seen
         assert (await call(runner, server)).output == "3"
 
@@ -248,7 +245,7 @@ async def test_a_call_ends_in_one_outcome(
     timeout_s = 0.2 if behaviour is silent else 120.0
     async with running(registered(fake, timeout_s=timeout_s), max_tool_result_bytes=2000) as runner:
         runner.observers.append(ended.append)
-        server = (await resolve(runner, "fake", fetch=False))["fake"]
+        server = find(runner, "fake")["fake"]
         outcome = await call(runner, server)
     if isinstance(expected, CallOutcome):
         assert outcome == expected
@@ -266,7 +263,7 @@ async def test_a_server_that_is_not_there_was_not_sent_the_call() -> None:
     async with serving(FakeServer(modern=True)) as fake:
         gone = registered(fake)
     async with running(gone) as runner:
-        outcome = await call(runner, (await resolve(runner, "fake", fetch=False))["fake"])
+        outcome = await call(runner, find(runner, "fake")["fake"])
     assert outcome.error == HttpError(502, "The MCP server cannot be connected to.")
 
 
@@ -275,7 +272,7 @@ async def test_a_server_that_is_not_there_was_not_sent_the_call() -> None:
 )
 async def test_arguments_that_are_no_object_are_not_sent(fake: FakeServer, arguments: str) -> None:
     async with running(registered(fake)) as runner:
-        server = (await resolve(runner, "fake", fetch=False))["fake"]
+        server = find(runner, "fake")["fake"]
         outcome = await call(runner, server, arguments=arguments)
     assert outcome.error == ProtocolError(-32602, "The arguments are not a JSON object.")
     assert not fake.seen
@@ -285,14 +282,14 @@ async def test_arguments_that_are_no_object_are_not_sent(fake: FakeServer, argum
 async def test_no_arguments_are_an_empty_object(fake: FakeServer, arguments: str) -> None:
     fake.calls["add"] = answering(text("ok"))
     async with running(registered(fake)) as runner:
-        server = (await resolve(runner, "fake", fetch=False))["fake"]
+        server = find(runner, "fake")["fake"]
         assert (await call(runner, server, arguments=arguments)).output == "ok"
     assert fake.last("tools/call").message["params"]["arguments"] == {}
 
 
 async def test_a_tool_that_is_not_permitted_is_not_called(fake: FakeServer) -> None:
     async with running(registered(fake, allowed_tools=("other",))) as runner:
-        server = (await resolve(runner, "fake", fetch=False))["fake"]
+        server = find(runner, "fake")["fake"]
         outcome = await call(runner, server)
     assert outcome.error == ProtocolError(-32602, "There is no tool of this name.")
     assert not fake.seen
@@ -308,7 +305,7 @@ async def test_progress_reaches_the_turn(fake: FakeServer) -> None:
     fake.calls["add"] = working
     progress: list[CallProgress] = []
     async with running(registered(fake)) as runner:
-        server = (await resolve(runner, "fake", fetch=False))["fake"]
+        server = find(runner, "fake")["fake"]
         outcome = await call(runner, server, progress=progress)
     assert outcome.output == "done"
     assert progress == [CallProgress(1, 4, "x" * 1000)]
@@ -326,7 +323,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(fake: FakeServer) -> 
     ended: list[EndedCall] = []
     async with running(registered(fake)) as runner:
         runner.observers.append(ended.append)
-        server = (await resolve(runner, "fake", fetch=False))["fake"]
+        server = find(runner, "fake")["fake"]
         task = asyncio.create_task(call(runner, server))
         await began.wait()
         task.cancel()
@@ -346,7 +343,7 @@ async def test_the_calls_of_one_tenant_do_not_hold_up_another(fake: FakeServer) 
 
     fake.calls["add"] = waiting
     async with running(registered(fake), tenant_tool_calls=1) as runner:
-        server = (await resolve(runner, "fake", fetch=False))["fake"]
+        server = find(runner, "fake")["fake"]
         first = asyncio.create_task(call(runner, server, arguments='{"a": 1}'))
         await began.acquire()
         second = asyncio.create_task(call(runner, server, arguments='{"a": 2}'))

@@ -17,7 +17,7 @@ from slipring.core.limits import Limits
 from slipring.server.background import termination
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve
-from tests.mcp.fakes import Exchange, FakeServer, Reply, event, result, serving, text
+from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, event, result, serving, text
 from tests.server.hosted_tools.running import OPERATOR, registered
 from tests.server.hosted_tools.turns import (
     TRANSPORTS,
@@ -71,6 +71,45 @@ def waiting_server() -> tuple[FakeServer, asyncio.Event]:
 async def called(fake: FakeServer, times: int = 1) -> None:
     """Wait until the MCP server has got so many calls."""
     await until(lambda: fake.count("tools/call") >= times)
+
+
+HALF, ZERO, NONE = "cut \ud83d", "zero \x00", "cut \N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_text_that_is_hard_to_keep_is_kept(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """A half of a surrogate pair, which UTF-8 cannot have, and U+0000, which not every database takes."""
+
+    async def odd(exchange: Exchange) -> Reply:
+        kind = exchange.arguments["kind"]
+        odd = HALF if kind == "half" else ZERO
+        return {**text(odd, isError=kind == "error"), "structuredContent": {odd: odd}}
+
+    fake = FakeServer(modern=True)
+    fake.tools = [{"name": "odd", "inputSchema": {"type": "object", "title": HALF}, "description": HALF}]
+    fake.calls["odd"] = odd
+    kinds_ = ("half", "zero", "error")
+    steps = [[call("odd", kind=kind)] for kind in kinds_]
+    engine = scripted(tmp_path, *steps, [{"text": "ok"}], [{"text": "again"}])
+    database = f"sqlite:{tmp_path / 'store.db'}"
+    if kind == "postgresql":
+        database = request.getfixturevalue("postgres_url")
+    async with hosting(engine, fake, store=database) as (_, running):
+        first = await respond(running, "post", input="go", tools=[server()])
+        listed, half, zero, failed, _ = first["output"]
+        assert listed["tools"][0]["description"] == listed["tools"][0]["input_schema"]["title"] == NONE
+        assert (half["output"], zero["output"]) == (NONE, ZERO)
+        assert failed["error"]["content"][0]["text"] == ZERO
+        again = await respond(running, "post", input="on", previous_response_id=first["id"])
+        assert again["output"][0]["content"][0]["text"] == "again"
+        for reference in ("\x00", "resp_\x00"):
+            status, refusal = await running.post(input="on", previous_response_id=reference)
+            assert (status, refusal["error"]["code"]) == (400, "previous_response_not_found")
+            item = {"type": "item_reference", "id": reference}
+            status, refusal = await running.post(input=[item])
+            assert (status, refusal["error"]["param"]) == (400, "input[0].id")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -172,21 +211,113 @@ async def test_progress_reaches_the_client(tmp_path: Path, transport: str, detai
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_server_that_cannot_be_listed_fails_the_request(tmp_path: Path, transport: str) -> None:
+async def test_a_server_that_cannot_be_listed_fails_the_response(tmp_path: Path, transport: str) -> None:
     fake = FakeServer(modern=True)
     del fake.on["tools/list"]
     engine = scripted(tmp_path, [{"text": "ok"}])
     async with hosting(engine, fake) as (_, running):
+        if transport == "post":
+            status, body = await running.post(input="hi", tools=[server()])
+            error = body["error"]
+            assert (status, error["type"], error["param"]) == (424, "external_connector_error", "tools")
+        else:
+            response = await respond(running, transport, input="hi", tools=[server()])
+            assert (response["status"], kinds(response)) == ("failed", ["mcp_list_tools"])
+            assert response["output"][0]["error"] == "The MCP server answered with error -32601."
+            error = response["error"]
+            assert error["code"] == "server_error"
+    assert "'fake'" in error["message"]
+
+
+def slow_lists(fake: FakeServer) -> asyncio.Event:
+    """The server does not list its tools before the event that is returned is set."""
+    go_on = asyncio.Event()
+
+    async def listing(exchange: Exchange) -> Reply:
+        await go_on.wait()
+        return {"tools": fake.tools}
+
+    fake.on["tools/list"] = listing
+    return go_on
+
+
+async def streamed(running: Running, **body: Any) -> AsyncIterator[Json]:
+    """The events of a POST, each as it arrives."""
+    async with running.http.post(f"{running.url}/responses", json=body, headers=KEY) as reply:
+        async for line in reply.content:
+            if line.startswith(b"data: {"):
+                yield json.loads(line[6:])
+
+
+@pytest.mark.parametrize("transport", ["websocket", "sse", "background"])
+async def test_a_response_is_created_while_its_lists_are_fetched(tmp_path: Path, transport: str) -> None:
+    """The client has these events before the server has answered."""
+    fake = FakeServer(modern=True)
+    go_on = slow_lists(fake)
+    engine = scripted(tmp_path, [{"text": "ok"}])
+    before = ["created", *(["queued"] if transport == "background" else []), "in_progress"]
+    before += ["output_item.added", "mcp_list_tools.in_progress"]
+    async with hosting(engine, fake) as (_, running):
+        fields: Json = {"input": "hi", "tools": [server()]}
+        events: list[Json] = []
         if transport == "websocket":
             async with running.connect() as socket:
-                found = await socket.error(input="hi", tools=[server()])
-            status, error = found["status"], found["error"]
+                await socket.create(**fields)
+                while len(events) < len(before):
+                    events.append(await socket.receive())
+                go_on.set()
+                events += await socket.until("response.completed")
         else:
-            options: Json = {"sse": {"stream": True}, "background": {"background": True}}
-            status, body = await running.post(input="hi", tools=[server()], **options.get(transport, {}))
-            error = body["error"]
-    assert (status, error["type"], error["param"]) == (424, "external_connector_error", "tools")
-    assert "'fake'" in error["message"]
+            fields |= {"background": True} if transport == "background" else {}
+            async for sent in streamed(running, stream=True, **fields):
+                events.append(sent)
+                if len(events) == len(before):
+                    go_on.set()
+        assert types(events)[: len(before) + 2] == [*before, "mcp_list_tools.completed", "output_item.done"]
+        assert accumulated(events) == events[-1]["response"]["output"]
+        assert kinds(events[-1]["response"]) == ["mcp_list_tools", "message"]
+
+
+async def test_a_background_response_that_fails_at_once_has_failed_for_that_reason(tmp_path: Path) -> None:
+    async with hosting(scripted(tmp_path, [{"text": "ok"}])) as (_, running):
+        api = Api(running)
+        first = await api.ended((await api.begin(input="hi", tools=[server()]))["id"])
+        history = [*first["output"], {"role": "user", "content": "more"}]
+        failed = await api.ended((await api.begin(input=history, tools=[server()]))["id"])
+        assert failed["error"]["message"].startswith("The script has ended")
+        assert types(await api.events(failed["id"]))[-1] == "failed"
+
+
+async def test_a_background_response_is_cancelled_while_its_list_is_fetched(tmp_path: Path) -> None:
+    fake = FakeServer(modern=True)
+    slow_lists(fake)
+    async with hosting(scripted(tmp_path, [{"text": "ok"}]), fake) as (_, running):
+        api = Api(running)
+        begun = await api.begin(input="hi", tools=[server()])
+        await until(lambda: fake.count("tools/list") == 1)
+        assert (await api.cancel(begun["id"]))["status"] == "cancelled"
+        assert (await api.ended(begun["id"]))["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_another_server_under_the_same_label_lists_its_own_tools(
+    tmp_path: Path, transport: str
+) -> None:
+    """The chain is continued with another URL: by a new connection, from the store."""
+    old, new = FakeServer(modern=True), FakeServer(modern=True)
+    new.tools = [{**ADD, "name": "other"}]
+    engine = scripted(tmp_path, *([{"text": word}] for word in ("one", "two", "three", "four")))
+    async with serving(new), hosting(engine, old, mcp_urls="any") as (_, running):
+        ask: Json = {"input": "hi", "tools": [server("s", server_url=old.url)]}
+        first = await respond(running, transport, **ask)
+        ask |= {"tools": [server("s", server_url=new.url)], "previous_response_id": first["id"]}
+        second = await respond(running, transport, **ask)
+        assert [tool["name"] for tool in second["output"][0]["tools"]] == ["other"]
+        ask |= {"tools": [server("s", server_url=new.url)], "previous_response_id": second["id"]}
+        assert kinds(await respond(running, transport, **ask)) == ["message"]
+        resent = [*first["output"], {"role": "user", "content": "more"}]
+        ask = {"input": resent, "tools": [server("s", server_url=old.url)]}
+        assert kinds(await respond(running, transport, **ask)) == ["message"]
 
 
 async def test_a_client_that_disconnects_cancels_the_call() -> None:
@@ -316,7 +447,7 @@ async def test_a_call_that_had_begun_when_its_server_died_has_failed() -> None:
         # Another node takes the run over, as it does when the lease of the owner has expired.
         run = await runs.read("default", begun["id"])
         await termination.fail_abandoned(
-            running.service.store, run, termination.Claim("other", run.lease_until)
+            running.service.store, run, termination.Claim("other", run.lease_until, running.service.seal)
         )
         failed = await api.read(begun["id"])
         assert failed["status"] == "failed"

@@ -132,7 +132,7 @@ async def test_the_engine_exits_when_the_supervisor_is_killed(tiny_path: str) ->
 async def test_an_engine_that_hangs_is_restarted_by_the_supervisor(tiny_path: str, tmp_path: Path) -> None:
     # Every interpreter imports sitecustomize: the only way to patch a constant in another process.
     (tmp_path / "sitecustomize.py").write_text(
-        "import slipring.engines.llama.api as api\napi._SILENCE_TIMEOUT_S = 2.0\n"
+        "import slipring.engines.llama.api as api\napi._SILENCE_TIMEOUT_S = 5.0\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     async with workers(*with_model(tiny_path), PYTHONPATH=path) as server, chains(server) as made:

@@ -19,8 +19,8 @@ from slipring.server.tracing import span_export
 from slipring.server.tracing.content import excerpt
 from slipring.server.tracing.span_export import SpanExport
 from slipring.server.tracing.turn_spans import TracedTurn, new_context, spans_of
+from tests.free_port import free_port
 from tests.harness import serve
-from tests.routers.test_routers import free_port
 from tests.server.raw import until
 from tests.server.tracing.collector import collect
 

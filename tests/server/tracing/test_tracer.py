@@ -376,7 +376,7 @@ async def test_the_log_says_at_the_start_what_is_traced(caplog: pytest.LogCaptur
 def test_without_the_extra_the_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     monkeypatch.delitem(sys.modules, "slipring.server.tracing.tracer")
-    with pytest.raises(StartupError, match=r"slipring\[otel\]"):
+    with pytest.raises(StartupError, match=r"pip install .\.\[otel\]"):
         Server(Config(engine=FAST, store="memory", trace_sample=0.1))
 
 

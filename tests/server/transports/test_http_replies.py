@@ -599,6 +599,7 @@ async def test_health_reports_engines_store_and_connections() -> None:
             "pid": os.getpid(),
             "engines": [{"name": "simulated", "trouble": None}],
             "store": "memory",
+            "store_trouble": None,
             "connections": 0,
             "render_fallbacks": {},
             "trouble": None,

@@ -1,6 +1,7 @@
 """The outbox: which messages it writes together, and which it keeps for a slow client."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -15,12 +16,11 @@ def box(written: list[bytes], reads: asyncio.Event, *, joins: bool = True) -> Ou
         written.append(message)
         await reads.wait()
 
-    return Outbox(write, 100_000, frame=bytes if joins else None)
+    return Outbox(write, 100_000, abort=not_expected, frame=bytes if joins else None)
 
 
-async def written_by(outbox: Outbox) -> None:
-    if (waiting := outbox.flush()) is not None:
-        await waiting
+def not_expected() -> None:
+    raise AssertionError("the connection must not be dropped")
 
 
 async def test_queued_messages_are_written_together_up_to_a_limit() -> None:
@@ -30,7 +30,7 @@ async def test_queued_messages_are_written_together_up_to_a_limit() -> None:
     outbox = box(written, reads)
     for _ in range(MANY):
         outbox.post(LIFE)
-    await written_by(outbox)
+    await outbox.settle()
     assert b"".join(written) == LIFE * MANY
     assert len(written) == 2
     assert len(written[0]) < 64 * 1024 + len(LIFE)
@@ -43,25 +43,55 @@ async def test_without_framing_each_message_is_written_by_itself() -> None:
     outbox = box(written, reads, joins=False)
     outbox.post(LIFE)
     outbox.post(LIFE)
-    await written_by(outbox)
+    await outbox.settle()
     assert written == [LIFE, LIFE]
 
 
-async def test_after_a_cancelled_write_another_task_writes_the_rest() -> None:
+async def test_a_producer_that_is_cancelled_stops_no_other_and_not_the_writing() -> None:
     written: list[bytes] = []
     reads = asyncio.Event()
     outbox = box(written, reads)
-    for _ in range(MANY):
+    for _ in range(2 * MANY):
         outbox.post(LIFE)
+    outbox.flush()
     assert outbox.full
-    writer = asyncio.create_task(written_by(outbox))
+
+    async def wait_for_room() -> None:
+        waiting = outbox.room()
+        assert waiting is not None
+        await waiting
+
+    producers = [asyncio.create_task(wait_for_room()) for _ in range(3)]
+    settling = asyncio.create_task(outbox.settle())
     await asyncio.sleep(0)
-    assert not outbox.full, "a message that is being written is not queued"
-    writer.cancel()
-    await asyncio.wait([writer])
+    for cancelled in (producers[0], settling):
+        cancelled.cancel()
+    await asyncio.wait([producers[0], settling])
+    assert outbox.full
     reads.set()
+    await asyncio.gather(*producers[1:])
     await outbox.settle()
-    assert b"".join(written) == LIFE * MANY
+    assert b"".join(written) == LIFE * 2 * MANY
+    assert outbox.room() is None
+
+
+async def test_a_client_that_cannot_be_written_to_is_dropped() -> None:
+    async def fail(message: bytes) -> None:
+        raise RuntimeError("a fault of the library")
+
+    def fail_at_once(message: bytes) -> None:
+        raise RuntimeError("a fault of the library")
+
+    for write in (fail, fail_at_once):
+        for joins in (True, False):
+            dropped: list[bool] = []
+            outbox = Outbox(write, 100, abort=partial(dropped.append, True), frame=bytes if joins else None)
+            assert outbox.deliver(LIFE) is None
+            await outbox.settle()
+            assert dropped == [True]
+            outbox.post(LIFE)
+            outbox.flush()
+            assert (outbox.queued_bytes(), dropped) == (0, [True])
 
 
 def direct(written: list[bytes], *, limit_bytes: int = 100, joins: bool = True) -> tuple[Outbox, list[int]]:
@@ -70,6 +100,7 @@ def direct(written: list[bytes], *, limit_bytes: int = 100, joins: bool = True) 
     outbox = Outbox(
         written.append,
         limit_bytes,
+        abort=not_expected,
         frame=(lambda message: b"<%b>" % message) if joins else None,
         on_full=lambda: full.append(outbox.queued_bytes()),
     )
@@ -109,14 +140,12 @@ async def test_messages_delivered_to_a_slow_client_are_queued() -> None:
     written: list[bytes] = []
     reads = asyncio.Event()
     outbox = box(written, reads)
-    first = outbox.deliver(LIFE)
-    assert first is not None
-    writer = asyncio.ensure_future(first)
+    assert outbox.deliver(LIFE) is None, "there is room"
     await asyncio.sleep(0)
     assert outbox.deliver(LIFE) is None, "there is room"
     assert (written, outbox.queued_bytes()) == ([LIFE], len(LIFE))
     reads.set()
-    await writer
+    await outbox.settle()
     assert (written, outbox.queued_bytes()) == ([LIFE, LIFE], 0)
 
 
@@ -124,7 +153,7 @@ async def test_messages_delivered_to_a_lost_client_are_dropped() -> None:
     def write(message: bytes) -> None:
         raise ConnectionResetError
 
-    outbox = Outbox(write, 100, frame=bytes)
+    outbox = Outbox(write, 100, abort=not_expected, frame=bytes)
     assert outbox.deliver(LIFE) is None
     assert outbox.deliver(LIFE) is None
     assert outbox.queued_bytes() == 0

@@ -108,7 +108,7 @@ async def test_lanes_are_steered_separately_and_successors_run_before_queued_cre
         assert (await socket.until(*TERMINAL, lane="b"))[-1]["type"] == "response.completed"
 
 
-async def test_pending_steers_come_first_in_the_continuation() -> None:
+async def test_pending_steers_come_after_the_outputs_of_the_continuation() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         target = await created(socket, input="hi", tools=[TOOL])
@@ -125,7 +125,7 @@ async def test_pending_steers_come_first_in_the_continuation() -> None:
             assert event["required_input"] == [stub]
         await socket.create(input=[{**stub, "output": "42"}], previous_response_id=target)
         second = await engine.next()
-        assert [item.type for item in second.job.input] == ["message", "message", "function_call_output"]
+        assert [item.type for item in second.job.input] == ["function_call_output", "message", "message"]
         second.finish()
         await socket.until(*TERMINAL)
 

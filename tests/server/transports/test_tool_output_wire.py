@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from slipring.core.generation import Delta, Job, Prefill
 from slipring.engines.simulated import SimulatedEngine
 from slipring.engines.simulated.options import read_options
 from tests.harness import TERMINAL, WEATHER, Socket, serve
+from tests.server.issuing import issue, serve_stored
 from tests.server.raw import until
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
@@ -90,6 +92,20 @@ async def test_an_output_may_differ_from_what_was_streamed() -> None:
         answer = await socket.response(**ask, previous_response_id=first["response_id"])
     assert answer["status"] == "completed"
     assert answer["usage"]["input_tokens_details"]["cached_tokens"] < engine.read_tokens
+
+
+@pytest.mark.parametrize("tokens_per_day", [1, 10**6])
+async def test_nothing_is_read_ahead_beyond_a_quota(tmp_path: Path, tokens_per_day: int) -> None:
+    engine = Reader()
+    async with serve_stored(tmp_path, engine) as server:
+        key = await issue(server, tokens_per_day=tokens_per_day)
+        async with server.connect(key=key, headers=HEADER) as socket:
+            first = await called(socket)
+            await socket.send(type="response.tool_output.delta", **first, delta=LONG)
+            await socket.send(type="response.tool_output.done", **{**first, "call_id": "call_unknown"})
+            await socket.until("response.tool_output.failed")
+            await until(lambda: not server.service.prefills.running)
+    assert (engine.read_tokens > 0) is (tokens_per_day > 1)
 
 
 async def test_a_rollout_reads_ahead_while_it_waits() -> None:

@@ -351,6 +351,31 @@ async def test_a_compressed_message_in_fragments_is_read() -> None:
         assert opcode == TEXT
 
 
+def deflated(payload: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    packed = packer.compress(payload) + packer.flush(zlib.Z_SYNC_FLUSH)
+    return frame(TEXT, packed.removesuffix(b"\x00\x00\xff\xff"), reserved=0b100)
+
+
+async def test_a_deflated_message_counts_with_its_inflated_size() -> None:
+    """A few kilobytes on the wire can be many megabytes: a tenant's share of the memory bounds these."""
+    limits = Limits(tenant_request_bytes=2**20)
+    async with (
+        serve(compression=True, limits=limits) as server,
+        open_raw(server, more=DEFLATE) as small,
+        open_raw(server, more=DEFLATE) as large,
+    ):
+        await small.send(deflated(b" " * 2**19 + CREATE) * 3)
+        assert (await small.receive_frame())[0] == TEXT
+        await large.send(deflated(b" " * 2**21 + CREATE))
+        assert await large.closed() == 1013
+        assert server.service.connections.dropped["message_memory"] == 1
+        await small.send(frame(PING, b""))
+        while (await small.receive_frame())[0] != PONG:
+            pass
+    assert server.service.requests.used_bytes == 0
+
+
 # The echo endpoint, for conformance suites.
 
 

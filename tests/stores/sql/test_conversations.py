@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from slipring.protocol.items import Item
-from slipring.stores.base import Appended, Conversation, Page
+from slipring.stores.base import Appended, Conversation, Page, UnknownItem
 from slipring.stores.databases.database import UniqueViolated
 from slipring.stores.sql.store import SqlStore
 from tests.stores.conftest import StoreLocation
@@ -73,10 +74,51 @@ async def test_items_are_listed_in_pages(store: SqlStore) -> None:
     assert await listed(store, limit=2, after="b") == (["a"], False)
     assert await listed(store, limit=3, ascending=True, after="b") == (["c", "d", "e"], False)
     assert await listed(store, after="a") == ([], False)
-    assert await listed(store, after="missing") == ([], False)
+    with pytest.raises(UnknownItem):
+        await listed(store, after="missing")
     assert await store.conversations.items("t", "conv_2", Page(after="a")) is None
     assert await store.conversations.item("t", "conv_1", "c") == items("c")[0]
     assert await store.conversations.item("t", "conv_1", "missing") is None
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+async def test_a_page_may_begin_after_a_deleted_item(location: StoreLocation, ascending: bool) -> None:
+    store = await location.open()
+    conversations = store.conversations
+    await conversations.create("t", CONVERSATION, items(*"abcdefg"))
+    left = True
+    seen: list[str] = []
+    while left:
+        found, left = await listed(store, limit=2, ascending=ascending, after=seen[-1] if seen else None)
+        for name in found:
+            assert name is not None
+            assert await conversations.delete_item("t", "conv_1", name)
+            seen.append(name)
+    assert seen == sorted("abcdefg", reverse=not ascending)
+    assert await conversations.add("t", "conv_1", items("x", "a", "y"))
+    assert await listed(store, ascending=True, after="g") == (["x", "a", "y"], False)
+    assert await listed(store, ascending=True, after="a") == (["y"], False), "the item, not the deleted one"
+    assert await conversations.delete_item("t", "conv_1", "a")
+    assert await listed(store, ascending=True, after="a") == (["y"], False)
+    with pytest.raises(UnknownItem):
+        await conversations.items("t", "conv_1", Page(after="missing"))
+    await conversations.create("t", structs.replace(CONVERSATION, id="conv_2"), ())
+    with pytest.raises(UnknownItem):
+        await conversations.items("t", "conv_2", Page(after="a"))
+
+
+async def test_the_positions_of_deleted_items_are_removed_after_a_day(location: StoreLocation) -> None:
+    store = await location.open()
+    await store.conversations.create("t", CONVERSATION, items("a", "b"))
+    await store.conversations.delete_item("t", "conv_1", "a")
+    assert await store.prune(location.now + 86_399) == 0
+    assert await listed(store, ascending=True, after="a") == (["b"], False)
+    assert await store.prune(location.now + 86_400) == 1
+    with pytest.raises(UnknownItem):
+        await listed(store, after="a")
+    await store.conversations.delete_item("t", "conv_1", "b")
+    assert await store.conversations.delete("t", "conv_1")
+    assert await store.prune(location.now + 86_400) == 0
 
 
 async def test_a_response_becomes_the_tip_and_later_items_follow_it(store: SqlStore) -> None:
@@ -147,6 +189,35 @@ async def test_an_item_with_an_existing_id_is_skipped(store: SqlStore) -> None:
     thread = await conversations.thread("t", "conv_1")
     assert thread is not None
     assert (thread.tip, names(thread.added)) == ("resp_1", ["c"])
+
+
+async def test_an_item_gets_its_spare_id_if_its_own_is_taken(store: SqlStore) -> None:
+    conversations = store.conversations
+    await conversations.create("t", CONVERSATION, items("a"))
+    twins = (message("a", "2"), message("b", "3"), message("b", "4"), message("c", "5"))
+    spare = {0: "spare_0", 1: "spare_1", 2: "spare_2"}
+    await conversations.append("t", "resp_1", Appended("conv_1", 0, twins, spare))
+    found = await conversations.all_items("t", "conv_1")
+    assert names(found) == ["a", "spare_0", "b", "spare_2", "c"]
+    assert [item.raw for item in found[1:]] == [
+        message(name or "", text).raw for name, text in zip(names(found[1:]), "2345", strict=True)
+    ]
+    assert await listed(store, ascending=True) == (["a", "spare_0", "b", "spare_2", "c"], False)
+    assert await conversations.item("t", "conv_1", "spare_2") == found[3]
+
+
+async def test_items_are_found_by_their_ids_alone(store: SqlStore) -> None:
+    conversations = store.conversations
+    await conversations.create("t", CONVERSATION, items("a", "b", "c"))
+    second = structs.replace(CONVERSATION, id="conv_2")
+    await conversations.create("t", second, [message("b", "another text"), *items("c", "d")])
+    await conversations.create("u", CONVERSATION, [message("a", "of another tenant"), *items("e")])
+    wanted = ["a", "b", "c", "d", "e", "missing"]
+    found = await conversations.find_items("t", wanted, None)
+    assert found == {item.id: item for item in items("a", "c", "d")}
+    found = await conversations.find_items("t", wanted, "conv_2")
+    assert found == {item.id: item for item in [message("b", "another text"), *items("a", "c", "d")]}
+    assert await conversations.find_items("t", ["b"], "conv_3") == {}
 
 
 async def test_deleting_an_item_in_the_context_of_the_tip_clears_the_tip(store: SqlStore) -> None:

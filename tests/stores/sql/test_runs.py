@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from msgspec import structs
+from msgspec import Raw, structs
 
+from slipring.core.chain.head import NO_HEAD, Head
 from slipring.protocol import wire
 from slipring.protocol.responses import Response
+from slipring.protocol.tools import Toolset
+from slipring.server.access.seal_keys import KeyedSeal, new_key
 from slipring.server.background import termination
 from slipring.server.background.termination import Claim
-from slipring.stores.base import Appended, Conversation, LeaseLost, Run, Store, Tenure
+from slipring.stores.base import Appended, Beginning, Conversation, LeaseLost, Run, Store, Tenure
 from slipring.stores.databases.database import UniqueViolated
 from slipring.stores.sql.store import SqlStore
 from tests.stores.conftest import StoreLocation
@@ -138,7 +141,7 @@ async def test_a_run_is_ended_with_the_failed_response_that_its_owner_has_saved(
 ) -> None:
     tenure = await opened(store)
     await store.responses.save("t", state("resp_1", status="failed"), tenure=tenure)
-    await ending(store, await read(store), Claim("other", 99.0))
+    await ending(store, await read(store), Claim("other", 99.0, KeyedSeal([new_key()])))
     assert (await read(store)).status == "failed"
     (*_, last) = await store.runs.events("t", "resp_1", after=-1, limit=9)
     assert b'"type":"response.failed"' in last.data
@@ -214,17 +217,17 @@ async def test_concurrent_endings_of_a_run_have_one_winner(location: StoreLocati
     assert await numbers(store) == [0, 1, 2]
 
 
-async def test_abandoned_lists_open_runs_whose_lease_expired(store: SqlStore) -> None:
+async def test_expired_lists_open_runs_whose_lease_expired(store: SqlStore) -> None:
     tenures = [
         await store.runs.open("t", response(f"resp_{number}"), [], owner="node_a", lease_until=number)
         for number in range(4)
     ]
     assert await store.runs.renew([], lease_until=9) == []
     assert await store.runs.renew(tenures[:1], lease_until=9) == []
-    assert [run.response_id for run in await store.runs.abandoned(2.5, 10)] == ["resp_1", "resp_2"]
-    assert [run.response_id for run in await store.runs.abandoned(2.5, 1)] == ["resp_1"]
+    assert [run.response_id for run in await store.runs.expired(2.5, 10)] == ["resp_1", "resp_2"]
+    assert [run.response_id for run in await store.runs.expired(2.5, 1)] == ["resp_1"]
     await store.runs.append(tenures[1], [], response("resp_1", status="failed"), lease_until=0)
-    assert [run.response_id for run in await store.runs.abandoned(2.5, 10)] == ["resp_2"]
+    assert [run.response_id for run in await store.runs.expired(2.5, 10)] == ["resp_2"]
 
 
 async def test_deleting_a_run_ends_its_tenure(store: SqlStore) -> None:
@@ -245,8 +248,25 @@ async def test_finished_runs_expire_with_their_events(location: StoreLocation) -
     await store.runs.append(tenure, [event(2)], DONE, lease_until=0)
     assert await store.prune(99) == 0
     assert await store.prune(100) == 1
+    location.now = 0.0
     assert await numbers(store) == []
     assert await store.prune(100) == 0
+
+
+async def test_a_run_that_has_ended_is_gone_when_its_retention_is_over(location: StoreLocation) -> None:
+    """Before its row is removed, too."""
+    store = await location.open(retention_s=100)
+    tenure = await opened(store)
+    location.now = 5000.0
+    assert (await read(store)).is_open, "an open run is kept"
+    assert await numbers(store) == [0, 1]
+    await store.runs.append(tenure, [event(2)], DONE, lease_until=0)
+    assert await store.runs.read("t", "resp_1") is None
+    assert await numbers(store) == []
+    assert await store.runs.delete("t", "resp_1") is False
+    location.now = float(DONE.created_at + 99)
+    assert await numbers(store) == [0, 1, 2]
+    assert await store.runs.delete("t", "resp_1") is True
 
 
 async def test_a_run_can_be_seized_although_its_owner_appends_meanwhile(store: SqlStore) -> None:
@@ -274,3 +294,81 @@ async def test_a_run_of_another_tenant_cannot_be_seized(store: SqlStore) -> None
     foreign = structs.replace(run, tenant="u")
     assert await store.runs.seize(foreign, owner="node_b", lease_until=99.5) is None
     assert await read(store) == run
+
+
+async def test_a_renewed_run_is_not_seized_if_that_is_asked_for(store: SqlStore) -> None:
+    tenure = await opened(store)
+    before = await read(store)
+    assert await store.runs.touch(before) is True
+    assert await read(store) == before
+    await store.runs.renew([tenure], lease_until=60.5)
+    assert await store.runs.touch(before) is False
+    assert await store.runs.seize(before, owner="node_b", lease_until=99.5, if_not_renewed=True) is None
+    renewed = await read(store)
+    assert (renewed.owner, renewed.epoch) == ("node_a", 1)
+    taken = await store.runs.seize(renewed, owner="node_b", lease_until=99.5, if_not_renewed=True)
+    assert taken is not None
+    assert taken.owner == "node_b"
+    assert await store.runs.touch(renewed) is False
+    assert await store.runs.end(taken, FAILED, event(2))
+    assert await store.runs.touch(await read(store)) is False
+
+
+async def test_a_run_of_another_tenant_cannot_be_touched(store: SqlStore) -> None:
+    await opened(store)
+    assert await store.runs.touch(structs.replace(await read(store), tenant="u")) is False
+
+
+async def test_what_a_run_began_with_is_kept_until_it_ends(store: SqlStore) -> None:
+    head = Head("Be short.", Toolset.read(Raw(b'[{"type":"function","name":"f","parameters":{}}]')))
+    began = Beginning("resp_0", head, (message("msg_1"), message("msg_2")), is_upstream=True)
+    tenure = await store.runs.open("t", QUEUED, [], owner="node_a", lease_until=1, beginning=began)
+    found = await store.runs.beginning("t", "resp_1")
+    assert found is not None
+    assert (found.parent_id, found.input, found.is_upstream) == ("resp_0", began.input, True)
+    assert (found.head.instructions, found.head.tools.raw) == ("Be short.", head.tools.raw)
+    assert await store.runs.beginning("u", "resp_1") is None
+    other = Beginning(None, NO_HEAD, ())
+    await store.runs.append(tenure, [], RUNNING, lease_until=2, beginning=other)
+    assert (await store.runs.beginning("t", "resp_1")) is not None
+    await store.runs.append(tenure, [event(0)], DONE, lease_until=3)
+    assert await store.runs.beginning("t", "resp_1") is None
+
+
+@pytest.mark.parametrize("ending", ["end", "delete"])
+async def test_what_a_run_began_with_goes_with_it(store: SqlStore, ending: str) -> None:
+    tenure = await opened(store)
+    assert await store.runs.beginning("t", "resp_1") is None
+    began = Beginning(None, NO_HEAD, (message("msg_1"),))
+    await store.runs.append(tenure, [], RUNNING, lease_until=2, beginning=began)
+    assert await store.runs.beginning("t", "resp_1") == began
+    if ending == "end":
+        assert await store.runs.end(await read(store), CANCELLED, event(2))
+    else:
+        assert await store.runs.delete("t", "resp_1")
+    assert await store.runs.beginning("t", "resp_1") is None
+
+
+@pytest.mark.parametrize("ending", [termination.cancel, termination.fail_abandoned])
+async def test_a_node_that_dies_between_saving_and_ending_a_run_leaves_it_to_others(
+    store: SqlStore, ending: Callable[[Store, Run, Claim], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenure = await opened(store)
+    began = Beginning(None, NO_HEAD, (message("msg_1"),))
+    await store.runs.append(tenure, [event(2)], RUNNING, lease_until=2, beginning=began)
+
+    async def die(*given: object) -> bool:
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.runs, "end", die)
+        with pytest.raises(ConnectionError):
+            await ending(store, await read(store), Claim("first", 99.0, KeyedSeal([new_key()])))
+    assert (await read(store)).is_open
+    await termination.cancel(store, await read(store), Claim("second", 99.0, KeyedSeal([new_key()])))
+    ended = "cancelled" if ending is termination.cancel else "failed"
+    assert (await read(store)).status == ended
+    loaded = await store.responses.load("t", "resp_1")
+    assert loaded is not None
+    assert (loaded.response.status, loaded.input, loaded.output) == (ended, began.input, ())
+    assert await numbers(store) == [0, 1, 2, 3]

@@ -6,8 +6,6 @@ first turn, unless ``open`` was called before.
 """
 
 import asyncio
-import os
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -36,6 +34,7 @@ from slipring.bench.client.exchange import (
 from slipring.bench.client.redaction import Redactor
 from slipring.bench.client.shapes import validated
 from slipring.bench.client.sse import SseParser
+from slipring.connection_failures import reason
 
 _OK = 200
 _KEEPALIVE_S = 3600.0
@@ -46,7 +45,6 @@ _MASK_BYTES = 4
 _FAILURES = ("error", "response.append.failed")
 _ENDS = (*TERMINAL, *_FAILURES, PAUSE)
 """Events that end a turn."""
-_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 _Arrival = tuple[Event, int, int]
 """An event, its arrival time in ns, and the size of its frame in bytes."""
@@ -365,16 +363,8 @@ async def refused(answer: aiohttp.ClientResponse) -> RequestRefused:
 
 def connection_error(error: Exception) -> ConnectionLost:
     """The exception for an error of the HTTP client, with a one-line reason."""
-    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
-        return CannotConnect(system_reason(error.os_error))
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return (CannotConnect if isinstance(error, aiohttp.ClientSSLError) else ConnectionLost)(reason)
-
-
-def system_reason(error: OSError) -> str:
-    """The system's text for an error, as in "Connection refused"; asyncio replaces it by one of its own."""
-    found = _ERRNO.search(str(error))
-    return os.strerror(int(found.group(1))) if found else error.strerror or str(error)
+    is_refused = isinstance(error, aiohttp.ClientConnectorError)
+    return (CannotConnect if is_refused else ConnectionLost)(reason(error))
 
 
 def _length(text: str) -> int:

@@ -1,6 +1,12 @@
 """Runs ``slipring bench load``: measures, shows and writes the results, and returns the exit code."""
 
-from slipring.bench.command import FAILED, INTERRUPTED, print_interrupted, run_until_interrupted
+from slipring.bench.command import (
+    FAILED,
+    INTERRUPTED,
+    print_interrupted,
+    print_unasked_url,
+    run_until_interrupted,
+)
 from slipring.bench.load import results
 from slipring.bench.load.file_limit import raise_file_limit
 from slipring.bench.load.options import LoadOptions
@@ -13,6 +19,7 @@ def load(options: LoadOptions) -> int:
 
     Raises ``UsageError``, ``CannotMeasure`` and ``CannotStart``.
     """
+    print_unasked_url(options.target)
     raise_file_limit(options.connections + options.idle + options.flood)
     with LoadProgress(len(options.levels)) as progress:
         running = Load(options, progress)

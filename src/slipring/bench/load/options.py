@@ -8,8 +8,9 @@ from pathlib import Path
 from slipring.bench.errors import UsageError
 from slipring.bench.load.results import ServiceLevel
 from slipring.bench.measure.modes import MODES
-from slipring.bench.options import add_target_flags, loop_flags, number, share, target_from_namespace, whole
+from slipring.bench.options import add_target_flags, loop_flags, number, share, target_from_namespace
 from slipring.bench.subject.endpoint import Target
+from slipring.flag_values import whole
 
 _MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
 
@@ -165,14 +166,15 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
         raise UsageError(f"{misplaced[0]} cannot be used with load (see slipring bench load --help)")
     if namespace.json is not None and not namespace.json.parent.is_dir():
         raise UsageError(f"cannot write {namespace.json}: there is no directory {namespace.json.parent}")
-    if namespace.bare and (namespace.mode != "websocket" or namespace.url is not None):
+    target = target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
+    if namespace.bare and (namespace.mode != "websocket" or target.url is not None):
         raise UsageError("--bare compares with the server that the bench starts, over --mode websocket")
     flood_key_variable = namespace.flood_key_env
     flood_key = environ.get(flood_key_variable, "").strip() if flood_key_variable is not None else None
     if flood_key == "":
         raise UsageError(f"--flood-key-env: {flood_key_variable} is not set")
     return LoadOptions(
-        target=target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S),
+        target=target,
         service_level=ServiceLevel(
             first_token_ms=namespace.slo_ttft_ms, errors=namespace.slo_errors, pace=namespace.slo_pace
         ),

@@ -184,7 +184,8 @@ class _Loop:
         head: Fields = {"model": self._settings.model, **own.settings}
         head["instructions"] = self._instructions(step)
         if (limit := self._settings.max_output_tokens) is not None:
-            head["max_output_tokens"] = limit * len(self._plan.steps) if self._is_rollout else limit
+            assert not self._is_rollout, "the limit would be that of all answers together"
+            head["max_output_tokens"] = limit
         if self._keeps_reasoning:
             include = [*own.settings.get("include", []), *KEEP_REASONING["include"]]
             head["include"] = list(dict.fromkeys(include))

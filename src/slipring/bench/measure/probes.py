@@ -29,8 +29,6 @@ _OK = 200
 _NOT_FOUND = 404
 _KEY_REFUSED = (401, 403)
 _LANE = "probe"
-_CALL_TOKENS = 256
-"""Enough for a complete call if ``--max-output-tokens`` limits answers."""
 
 
 class _Model(Struct):
@@ -165,8 +163,6 @@ async def _turns(access: Access, head: Fields, mode: Mode) -> Exchange:
 async def _try_rollout(transport: Transport, context: Context, head: Fields) -> Exchange:
     """Force a call; the response must then wait for its output."""
     head = {**head, "tools": CODING_TOOLS[:1], "tool_choice": "required"}
-    if "max_output_tokens" in head:
-        head["max_output_tokens"] = _CALL_TOKENS
     exchange = await transport.turn(context.request(head, [message("Read a file.")]))
     if exchange.events[-1]["type"] != PAUSE:
         raise RequestRefused("the response ended instead of waiting for the output of its call")

@@ -25,6 +25,7 @@ from slipring.bench.subject.processes import Meter, OtherProcesses
 from slipring.bench.verify.history import compare_with_full_history
 from slipring.bench.workloads.plan import Plan
 
+_LIMITED = "--max-output-tokens limits each answer, and a rollout has one limit for all of its answers"
 _MOST_FAILURES = 3
 """After this many failed repeats in a row, a mode is not run again in the workload."""
 
@@ -144,10 +145,13 @@ class Bench:
 
     async def _probe(self, access: Access, head: Fields) -> Capabilities:
         modes = [MODES[name] for name in self._options.modes]
+        left_out = {mode.name: _LIMITED for mode in modes if mode.is_rollout and "max_output_tokens" in head}
+        modes = [mode for mode in modes if mode.name not in left_out]
         found = await probe(access, head, modes)
-        if not found.modes and access.asks_timing:
+        if modes and not found.modes and access.asks_timing:
             access.asks_timing = False  # some servers refuse unknown values of OpenAI-Beta
             found = await probe(access, head, modes)
+        found.skipped |= left_out
         if not found.modes:
             raise nothing_to_measure(access, found)
         self.record.skipped |= found.skipped

@@ -154,6 +154,7 @@ _COLUMNS = (
     ("To first token", "median"),
     ("Sent", "per loop"),
     ("Server CPU", "per turn"),
+    ("Output tokens", "per loop"),
     ("Cached", "of input"),
 )
 _CLASSES = {"Loop": "main", "Loop, compared": "words"}
@@ -222,6 +223,7 @@ def _figures(record: BenchRecord, summary: Summary, baseline: Summary | None) ->
         _typical(summary.first_token_ms),
         (units.size(summary.sent_bytes), f"{units.size(summary.received_bytes)} received"),
         (_NONE if summary.cpu_ms is None else units.duration(summary.cpu_ms.median), ""),
+        (_NONE if summary.output_tokens is None else f"{summary.output_tokens:,.0f}", ""),
         (_NONE if summary.cached_share is None else units.percent(summary.cached_share), ""),
     ]
     return [

@@ -25,12 +25,13 @@ _PLAIN_WIDTH = 150
 _WIDE = 124
 """Terminals of at least this width get all columns."""
 _NONE = "–"
+_OUTPUT_NOTE = "output: tokens of a loop; "
 _SMALL = 0.01
 """Stages below this share of a turn are summed up as "other"."""
 _MOST_TURNS = 40
 """Turns of a replay that are shown one by one."""
 _COLUMNS = ("loop", "least–most", "time", "turn", "p95", "first", "sent", "bytes")
-_WIDE_COLUMNS = (*_COLUMNS, "created", "CPU/turn", "cached", "history")
+_WIDE_COLUMNS = (*_COLUMNS, "created", "CPU/turn", "output", "cached", "history")
 
 
 def show(record: BenchRecord) -> None:
@@ -105,7 +106,8 @@ def _table(record: BenchRecord, here: list[Summary], workload: Workload, columns
     table = Table(
         title=_text(f"{workload.title}: {workload.about}", style="bold"),
         caption=_text(
-            f"first: time to the first token; time and bytes (sent): {baseline_note(record, baseline)};"
+            f"first: time to the first token; {_OUTPUT_NOTE if 'output' in columns else ''}time and bytes"
+            f" (sent): {baseline_note(record, baseline)};"
             f" ≈: {NO_DIFFERENCE}, or {TOO_FEW}"
         ),
         title_justify="left",
@@ -168,6 +170,7 @@ def _cells(record: BenchRecord, summary: Summary, baseline: Summary | None) -> l
         _NONE if sent is None else units.ratio(sent),
         _median(summary.created_ms),
         _median(summary.cpu_ms),
+        _NONE if summary.output_tokens is None else f"{summary.output_tokens:,.0f}",
         _NONE if summary.cached_share is None else units.percent(summary.cached_share),
         summary.history_checked or _NONE,
     ]

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from slipring.bench.client.transports import system_reason
 from slipring.bench.errors import CannotMeasure
 from slipring.bench.results import Endpoint
 from slipring.bench.subject.engines import default_engine, simulated_speed
 from slipring.bench.subject.processes import Meter
 from slipring.bench.subject.proxy import delaying_proxy
 from slipring.bench.subject.server import start_server
+from slipring.connection_failures import reason
 
 _HTTP_PORT = 80
 
@@ -27,6 +27,8 @@ class Target:
 
     url: str | None = None
     """None: the bench starts a server."""
+    url_variable: str | None = None
+    """The variable that names ``url``, if no flag does."""
     key: str = field(default="", repr=False)
     model: str | None = None
     engine: str | None = None
@@ -83,7 +85,7 @@ async def with_round_trip(url: str, rtt_ms: float) -> AsyncIterator[str]:
         _, writer = await asyncio.open_connection(host, port)
         writer.close()
     except OSError as error:
-        raise CannotMeasure(f"cannot reach {url}: {system_reason(error)}") from None
+        raise CannotMeasure(f"cannot reach {url}: {reason(error)}") from None
     async with delaying_proxy(host, port, rtt_ms / 1000) as proxy_port:
         yield urlunsplit(parts._replace(netloc=f"127.0.0.1:{proxy_port}"))
 

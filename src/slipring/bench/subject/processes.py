@@ -1,6 +1,7 @@
 """CPU time and memory of a process on this machine, and CPU use of all other processes. Linux only."""
 
 import contextlib
+import ctypes
 import os
 import time
 from pathlib import Path
@@ -15,19 +16,19 @@ class Meter:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._spent_ns: dict[int, int] = {}
+        """By process of the family, also after it has ended."""
 
     @property
     def can_read(self) -> bool:
-        return bool(list((_PROC / str(self.pid) / "task").glob("*/schedstat")))
+        return cpu_ns(self.pid) is not None
 
     def cpu_ms(self) -> float:
-        """CPU time used by all threads so far; the kernel counts in nanoseconds."""
-        spent_ns = 0
+        """CPU time used so far. Never less than before: threads and processes that have ended count, too."""
         for pid in self._family():
-            for path in (_PROC / str(pid) / "task").glob("*/schedstat"):
-                with contextlib.suppress(OSError):
-                    spent_ns += int(path.read_text().split()[0])
-        return spent_ns / 1e6
+            if (spent := cpu_ns(pid)) is not None:
+                self._spent_ns[pid] = spent
+        return sum(self._spent_ns.values()) / 1e6
 
     def resident_bytes(self) -> int:
         pages = 0
@@ -61,6 +62,20 @@ class OtherProcesses:
 
     def _others_s(self) -> float:
         return _busy_s() - time.process_time() - self._meter.cpu_ms() / 1000
+
+
+def cpu_ns(pid: int) -> int | None:
+    """CPU time of a process, with that of its threads that have ended; None if there is no such process, or
+    the system does not tell."""
+    if not _PROC.is_dir():
+        return None
+    clock = ctypes.c_int()
+    if ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) != 0:
+        return None
+    try:
+        return time.clock_gettime_ns(clock.value)
+    except OSError:
+        return None
 
 
 def _busy_s() -> float:

@@ -72,6 +72,13 @@ def builtin_call_item(call_id: str, kind: BuiltinKind, text: str) -> Item:
     return Item(type="function_call", raw=raw, call_id=call_id)
 
 
+def rejected_call_item(call_id: str, namespace: str | None, name: str, arguments: str) -> Item:
+    """A call that is not made, as a model wrote it."""
+    named = {"name": name} if namespace is None else {"namespace": namespace, "name": name}
+    raw = wire.encode({"type": "function_call", "call_id": call_id, **named, "arguments": arguments})
+    return Item(type="function_call", raw=raw, call_id=call_id)
+
+
 def output_item(call_id: str, text: str) -> Item:
     """The result of a hosted call as a model reads it."""
     raw = wire.encode({"type": "function_call_output", "call_id": call_id, "output": text})
@@ -239,13 +246,16 @@ def carried(before: Carry, items: Sequence[Item]) -> Carry:
     """The carry after the hosted items among these: their lists, and the approvals that are still open."""
     if HOSTED.isdisjoint([item.type for item in items]):
         return before
-    lists, approvals = dict(before.lists), dict(before.approvals)
+    lists, list_ids, approvals = dict(before.lists), dict(before.list_ids), dict(before.approvals)
     for item in items:
         body = item.body() if item.type in HOSTED else None
         if isinstance(body, McpListTools) and body.error is None:
             lists[body.server_label] = wire.encode(body.tools)
+            list_ids.pop(body.server_label, None)
+            if item.id is not None:
+                list_ids[body.server_label] = item.id
         elif isinstance(body, McpApprovalRequest) and item.id is not None:
             approvals[item.id] = Approval(body.server_label, body.name, body.arguments)
         elif isinstance(body, McpApprovalResponse | McpCall):
             approvals.pop(body.approval_request_id or "", None)
-    return structs.replace(before, lists=lists, approvals=approvals)
+    return structs.replace(before, lists=lists, list_ids=list_ids, approvals=approvals)

@@ -51,6 +51,8 @@ class Carry(Struct, frozen=True):
     """Set, like ``effort``, by the last ``configuration_update`` item."""
     lists: Mapping[str, bytes] = {}
     """The tools that MCP servers listed, as JSON, by the label of the server."""
+    list_ids: Mapping[str, str] = {}
+    """The ids of the items with these lists, by the same labels; without those that have none."""
     approvals: Mapping[str, Approval] = {}
     """Calls that the client has neither approved nor denied, by the id of the request."""
 
@@ -331,6 +333,7 @@ class ResponseState:
             own += sum(tool.size_bytes for tool in carry.tools)
         if parent is None or parent.carry.lists is not carry.lists:
             own += sum(len(tools) for tools in carry.lists.values())
+            own += sum(len(item_id) for item_id in carry.list_ids.values())
         if parent is None or parent.carry.open_calls is not carry.open_calls:
             own += _CALL_BYTES * len(carry.open_calls)
         if self.position is not None:

@@ -4,23 +4,30 @@ It stands between the engine's deltas and the output of a turn. Deltas go in; th
 out, in the same order. The gate says which texts are to be inspected, and is told the verdicts. What it does
 not release never becomes an event or a part of an item. It is pure, and belongs to one turn.
 
+What a turn emits besides, such as the result of a hosted call, is an emission: it waits for the verdicts
+about its own texts, and for the input.
+
 - Nothing is released before the input has passed.
 - Text under a check that holds is released up to the last character that is in no window still to be
   inspected. So no part of a refused window was ever released, not even one that an earlier window contained.
   A call is released as a whole, after its check.
+- An annotation, and an item that the engine's server makes, are released as a whole, after their check, and
+  nothing behind them is released before.
 - Text under a check that follows is released at once.
 - The end of the answer is released when every inspection has ended.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
+from slipring.core.checks.item_texts import texts_in
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
 from slipring.core.checks.rulings import Ruling, When, checks_of, rule
-from slipring.core.checks.tracks import Track
+from slipring.core.checks.subjects import UPSTREAM_KINDS, call_text, upstream_subjects
+from slipring.core.checks.tracks import Beginning, Track
 from slipring.core.checks.verdicts import Kind, Subject, Verdict
 from slipring.core.generation import (
     Annotated,
@@ -33,7 +40,12 @@ from slipring.core.generation import (
     Text,
     Thought,
     ThoughtSummary,
+    UpstreamItemEnded,
+    UpstreamItemEvent,
+    UpstreamItemStarted,
 )
+from slipring.protocol import wire
+from slipring.protocol.items import Item
 
 MOST_BYTES = 64 * 1024
 """Past so many bytes that wait for a verdict, the engine is not asked for more."""
@@ -47,6 +59,9 @@ _KINDS: dict[type, Kind] = {
 }
 """The deltas that begin or continue a stretch of an answer."""
 _WITH_TEXT = (Text, Refused, Thought, ThoughtSummary, CallArguments)
+_WHOLE = frozenset({Annotated, UpstreamItemStarted, UpstreamItemEvent, UpstreamItemEnded, Finished})
+"""The deltas that may begin or end something that is inspected as a whole."""
+Emit = Callable[[], None]
 
 
 class Inspection(Struct, frozen=True):
@@ -59,24 +74,69 @@ class Inspection(Struct, frozen=True):
     """Of the policy's checks, those run that inspect a subject at this time (``checks_of``)."""
 
 
+class _Owed(Struct, eq=False):
+    """The verdicts about something that is inspected as a whole."""
+
+    is_open: bool = True
+    """Whether they are missing."""
+
+
 class _Held(Struct):
     """A delta that waits, and the position in the answer at its end."""
 
     delta: Delta
     end: int
     size_bytes: int
+    owed: _Owed | None = None
+    """What it waits for besides."""
+
+
+class _Emission(Struct, frozen=True, eq=False):
+    """Something that is emitted once its own texts have passed, and the input."""
+
+    emit: Emit
+    owed: _Owed | None
+
+
+class _UpstreamItem(Struct, eq=False):
+    """An item that the engine's server has begun to make."""
+
+    item: Item
+    owed: _Owed
+    streamed: list[str] = []
+    """The pieces of its text."""
+    told: list[str] = []
+    """Other texts of events about it."""
+
+    def subjects(self, ended: Item | None) -> list[Subject]:
+        """What is inspected of it. ``ended``: the whole item; None if it was broken off."""
+        forms = [self.item] if ended is None else [ended, self.item]
+        return upstream_subjects(forms, ["".join(self.streamed), *self.told])
+
+    def take(self, fields: dict[str, object]) -> int:
+        """Note the texts of an event about it; returns their length."""
+        raw = wire.encode(fields)
+        piece = fields.get("delta")
+        if isinstance(piece, str):
+            self.streamed.append(piece)
+        else:
+            self.told += texts_in(raw)
+        return len(raw)
 
 
 class _Asked(Struct, frozen=True):
-    """An inspection in flight: of the input, or of what a track has asked for."""
+    """An inspection in flight: of the input, of what a track has asked for, or of something whole."""
 
     inspection: Inspection
     track: Track | None = None
+    owed: _Owed | None = None
+    is_of_answer: bool = False
+    """Whether the answer contains it."""
 
     @property
     def holds(self) -> bool:
         """Whether no part of the answer is released before it has ended."""
-        return self.track is None and self.inspection.when == "hold"
+        return self.track is None and self.owed is None and self.inspection.when == "hold"
 
 
 class Gate:
@@ -85,18 +145,22 @@ class Gate:
     __slots__ = (
         "_asked",
         "_due",
+        "_emissions",
         "_held",
         "_held_bytes",
         "_hold",
+        "_holds_items",
         "_last_ticket",
         "_most_bytes",
         "_position",
         "_stretch",
         "_tracks",
+        "_upstream",
         "context",
         "policy",
         "report",
         "ruling",
+        "writes_json",
     )
 
     def __init__(self, policy: Policy, *, most_bytes: int = MOST_BYTES) -> None:
@@ -106,6 +170,8 @@ class Gate:
         self.report = Report()
         self.ruling: Ruling | None = None
         """Why the turn must end; None while nothing is refused."""
+        self.writes_json = False
+        """Whether the text of the answer is JSON to its reader."""
         self._most_bytes = most_bytes
         self._held: deque[_Held] = deque()
         self._held_bytes = 0
@@ -116,19 +182,31 @@ class Gate:
         hold, follow = Track(policy, "hold"), Track(policy, "follow")
         self._tracks = [track for track in (hold, follow) if track.is_used]
         self._hold = hold if hold.is_used else None
+        self._emissions: list[_Emission] = []
+        self._upstream: dict[int | str, _UpstreamItem] = {}
+        """Items of the engine's server that have begun and not ended."""
+        kinds = (Subject(*each) for each in UPSTREAM_KINDS)
+        self._holds_items = any(checks_of(policy, each, "hold") for each in kinds)
+        """Whether such items may have to wait."""
         self._due: list[Inspection] = []
         self._asked: dict[int, _Asked] = {}
         self._last_ticket = 0
 
     @property
     def is_settled(self) -> bool:
-        """Whether no inspection and no delta waits: what has been fed so far is released, or refused."""
-        return not self._asked and not self._held
+        """Whether nothing waits: what has been fed so far is released, or refused."""
+        return not self._asked and not self._held and not self._emissions
 
     @property
     def holds_input(self) -> bool:
         """Whether the input has not passed yet."""
         return bool(self._asked) and any(asked.holds for asked in self._asked.values())
+
+    @property
+    def holds_definitions(self) -> bool:
+        """Whether instructions, or definitions of tools or formats, have not passed yet."""
+        held = (asked.inspection for asked in self._asked.values() if asked.holds)
+        return any(subject.kind == "instructions" for each in held for subject in each.subjects)
 
     @property
     def has_due(self) -> bool:
@@ -150,6 +228,19 @@ class Gate:
             if chosen:
                 self._ask(chosen, when)
 
+    def hold(self, emit: Emit, subjects: Sequence[Subject] = ()) -> None:
+        """Have texts inspected. ``take_emissions`` returns ``emit`` once they have passed, and the input. The
+        answer does not wait for them, but its end does."""
+        self._emissions.append(_Emission(emit, self._inspect_whole(subjects, is_of_answer=False)))
+
+    def take_emissions(self) -> list[Emit]:
+        """What may be emitted now, each returned once. It comes before the deltas that are released now."""
+        if not self._emissions or self.holds_input:
+            return []
+        ready = [each for each in self._emissions if not _is_open(each.owed)]
+        self._emissions = [each for each in self._emissions if _is_open(each.owed)]
+        return [each.emit for each in ready]
+
     def take_due(self) -> list[Inspection]:
         """The inspections to begin now, each returned once."""
         due, self._due = self._due, []
@@ -166,11 +257,14 @@ class Gate:
         passes = self._hold is None and not self._held and not self.holds_input
         released: list[Delta] = []
         for delta in deltas:
-            size_bytes = self._inspect(delta)
-            if passes and type(delta) is not Finished:
+            size_bytes, owed = self._inspect(delta), None
+            if type(delta) in _WHOLE:
+                more_bytes, owed = self._take_whole(delta)
+                size_bytes += more_bytes
+            if passes and not _is_open(owed) and not self._held and type(delta) is not Finished:
                 released.append(delta)
             else:
-                self._keep(delta, size_bytes)
+                self._keep(delta, size_bytes, owed)
         self._ask_tracks()
         return released + self._release() if self._held else released
 
@@ -200,6 +294,8 @@ class Gate:
             passed += 1
         if asked.track is not None:
             asked.track.answered(passed)
+        if asked.owed is not None:
+            asked.owed.is_open = passed < len(inspection.subjects)
         if passed < len(inspection.subjects):
             assert ruling is not None
             self._stop(ruling)
@@ -217,7 +313,43 @@ class Gate:
             for track in self._tracks:
                 track.grow(text, self._position)
             return _size(text)
-        return len(bytes(delta.annotation)) if isinstance(delta, Annotated) else 0
+        return 0
+
+    def _take_whole(self, delta: Delta) -> tuple[int, _Owed | None]:
+        """Inspect what is complete with this delta; returns its size in bytes, and what it waits for."""
+        if isinstance(delta, Annotated):
+            raw = bytes(delta.annotation)
+            text = "\n".join(texts_in(raw))
+            subjects = [Subject("output", "answer", text, "assistant", None, self.context)] if text else []
+            return len(raw), self._inspect_whole(subjects, is_of_answer=True)
+        if isinstance(delta, UpstreamItemStarted):
+            begun = self._upstream[delta.key] = _UpstreamItem(delta.item, _Owed(self._holds_items))
+            return len(delta.item.raw), begun.owed
+        if isinstance(delta, UpstreamItemEvent):
+            return self._upstream[delta.key].take(delta.fields), None
+        if isinstance(delta, UpstreamItemEnded):
+            self._end_upstream(self._upstream.pop(delta.key), delta.item)
+            return len(delta.item.raw), None
+        while self._upstream:
+            self._end_upstream(self._upstream.popitem()[1], None)
+        return 0, None
+
+    def _end_upstream(self, begun: _UpstreamItem, ended: Item | None) -> None:
+        """Inspect an item of the engine's server: nothing of it was released before."""
+        self._inspect_whole(begun.subjects(ended), is_of_answer=True, owed=begun.owed)
+
+    def _inspect_whole(
+        self, subjects: Sequence[Subject], *, is_of_answer: bool, owed: _Owed | None = None
+    ) -> _Owed | None:
+        """Have texts inspected together; returns what waits for the verdicts."""
+        owed = _Owed() if owed is None else owed
+        owed.is_open = False
+        for when in ("hold", "follow"):
+            chosen = tuple(each for each in subjects if checks_of(self.policy, each, when))
+            if chosen:
+                owed.is_open = owed.is_open or when == "hold"
+                self._ask(chosen, when, owed=owed if when == "hold" else None, is_of_answer=is_of_answer)
+        return owed
 
     def _begin_or_end(self, delta: Delta) -> None:
         """A delta of another type than the one before may begin or end a stretch of the answer."""
@@ -229,27 +361,38 @@ class Gate:
         if of_stretch is None:
             return
         self._stretch = type(delta)
-        name = delta.name if isinstance(delta, CallStarted) else None
-        start = self._position
-        self._position += isinstance(delta, CallStarted)
+        if isinstance(delta, CallStarted):
+            title = call_text(delta.namespace, delta.name, "")
+            begun = Beginning(of_stretch, self._position, delta.kind != "custom", delta.name, title)
+            self._position += 1
+        else:
+            begun = Beginning(of_stretch, self._position, self.writes_json and isinstance(delta, Text))
         for track in self._tracks:
-            track.begin(of_stretch, name, start)
+            track.begin(begun)
             track.grow("", self._position)
 
-    def _keep(self, delta: Delta, size_bytes: int) -> None:
-        self._held.append(_Held(delta, self._position, size_bytes))
+    def _keep(self, delta: Delta, size_bytes: int, owed: _Owed | None = None) -> None:
+        self._held.append(_Held(delta, self._position, size_bytes, owed))
         self._held_bytes += size_bytes
 
-    def _ask(self, subjects: tuple[Subject, ...], when: When, track: Track | None = None) -> None:
+    def _ask(
+        self,
+        subjects: tuple[Subject, ...],
+        when: When,
+        track: Track | None = None,
+        owed: _Owed | None = None,
+        *,
+        is_of_answer: bool = False,
+    ) -> None:
         self._last_ticket += 1
         inspection = Inspection(self._last_ticket, subjects, self.policy, when)
-        self._asked[inspection.ticket] = _Asked(inspection, track)
+        self._asked[inspection.ticket] = _Asked(inspection, track, owed, is_of_answer)
         self._due.append(inspection)
 
     def _ask_tracks(self) -> None:
         for track in self._tracks:
             if track.has_due:
-                self._ask(tuple(track.ask(self.context)), track.mode, track)
+                self._ask(tuple(track.ask(self.context)), track.mode, track, is_of_answer=True)
 
     def _release(self) -> list[Delta]:
         """Take the deltas that may be released from the queue."""
@@ -265,6 +408,8 @@ class Gate:
         frontier = self._hold.frontier if self._hold is not None else None
         taken: list[_Held] = []
         while self._held and not isinstance((first := self._held[0]).delta, Finished):
+            if _is_open(first.owed):
+                break
             if frontier is not None and first.end > frontier:
                 if (part := _split(first, frontier)) is None:
                     break
@@ -282,11 +427,17 @@ class Gate:
         end = [held for held in self._held if is_cut and isinstance(held.delta, Finished)]
         self._held = deque([*passed, *end])
         self._held_bytes = sum(held.size_bytes for held in passed)
+        self._emissions = self._emissions if is_cut else []
+        self._upstream = {}
         self._asked = {
-            ticket: asked for ticket, asked in self._asked.items() if is_cut and asked.track is None
+            ticket: asked for ticket, asked in self._asked.items() if is_cut and not asked.is_of_answer
         }
         self._due = [inspection for inspection in self._due if inspection.ticket in self._asked]
         self._tracks, self._hold = [], None
+
+
+def _is_open(owed: _Owed | None) -> bool:
+    return owed is not None and owed.is_open
 
 
 def _split(held: _Held, frontier: int) -> _Held | None:

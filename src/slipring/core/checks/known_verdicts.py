@@ -1,7 +1,8 @@
-"""Verdicts about items that tenants have sent or received lately, by what the items contain.
+"""Verdicts about items that tenants have sent or received lately, by what the checks saw of them.
 
 Clients that keep no ids send their whole history with every turn, and any client may try a turn again. An
-item that was inspected under the same policy for the same tenant is not inspected a second time. No tenant
+item that was inspected under the same policy for the same tenant, and of which the checks saw the same, the
+texts before it included if they read them, is not inspected a second time. No tenant
 learns what another has sent: nothing is shared between them. Past a bound on bytes, the tenant that uses the
 most loses the verdicts that were used longest ago.
 """

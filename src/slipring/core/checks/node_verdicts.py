@@ -32,7 +32,8 @@ class NodeVerdicts(Struct, frozen=True, array_like=True):
     """What is known about the items of one response."""
 
     policy: bytes
-    """The digest of the policy under which its items, and its head, were inspected."""
+    """The digest of the policy under which its items, and its head, were inspected; empty if a check gave no
+    answer about some of them."""
     findings: tuple[Finding, ...] = ()
     """Items that were flagged and nevertheless kept."""
     is_audited: bool = False

@@ -75,10 +75,10 @@ class Policy(Struct, frozen=True):
     """What of a turn is inspected. ``new``: what it adds to its context. ``all``: the whole context, also the
     part of a chain that was made under another policy."""
     digest: bytes = b""
-    """Identifies the checks and all that they lead to."""
+    """Identifies the checks, all that they lead to, and what they inspect of a chain."""
 
     def __post_init__(self) -> None:
-        digest = blake2b(msgspec.msgpack.encode(self.checks), digest_size=16).digest()
+        digest = blake2b(msgspec.msgpack.encode((self.checks, self.scope)), digest_size=16).digest()
         structs.force_setattr(self, "digest", digest)
 
     def on(self, kind: Kind) -> tuple[Check, ...]:

@@ -7,7 +7,7 @@ from typing import Literal
 from slipring.core.checks.node_verdicts import Finding
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.checks.rulings import answer_of
-from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.checks.verdicts import Side, Subject, Verdict
 from slipring.protocol.responses import ResponseModeration, ResponseModerationError, ResponseModerationResult
 
 WITHHELD = "withheld"
@@ -92,6 +92,11 @@ class Report:
     def findings(self) -> tuple[Finding, ...]:
         """What was flagged, each finding once."""
         return tuple(self._findings)
+
+    def unanswered(self, *sides: Side) -> set[str]:
+        """The checks that gave no answer about something on one of these sides."""
+        by_side = {"input": self._input, "output": self._output}
+        return {check for side in sides for check in by_side[side].failed}
 
     def moderation(self, policy: Policy) -> ResponseModeration:
         """The report as the API has it."""

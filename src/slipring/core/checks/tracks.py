@@ -1,34 +1,55 @@
 """Tracks: what the checks of one mode have inspected of an answer, and what comes next.
 
 An answer consists of stretches: a text, a stretch of reasoning, a call. A text is inspected in windows while
-it grows, a call when it is complete. A track has one inspection in flight at a time; what is written
-meanwhile makes up the next one.
+it grows, a call when it is complete. What is JSON is inspected as its reader gets it. A track has one
+inspection in flight at a time; what is written meanwhile makes up the next one.
 """
 
 from collections import deque
 
 from msgspec import Struct
 
+from slipring.core.checks.json_text import GrowingJson, as_read
 from slipring.core.checks.policies import KINDS_OF, Mode, Policy
 from slipring.core.checks.verdicts import Kind, Subject
 from slipring.core.checks.windows import OVERLAP, Window, Windows
 
 
+class Beginning(Struct, frozen=True):
+    """How a stretch of an answer begins."""
+
+    kind: Kind
+    start: int
+    """Its position in the answer."""
+    is_json: bool = False
+    """Whether its reader takes it as JSON."""
+    name: str | None = None
+    """Of the tool that is called."""
+    title: str = ""
+    """What is inspected of a call besides its text."""
+
+
 class _Stretch:
-    """A part of an answer. Positions count from the start of the answer."""
+    """A part of an answer. Positions count from the start of the answer, as it was written."""
 
-    __slots__ = ("_start", "end", "is_closed", "is_covered", "kind", "name", "settled", "windows")
+    __slots__ = ("_json", "_start", "begun", "end", "is_closed", "is_covered", "kind", "settled", "windows")
 
-    def __init__(self, kind: Kind, name: str | None, start: int, overlap: int) -> None:
-        self.kind = kind
-        self.name = name
-        self._start = self.end = start
+    def __init__(self, begun: Beginning, overlap: int) -> None:
+        self.begun = begun
+        self.kind = begun.kind
+        self._start = self.end = begun.start
+        self._json = GrowingJson() if begun.is_json and begun.kind != "call" else None
+        """Reads what is inspected before it is complete."""
         self.windows = Windows(overlap)
-        self.settled = start
+        self.settled = begun.start
         """What lies before has passed, and is in no window that is still to be inspected."""
         self.is_closed = False
         self.is_covered = False
         """Whether all of it was given to an inspection, and there will not be more."""
+
+    def grow(self, text: str, end: int) -> None:
+        self.end = end
+        self.windows.add(text if self._json is None else self._json.add(text))
 
     @property
     def is_settled(self) -> bool:
@@ -42,6 +63,8 @@ class _Stretch:
         return self.kind != "call" and self.windows.is_due
 
     def close(self) -> None:
+        if self._json is not None:
+            self.windows.add(self._json.close())
         self.is_closed = True
         self.is_covered = self.kind != "call" and not self.windows.pending
 
@@ -54,9 +77,19 @@ class _Stretch:
         # The name of a call is inspected even if it has no arguments.
         return Window("", 0) if window is None and self.is_closed else window
 
+    def inspected(self, window: Window) -> str:
+        """What is inspected of a window."""
+        if self.kind != "call":
+            return window.text
+        text = as_read(window.text) if self.begun.is_json else window.text
+        return "\n".join(filter(None, (self.begun.title, text)))
+
     def settled_by(self, window: Window) -> int:
         """The position up to which the stretch is settled once this window has passed."""
-        return self.end if self.is_covered else self._start + window.settled
+        if self.is_covered:
+            return self.end
+        settled = window.settled if self._json is None else self._json.written_before(window.settled)
+        return self._start + settled
 
 
 class _Asked(Struct, frozen=True):
@@ -101,10 +134,10 @@ class Track:
         """Characters that were given to no inspection."""
         return sum([stretch.windows.pending for stretch in self._stretches])
 
-    def begin(self, kind: Kind, name: str | None, start: int) -> None:
-        """A stretch begins at this position."""
-        if kind in self._kinds:
-            self._open = _Stretch(kind, name, start, self._overlap)
+    def begin(self, begun: Beginning) -> None:
+        """A stretch begins."""
+        if begun.kind in self._kinds:
+            self._open = _Stretch(begun, self._overlap)
             self._stretches.append(self._open)
 
     def grow(self, text: str, end: int) -> None:
@@ -112,10 +145,8 @@ class Track:
         # Hot path: runs once per token of an answer that is inspected.
         stretch = self._open
         if stretch is not None:
-            stretch.end = end
-            windows = stretch.windows
-            windows.add(text)
-            if windows.is_due and not self.has_due:
+            stretch.grow(text, end)
+            if stretch.windows.is_due and not self.has_due:
                 self._look()
 
     def close(self) -> None:
@@ -136,8 +167,9 @@ class Track:
         for stretch in self._stretches:
             if (window := stretch.cut()) is not None:
                 self._asked.append(_Asked(stretch, window))
-                role = "assistant" if stretch.kind == "answer" else None
-                subjects.append(Subject("output", stretch.kind, window.text, role, stretch.name, context))
+                role, name = "assistant" if stretch.kind == "answer" else None, stretch.begun.name
+                text = stretch.inspected(window)
+                subjects.append(Subject("output", stretch.kind, text, role, name, context))
         return subjects
 
     def answered(self, passed: int) -> None:

@@ -4,29 +4,31 @@ input approves."""
 from collections.abc import Mapping
 from functools import partial
 
-from msgspec import structs
+from msgspec import UNSET, Raw, UnsetType, structs
 
 from slipring.core.chain import hosted_items
 from slipring.core.chain.head import Head
-from slipring.core.chain.input_items import carried
 from slipring.core.chain.sealed_items import Seal
-from slipring.core.chain.state import Approval, Carry, ResponseState
+from slipring.core.chain.state import Approval, Carry
 from slipring.core.generation import Hosting, Model, UpstreamTools
-from slipring.core.hosted import approvals
+from slipring.core.hosted import approvals, lists
 from slipring.core.hosted.approvals import Approved
 from slipring.core.hosted.tools import (
+    FetchedList,
     HostedTool,
+    HostedTools,
     Offered,
     ResolvedBuiltin,
     ResolvedServer,
     answering,
     compose,
+    select,
 )
 from slipring.errors import InvalidRequest, quoted
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.hosted import tool_types
 from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, read_builtins
-from slipring.protocol.hosted.mcp_tools import McpTool, read_servers, with_servers
+from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, read_list, read_servers, with_servers
 from slipring.protocol.hosted.tool_types import CLIENT_TYPES
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
@@ -42,10 +44,13 @@ class HostedRequest:
 
     __slots__ = (
         "_input",
+        "_lists",
         "_seal",
+        "_sent",
         "_tenant",
         "answers",
         "approved",
+        "awaited",
         "builtins",
         "is_upstream",
         "offered",
@@ -66,7 +71,13 @@ class HostedRequest:
         self.answers: Mapping[BuiltinKind, ResolvedBuiltin] = {}
         """What answers them."""
         self.offered: Offered | None = None
-        """What the request offers of both."""
+        """What the request offers of both, as far as the lists are known."""
+        self.awaited: dict[str, ResolvedServer] = {}
+        """By label, the servers whose lists the context does not have, until these are fetched."""
+        self._lists: dict[str, list[ListedTool]] = {}
+        """By label, the lists that are known."""
+        self._sent: Raw | UnsetType = UNSET
+        """The ``tools`` of the request before anything was put into them."""
         self.approved: list[Approved] = []
         """Calls that the input approves, until they have run."""
         self.is_upstream = False
@@ -85,25 +96,21 @@ class HostedRequest:
     def read_servers(
         self,
         request: CreateRequest,
-        parent: ResponseState | None,
-        items: tuple[Item, ...],
         hosting: Hosting,
         known: Head | None = None,
-    ) -> frozenset[str]:
-        """Read what the driver is to resolve: MCP servers and built-in tools. Returns the labels of servers
-        whose lists the context does not have. ``known``: a head that was read before, for the same model."""
+    ) -> None:
+        """Read what the driver is to resolve: MCP servers and built-in tools. ``known``: a head that was read
+        before, for the same model."""
         self.is_upstream = hosting == "upstream"
         if known is not None and known.tools.are_clients and known.has_tools_of(request):
-            return frozenset()
+            return
         if hosting == "refuse":
             tool_types.refuse_hosted(request.tools)
         if self.is_upstream:
             self._pass_on(request)
-            return frozenset()
+            return
         self.servers = read_servers(request.tools)
         self.builtins = read_builtins(request.tools)
-        listed = hosted_items.carried(carried(parent), items).lists if self.servers else {}
-        return frozenset(server.server_label for server in self.servers) - listed.keys()
 
     @property
     def must_resolve(self) -> bool:
@@ -127,14 +134,11 @@ class HostedRequest:
         request.tools = with_servers(sent, {server.server_label: server.kept for server in servers})
 
     def follow(self, before: "HostedRequest") -> None:
-        """Use the servers of an earlier turn with the same tools, whose lists are in the context now."""
+        """Use the servers of an earlier turn with the same tools."""
         self.is_upstream, self.upstream_tools = before.is_upstream, before.upstream_tools
         if before.resolved is not None:
             self.servers, self.builtins, self.answers = before.servers, before.builtins, before.answers
-            self.resolved = {
-                label: structs.replace(server, tools=None, error=None)
-                for label, server in before.resolved.items()
-            }
+            self.resolved = before.resolved
 
     def read_input(self, before: Carry, items: tuple[Item, ...], *, complete: bool) -> tuple[Item, ...]:
         """Find the calls that the input approves; returns the input with its hosted items opened.
@@ -159,24 +163,67 @@ class HostedRequest:
 
     def offer(self, request: CreateRequest, carry: Carry) -> Offered | None:
         """Put the tools of the servers into the request, which loses its secrets, and check the approvals.
+        The lists are those of the context; the others are ``awaited``.
 
         Returns what is offered; None if the request has no servers, and nothing answers its built-in tools.
         """
+        self._sent = request.tools
+        for server in self.servers:
+            self._find_list(server, carry)
+        self._compose(request)
+        for each in self.approved:
+            named = self._server(each.approval.label)
+            if named is None:
+                raise _not_offered(each)
+            approvals.require_genuine(each, named, partial(self._seal.verify, self._tenant))
+        self._require_approved()
+        return self.offered
+
+    def _find_list(self, server: McpTool, carry: Carry) -> None:
+        """Take the list of a server from the context, or await it."""
+        assert self.resolved is not None
+        label = server.server_label
+        found, tools = self.resolved[label], carry.lists.get(label)
+        if tools is not None:
+            listed, verify = read_list(tools), partial(self._seal.verify, self._tenant)
+            if lists.serves(carry.list_ids.get(label), listed, server, found, verify):
+                self._lists[label] = listed
+                return
+        self.awaited[label] = found
+
+    def tag_list(self, label: str) -> str:
+        """What the id of the list of a server ends with."""
+        server = self._server(label)
+        assert server is not None
+        return lists.tag_list(server, self.awaited[label], partial(self._seal.tag, self._tenant))
+
+    def take_list(self, label: str, fetched: FetchedList) -> list[ListedTool]:
+        """The list of a server has been fetched: returns what of it the request offers."""
+        server = self._server(label)
+        assert server is not None
+        self._lists[label] = list(fetched.tools)
+        return [each.tool for each in select(server, self.awaited[label], fetched.tools)]
+
+    def take_lists(self, request: CreateRequest) -> HostedTools:
+        """All lists have been fetched: put their tools into the request. Returns what can be called."""
+        self.awaited = {}
+        self._compose(request)
+        self._require_approved()
+        assert self.offered is not None
+        return self.offered.tools
+
+    def _compose(self, request: CreateRequest) -> None:
         builtins = self._answered() if self.builtins else {}
         if self.servers or builtins:
             assert self.resolved is not None
-            self.offered = compose(request.tools, self.servers, self.resolved, carry.lists, builtins)
+            self.offered = compose(self._sent, self.servers, self.resolved, self._lists, builtins)
             request.tools = self.offered.definitions
+
+    def _require_approved(self) -> None:
+        """Refuse approved calls of tools that are not offered, as far as the lists are known."""
         for each in self.approved:
-            server = self._server(each.approval.label)
-            if server is None or self.find_tool(each.approval) is None:
-                raise InvalidRequest(
-                    f"Invalid '{each.where}': the request's 'tools' do not have the tool"
-                    f" {quoted(each.approval.name)} of the MCP server {quoted(each.approval.label)}.",
-                    param=each.where,
-                )
-            approvals.require_genuine(each, server, partial(self._seal.verify, self._tenant))
-        return self.offered
+            if each.approval.label not in self.awaited and self.find_tool(each.approval) is None:
+                raise _not_offered(each)
 
     def _answered(self) -> dict[int, HostedTool]:
         """What answers the built-in tools, by their indexes in ``tools``."""
@@ -190,7 +237,7 @@ class HostedRequest:
     def carry_on(self, carry: Carry) -> Carry:
         """The carry of the finished response, for later turns. Lists and approvals of another server mean
         nothing to this one, which may run the tools of a later turn."""
-        return structs.replace(carry, lists={}, approvals={}) if self.is_upstream else carry
+        return structs.replace(carry, lists={}, list_ids={}, approvals={}) if self.is_upstream else carry
 
     def excuse(self, definitions: Definitions, model: Model) -> None:
         """Accept tools that nothing here answers if the engine's server does, or makes calls of them that the
@@ -213,3 +260,11 @@ class HostedRequest:
 
     def _server(self, label: str) -> McpTool | None:
         return next((server for server in self.servers if server.server_label == label), None)
+
+
+def _not_offered(approved: Approved) -> InvalidRequest:
+    return InvalidRequest(
+        f"Invalid '{approved.where}': the request's 'tools' do not have the tool"
+        f" {quoted(approved.approval.name)} of the MCP server {quoted(approved.approval.label)}.",
+        param=approved.where,
+    )

@@ -1,7 +1,8 @@
 """The hosted tools of one request: what the driver found out about their servers, and each single tool.
 
-The core never calls a server. It asks the driver to resolve the servers of a request (``ResolveTools``) and
-to run calls (``CallTool``), and passes ``ResolvedServer.handle`` back without looking at it.
+The core never calls a server. It asks the driver to resolve the servers of a request (``ResolveTools``), to
+fetch their lists (``ListTools``) and to run calls (``CallTool``), and passes ``ResolvedServer.handle`` back
+without looking at it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from types import MappingProxyType
 
 from msgspec import Raw, Struct, UnsetType, structs
 
-from slipring.errors import UnsupportedParameter
+from slipring.errors import ApiError, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, with_builtins
 from slipring.protocol.hosted.mcp_items import CallError
@@ -17,7 +18,6 @@ from slipring.protocol.hosted.mcp_tools import (
     ListedTool,
     McpTool,
     model_name,
-    read_list,
     respelled,
     with_servers,
 )
@@ -28,14 +28,24 @@ class ResolvedServer(Struct, frozen=True, eq=False):
 
     handle: object
     """The driver's own: the server and the credentials of this request."""
-    tools: tuple[ListedTool, ...] | None = None
-    """Its list, if it was to be fetched."""
-    error: CallError | None = None
-    """Why the list is empty, if it could not be fetched and the operator prefers to go on."""
+    identity: str = ""
+    """Equal for requests that get the same list: those to the same server with the same credentials. Says
+    nothing about either."""
     permitted: frozenset[str] | None = None
-    """The tools that operator and key permit; None: all. Lists that are fetched have only these."""
+    """The tools that operator and key permit; None: all."""
     always_approve: bool = False
     """Whether the operator requires approval of every call, whatever the client says."""
+
+
+class FetchedList(Struct, frozen=True, eq=False):
+    """How fetching the list of a server has ended."""
+
+    tools: tuple[ListedTool, ...] = ()
+    """What operator and key permit of it."""
+    error: CallError | None = None
+    """Why it could not be fetched."""
+    refusal: ApiError | None = None
+    """Set if the response fails for this, because the operator prefers not to go on without the list."""
 
 
 class ResolvedBuiltin(Struct, frozen=True, eq=False):
@@ -135,27 +145,21 @@ class Offered(Struct, frozen=True):
     definitions: Raw
     """The request's ``tools`` without secrets, each server with the tools that it offers, and built-in ones
     as a head keeps them."""
-    fetched: tuple[tuple[str, ResolvedServer, list[ListedTool]], ...] = ()
-    """Servers whose lists were fetched for this request, and what of each list is offered."""
 
 
 def compose(
     sent: Raw | UnsetType,
     servers: Sequence[McpTool],
     resolved: Mapping[str, ResolvedServer],
-    lists: Mapping[str, bytes],
+    lists: Mapping[str, Iterable[ListedTool]],
     builtins: Mapping[int, HostedTool] = MappingProxyType({}),
 ) -> Offered:
-    """Put the lists of the servers into the ``tools`` of a request. ``lists``: those in the context.
+    """Put the lists of the servers into the ``tools`` of a request. ``lists``: those that are known.
     ``builtins``: what answers built-in tools, by their indexes."""
-    offered: dict[str, list[HostedTool]] = {}
-    fetched = []
-    for server in servers:
-        label, found = server.server_label, resolved[server.server_label]
-        listed = found.tools if found.tools is not None else read_list(lists.get(label, b"[]"))
-        offered[label] = select(server, found, map(respelled, listed))
-        if found.tools is not None:
-            fetched.append((label, found, [each.tool for each in offered[label]]))
+    offered = {
+        server.server_label: select(server, resolved[server.server_label], lists.get(server.server_label, ()))
+        for server in servers
+    }
     kept = {
         server.server_label: structs.replace(
             server.kept, listed=[each.tool for each in offered[server.server_label]]
@@ -167,7 +171,6 @@ def compose(
     return Offered(
         HostedTools([*listed_tools, *builtins.values()]),
         with_servers(with_builtins(sent, kinds), kept),
-        tuple(fetched),
     )
 
 
@@ -201,6 +204,6 @@ def select(server: McpTool, resolved: ResolvedServer, tools: Iterable[ListedTool
             tool,
             needs_approval=resolved.always_approve or server.needs_approval(tool),
         )
-        for tool in tools
+        for tool in map(respelled, tools)
         if server.allows(tool) and (resolved.permitted is None or tool.name in resolved.permitted)
     ]

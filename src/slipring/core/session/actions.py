@@ -3,13 +3,15 @@
 It reports their results to the session's ``TurnLifecycle``, whose methods are named in the actions.
 """
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.gate import Inspection
 from slipring.core.generation import Job, Prefill
-from slipring.core.hosted.tools import HostedCall
+from slipring.core.hosted.tools import HostedCall, ResolvedServer
 from slipring.core.turn.turn import Joined, Turn
 from slipring.core.turn.turn_checks import Audit
 from slipring.protocol.definitions import Compilable
@@ -58,7 +60,8 @@ class Check(Struct, frozen=True):
     """Compile the grammars of a request. The driver reports ``checked`` or ``failed``."""
 
     turn: Turn
-    job: Job
+    job: Job | None
+    """None: lists of tools are to be fetched first."""
     grammars: list[Compilable]
 
 
@@ -71,14 +74,21 @@ class CheckAppended(Struct, frozen=True, eq=False):
 
 
 class ResolveTools(Struct, frozen=True):
-    """Look up the MCP servers of a request and what answers its built-in tools, and fetch the lists of some
-    servers. The driver reports ``resolved`` or ``failed``."""
+    """Look up the MCP servers of a request and what answers its built-in tools. No server is asked. The
+    driver reports ``resolved`` or ``failed``."""
 
     turn: Turn
     servers: tuple[McpTool, ...]
-    fetch: frozenset[str]
-    """Labels of the servers whose list is needed."""
     builtins: frozenset[BuiltinKind] = frozenset()
+
+
+class ListTools(Struct, frozen=True, eq=False):
+    """Fetch the lists of MCP servers, all at once. The driver reports ``listed`` for each as it ends, however
+    it ends, then ``all_listed``; it fetches no more after one for which the response fails."""
+
+    turn: Turn
+    servers: Mapping[str, ResolvedServer]
+    """By label."""
 
 
 class ClaimApprovals(Struct, frozen=True):
@@ -224,6 +234,7 @@ Action = (
     | Check
     | CheckAppended
     | ResolveTools
+    | ListTools
     | ClaimApprovals
     | CallTool
     | CancelTools

@@ -89,6 +89,7 @@ def read_ahead(
     try:
         event = read(frame, betas)
     except ApiError as error:
+        forget_frames(error)  # one of them has the whole frame of the client
         return Read(None, error)
     if isinstance(event, Create) and event.error is None:
         try:

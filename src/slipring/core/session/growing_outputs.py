@@ -21,7 +21,6 @@ from slipring.core.limits import Limits
 from slipring.core.session.actions import Action, EndPrefill, Send, StartPrefill
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
-from slipring.core.session.successors import Successors
 from slipring.core.turn.foreseen_job import foreseen_job
 from slipring.core.turn.steps import pauses
 from slipring.core.turn.turn import Turn
@@ -125,7 +124,7 @@ class _Growth:
 class GrowingOutputs:
     """The growing outputs of one connection, by response."""
 
-    __slots__ = ("_charges", "_growths", "_lanes", "_limits", "_models", "_successors", "_tenant", "is_on")
+    __slots__ = ("_charges", "_growths", "_lanes", "_limits", "_models", "_tenant", "is_on")
 
     def __init__(
         self,
@@ -134,7 +133,6 @@ class GrowingOutputs:
         limits: Limits,
         charges: Charges,
         models: Models,
-        successors: Successors,
     ) -> None:
         self.is_on = True
         """Whether prefills may begin."""
@@ -143,7 +141,6 @@ class GrowingOutputs:
         self._limits = limits
         self._charges = charges
         self._models = models
-        self._successors = successors
         self._growths: dict[str, _Growth] = {}
 
     def take(self, piece: ToolOutputPiece, cache: ConnectionCache) -> list[Action]:
@@ -152,7 +149,8 @@ class GrowingOutputs:
         try:
             self._require_open(piece, turn, cache)
         except PieceRefused as refusal:
-            return [Send([_failed_event(piece, refusal, turn, cache)]), *self.end_unreachable(cache)]
+            lane = self._lanes.lane_of(piece.target, cache)
+            return [Send([_failed_event(piece, refusal, turn, lane)]), *self.end_unreachable(cache)]
         if not self.is_on:
             return []
         ended = [] if piece.target in self._growths else self.end_unreachable(cache)
@@ -250,8 +248,7 @@ class GrowingOutputs:
                 return job, nothing
             open_calls = turn.rollout.open_calls if turn.rollout is not None else nothing
         elif (state := cache.find(response_id)) is not None:
-            steers = self._successors.waiting_items(response_id)
-            job = foreseen_job(state, self._tenant, self._models, steers)
+            job = foreseen_job(state, self._tenant, self._models)
             open_calls = state.carry.open_calls
         else:
             return None, nothing
@@ -296,10 +293,9 @@ def _has_moved_on(growth: _Growth, turn: Turn | None) -> bool:
 
 
 def _failed_event(
-    piece: ToolOutputPiece, refusal: PieceRefused, turn: Turn | None, cache: ConnectionCache
+    piece: ToolOutputPiece, refusal: PieceRefused, turn: Turn | None, lane: str | None
 ) -> Event:
     """The event that refuses a piece. Numbered within the response if it runs."""
-    lane = cache.lane_of(piece.target) if turn is None and piece.target in cache else None
     return ToolOutputFailed(
         sequence_number=turn.output.number() if turn is not None else 0,
         stream_id=turn.output.stream_id if turn is not None else UNSET if lane is None else lane,

@@ -7,13 +7,14 @@ became ready.
 
 from collections.abc import Iterator
 
+from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.limits import Limits
 from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Turn
 from slipring.errors import OVERLOAD_RETRY_S, LaneLimitReached, RateLimited
 
-_CREATED = (Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
-"""Phases in which the client knows the response's id."""
+MOST_ENDED = 128
+"""Responses of named lanes that have ended and whose lanes are remembered, per connection."""
 
 
 class Lane:
@@ -30,7 +31,16 @@ class Lane:
 class Lanes:
     """All lanes of a connection, and the order in which they run."""
 
-    __slots__ = ("_by_id", "_max_in_flight", "_max_lanes", "_ready", "in_flight", "waiting", "waiting_bytes")
+    __slots__ = (
+        "_by_id",
+        "_ended",
+        "_max_in_flight",
+        "_max_lanes",
+        "_ready",
+        "in_flight",
+        "waiting",
+        "waiting_bytes",
+    )
 
     def __init__(self, max_in_flight: int, max_lanes: int) -> None:
         self._max_in_flight = max_in_flight
@@ -38,6 +48,8 @@ class Lanes:
         self._by_id: dict[str | None, Lane] = {}
         # Lists, and not deques, which take 760 bytes when they are empty: there are few lanes and turns.
         self._ready: list[Lane] = []
+        self._ended: dict[str, str] | None = None
+        """The lanes of the last responses that have ended, oldest first; None until a named lane has one."""
         self.in_flight = 0
         self.waiting = 0
         self.waiting_bytes = 0
@@ -97,6 +109,7 @@ class Lanes:
         lane = self._by_id[turn.lane]
         assert lane.current is turn, "only the turn that runs can end"
         lane.current = None
+        self._remember(turn)
         self.in_flight -= 1
         if lane.waiting:
             self._ready.append(lane)
@@ -106,14 +119,32 @@ class Lanes:
         lane = self._by_id[turn.lane]
         assert lane.current is turn, "only the turn that runs can be followed"
         lane.current = successor
+        self._remember(turn)
 
     def find(self, response_id: str) -> Turn | None:
         """The running turn of this response; None before ``response.created`` and after the end."""
         for turn in self.running():
-            created = turn.phase in _CREATED and turn.response is not None
-            if created and turn.output.response_id == response_id:
+            is_known = turn.is_created and turn.phase is not Phase.ENDED
+            if is_known and turn.output.response_id == response_id:
                 return turn
         return None
+
+    def lane_of(self, response_id: str, cache: ConnectionCache) -> str | None:
+        """The named lane of a response that has ended: that of a cached one, or of one that ended here lately
+        and was forgotten since."""
+        if response_id in cache:
+            return cache.lane_of(response_id)
+        return self._ended.get(response_id) if self._ended is not None else None
+
+    def _remember(self, turn: Turn) -> None:
+        """Events about the response may have to name its lane after its end, and after it was forgotten."""
+        if turn.lane is None or turn.response is None:
+            return
+        if self._ended is None:
+            self._ended = {}
+        self._ended[turn.output.response_id] = turn.lane
+        if len(self._ended) > MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def is_busy(self, id: str | None) -> bool:
         """Whether a turn of this lane runs or waits."""

@@ -37,7 +37,7 @@ class LiveInput(Struct, frozen=True):
         if (turn := self.lanes.find(steer.target)) is not None:
             return self.successors.steer(steer, turn, refusing)
         state = cache.find(steer.target)
-        lane = cache.lane_of(steer.target) if state is not None else None
+        lane = self.lanes.lane_of(steer.target, cache)
         return steer_queue.failed_event(steer, steer_queue.not_running(steer, state), None, lane)
 
     def grammars_in(self, append: Append) -> list[Compilable]:
@@ -60,10 +60,13 @@ class LiveInput(Struct, frozen=True):
             return self._append(append, turn, now), turn if turn.may_resume else None
         except AppendRefused as refusal:
             output = turn.output if turn is not None else None
-            lane = cache.lane_of(append.target) if turn is None and append.target in cache else None
+            lane = self.lanes.lane_of(append.target, cache)
             return [rollout.failed_event(append, refusal, output, lane)], None
 
     def _append(self, append: Append, turn: Turn, now: float) -> list[Event]:
+        if turn.is_listing and turn.request.rollout:
+            message = "The response waits for lists of tools, and for no output of a call."
+            raise AppendRefused("invalid_input", message)
         if turn.rollout is None:
             raise AppendRefused("append_not_supported", "This response is not a rollout.")
         if turn.phase is Phase.SAVING:

@@ -29,7 +29,7 @@ from slipring.core.session.turn_lifecycle import TurnLifecycle
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import rollout
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError, ConnectionLimitReached
+from slipring.errors import ApiError, ConnectionLimitReached, InvalidPrompt, forget_frames
 from slipring.protocol import requests
 from slipring.protocol.events import Error
 from slipring.protocol.live_input import Append, Steer
@@ -114,6 +114,7 @@ class Session:
                 else frame.result()
             )
         except ApiError as error:
+            forget_frames(error)
             return [_refuse(error), Refused(error.code)]
         if event is None:
             return []
@@ -195,10 +196,17 @@ class Session:
         """Handle an append whose grammars compile, or whose ``error`` says why they do not."""
         if self._lifetime.is_closed:
             return []
-        emitted, resumable = self._live_input.append(append, self.lifecycle.cache, now)
+        turn = self.lifecycle.lanes.find(append.target)
+        try:
+            emitted, resumable = self._live_input.append(append, self.lifecycle.cache, now)
+        except InvalidPrompt as error:
+            assert turn is not None  # its checks refuse what is appended
+            return self.lifecycle.block(turn, error)
+        inspections = self.lifecycle.due_inspections(turn) if turn is not None else []
         if resumable is not None:
-            return [Send(emitted), *self.lifecycle.resume(resumable)]
-        return [Send(emitted), *self.lifecycle.growing_outputs.advance(append.target, self.lifecycle.cache)]
+            return [Send(emitted), *inspections, *self.lifecycle.resume(resumable)]
+        advanced = self.lifecycle.growing_outputs.advance(append.target, self.lifecycle.cache)
+        return [Send(emitted), *inspections, *advanced]
 
     # Time, and the end of the connection.
 

@@ -17,10 +17,13 @@ from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import steer_queue
 from slipring.core.turn.steps.steer_queue import SteerRefused, Steers
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError
+from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol.events import Event, SteerErrorCode
-from slipring.protocol.items import Item
+from slipring.protocol.items import CALL_OF_OUTPUT
 from slipring.protocol.live_input import Steer
+
+_ANSWERS = frozenset({*CALL_OF_OUTPUT, "mcp_approval_response"})
+"""Items that models see as the output of a call."""
 
 
 class Successors:
@@ -71,20 +74,20 @@ class Successors:
             return steers.pending(steer_queue.required_input(state.output, state.carry)), None
         return [], self._successor(turn, state, steers)
 
-    def prepend_steers(self, turn: Turn) -> None:
-        """Put the waiting steers of a turn's parent before its own input. Warmups leave them waiting."""
+    def add_steers(self, turn: Turn) -> None:
+        """Put the waiting steers of a turn's parent into its input: after the outputs, which models expect
+        right after their calls, and before what the client says next. Warmups leave them waiting."""
         if turn.steered_by is None and not turn.request.warms_up:
             turn.steered_by = self._take(turn)
         if turn.steered_by is not None:
-            turn.input = turn.steered_by.items + turn.input
-
-    def waiting_items(self, response_id: str) -> tuple[Item, ...]:
-        """The messages that begin the input of the turn which continues a response."""
-        steers = self._waiting.get(response_id)
-        return steers.items if steers is not None else ()
+            sent = turn.input
+            at = turn.steered_by.at = max(
+                (index + 1 for index, item in enumerate(sent) if item.type in _ANSWERS), default=0
+            )
+            turn.input = sent[:at] + turn.steered_by.items + sent[at:]
 
     def commit(self, turn: Turn) -> None:
-        """A response is created: the steers at the beginning of its input are part of it now."""
+        """A response is created: the steers in its input are part of it now."""
         if turn.steered_by is not None:
             self._size_bytes -= turn.steered_by.size_bytes
             self._charges.hand_over(turn.steered_by, turn)
@@ -151,9 +154,12 @@ class Successors:
 
     def _fail_successor(self, steers: Steers, error: ApiError) -> list[Event]:
         message = f"The response that follows could not be created: {error.message}"
-        return self._fail(steers, "successor_creation_failed", message)
+        is_blocked = isinstance(error, InvalidPrompt)
+        return self._fail(steers, "successor_creation_failed", message, is_blocked=is_blocked)
 
-    def _fail(self, steers: Steers, code: SteerErrorCode, message: str) -> list[Event]:
+    def _fail(
+        self, steers: Steers, code: SteerErrorCode, message: str, *, is_blocked: bool = False
+    ) -> list[Event]:
         self._size_bytes -= steers.size_bytes
         self._charges.release(steers)
-        return steers.failed(code, message)
+        return steers.failed(code, message, is_blocked=is_blocked)

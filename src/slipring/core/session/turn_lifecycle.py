@@ -11,7 +11,7 @@ from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.turn_policy import Policies
 from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import Delta, Job, Models, Prefill
-from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedBuiltin, ResolvedServer
+from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import Betas, Ports
 from slipring.core.session import turn_setup
@@ -26,6 +26,7 @@ from slipring.core.session.actions import (
     Compress,
     Counted,
     Inspect,
+    ListTools,
     Load,
     Loaded,
     Record,
@@ -54,9 +55,9 @@ from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.timing import TurnReport
 
 _BEFORE_CREATION = (Phase.INSPECTING, Phase.PREPARING)
-_STARTED = (*_BEFORE_CREATION, Phase.CLAIMING, Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
+_STARTED = (*_BEFORE_CREATION, Phase.LISTING, Phase.CLAIMING, Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
 """Phases in which a turn that fails may have a response."""
-_INSPECTED = (*_BEFORE_CREATION, Phase.CLAIMING, Phase.RUNNING, Phase.PAUSED)
+_INSPECTED = (*_BEFORE_CREATION, Phase.LISTING, Phase.CLAIMING, Phase.RUNNING, Phase.PAUSED)
 """Phases in which a turn can be told verdicts."""
 _Held = Weigh | Start | ClaimApprovals
 """Work that may have to wait for them."""
@@ -112,9 +113,7 @@ class TurnLifecycle:
         self.lanes = Lanes(limits.max_in_flight, limits.max_lanes)
         self.charges = Charges(ports.requests, tenant)
         self.successors = Successors(limits, ports, models, self.charges)
-        self.growing_outputs = GrowingOutputs(
-            tenant, self.lanes, limits, self.charges, models, self.successors
-        )
+        self.growing_outputs = GrowingOutputs(tenant, self.lanes, limits, self.charges, models)
         # An engine that must see nothing before it was inspected is not given outputs ahead of their turn.
         self.growing_outputs.is_on = not any(check.before for check in policies.checks.values())
         self._finished: dict[Turn, ResponseState] = {}
@@ -152,14 +151,38 @@ class TurnLifecycle:
         now: float,
         answers: Mapping[BuiltinKind, ResolvedBuiltin] = MappingProxyType({}),
     ) -> list[Action]:
-        """The MCP servers of a request are known, by their labels, and have listed their tools. ``answers``:
-        what answers its built-in tools."""
-        if turn.phase is not Phase.LISTING:
+        """The MCP servers of a request are known, by their labels. ``answers``: what answers its built-in
+        tools."""
+        if turn.phase is not Phase.RESOLVING:
             return []
         turn.hosted.resolved = servers
         turn.hosted.answers = answers
-        turn.stages.lap("list")
         return self._validate(turn, now) + self.advance(now)
+
+    def listed(self, turn: Turn, label: str, fetched: FetchedList, now: float) -> list[Action]:
+        """An MCP server has listed its tools, or failed to."""
+        if turn.phase is not Phase.LISTING:
+            return []
+        error = fetched.refusal
+        emitted: list[Event] = []
+        try:
+            emitted = turn.end_list(label, fetched)
+        except ApiError as refused:
+            error = refused
+        if error is not None:
+            return [Send(emitted), *self.failed(turn, error, now)]
+        return [Send(emitted), *self.due_inspections(turn)]
+
+    def all_listed(self, turn: Turn, now: float) -> list[Action]:
+        """All MCP servers have listed their tools."""
+        if turn.phase is not Phase.LISTING:
+            return []
+        turn.stages.lap("list")
+        try:
+            job = turn_setup.complete(turn)
+        except ApiError as error:
+            return self.failed(turn, error, now)
+        return self._begin_work(turn, job)
 
     def checked(self, check: Check) -> list[Action]:
         """The grammars of a request compile."""
@@ -180,19 +203,33 @@ class TurnLifecycle:
         """The server of a hosted call reports progress."""
         if turn.phase not in (Phase.RUNNING, Phase.PAUSED):
             return []
-        return [Send(pauses.progress_of(turn, call_id, progress, detailed=self._betas.tool_progress))]
+        sent = pauses.progress_of(turn, call_id, progress, detailed=self._betas.tool_progress)
+        return [Send(sent), *self.due_inspections(turn)]
 
     def call_ended(self, turn: Turn, call_id: str, outcome: CallOutcome, now: float) -> list[Action]:
         """A hosted call has ended."""
         if turn.phase not in (Phase.RUNNING, Phase.PAUSED):
             return []
+        before = turn.calls_running
         ended = Send(pauses.end_call(turn, call_id, outcome))
-        if turn.phase is Phase.RUNNING:
-            return [ended]
+        return [ended, *self.due_inspections(turn), *self._after_calls(turn, before, now)]
+
+    def _after_calls(self, turn: Turn, before: int, now: float) -> list[Action]:
+        """Hosted calls may have ended, or appended items passed: what follows if the response is paused.
+        ``before``: how many calls ran."""
+        if turn.phase is not Phase.PAUSED:
+            return []
         if turn.is_calling:
             # The engine processes the results that are there while the other calls run.
-            return [ended, *self.growing_outputs.result(turn, self.cache)]
-        return [ended, *self._go_on(turn, now)]
+            has_more = turn.calls_running < before
+            return self.growing_outputs.result(turn, self.cache) if has_more else []
+        # The results of hosted calls come before what the client has appended meanwhile.
+        committed = [] if turn.output.calls_hosted else pauses.commit_appended(turn)
+        return [Send(committed), *self._go_on(turn, now)]
+
+    def block(self, turn: Turn, error: ApiError) -> list[Action]:
+        """Safety checks refuse what a running turn got: end it."""
+        return [Cancel(turn), *self._fail(turn, error)]
 
     def weighed(self, weigh: Weigh, tokens: int) -> list[Action]:
         """The engine has counted the tokens of a job."""
@@ -230,6 +267,7 @@ class TurnLifecycle:
         if turn.phase not in _INSPECTED:
             turn.checks.remember(inspect.inspection, verdicts)
             return []
+        before = turn.calls_running
         released = turn.judge(inspect.inspection, verdicts)
         if (error := turn.checks.error) is not None:
             ended = self._fail(turn, error) if turn.is_created else self._reject(turn, error, now)
@@ -239,6 +277,8 @@ class TurnLifecycle:
             work, turn.phase = self._held_back.pop(turn)
             turn.stages.lap("check")
             return [*actions, work]
+        if turn.phase is Phase.PAUSED:
+            return [*actions, *self._after_calls(turn, before, now)]
         return [*actions, *(self.finished(turn, now) if turn.checks.is_awaited else [])]
 
     def finished(self, turn: Turn, now: float) -> list[Action]:
@@ -298,7 +338,7 @@ class TurnLifecycle:
         """The engine, the compiler or the store has failed."""
         if turn.phase is Phase.CHECKING:
             return self._reject(turn, turn_setup.in_clients_terms(turn, error), now)
-        if turn.phase in (Phase.LISTING, Phase.CLAIMING) and not turn.is_created:
+        if turn.phase in (Phase.RESOLVING, Phase.LISTING, Phase.CLAIMING) and not turn.is_created:
             return self._reject(turn, turn_setup.in_clients_terms(turn, error), now)
         if turn.phase is Phase.LOADING or (turn.phase in _BEFORE_CREATION and not turn.is_created):
             return self._reject(turn, turn_setup.of_job(turn, error), now)
@@ -307,6 +347,21 @@ class TurnLifecycle:
         if turn.phase not in _STARTED:
             return []
         return self._fail(turn, error)
+
+    def unattended(self, turn: Turn, now: float) -> list[Action]:
+        """The driver works on this turn no longer. It fails, unless it has ended, or waits for its client, a
+        hosted call or verdicts."""
+        if turn.phase is Phase.PAUSED:
+            waits = not turn.may_resume
+        elif turn.phase in (Phase.PREPARING, Phase.RUNNING):
+            waits = turn.checks is not None and turn.checks.is_awaited
+        else:
+            waits = turn.phase is Phase.INSPECTING
+        return [] if waits else self.failed(turn, ServerError(), now)
+
+    def broken(self, turn: Turn, now: float) -> list[Action]:
+        """What this turn waits for, a hosted call or verdicts, will never come."""
+        return [Cancel(turn), *self.failed(turn, ServerError(), now)]
 
     def _fail(self, turn: Turn, error: ApiError) -> list[Action]:
         """End a response that was created with ``response.failed``, and keep its finished steps."""
@@ -366,13 +421,13 @@ class TurnLifecycle:
         if not turn.hosted.is_read:
             try:
                 hosting = self._models.find(turn.request.model).hosted_tools
-                fetch = turn.hosted.read_servers(turn.request, parent, turn.input, hosting, turn.known_head)
+                turn.hosted.read_servers(turn.request, hosting, turn.known_head)
             except ApiError as error:
                 return self._drop(turn, error)
             if turn.hosted.must_resolve:
-                turn.phase = Phase.LISTING
+                turn.phase = Phase.RESOLVING
                 kinds = frozenset(tool.kind for tool in turn.hosted.builtins)
-                return [ResolveTools(turn, turn.hosted.servers, fetch, kinds)]
+                return [ResolveTools(turn, turn.hosted.servers, kinds)]
         return self._validate(turn, now)
 
     def _validate(self, turn: Turn, now: float) -> list[Action]:
@@ -387,17 +442,29 @@ class TurnLifecycle:
             return [Check(turn, job, grammars)]
         return self._accept(turn, job)
 
-    def _accept(self, turn: Turn, job: Job) -> list[Action]:
+    def _accept(self, turn: Turn, job: Job | None) -> list[Action]:
         """Begin the work on a valid turn."""
         turn.stages.lap("validate")
+        created: list[Action] = [Send(turn.enqueue())] if turn.detached else []
+        return [*created, *(self._begin_work(turn, job) if job is not None else self._fetch_lists(turn))]
+
+    def _fetch_lists(self, turn: Turn) -> list[Action]:
+        """Begin a response whose tools are not known yet: how long their servers take, only they know."""
+        turn.phase = Phase.LISTING
+        fetch = ListTools(turn, dict(turn.hosted.awaited))
+        if self.counts_only:
+            return [fetch]
+        self.successors.commit(turn)
+        return [Send(turn.open_lists()), *self.due_inspections(turn), fetch]
+
+    def _begin_work(self, turn: Turn, job: Job) -> list[Action]:
         if self.counts_only:
             turn.phase = Phase.PREPARING
             return [Weigh(turn, turn.first_job(job))]
-        created: list[Action] = [Send(turn.enqueue())] if turn.detached else []
         if turn.claims:
-            return [*created, *self._hand_over(ClaimApprovals(turn, turn.claims), Phase.CLAIMING)]
+            return self._hand_over(ClaimApprovals(turn, turn.claims), Phase.CLAIMING)
         first = Weigh(turn, job) if turn.must_weigh else Start(turn, turn.first_job(job))
-        return [*created, *self._hand_over(first, Phase.PREPARING)]
+        return self._hand_over(first, Phase.PREPARING)
 
     def _hand_over(self, work: _Held, phase: Phase) -> list[Action]:
         """Give work to the engine, beside the inspections of its input; or after them, if the policy wants
@@ -427,6 +494,7 @@ class TurnLifecycle:
     def _drop(self, turn: Turn, error: ApiError) -> list[Action]:
         """Refuse a turn whose response was never created."""
         turn_reports.cut_off_stage(turn)
+        turn.is_blocked = isinstance(error, InvalidPrompt)
         emitted = self.successors.return_steers(turn, error)
         if not turn.follows:
             self._evict_parent(turn, error)
@@ -507,7 +575,7 @@ class TurnLifecycle:
             cache.unpin(state)
 
     def _record(self, turn: Turn, report: TurnReport) -> Record:
-        content = None if self._betas.keeps_nothing else turn
+        content = None if self._betas.keeps_nothing or turn.is_blocked else turn
         return Record(turn.lane, report, turn.stages.arrived, turn_reports.traceparent(turn), content)
 
     def _foresee(self, turn: Turn, state: ResponseState) -> list[Action]:
@@ -540,7 +608,11 @@ class TurnLifecycle:
     # Responses of several steps.
 
     def yield_to_steers(self, turn: Turn, now: float) -> list[Action]:
-        """End a response that waits for hosted calls if it has steers that can follow it."""
+        """End a response that waits for hosted calls, or for lists of tools, if it has steers that can follow
+        it."""
+        if turn.is_listing and turn.steers is not None:
+            turn.stages.lap("list")
+            return [Cancel(turn), Send(turn.end_waiting("steered")), *self._conclude(turn, now)]
         if not turn.yields_to_steers:
             return []
         cancelled = [CancelTools(turn)] if turn.is_calling else []

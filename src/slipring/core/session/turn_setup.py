@@ -1,7 +1,7 @@
 """Prepares a turn for its engine: binds its parent and references, then validates its request.
 
-Errors raised here name fields of the request as the client sent it, even where other items (of a
-conversation, or of steers) precede the client's input.
+Errors raised here name fields of the request as the client sent it, even where there are other items (of a
+conversation, or of steers) in its input.
 """
 
 import re
@@ -44,7 +44,7 @@ def bind(turn: Turn, cache: ConnectionCache, successors: Successors, known: Know
     turn.request.input = UNSET  # decoded and copied: release the frame
     conversation_id = request_validation.read_conversation(turn.request)
     previous = turn.request.previous_response_id
-    successors.prepend_steers(turn)
+    successors.add_steers(turn)
     if turn.parent is None and previous is not None:
         turn.parent = cache.find(previous)
     if turn.parent is not None:
@@ -71,8 +71,9 @@ def bind_loaded(turn: Turn, loaded: Loaded, cache: ConnectionCache) -> None:
 
 def begin(
     turn: Turn, models: Models, policies: Policies, ports: Ports, limits: Limits, now: float, *, counts: bool
-) -> tuple[Job, list[Compilable]]:
-    """Validate a bound turn: its job, and the grammars to compile before the job starts.
+) -> tuple[Job | None, list[Compilable]]:
+    """Validate a bound turn: its job, and the grammars to compile before the job starts. There is no job yet
+    if lists of tools must be fetched before (``complete``).
 
     ``counts``: the job is only counted. It does not continue a context that the input repeats, because
     tokens of an answer are to be those that its text has now; and no check inspects it.
@@ -94,14 +95,23 @@ def begin(
     return job, definitions.grammars
 
 
+def complete(turn: Turn) -> Job:
+    """All lists of tools for a valid turn have been fetched: returns its job."""
+    try:
+        return preparation.complete(turn)
+    except ApiError as error:
+        raise in_clients_terms(turn, error) from None
+
+
 def in_clients_terms(turn: Turn, error: ApiError) -> ApiError:
-    """Correct the input index in an error's param for the items that precede the client's own.
+    """Correct the input index in an error's param for the items that are not the client's own.
 
     An error about one of those items names the field through which they came in: ``conversation`` or
     ``previous_response_id``.
     """
     if turn.steered_by is not None:
-        return _shifted(error, len(turn.steered_by.items), "previous_response_id")
+        steers = turn.steered_by
+        return _shifted(error, len(steers.items), "previous_response_id", steers.at)
     return _shifted(error, len(turn.joined.items) if turn.joined is not None else 0, "conversation")
 
 
@@ -110,10 +120,14 @@ def of_job(turn: Turn, error: ApiError) -> ApiError:
     return in_clients_terms(turn, _shifted(error, -turn.recognition.items, "input"))
 
 
-def _shifted(error: ApiError, preceding: int, source: str) -> ApiError:
-    if preceding and error.param is not None and (place := _INPUT_INDEX.match(error.param)) is not None:
-        index = int(place.group(1)) - preceding
-        param = f"input[{index}]{error.param[place.end() :]}" if index >= 0 else source
+def _shifted(error: ApiError, count: int, source: str, first: int = 0) -> ApiError:
+    """Correct the index for ``count`` items of another source, of which ``first`` is the first."""
+    if count and error.param is not None and (place := _INPUT_INDEX.match(error.param)) is not None:
+        found = int(place.group(1))
+        if found < first:
+            return error
+        index = found - count
+        param = f"input[{index}]{error.param[place.end() :]}" if index >= first else source
         error.message = error.message.replace(error.param, param)
         error.args = (error.message,)
         error.param = param

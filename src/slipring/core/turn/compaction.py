@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from slipring.core.chain import input_items
 from slipring.core.chain.hosted_items import output_item
 from slipring.core.chain.state import Carry, OpenCall
-from slipring.core.generation import Delta, Finished, Job, Model, Text
+from slipring.core.generation import Delta, Finished, Job, Model, Stop, Text
 from slipring.errors import InvalidRequest, ServerError
 from slipring.protocol import requests, wire
 from slipring.protocol.items import ConfigurationUpdate, Item, Message, kept_tools, user_message
@@ -37,6 +37,8 @@ _NO_OUTPUT = "(there is no output yet)"
 _SLACK_TOKENS = 1024
 """More than any template adds around items."""
 _SHORTEST_SUMMARY, _LONGEST_SUMMARY = 128, 8192
+_SHORTEST_TEXT = 200
+"""Characters that any summary may have."""
 _MOST_KEPT_BYTES = 64 * 1024
 _UNKNOWN_CONTEXT = 32 * 1024
 _UNCOUNTABLE = (b'"input_image"', b'"input_file"')
@@ -92,7 +94,10 @@ def read_plan(request: CreateRequest, items: tuple[Item, ...], model: Model) -> 
 class Compaction:
     """The compaction of one turn's context."""
 
-    __slots__ = ("_carry", "_continues", "_job", "_pieces", "finished", "is_running", "plan")
+    __slots__ = (
+        *("_carry", "_continues", "_job", "_most_chars", "_pieces", "_stop", "_written"),
+        *("finished", "is_running", "plan"),
+    )
 
     def __init__(self, plan: Plan, job: Job, carry: Carry, *, continues: bool) -> None:
         """``job``: the turn's own job, with the full context; ``carry``: of that context; ``continues``:
@@ -106,6 +111,13 @@ class Compaction:
         self._carry = carry
         self._continues = continues
         self._pieces: list[str] = []
+        self._written = 0
+        before = job.parent.context_bytes if job.parent is not None else 0
+        replaced = before + sum(len(item.raw) for item in job.input)
+        self._most_chars = max(_SHORTEST_TEXT, replaced)
+        """The length of what is replaced: a summary is not longer. The limit in tokens cannot do that: it has
+        to leave room for reasoning."""
+        self._stop = Stop()
 
     def must_weigh(self) -> bool:
         """Whether the engine must count the tokens: not if an upper bound is below the threshold."""
@@ -143,24 +155,34 @@ class Compaction:
         waiting = (_placeholder_output(call_id, call) for call_id, call in self._carry.open_calls.items())
         asked = (output_item(request_id, _NO_OUTPUT) for request_id in self._carry.approvals)
         items = (*job.input, *waiting, *asked, user_message(_ASK))
-        return structs.replace(job, input=items, offer=Offer(forbidden=True), settings=settings)
+        return structs.replace(
+            job,
+            input=items,
+            offer=Offer(forbidden=True),
+            settings=settings,
+            stop=self._stop,
+            is_summary=True,
+        )
 
     def take(self, deltas: list[Delta]) -> None:
-        """Collect the text of the summary; reasoning is ignored."""
+        """Collect the text of the summary; reasoning is ignored. Asks the engine to stop when the text is as
+        long as what it replaces."""
         for delta in deltas:
             if isinstance(delta, Text):
                 self._pieces.append(delta.text)
+                self._written += len(delta.text)
+                self._stop.asked = self._written >= self._most_chars
             elif isinstance(delta, Finished):
                 self.finished = delta
 
     @property
     def written_chars(self) -> int:
         """The length of the summary so far."""
-        return sum(map(len, self._pieces))
+        return self._written
 
     def conclude(self) -> tuple[Item, ...]:
         """End: the items that replace the context. Raises ``ServerError`` if there is no usable summary."""
-        summary = "".join(self._pieces).strip()
+        summary = "".join(self._pieces).strip()[: self._most_chars]
         self.is_running = False
         if self.finished is None:
             raise RuntimeError("the engine ended its stream without a Finished delta")

@@ -3,14 +3,12 @@
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Models, Settings
 from slipring.protocol import requests
-from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT
 from slipring.protocol.tools import Offer
 
 
-def foreseen_job(state: ResponseState, tenant: str, models: Models, steers: tuple[Item, ...] = ()) -> Job:
-    """A warmup that continues a response with the same model, head, format and effort, and adds no items but
-    those of steers that wait for it.
+def foreseen_job(state: ResponseState, tenant: str, models: Models) -> Job:
+    """A warmup that continues a response with the same model, head, format and effort, and adds no items.
 
     Raises ``ModelNotFound`` if the model is not served any more.
     """
@@ -21,7 +19,7 @@ def foreseen_job(state: ResponseState, tenant: str, models: Models, steers: tupl
         model=models.find(response.model),
         head=state.head,
         parent=state,
-        input=state.unread + steers,
+        input=state.unread,
         offer=Offer(forbidden=True),
         settings=Settings(
             format=requests.read_format(response.text.format) or TEXT, effort=response.reasoning.effort

@@ -2,15 +2,14 @@
 
 Most of a context was inspected before: by the turns of its chain, or when the client sent the same items
 earlier. ``InspectedItems`` finds what was not, gives it to the turn's gate, and remembers the verdicts for
-later turns.
+later turns, by what the checks have seen (``InspectionContext``).
 
 An item that was never inspected is not let through, wherever in the input it stands: clients write their
 histories themselves. What was refused before is withheld (``withheld_items``), or refused again. A policy
 with the scope ``all`` also inspects what a chain contains from turns under other policies.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
 from slipring.core.chain.head import Head
@@ -18,13 +17,14 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.checks.gate import Gate
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.rulings import checks_of, rule
-from slipring.core.checks.subjects import called_names, is_models, subject_of, verdict_key
-from slipring.core.checks.verdicts import Side, Subject, Verdict
-from slipring.core.turn.compaction import is_summary
+from slipring.core.checks.subjects import definition_text, is_models, result_text
+from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.generation import Job
+from slipring.core.hosted.tools import CallOutcome
+from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open
 from slipring.core.turn.withheld_items import Behind, Refusals, withheld
-from slipring.protocol import wire
-from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
+from slipring.protocol.tools import NO_TOOLS
 
 
 class _Waiting:
@@ -43,16 +43,18 @@ class InspectedItems:
     """What a turn's policy has inspected, and what it has still to inspect."""
 
     __slots__ = (
+        "_after_input",
+        "_before_input",
         "_behind",
-        "_callers",
         "_context",
         "_digests",
         "_gate",
         "_known",
-        "_names",
+        "_parent",
         "_policy",
         "_tenant",
         "_waiting",
+        "_withheld",
     )
 
     def __init__(self, gate: Gate, known: KnownVerdicts, tenant: str) -> None:
@@ -60,25 +62,31 @@ class InspectedItems:
         self._policy = gate.policy
         self._known = known
         self._tenant = tenant
-        self._callers: list[Iterable[Item]] = []
-        """Items with calls whose names were not read yet."""
-        self._names: dict[str, str] = {}
-        """The names of called tools, by ``call_id``."""
         self._waiting: dict[int, _Waiting] = {}
         """By ``id()`` of the subject, which the entry keeps alive."""
-        self._context: deque[str] = deque(maxlen=max(check.context for check in self._policy.checks))
-        """The last texts of the context, as many as a check reads."""
+        self._context = InspectionContext(self._policy)
+        self._parent: ResponseState | None = None
+        self._before_input = self._after_input = self._context.before
         self._digests: Mapping[int, bytes] = {}
         """Of items whose content was digested before, by ``id()``."""
         self._behind = Behind((), {})
+        self._withheld: frozenset[int] = frozenset()
+        """Indexes of the items for which placeholders stand."""
 
-    def withhold(self, items: tuple[Item, ...], digests: Mapping[int, bytes]) -> tuple[Item, ...]:
+    def withhold(
+        self, parent: ResponseState | None, items: tuple[Item, ...], digests: Mapping[int, bytes]
+    ) -> tuple[Item, ...]:
         """The items of a request, with placeholders for what was refused before. ``digests``: of items whose
         content was digested before, by ``id()``; the caller keeps these items alive."""
         self._digests, self._behind = digests, Behind(items, digests)
-        items, refusals = withheld(items, digests, Refusals(self._policy, self._known, self._tenant))
-        for refusal in refusals:
+        context = InspectionContext(self._policy)
+        if parent is not None:
+            context.follow(parent)
+        refusals = Refusals(self._policy, self._known, self._tenant)
+        items, why = withheld(items, digests, refusals, context)
+        for refusal in why.values():
             self._gate.report.withhold(refusal.ruling.check, refusal.known.verdicts)
+        self._withheld = frozenset(why)
         return items
 
     def begin(
@@ -86,39 +94,75 @@ class InspectedItems:
         parent: ResponseState | None,
         head: Head,
         items: tuple[Item, ...],
-        lists: Iterable[list[ListedTool]] = (),
+        definitions: Iterable[str] = (),
     ) -> None:
         """Have the gate inspect what is new in the context of a turn.
 
-        ``items``: those that ``withhold`` has returned, with their hosted items opened. ``lists``: of hosted
-        tools that were fetched. Raises the error of a blocked turn if it is known already that an item is
-        refused.
+        ``items``: those that ``withhold`` has returned, with their hosted items opened. ``definitions``: what
+        the model reads that neither head nor items contain. Raises the error of a blocked turn if it is known
+        already that an item is refused.
         """
         subjects = self._of_head(parent, head)
-        for tools in lists:
-            subjects += self._of_definitions(wire.encode(tools).decode())
+        for text in definitions:
+            subjects += self._of_definitions(text)
+        self._parent = parent
         if parent is not None:
-            self._callers.append(parent.output)
             subjects += self._of_chain(parent)
-        self._callers.append(items)
-        new = [(index, *each) for index, item in enumerate(items) for each in _sealed_and_open((item,))]
+            self._context.follow(parent)
+        self._before_input = self._context.before
+        self._context.call(items)
+        new = [(index, *each) for index, item in enumerate(items) for each in sealed_and_open((item,))]
         last = _last_of_model([item for _, item, _ in new]) if self._policy.scope == "new" else 0
         for place, (index, item, is_sealed) in enumerate(new):
             digest, behind = self._digests.get(id(item)), self._behind[index]
-            subjects += self._unknown(item, digest, is_sealed, is_new=place >= last, behind=behind)
+            if index in self._withheld:
+                self._pass(item, is_sealed)
+            else:
+                subjects += self._unknown(item, digest, is_sealed, is_new=place >= last, behind=behind)
+        self._after_input = self._context.before
         self._inspect(subjects)
 
-    def add(self, items: Iterable[Item], called: Iterable[Item] = (), *, is_sealed: bool = False) -> None:
-        """Have the gate inspect items that were added to the context of a running turn.
+    def add_list(self, text: str) -> None:
+        """Have the gate inspect a list of hosted tools that was fetched. Raises as ``begin`` does."""
+        self._inspect(self._of_definitions(text))
 
-        ``called``: items with the calls that they answer. ``is_sealed``: the server has made them. Raises as
-        ``begin`` does.
-        """
-        self._callers.append(tuple(called))
+    def add(self, items: Iterable[Item], *, is_sealed: bool = False) -> None:
+        """Have the gate inspect items that were added to the context of a running turn. ``is_sealed``: the
+        server has made them. Raises as ``begin`` does."""
         subjects: list[Subject] = []
-        for item, is_inside in _sealed_and_open(items):
+        for item, is_inside in sealed_and_open(items):
             subjects += self._unknown(item, None, is_sealed or is_inside, is_new=True)
         self._inspect(subjects)
+
+    def append(self, items: Iterable[Item], called: Iterable[Item]) -> None:
+        """Have the gate inspect items that will be input of the next step of a response, which reads them
+        behind what ``resume`` says. ``called``: items with the calls that they answer. Raises as ``begin``
+        does."""
+        self._context.call(tuple(called))
+        before = self._context.before
+        self.add(items)
+        self._context.go_to(before)
+
+    def of_result(self, call: Item, item: Item, outcome: CallOutcome) -> list[Subject]:
+        """What is inspected of the result of a hosted call: the next step reads both as these items."""
+        if not (text := result_text(outcome.output, outcome.error)):
+            return []
+        self._context.call((call,))
+        name, key = self._context.name_of(item), self._context.key(item, is_sealed=False)
+        subject = Subject("input", "tool_output", text, name=name, context=self._context.texts)
+        self._waiting[id(subject)] = _Waiting(subject, key)
+        return [subject]
+
+    def resume(self, job: Job) -> None:
+        """Have the gate inspect the input of the next step of a response. Raises as ``begin`` does."""
+        if job.parent is not None and job.parent is not self._parent:
+            self._context.pass_over(job.parent.output)
+            self.add(job.input)
+            return
+        # No step has ended: results of approved calls have joined the input, which follows what it did.
+        self._context.go_to(self._before_input)
+        self.add(job.input)
+        self._after_input = self._context.before
 
     def judged(self, subjects: Sequence[Subject], verdicts: Sequence[Sequence[Verdict]]) -> None:
         """Remember the verdicts about items. One that failed is not remembered: its item is inspected again
@@ -140,16 +184,21 @@ class InspectedItems:
 
     def completed(self, output: Iterable[Item]) -> list[Subject]:
         """The turn has ended, and its output has passed; returns what is still to be audited."""
-        for item, is_sealed in _sealed_and_open(output):
+        self._context.go_to(self._after_input)
+        unanswered = self._gate.report.unanswered("output")
+        for item, is_sealed in sealed_and_open(output):
             if item.type == "mcp_list_tools":
                 continue  # inspected when it was fetched
-            key = _key(item, None, is_sealed)
-            subject = self._subject(item, "output", is_sealed)
+            subject, key = self._context.read(item, "output", is_sealed=is_sealed)
             if subject is None or self._known.find(self._tenant, self._policy.digest, key) is not None:
                 continue
             self._waiting[id(subject)] = _Waiting(subject, key)
-            passed = [check for check in self._policy.on(subject.kind) if check.mode != "audit"]
-            self.judged([subject], [[Verdict(check.name, check.version, flagged=False) for check in passed]])
+            passed = [
+                Verdict(check.name, check.version, flagged=False)
+                for check in self._policy.on(subject.kind)
+                if check.mode != "audit" and check.name not in unanswered
+            ]
+            self.judged([subject], [passed])
         subjects = [waiting.subject for waiting in self._waiting.values()]
         return [subject for subject in subjects if checks_of(self._policy, subject, "audit")]
 
@@ -158,7 +207,7 @@ class InspectedItems:
         if parent is not None and parent.head.digest == head.digest and self._covers(parent):
             return []
         subjects: list[Subject] = []
-        tools = head.tools.raw.decode() if head.tools.callables else ""
+        tools = definition_text(head.tools.raw) if head.tools.raw != NO_TOOLS.raw else ""
         for text in filter(None, (head.instructions, tools)):
             subjects += self._of_definitions(text)
         return subjects
@@ -170,14 +219,22 @@ class InspectedItems:
 
     def _of_chain(self, parent: ResponseState) -> list[Subject]:
         """What is inspected of a chain, if that is asked for: the items of turns under other policies."""
-        self._read_before(parent)
         if self._policy.scope == "new":
             return []
-        subjects: list[Subject] = []
+        uncovered: list[ResponseState] = []
+        covered: ResponseState | None = None
         for node in parent.chain():
             if self._covers(node):
+                covered = node
                 break
-            for item, is_sealed in _sealed_and_open((*node.input, *node.output)):
+            uncovered.append(node)
+        if covered is not None and uncovered:
+            self._context.follow(covered)
+        subjects: list[Subject] = []
+        for node in reversed(uncovered):
+            items = (*node.input, *node.output)
+            self._context.call(items)
+            for item, is_sealed in sealed_and_open(items):
                 subjects += self._unknown(item, None, is_sealed, is_new=True)
         return subjects
 
@@ -185,40 +242,25 @@ class InspectedItems:
         """Whether everything up to this response was inspected under the policy of this turn."""
         return node.verdicts is not None and node.verdicts.policy == self._policy.digest
 
-    def _read_before(self, parent: ResponseState) -> None:
-        """Note the last texts of a chain, as many as a check reads."""
-        most = self._context.maxlen or 0
-        texts: list[str] = []
-        for node in parent.chain():
-            if len(texts) >= most:
-                break
-            for item, is_sealed in reversed(list(_sealed_and_open((*node.input, *node.output)))):
-                subject = self._subject(item, "input", is_sealed)
-                texts += [] if subject is None else [subject.text]
-        self._context.extend(reversed(texts[:most]))
-
     def _unknown(
         self, item: Item, digest: bytes | None, is_sealed: bool, *, is_new: bool, behind: bytes = b""
     ) -> list[Subject]:
         """The subject of an item, if nothing is known about it. ``is_new``: it is reported again if a check
         has flagged it. ``behind``: identifies what follows it in the request."""
         if item.type == "mcp_list_tools":
-            listed = self._subject(item, "input", is_sealed)
+            listed, _ = self._context.read(item, "input", is_sealed=is_sealed)
             return [] if listed is None else self._of_definitions(listed.text)
-        key = _key(item, digest, is_sealed)
-        known = self._known.find(self._tenant, self._policy.digest, key)
-        if known is not None and not known.verdicts and not self._context.maxlen:
-            return []  # it need not even be decoded
-        subject = self._subject(item, "input", is_sealed)
+        if not self._context.is_read:
+            key = self._context.key(item, digest=digest, is_sealed=is_sealed)
+            known = self._known.find(self._tenant, self._policy.digest, key)
+            if known is not None and not known.verdicts:
+                return []  # it need not even be decoded
+        subject, key = self._context.read(item, "input", digest=digest, is_sealed=is_sealed)
         return [] if subject is None else self._unless_known(subject, key, is_new=is_new, behind=behind)
 
     def _unless_known(
         self, subject: Subject, key: bytes, *, is_new: bool, behind: bytes = b""
     ) -> list[Subject]:
-        subject = Subject(
-            *(subject.side, subject.kind, subject.text, subject.role, subject.name), tuple(self._context)
-        )
-        self._context.append(subject.text)
         checks = self._policy.on(subject.kind)
         if not checks:
             return []
@@ -235,44 +277,19 @@ class InspectedItems:
             raise ruling.error()
         return []
 
-    def _subject(self, item: Item, side: Side, is_sealed: bool) -> Subject | None:
-        subject = subject_of(item, side, self._name_of)
-        if subject is not None and is_sealed and is_summary(item):
-            return Subject(side, "summary", subject.text)
-        return subject
-
-    def _name_of(self, call_id: str) -> str | None:
-        """The name of the tool that was called by this id."""
-        while self._callers:
-            self._names.update(called_names(self._callers.pop(0)))
-        return self._names.get(call_id)
+    def _pass(self, item: Item, is_sealed: bool) -> None:
+        """A placeholder need not be inspected."""
+        _, key = self._context.read(item, "input", is_sealed=is_sealed)
+        self._remember(key, ())
 
     def _inspect(self, subjects: list[Subject]) -> None:
         self._gate.inspect_input(subjects)
-        self._gate.context = tuple(self._context)
+        self._gate.context = self._context.texts
 
     def _remember(self, key: bytes, verdicts: tuple[Verdict, ...], behind: bytes = b"") -> None:
         self._known.remember(self._tenant, self._policy.digest, key, verdicts, behind)
 
 
-def _key(item: Item, digest: bytes | None, is_sealed: bool) -> bytes:
-    """Under what the verdicts about an item are remembered. Other checks may inspect a summary than a message
-    with the same text."""
-    key = verdict_key(item, digest)
-    return sha256(b"summary " + key).digest() if is_sealed and is_summary(item) else key
-
-
 def _last_of_model(items: list[Item]) -> int:
     """The index of the last item that a model has written; 0 if there is none."""
     return next((index for index in range(len(items) - 1, 0, -1) if is_models(items[index])), 0)
-
-
-def _sealed_and_open(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
-    """The items as a model sees them, and lists of tools, which it sees as part of the head; and whether an
-    item was inside another one. What was inside a sealed one, no client can have written. An item that is
-    opened because results of hosted calls stand behind it is among them itself."""
-    for item in items:
-        if item.opened is None or item.type == "mcp_list_tools":
-            yield item, False
-        else:
-            yield from ((inner, inner.raw != item.raw) for inner in item.opened)

@@ -1,5 +1,7 @@
 """Prepares a turn for its engine: validates its request against parent and model, and makes its job."""
 
+from collections.abc import Iterator
+
 from msgspec import structs
 
 from slipring.core.chain import input_items
@@ -8,6 +10,7 @@ from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import Policy
+from slipring.core.checks.subjects import definition_text
 from slipring.core.generation import Job, Model, Settings
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, read_plan
@@ -20,11 +23,13 @@ from slipring.core.turn.request_validation import (
 )
 from slipring.core.turn.steps.rollout import Rollout, require_possible
 from slipring.core.turn.steps.steps import Steps
-from slipring.core.turn.turn import Joined, Turn
+from slipring.core.turn.turn import Draft, Joined, Turn
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.errors import InvalidPrompt
+from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import Item
+from slipring.protocol.requests import TEXT
 from slipring.protocol.responses import ConversationEcho
 from slipring.protocol.tools import ToolChoice, merged
 
@@ -49,8 +54,9 @@ def begin(
     definitions: Definitions,
     *,
     recognise: bool = True,
-) -> Job:
-    """Validate the request against its parent and the model; returns the job.
+) -> Job | None:
+    """Validate the request against its parent and the model; returns the job. None if that depends on lists
+    of tools which are still to be fetched: ``complete`` returns it then.
 
     With ``recognise``, the job of a request without a parent continues the context that its items repeat.
     Adds the request's grammars to ``definitions``; they are compiled before the engine starts. Raises
@@ -67,28 +73,50 @@ def begin(
     if generate and parent is None:
         require_something(request, items)
     carry = _read_input(turn, items, definitions, complete=generate and not alone)
-    items = turn.input
     settings = read_settings(request, carry, model, definitions, detached=turn.detached)
-    refuse_unseen_content(items, model.capabilities)
-    continued = _continued(turn, response_id, items, model, now, recognise=recognise)
+    refuse_unseen_content(turn.input, model.capabilities)
     turn.hosted.excuse(definitions, model)
-    head = Head.read(request, _known_head(turn, continued, carry), definitions)
     passes_on = turn.hosted.upstream_tools is not None
     choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
-    offer = choice.offer(merged(head.tools.callables, carry.tools))
+    brought = definitions if not turn.hosted.awaited else definitions.copy()
+    draft = Draft(response_id, model, carry, settings, choice, plan, now, brought, recognise)
+    if not turn.hosted.awaited:
+        return _make_job(turn, draft)
+    turn.draft, turn.carry = draft, OpenCarry(carry)
+    turn.head = Head.read(request, _known_head(turn, parent, carry), definitions)
+    choice.require_possible(merged(turn.head.tools.callables, carry.tools), turn.hosted.awaited)
+    _open_response(turn, draft)
+    return None
+
+
+def complete(turn: Turn) -> Job:
+    """All lists of tools are there: returns the job. Raises ``ApiError`` if the request does not fit them."""
+    draft, turn.draft = turn.draft, None
+    assert draft is not None
+    assert turn.output.hosted is not None
+    turn.output.hosted.tools = turn.hosted.take_lists(turn.request)
+    return _make_job(turn, draft)
+
+
+def _make_job(turn: Turn, draft: Draft) -> Job:
+    request, parent, carry, plan = turn.request, turn.parent, draft.carry, draft.plan
+    continued = _continued(turn, draft)
+    head = Head.read(request, _known_head(turn, continued, carry), draft.definitions)
+    offer = draft.choice.offer(merged(head.tools.callables, carry.tools))
     turn.head, turn.carry = head, OpenCarry(carry)
     turn.history_bytes = parent.context_bytes if parent is not None else 0
-    _open_response(turn, response_id, model, choice, settings, now)
+    if turn.response is None:
+        _open_response(turn, draft)
     job = Job(
-        response_id=response_id,
+        response_id=draft.response_id,
         tenant=turn.tenant,
-        model=model,
+        model=draft.model,
         head=head,
         parent=continued,
         input=turn.new_input(),
         offer=offer,
-        settings=settings,
-        generate=generate,
+        settings=draft.settings,
+        generate=not request.warms_up,
         fork=turn.forks or turn.recognition.match is not None,
         recognised=turn.recognition.match is not None,
         cache_key=request.prompt_cache_key,
@@ -98,7 +126,7 @@ def begin(
     turn.job = job
     if plan is not None and not turn.hosted.approved:
         turn.compaction = Compaction(plan, job, carry, continues=parent is not None)
-    _allow_steps(turn, job, choice)
+    _allow_steps(turn, job, draft.choice)
     return job
 
 
@@ -135,7 +163,7 @@ def withhold(
     turn.checks = TurnChecks(policy, verdicts, turn.tenant)
     request = turn.request
     digests = dict(zip(map(id, request.items), request.content_digests, strict=True))
-    return turn.checks.withhold(items, digests)
+    return turn.checks.withhold(turn.parent, items, digests)
 
 
 def inspect(turn: Turn) -> None:
@@ -143,20 +171,35 @@ def inspect(turn: Turn) -> None:
     if turn.parent is not None and (check := turn.parent.refused_by) is not None:
         raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
     if turn.checks is not None:
-        offered = turn.hosted.offered
-        lists = [tools for _, _, tools in offered.fetched] if offered is not None else []
-        turn.checks.begin(turn.parent, turn.head, turn.input, lists)
+        context = turn.draft or turn.job
+        assert context is not None
+        writes_json = context.settings.format.kind != TEXT.kind
+        definitions = list(_definitions(turn, context.settings))
+        turn.checks.begin(turn.parent, turn.head, turn.input, definitions, writes_json=writes_json)
 
 
-def _open_response(
-    turn: Turn, response_id: str, model: Model, choice: ToolChoice, settings: Settings, now: float
-) -> None:
+def _definitions(turn: Turn, settings: Settings) -> Iterator[str]:
+    """What the model reads of a request that neither its head nor its items contain."""
+    if settings.format.kind == "json_schema":
+        yield definition_text(settings.format.echo)
+    choice = turn.response.tool_choice if turn.response is not None else wire.NULL
+    if bytes(choice).startswith(b"{"):
+        yield definition_text(choice)
+
+
+def _open_response(turn: Turn, draft: Draft) -> None:
     """Make the response object, and prepare the output for it."""
-    turn.output.response_id = response_id
+    response_id = turn.output.response_id = draft.response_id
     if ENCRYPTED_REASONING in (turn.request.include or ()):
         turn.output.conceal = turn.conceal
     turn.response = response_object.new_response(
-        turn.request, turn.head, choice, settings, response_id=response_id, model=model.name, now=now
+        turn.request,
+        turn.head,
+        draft.choice,
+        draft.settings,
+        response_id=response_id,
+        model=draft.model.name,
+        now=draft.now,
     )
     if turn.detached:
         turn.response = structs.replace(turn.response, status="queued", background=True)
@@ -165,20 +208,19 @@ def _open_response(
         turn.response = structs.replace(turn.response, conversation=conversation)
 
 
-def _continued(
-    turn: Turn, response_id: str, items: tuple[Item, ...], model: Model, now: float, *, recognise: bool
-) -> ResponseState | None:
+def _continued(turn: Turn, draft: Draft) -> ResponseState | None:
     """The state that the job continues: the parent, or a context that the items repeat."""
     # What approved calls return will be part of the context, and is not known yet. Another Responses server
     # keeps reasoning that no item contains, so its contexts are never known by their items.
+    model, items = draft.model, turn.input
     is_known = not turn.hosted.approved and not model.is_upstream
     if turn.parent is not None:
         if is_known:
             turn.recognition.follow(turn.parent, turn.request, items)
         return turn.parent
-    if recognise and is_known:
-        turn.recognition.look_up(turn.request, items, model.name, now, turn.known_head)
-    return turn.recognition.parent(items, response_id)
+    if draft.recognise and is_known:
+        turn.recognition.look_up(turn.request, items, model.name, draft.now, turn.known_head)
+    return turn.recognition.parent(items, draft.response_id)
 
 
 def _known_head(turn: Turn, continued: ResponseState | None, carry: Carry) -> Head | None:

@@ -4,9 +4,10 @@ from msgspec import UNSET, Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Finished, Settings
-from slipring.errors import ApiError, RateLimited, Unavailable
-from slipring.protocol.requests import CreateRequest
+from slipring.errors import ApiError, ExternalConnectorError, RateLimited, Unavailable
+from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.responses import (
+    ConnectorFailure,
     InputTokensDetails,
     Outage,
     OutputTokensDetails,
@@ -18,7 +19,7 @@ from slipring.protocol.responses import (
     Usage,
 )
 from slipring.protocol.timing import TokenCounts
-from slipring.protocol.tools import ToolChoice
+from slipring.protocol.tools import AUTO, ToolChoice
 
 _ACTED_ON = frozenset({"context_length_exceeded", "insufficient_quota", "model_not_found"})
 """Codes that the API sends although its types do not name them: Codex compacts, or does not try again."""
@@ -71,6 +72,12 @@ def shortened(response: Response) -> Response:
     return structs.replace(response, instructions=_NULL, tools=_NO_TOOLS)
 
 
+def without_definitions(response: Response) -> Response:
+    """The response without what its client has defined: instructions, tools, and the format of the answer."""
+    text = TextEcho(format=TEXT.echo, verbosity=response.text.verbosity)
+    return structs.replace(shortened(response), text=text, tool_choice=AUTO.echo)
+
+
 def usage(finished: Finished) -> Usage:
     """Token usage in the form of the response object."""
     return Usage(
@@ -94,6 +101,8 @@ def failure(error: ApiError) -> ResponseError:
         return Outage(code="server_error", message=error.message).after(error.retry_after_s)
     if error.status == RateLimited.status:
         return RateLimit(code="rate_limit_exceeded", message=error.message).after(error.retry_after_s)
+    if isinstance(error, ExternalConnectorError):
+        return ConnectorFailure(code="server_error", message=error.message)
     refused = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
     return ResponseError(code=refused, message=error.message)
 

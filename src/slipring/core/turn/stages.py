@@ -13,7 +13,8 @@ class Phase(Enum):
 
     WAITING = "queued in its lane"
     LOADING = "the store loads its parent"
-    LISTING = "its MCP servers are looked up and list their tools"
+    RESOLVING = "its MCP servers are looked up"
+    LISTING = "its MCP servers list their tools"
     CHECKING = "the compiler checks its grammars"
     INSPECTING = "its input is inspected before anything is done with it"
     CLAIMING = "the approvals that it uses are marked as used"

@@ -6,6 +6,7 @@ the engine.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from msgspec import UNSET, Struct, structs
@@ -13,8 +14,8 @@ from msgspec import UNSET, Struct, structs
 from slipring.core.chain import hosted_items, input_items
 from slipring.core.chain.head import NO_HEAD, Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import OpenCall, Position, ResponseState
-from slipring.core.checks.gate import Inspection
+from slipring.core.chain.state import Carry, OpenCall, Position, ResponseState
+from slipring.core.checks.gate import Emit, Inspection
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import (
@@ -22,16 +23,18 @@ from slipring.core.generation import (
     Delta,
     Finished,
     Job,
+    Model,
+    Settings,
     Stop,
 )
 from slipring.core.hosted.request import HostedRequest
-from slipring.core.hosted.tools import HostedCall
+from slipring.core.hosted.tools import FetchedList, HostedCall
 from slipring.core.ports import Ports
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import response_object
-from slipring.core.turn.compaction import Compaction
+from slipring.core.turn.compaction import Compaction, Plan
 from slipring.core.turn.job_progress import JobProgress
-from slipring.core.turn.output import hosted_events
+from slipring.core.turn.output.hosted_lists import HostedLists
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.recognition import Recognition
 from slipring.core.turn.stages import Phase, Stages
@@ -39,15 +42,18 @@ from slipring.core.turn.steps.rollout import Rollout
 from slipring.core.turn.steps.steer_queue import Steers
 from slipring.core.turn.steps.steps import Steps
 from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited
-from slipring.errors import ApiError
+from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol import events
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.events import Event
+from slipring.protocol.hosted.mcp_items import error_text
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import (
     IncompleteDetails,
     Response,
 )
+from slipring.protocol.tools import ToolChoice
 
 _TERMINAL: dict[str, type[events.ResponseEvent]] = {
     "completed": events.Completed,
@@ -67,6 +73,23 @@ class Joined(Struct, frozen=True):
     """Its items that are not in the context of the turn's parent."""
 
 
+class Draft(Struct, frozen=True, eq=False):
+    """What a valid request asks for, until its job can be made."""
+
+    response_id: str
+    model: Model
+    carry: Carry
+    """Of the context with the input."""
+    settings: Settings
+    choice: ToolChoice
+    plan: Plan | None
+    now: float
+    definitions: Definitions
+    """Those that the input brings."""
+    recognise: bool
+    """Whether the job may continue a context that the items repeat."""
+
+
 class Turn:
     """One response in progress."""
 
@@ -76,6 +99,7 @@ class Turn:
         "checks",
         "compaction",
         "detached",
+        "draft",
         "error",
         "finished",
         "follows",
@@ -85,10 +109,12 @@ class Turn:
         "history_bytes",
         "hosted",
         "input",
+        "is_blocked",
         "job",
         "joined",
         "known_head",
         "lane",
+        "lists",
         "output",
         "parent",
         "phase",
@@ -111,14 +137,20 @@ class Turn:
     """Set if a policy applies."""
     compaction: Compaction | None
     """Set if the context may have to be compacted."""
+    draft: Draft | None
+    """Set while lists of tools are fetched on which the job depends."""
+    lists: HostedLists | None
+    """Set if lists of tools are fetched for the response, once it is created."""
     steps: Steps | None
     """Set if the response may continue after calls."""
     rollout: Rollout | None
     """Set if it continues after calls that its client answers."""
+    is_blocked: bool
+    """Whether a safety check has refused it: nothing of its content is kept."""
     steers: Steers | None
     """Steers added to this response, to be used when it ends."""
     steered_by: Steers | None
-    """Steers of its parent that begin its input, until the response is created."""
+    """Steers of its parent that are in its input, until the response is created."""
 
     def __init__(
         self,
@@ -170,11 +202,11 @@ class Turn:
         self.stop = Stop()
 
         # Progress.
-        self.phase = Phase.WAITING
+        self.phase, self.is_blocked = Phase.WAITING, False
         self.stages = stages
         self.response: Response | None = None
         self.output = Output(ports.mint, UNSET if lane is None else lane)
-        self.checks = self.compaction = self.steps = self.rollout = None
+        self.checks = self.compaction = self.draft = self.lists = self.steps = self.rollout = None
         self.progress = JobProgress(stages)
         self.finished: Finished | None = None
         """The end of the current job, once it has ended; then that of the response."""
@@ -204,6 +236,11 @@ class Turn:
         return (*left, *in_context(self.input[self.recognition.items :]))
 
     @property
+    def is_listing(self) -> bool:
+        """Whether lists of tools are being fetched for the response, which is created."""
+        return self.phase is Phase.LISTING and self.lists is not None
+
+    @property
     def is_created(self) -> bool:
         """Whether the client knows of the response."""
         return self.progress.accepted is not None or (self.detached and self.response is not None)
@@ -226,18 +263,13 @@ class Turn:
 
     def enqueue(self) -> list[Event]:
         """The events that create a background response, before its engine accepts the job."""
-        assert self.response is not None
-        return [
-            self.output.announce(events.Created, self.response),
-            self.output.announce(events.Queued, self.response),
-        ]
+        shown = self._shown()
+        return [self.output.announce(events.Created, shown), self.output.announce(events.Queued, shown)]
 
     # While the engine runs.
 
     def accept(self, deltas: list[Delta]) -> list[Event]:
         """Process the engine's first deltas: the events that create the response come first."""
-        assert self.response is not None
-        self.progress.accepted = Accepted()
         opening = self.opening()
         if self.is_compacting:
             opening += self.output.open_compaction()
@@ -246,21 +278,68 @@ class Turn:
         return opening
 
     def opening(self) -> list[Event]:
-        """The events that begin the response, and the lists that were fetched for it."""
+        """The events that begin the response; none if it has begun."""
         assert self.response is not None
+        if self.progress.accepted is not None:
+            return []
+        self.progress.accepted = Accepted()
         announce = self.output.announce
         if self.detached:
             self.response = structs.replace(self.response, status="in_progress")
-            opening = [announce(events.InProgress, self.response)]
+            opening = [announce(events.InProgress, self._shown())]
         else:
-            shown = response_object.shortened(self.response) if self.short_events else self.response
+            shown = self._shown()
             opening = [announce(events.Created, shown)]
             if not self.request.warms_up:
                 opening.append(announce(events.InProgress, shown))
-        offered = self.hosted.offered
-        for label, server, tools in offered.fetched if offered is not None else ():
-            hosted_events.show_list(self.output, label, server, tools)
+        return opening
+
+    def _shown(self) -> Response:
+        """The response as its first events show it: without what has not passed, and without what the client
+        does not want to see."""
+        assert self.response is not None
+        if self.checks is not None and self.checks.holds_definitions:
+            return response_object.without_definitions(self.response)
+        return response_object.shortened(self.response) if self.short_events else self.response
+
+    def emit(self, emit: Emit) -> None:
+        """Emit something once the input has passed. What is emitted now is among the events of the output."""
+        if self.checks is None:
+            emit()
+        else:
+            self.checks.hold(emit)
+            self.emit_passed()
+
+    def emit_passed(self) -> None:
+        """Emit what has passed of what was held."""
+        for emit in self.checks.take_emissions() if self.checks is not None else ():
+            emit()
+
+    def open_lists(self) -> list[Event]:
+        """The events that begin the response, and those of the lists that are fetched for it."""
+        opening = self.opening()
+        self.lists = HostedLists()
+        for label in self.hosted.awaited:
+            self.lists.begin(self.output, label, self.hosted.tag_list(label))
         return opening + self.output.take_events()
+
+    def end_list(self, label: str, fetched: FetchedList) -> list[Event]:
+        """The list of a server has been fetched: the events that can be sent now. Raises ``ApiError`` if it
+        is known that a check refuses the list."""
+        tools = self.hosted.take_list(label, fetched)
+        if self.lists is None:
+            return []
+        self.lists.end(label, tools, fetched.error)
+        if self.checks is not None:
+            self.checks.add_list(label, tools, None if fetched.error is None else error_text(fetched.error))
+        self.emit(partial(self.lists.show, self.output))
+        return self.output.take_events()
+
+    def _end_lists(self) -> list[Event]:
+        if self.lists is None:
+            return []
+        self.lists.end_all(self.output)
+        return self.output.take_events()
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Process deltas of the engine; the last delta of a job is ``Finished``."""
@@ -296,6 +375,7 @@ class Turn:
         if checks.is_held and not checks.holds_input:
             checks.is_held = False
             self.stages.lap("held")
+        self.emit_passed()
         if deltas and isinstance(last := deltas[-1], Finished):
             more, self.finished = checks.ended(last, may_refuse=not self.output.calls)
             deltas = [*deltas[:-1], *more]
@@ -322,8 +402,9 @@ class Turn:
             OpenCarry(input_items.join(input_items.NOTHING, items, complete=False)),
         )
         if self.checks is not None:
-            self.checks.add(items, is_sealed=True)
-        emitted = self.output.close_compaction(items, self.conceal(items))
+            self.checks.add(items)
+        self.emit(partial(self.output.close_compaction, items, self.conceal(items)))
+        emitted = self.output.take_events()
         self.stages.lap("compact")
         job = self.job = compaction.job_after(items)
         if self.steps is not None:
@@ -367,7 +448,7 @@ class Turn:
     def without_dropped(self, finished: Finished) -> Finished:
         """The end of a job; without its position if that covers calls that no item shows."""
         hosted = self.output.hosted
-        if hosted is None or not hosted.take_dropped():
+        if hosted is None or not hosted.has_dropped:
             return finished
         return structs.replace(finished, position=None)
 
@@ -385,6 +466,11 @@ class Turn:
     def is_calling(self) -> bool:
         """Whether hosted calls run."""
         return self.output.hosted is not None and bool(self.output.hosted.running)
+
+    @property
+    def calls_running(self) -> int:
+        """How many hosted calls run."""
+        return len(self.output.hosted.running) if self.output.hosted is not None else 0
 
     @property
     def has_due_calls(self) -> bool:
@@ -408,7 +494,7 @@ class Turn:
         return self.output.take_events()
 
     def end_waiting(self, reason: Literal["steered", "broken_off"]) -> list[Event]:
-        """End a response that waits for hosted calls. The caller cancels the calls."""
+        """End a response that waits for hosted calls, or for lists. The caller cancels both."""
         self.finished = structs.replace(self.finished or _NOTHING, reason=reason)
         return self.end_calls()
 
@@ -429,7 +515,7 @@ class Turn:
         """Whether this is a paused response that has all outputs for its next step."""
         if self.phase is not Phase.PAUSED or self.must_end or self.is_calling:
             return False
-        return self.rollout is None or self.rollout.is_answered
+        return self.rollout is None or (self.rollout.is_answered and not self.rollout.holds_appends)
 
     @property
     def waits_for_client(self) -> bool:
@@ -450,8 +536,10 @@ class Turn:
         """End the running step of a rollout where it is. The caller cancels the job."""
         self.finished = self.cut_off() or _NOTHING
 
-    def _return_held(self) -> list[Event]:
-        return self.rollout.return_held(self.output) if self.rollout is not None else []
+    def _return_held(self, *, is_blocked: bool = False) -> list[Event]:
+        if self.rollout is None:
+            return []
+        return self.rollout.return_held(self.output, is_blocked=is_blocked)
 
     # The end.
 
@@ -480,7 +568,7 @@ class Turn:
         stopped = reason == "stop"
         # A steered answer ends after whole reasoning items, but possibly within a message.
         is_whole = stopped or (reason == "steered" and self.output.last_words is None)
-        closing = self.output.finish("completed" if is_whole else "incomplete")
+        closing = self._end_lists() + self.output.finish("completed" if is_whole else "incomplete")
         closing += [*(self.end_calls() if self.is_calling else ()), *self._return_held()]
         finished = self.finished = self.without_dropped(finished)
         self.response = response = structs.replace(
@@ -554,9 +642,11 @@ class Turn:
         """The engine or the store failed: the events that close the output. ``terminal`` returns the last
         event."""
         assert self.response is not None
-        closing = self.output.finish("incomplete") + self.end_calls() + self._return_held()
+        is_blocked = self.is_blocked = isinstance(error, InvalidPrompt)
+        closing = self._end_lists() + self.output.finish("incomplete")
+        closing += self.end_calls() + self._return_held(is_blocked=is_blocked)
         self.response = structs.replace(
-            self.response,
+            response_object.without_definitions(self.response) if is_blocked else self.response,
             status="failed",
             completed_at=None,
             incomplete_details=None,

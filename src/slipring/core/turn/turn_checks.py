@@ -7,14 +7,16 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
-from slipring.core.checks.gate import Gate, Inspection
+from slipring.core.checks.gate import Emit, Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
 from slipring.core.checks.rulings import checks_of, rule
-from slipring.core.checks.verdicts import Verdict
+from slipring.core.checks.subjects import list_text
+from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Delta, Finished, Job, Refused
+from slipring.core.hosted.tools import CallOutcome
 from slipring.core.turn.inspected_items import InspectedItems
 from slipring.errors import ApiError
 from slipring.protocol.hosted.mcp_tools import ListedTool
@@ -54,12 +56,13 @@ class Audit(Struct, frozen=True, eq=False):
 class TurnChecks:
     """The gate of a turn, with what goes through it besides the engine's deltas."""
 
-    __slots__ = ("_gate", "_items", "_tenant", "is_awaited", "is_held")
+    __slots__ = ("_gate", "_has_lists", "_items", "_tenant", "is_awaited", "is_held")
 
     def __init__(self, policy: Policy, known: KnownVerdicts, tenant: str) -> None:
         self._tenant = tenant
         self._gate = Gate(policy)
         self._items = InspectedItems(self._gate, known, tenant)
+        self._has_lists = False
         self.is_awaited = False
         """Whether the engine has ended, and only verdicts are missing."""
         self.is_held = False
@@ -67,30 +70,70 @@ class TurnChecks:
 
     # The input.
 
-    def withhold(self, items: tuple[Item, ...], digests: Mapping[int, bytes]) -> tuple[Item, ...]:
+    def withhold(
+        self, parent: ResponseState | None, items: tuple[Item, ...], digests: Mapping[int, bytes]
+    ) -> tuple[Item, ...]:
         """The items of a request, with placeholders for what was refused before. ``digests``: of items whose
         content was digested before, by ``id()``; the caller keeps these items alive."""
-        return self._items.withhold(items, digests)
+        return self._items.withhold(parent, items, digests)
 
     def begin(
         self,
         parent: ResponseState | None,
         head: Head,
         items: tuple[Item, ...],
-        lists: Iterable[list[ListedTool]],
+        definitions: Iterable[str],
+        *,
+        writes_json: bool,
     ) -> None:
-        """Inspect what is new in the context, with the lists of hosted tools that were fetched for it. Raises
-        an ``ApiError`` if that is known to be refused."""
-        self._items.begin(parent, head, items, lists)
+        """Inspect what is new in the context. ``definitions``: what the model reads that neither head nor
+        items contain. ``writes_json``: its answer is JSON to its reader. Raises an ``ApiError`` if something
+        is known to be refused."""
+        self._gate.writes_json = writes_json
+        self._items.begin(parent, head, items, definitions)
 
-    def add(self, items: Iterable[Item], called: Iterable[Item] = (), *, is_sealed: bool = False) -> None:
-        """Inspect what is added to the context. Raises as ``begin`` does."""
-        self._items.add(items, called, is_sealed=is_sealed)
+    def add_list(self, label: str, tools: list[ListedTool], error: str | None) -> None:
+        """Inspect a list of hosted tools that was fetched for the response. Raises as ``begin`` does."""
+        self._has_lists = True
+        self._items.add_list(list_text(label, tools, error))
+
+    def add(self, items: Iterable[Item]) -> None:
+        """Inspect what the server has added to the context. Raises as ``begin`` does."""
+        self._items.add(items, is_sealed=True)
+
+    def append(self, items: Iterable[Item], called: Iterable[Item]) -> None:
+        """Inspect what the client has appended. ``called``: items with the calls that it answers. Raises as
+        ``begin`` does."""
+        self._items.append(items, called)
 
     def resume(self, job: Job) -> None:
         """Inspect what the next step of a response adds to its context. Raises as ``begin`` does."""
-        self.is_awaited = False
-        self.add(job.input, job.parent.output if job.parent is not None else ())
+        self.is_awaited = self._has_lists = False
+        self._items.resume(job)
+
+    # What is emitted besides the answer.
+
+    def hold(self, emit: Emit) -> None:
+        """Have something emitted once the input has passed."""
+        self._gate.hold(emit)
+
+    def hold_result(self, emit: Emit, call: Item, item: Item, outcome: CallOutcome) -> None:
+        """Have the result of a hosted call emitted once it has passed. ``call``, ``item``: the call and its
+        output as the next step reads them."""
+        self._gate.hold(emit, self._items.of_result(call, item, outcome))
+
+    def hold_message(self, emit: Emit, name: str, text: str) -> None:
+        """Have something emitted once this text of a hosted tool has passed."""
+        self._gate.hold(emit, [Subject("input", "tool_output", text, name=name)])
+
+    def take_emissions(self) -> list[Emit]:
+        """What may be emitted now."""
+        return self._gate.take_emissions()
+
+    @property
+    def holds_definitions(self) -> bool:
+        """Whether instructions, tools or the format of the answer have not passed yet."""
+        return self._gate.holds_definitions
 
     @property
     def holds_input(self) -> bool:
@@ -98,7 +141,10 @@ class TurnChecks:
         return self._gate.holds_input
 
     def holds_work(self, *, is_call: bool) -> bool:
-        """Whether the engine must not get its job yet; or, with ``is_call``, no approved call may run."""
+        """Whether the engine must not get its job yet; or, with ``is_call``, no approved call may run. What
+        MCP servers list is read by no model before it has passed."""
+        if self._has_lists and self._gate.holds_definitions:
+            return True
         return self._gate.holds_input and (is_call or self.is_before)
 
     @property
@@ -191,7 +237,9 @@ class TurnChecks:
         """What the response keeps of the verdicts about its items."""
         policy = self._gate.policy
         audits = any(check.mode == "audit" for check in policy.checks)
-        return NodeVerdicts(policy.digest, self._gate.report.findings, audits or is_audited(parent))
+        # A check that gave no answer has inspected nothing.
+        digest = b"" if self._gate.report.unanswered("input", "output") else policy.digest
+        return NodeVerdicts(digest, self._gate.report.findings, audits or is_audited(parent))
 
     def audit(self, state: ResponseState, *, is_stored: bool) -> Audit | None:
         """The response has ended: what remains to be inspected of it. What was cut is inspected again if a

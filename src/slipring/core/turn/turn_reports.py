@@ -48,6 +48,8 @@ def _running_stage(turn: Turn) -> StageName:
         return "tools" if turn.is_calling else "client"
     if turn.phase is Phase.SAVING:
         return "store"
+    if turn.phase is Phase.RESOLVING:
+        return "validate"
     if turn.phase is Phase.LISTING:
         return "list"
     if turn.phase is Phase.INSPECTING:

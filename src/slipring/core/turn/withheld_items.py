@@ -17,7 +17,9 @@ from slipring.core.checks.known_verdicts import Known, KnownVerdicts
 from slipring.core.checks.placeholders import placeholder
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.rulings import Ruling, rule
-from slipring.core.checks.subjects import subject_of, verdict_key
+from slipring.core.checks.subjects import subject_of
+from slipring.core.checks.verdicts import Subject
+from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open
 from slipring.protocol.hosted.mcp_items import McpCall
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
@@ -69,48 +71,60 @@ class Refusals:
         """Whether any item can be refused by what is known."""
         return self._known.has_flagged(self._tenant)
 
-    def of(self, item: Item, index: int, digest: bytes | None) -> Refusal | None:
-        """Why an item of a request is refused; None if it is not, or nothing is known about it."""
-        for part in _parts(item, index):
-            key = verdict_key(part, digest if part is item else None)
+    def of(self, item: Item, index: int, digest: bytes | None, context: InspectionContext) -> Refusal | None:
+        """Why an item of a request is refused; None if it is not, or nothing is known about it. The item then
+        belongs to the context, or what stands for it does."""
+        before = context.before
+        refusal = None
+        for part, is_sealed in _parts(item, index):
+            known_digest = digest if part is item else None
+            if not context.is_read:
+                key = context.key(part, digest=known_digest, is_sealed=is_sealed)
+                subject = None
+            else:
+                subject, key = context.read(part, "input", digest=known_digest, is_sealed=is_sealed)
             known = self._known.find(self._tenant, self._policy.digest, key)
-            if known is None or not known.verdicts:
-                continue
-            subject = subject_of(part, "input", _nameless)
-            assert subject is not None, "only what was inspected has verdicts"
-            ruling = rule(subject, self._policy.on(subject.kind), known.verdicts)
-            if ruling is not None and ruling.consequence == "block":
-                return Refusal(ruling, known)
-        return None
+            if refusal is None and known is not None and known.verdicts:
+                refusal = self._refusal(known, subject or subject_of(part, "input", _nameless))
+        if refusal is not None and context.is_read:
+            context.go_to(before)
+            # Behind an item for which nothing can stand, nothing is read: the request is refused for it.
+            stands_in = placeholder(item, refusal.ruling.check) or item
+            context.pass_over(part for part, _ in _parts(stands_in, index))
+        return refusal
 
-    def passes(self, item: Item, index: int) -> None:
-        """An item need not be inspected: the server has made it."""
-        for part in _parts(item, index):
-            self._known.remember(self._tenant, self._policy.digest, verdict_key(part), ())
+    def _refusal(self, known: Known, subject: Subject | None) -> Refusal | None:
+        assert subject is not None, "only what was inspected has verdicts"
+        ruling = rule(subject, self._policy.on(subject.kind), known.verdicts)
+        return Refusal(ruling, known) if ruling is not None and ruling.consequence == "block" else None
 
 
 def withheld(
-    items: tuple[Item, ...], digests: Mapping[int, bytes], refusals: Refusals
-) -> tuple[tuple[Item, ...], list[Refusal]]:
+    items: tuple[Item, ...],
+    digests: Mapping[int, bytes],
+    refusals: Refusals,
+    context: InspectionContext,
+) -> tuple[tuple[Item, ...], dict[int, Refusal]]:
     """The items of a request with placeholders for those that were refused before, unless the request is to
-    be refused for them again; and why they are withheld. ``digests``: of items, by ``id()``."""
+    be refused for them again; and, by their indexes, why they are withheld. ``digests``: of items, by
+    ``id()``. ``context``: what stands before the items; afterwards, it has gone on."""
     if not refusals.may_be:
-        return items, []
+        return items, {}
+    context.call(hosted_items.opened(items))
     refused = {
         index: refusal
         for index, item in enumerate(items)
-        if (refusal := refusals.of(item, index, digests.get(id(item)))) is not None
+        if (refusal := refusals.of(item, index, digests.get(id(item)), context)) is not None
     }
     last = max(_asking(items, refused), default=-1)
     behind = Behind(items, digests)
-    together, why = list(items), []
+    together, why = list(items), {}
     for index, refusal in refused.items():
         is_same = refusal.known.behind == behind[index]
         stands_in = placeholder(items[index], refusal.ruling.check)
         if index < last and not is_same and stands_in is not None:
-            refusals.passes(stands_in, index)
             together[index] = stands_in
-            why.append(refusal)
+            why[index] = refusal
     return tuple(together), why
 
 
@@ -121,18 +135,19 @@ def _asking(items: tuple[Item, ...], refused: Mapping[int, Refusal]) -> Iterator
             yield index
 
 
-def _parts(item: Item, index: int) -> Iterator[Item]:
-    """The items that a model reads of an item whose hosted calls are not opened yet."""
+def _parts(item: Item, index: int) -> Iterator[tuple[Item, bool]]:
+    """The items that a model reads of an item whose hosted calls are not opened yet, and whether the server
+    has made them."""
     if item.type != "mcp_call":
-        yield from (item,) if item.opened is None else item.opened
+        yield from sealed_and_open((item,))
         return
     call = item.body()
     assert isinstance(call, McpCall)
     call_id, text = item.id or f"call_{index}", hosted_items.result_text(call)
-    yield hosted_items.call_item(call_id, call.server_label, call.name, call.arguments)
-    yield hosted_items.output_item(call_id, text)
+    yield hosted_items.call_item(call_id, call.server_label, call.name, call.arguments), False
+    yield hosted_items.output_item(call_id, text), False
     if call.approval_request_id is not None:
-        yield hosted_items.output_item(call.approval_request_id, text)
+        yield hosted_items.output_item(call.approval_request_id, text), False
 
 
 def _nameless(call_id: str) -> None:

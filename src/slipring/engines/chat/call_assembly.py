@@ -244,8 +244,7 @@ class CallAssembly:
         call.is_started = True
         call.tool = tool = self._names.get(call.name)
         if tool is None:
-            # Not one of the tools that were sent: the client decides what to do with it.
-            deltas.append(CallStarted("function", call.name))
+            deltas.append(CallStarted("function", call.name, is_offered=False))
         else:
             deltas.append(CallStarted(tool.kind, tool.name, tool.namespace))
 

@@ -7,7 +7,7 @@ that only the new tokens of a continuation are prefilled. ``cached_tokens`` is w
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -93,6 +93,8 @@ class LlamaEngine(Engine):
             )
         ]
         self._queue = JobQueue(len(share.slots), self.options.max_waiting)
+        self._summaries = asyncio.Semaphore(max(1, len(share.slots) - 1))
+        """Summaries that are written at once: a slot is left for answers, if there are two."""
         self._prefilling = asyncio.Lock()
         directory = Path(share.directory) if share.directory else None
         self._saved_contexts = SavedContexts(self._api, share.saved_bytes, directory, share.mark)
@@ -139,17 +141,20 @@ class LlamaEngine(Engine):
         self._queue.require_room(job.tenant)
         rendering = await render(job, self.renderer, self.model.context, self.tokenizing)
         constraint = await self._constraint(job, rendering)
-        with self._queue.ticket(job.tenant) as ticket:
-            yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
-            await ticket.turn()
-            await self._queue.spare_ended()  # the slot of a prefill can be copied, or used, once it is free
-            last: list[Delta] = []
-            async with aclosing(self._answer(job, rendering, constraint)) as batches:
-                async for deltas in batches:
-                    if type(deltas[-1]) is Finished:  # an ``isinstance`` that fails takes ten times as long
-                        last = deltas
-                    else:
-                        yield deltas
+        async with self._summaries if job.is_summary else nullcontext():
+            with self._queue.ticket(job.tenant) as ticket:
+                yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
+                await ticket.turn()
+                await self._queue.spare_ended()  # the slot of a prefill can be copied, or used, once free
+                last: list[Delta] = []
+                async with aclosing(self._answer(job, rendering, constraint)) as batches:
+                    async for deltas in batches:
+                        if (
+                            type(deltas[-1]) is Finished
+                        ):  # an ``isinstance`` that fails takes ten times as long
+                            last = deltas
+                        else:
+                            yield deltas
         yield last  # after slot and ticket are given back: a slow reader must not hold up other jobs
 
     def _refuse_second_tenant(self, tenant: str) -> None:
@@ -236,16 +241,22 @@ class LlamaEngine(Engine):
             self._host.rejects_grammar(slot.number)  # of an earlier job that ended before its first token
             trusted = "grammar" in constraint and constrains_calls(job)
             answer = LlamaAnswer(job, rendering, self.renderer, limit, trusted=trusted)
-            async with aclosing(self._api.complete(body)) as chunks:
-                async for chunk in chunks:
-                    slot.tenant = job.tenant  # the engine has begun: all other tenants' tokens are dropped
-                    if self._host.rejects_grammar(slot.number):
-                        raise ServerError("The engine does not enforce the grammar of this answer.")
-                    if answer.ends_before(chunk):
-                        break
-                    if deltas := answer.take(chunk):
-                        yield deltas
-            last, context = answer.finish()
+            try:
+                async with aclosing(self._api.complete(body)) as chunks:
+                    async for chunk in chunks:
+                        slot.tenant = job.tenant  # the engine has begun: other tenants' tokens are dropped
+                        if self._host.rejects_grammar(slot.number):
+                            raise ServerError("The engine does not enforce the grammar of this answer.")
+                        if answer.ends_before(chunk):
+                            break
+                        if deltas := answer.take(chunk):
+                            yield deltas
+                last, context = answer.finish()
+            except BaseException:
+                # Clients repeat what they gave up, as Codex does with its warmup: they find the tokens again.
+                if parent is None and answer.prefilled and slot.tenant == job.tenant:
+                    slot.context = sent.first(answer.prefilled)
+                raise
             slot.record(context or sent, job.tenant)
         yield last
 

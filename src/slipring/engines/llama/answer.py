@@ -30,6 +30,8 @@ class LlamaAnswer:
         self._last: Chunk | None = None
         self._predicted = 0
         self._cached = 0
+        self.prefilled = 0
+        """How many tokens of the prompt the slot holds for certain, while it is being read."""
         self._stopped = self._cut_off = self._steered = False
         self._ids: list[int] | None = []
 
@@ -37,6 +39,7 @@ class LlamaAnswer:
         """The deltas of the next chunk."""
         if chunk.prompt_progress is not None:
             self._cached = chunk.prompt_progress.cache
+            self.prefilled = chunk.prompt_progress.processed
             return []
         if chunk.stop:
             self._last = chunk

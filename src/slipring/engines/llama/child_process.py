@@ -124,6 +124,7 @@ class ChildProcess:
                 # Its threads wait for each other many times per token. By default they spin for long: if
                 # another process needs a core (this one does), generation almost stops.
                 env={"GOMP_SPINCOUNT": "1000", **os.environ},
+                start_new_session=True,  # Ctrl-C goes to the server alone, which then ends the child
             )
         except OSError as error:  # perhaps there is no memory for it, or there are too many processes
             raise StartupError(f"the embedded engine did not start: {error.strerror}") from None

@@ -58,7 +58,7 @@ def file_to_load(path: str) -> str:
     try:
         return str(fast_copy(Path(path), cache_directory()))
     except ModuleNotFoundError as error:
-        reason = f"{error.name} is not installed (pip install 'slipring[llama]')"
+        reason = f"{error.name} is not installed (pip install '.[llama]' in a checkout of slipring)"
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         # A processor that is too old for numpy is a RuntimeError, as is a user without a home directory.
         reason = str(error)

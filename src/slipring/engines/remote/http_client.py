@@ -7,7 +7,6 @@ clients.
 import asyncio
 import concurrent.futures
 import contextlib
-import os
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +27,8 @@ from slipring.aiohttp_internals import (
     StreamProtocol,
     fail_read,
 )
+from slipring.connection_failures import reason
+from slipring.surrogates import repaired
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
@@ -241,7 +242,7 @@ class HttpClient:
                 raise await _bad_status(answer)
             content = await _read(answer, _LONGEST_ANSWER)
         try:
-            return msgspec.json.decode(content)
+            return msgspec.json.decode(repaired(content))
         except (msgspec.DecodeError, UnicodeError) as error:
             raise Unreadable("the answer is no JSON") from error
 
@@ -630,14 +631,4 @@ def _failure(error: Exception) -> HttpFailure:
         return ConnectTimedOut("timed out")
     if isinstance(error, TimeoutError):
         return TimedOut("timed out")
-    return Unreachable(_reason(error))
-
-
-def _reason(error: Exception) -> str:
-    """Why a connection failed, without the addresses that aiohttp and asyncio add."""
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
-        return os.strerror(cause.errno)
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
-    return str(cause) or type(cause).__name__
+    return Unreachable(reason(error))

@@ -293,7 +293,10 @@ class ResponsesAnswer:
         if kind is None or (kind == "tool_search" and item.call_id is None):
             return  # a search without an id is the upstream's own
         opened.call_id = item.call_id or ""
-        opened.pending.append(CallStarted(kind, item.name or kind, item.namespace))
+        name = item.name or kind
+        known = (*self._job.head.tools.callables, *self._job.offer.tools)
+        is_offered = any((tool.name, tool.namespace) == (name, item.namespace) for tool in known)
+        opened.pending.append(CallStarted(kind, name, item.namespace, is_offered))
 
     def _complete(self, opened: _OpenItem, item: _Item) -> None:
         """Add deltas for the parts of a finished item that were not streamed."""

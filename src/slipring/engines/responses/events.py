@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.errors import ServerError
+from slipring.surrogates import repaired
 
 TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 """The types of events that end a response."""
@@ -79,7 +80,13 @@ def decode_event(payload: bytes | str) -> Event:
         return event if event.type else _untyped(event, payload)
     except msgspec.ValidationError:
         pass
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
+        sent = payload.encode() if isinstance(payload, str) else payload
+        whole = repaired(sent)
+        if whole == sent:
+            raise ServerError("The engine's answer cannot be read.") from error
+        return decode_event(whole)
+    except (UnicodeError, RecursionError) as error:
         raise ServerError("The engine's answer cannot be read.") from error
     try:
         outline = _outline.decode(payload)

@@ -152,9 +152,11 @@ class _SessionExchange(Exchange):
         self._answer = answer
         self._lease: Lease | None = None
 
+    async def prepare(self) -> None:
+        self._lease = await self._sessions.lease(self._job, self._sent)
+
     async def attempt(self) -> AsyncGenerator[list[Delta], None]:
-        job, sent, engine = self._job, self._sent, self._engine
-        self._lease = lease = await self._sessions.lease(job, sent)
+        job, sent, engine, lease = self._job, self._sent, self._engine, self._lease
         if lease is not None:
             # A warmup leaves nothing that it emits in the session.
             limit = self._limit if job.generate else 0

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from slipring.core.generation import Job
-from slipring.engines.remote.http_client import HttpFailure
+from slipring.engines.remote.http_client import HttpFailure, TimedOut
 from slipring.errors import ApiError, forget_frames
 from slipring.prompts.rendering import Body, Rendered, Step
 from slipring.protocol import wire
@@ -33,6 +33,9 @@ _EARLY_S = 5.0
 _CLOSING_S = 2.0
 """How long to wait until the server has closed sessions: those that make room for another, and all of them
 when the engine is closed."""
+_PATIENCE_S = 10.0
+"""How long a turn waits for the server before it is sent: until a session has read what it reads ahead, and
+until a new one is open. Then the turn does without that session."""
 
 
 class Protocol(NamedTuple):
@@ -86,7 +89,8 @@ class Session:
         self.missing_ids: list[int] = []
         """The last ids of that position, if the server does not hold them; then ``later_ids`` is empty."""
         self.reading: asyncio.Task[None] | None = None
-        """Reads ahead. It must not be cancelled: the server would forget the whole context."""
+        """Reads ahead. It is cancelled only when the session is given up: the server then forgets the whole
+        context."""
 
 
 class Lease:
@@ -134,13 +138,14 @@ class Sessions:
 
     async def lease(self, job: Job, sent: Rendered) -> Lease | None:
         """The session that the job's parent left or, for a chain that is continued for the first time, a new
-        one. None if the whole prompt is to be sent without a session."""
+        one. None if the whole prompt is to be sent without a session. A server that does not answer delays
+        this, and does not fail it."""
         self._close_idle()
         if job.parent is None:
             return None  # perhaps the only turn; its context enters the cache that all requests share
         found = None if job.fork else self._find(job.tenant, sent.body)
         if found is not None and found[0].reading is not None:
-            await asyncio.wait([found[0].reading])
+            await self._until_read(found[0], found[0].reading)
             found = self._find(job.tenant, sent.body)
         if found is not None and not found[0].is_busy:
             session, steps = found
@@ -172,9 +177,21 @@ class Sessions:
         await asyncio.shield(session.reading)
         return session.id in self._open
 
+    async def _until_read(self, session: Session, reading: asyncio.Task[None]) -> None:
+        """Wait until a session has read what it reads ahead. If that takes too long, the session is closed
+        instead."""
+        done, _ = await asyncio.wait([reading], timeout=_PATIENCE_S)
+        if not done and session.id in self._open:
+            log.info("%s takes too long to read ahead in a session, which is closed", self._protocol.maker)
+            self._discard(session)
+            reading.cancel()
+
     async def _read(self, session: Session, addressed: Addressed, later_ids: list[int], send: Send) -> None:
         try:
             await send(addressed)
+        except asyncio.CancelledError:
+            # ``_until_read`` has closed the session. Whoever waits here learns that, and is not cancelled.
+            return
         except (HttpFailure, ApiError) as error:
             log.info("%s has read nothing ahead in a session: %s", self._protocol.maker, error)
             forget_frames(error)
@@ -217,10 +234,15 @@ class Sessions:
             if self._closing:  # the server may have no room before they are closed
                 await asyncio.wait(self._closing, timeout=_CLOSING_S)
             if self._protocol.open is not None:
-                await self._protocol.open(session.id)
+                async with asyncio.timeout(_PATIENCE_S):
+                    await self._protocol.open(session.id)
         except (HttpFailure, ApiError) as error:
             self.pause(error)
             del self._open[session.id]
+            return None
+        except TimeoutError:
+            self.pause(TimedOut("timed out"))
+            self._discard(session)  # perhaps it is open in the meantime
             return None
         except BaseException:
             self._discard(session)

@@ -214,6 +214,7 @@ class TokenServer(GatedEngine):
                 def attempt() -> Awaitable[BegunStream[list[Delta]]]:
                     return BegunStream.begin(exchange.attempt())
 
+                await exchange.prepare()  # its answer is not due yet
                 with suppress(CutOff):
                     async with aclosing(await self._gate.begin(attempt)) as batches:
                         async for deltas in batches:
@@ -382,6 +383,11 @@ class Exchange:
         self._server = server
         self._request = request
         self._answer = answer
+
+    async def prepare(self) -> None:
+        """Wait for what the request needs. Called once, before the time begins in which an answer has to
+        begin. No failure of the server fails it."""
+        return
 
     def attempt(self) -> AsyncGenerator[list[Delta], None]:
         """Send the request once; see ``TokenServer.attempt``."""

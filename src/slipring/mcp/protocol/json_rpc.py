@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from slipring.mcp.failures import Malformed
+from slipring.surrogates import repaired
 
 RequestId = int | str
 
@@ -52,6 +53,16 @@ _encoder = msgspec.json.Encoder()
 
 def decode_messages(data: bytes) -> list[Message]:
     """Decode one message, or the batch that revision 2025-03-26 allowed. Raises ``Malformed``."""
+    try:
+        return _decoded(data)
+    except Malformed:
+        whole = repaired(data)
+        if whole == data:
+            raise
+        return _decoded(whole)
+
+
+def _decoded(data: bytes) -> list[Message]:
     try:
         data.decode()  # msgspec does not check the text inside raw fields
         if data.lstrip()[:1] != b"[":

@@ -4,9 +4,10 @@ The check is made on the address that a socket is about to be connected to. A na
 address first and to a private one later, or to both, is therefore never connected to the private one.
 """
 
+import enum
 import socket
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from typing import Any
+from typing import Any, ClassVar
 
 _V4_EXCEPTIONS = tuple(
     IPv4Network(network)
@@ -30,11 +31,25 @@ _V6_EXCEPTIONS = tuple(
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
-class AddressNotPublic(OSError):
-    """A connection to an address that is not public was refused."""
+class Reach(enum.Enum):
+    """Which addresses requests may be sent to."""
+
+    PUBLIC = "those of the public internet, without the reserved ones"
+    UNRESERVED = "all but the reserved ones"
+    ALL = "all"
+
+
+class AddressRefused(OSError):
+    """A connection to an address was refused before it was made."""
+
+    reason: ClassVar[str]
 
     def __init__(self) -> None:
-        super().__init__("the address is not public")
+        super().__init__(self.reason)
+
+
+class AddressNotPublic(AddressRefused):
+    reason = "the MCP server's address is not public"
 
 
 def is_public_address(text: str) -> bool:
@@ -62,18 +77,24 @@ def _is_public_v4(address: IPv4Address) -> bool:
 
 
 def _is_public_v6(address: IPv6Address) -> bool:
-    if address.ipv4_mapped is not None:
-        return _is_public_v4(address.ipv4_mapped)
-    if address in _NAT64:
-        return _is_public_v4(IPv4Address(int(address) & 0xFFFFFFFF))
-    if address.sixtofour is not None:
-        return _is_public_v4(address.sixtofour)
+    contained = contained_v4(address)
+    if contained is not None:
+        return _is_public_v4(contained)
     return (
         address in _GLOBAL_UNICAST
         and address.is_global
         and not address.is_multicast
         and not any(address in network for network in _V6_EXCEPTIONS)
     )
+
+
+def contained_v4(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address to which an IPv6 address leads: mapped, translated or tunnelled."""
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.sixtofour
 
 
 def public_socket(address_info: tuple[Any, ...]) -> socket.socket:

@@ -1,16 +1,19 @@
 """HTTP requests to MCP servers: no redirects, proxies or cookies; bounded bodies; errors without secrets."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 from yarl import URL
 
 from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, Refused, TooLarge, Unreachable
-from slipring.mcp.transports.address_policy import AddressNotPublic, public_socket
+from slipring.mcp.transports.address_policy import AddressNotPublic, Reach, public_socket
+from slipring.mcp.transports.reserved_addresses import AddressReserved, ReservedAddresses
 
 _KEEP_ALIVE_S = 4.0
 """Shorter than what common servers keep idle connections for (5 s): a call that is sent on a connection which
@@ -22,22 +25,32 @@ EVENTS = "text/event-stream"
 
 
 class WebClient:
-    """The HTTP sessions of a pool: one for any address, one for public addresses only."""
+    """The HTTP sessions of a pool: one for each ``Reach``, because a session uses its connections again."""
 
-    def __init__(self, connect_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, reserved: ReservedAddresses) -> None:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        self._reserved = reserved
+        self._sessions: dict[Reach, aiohttp.ClientSession] = {}
 
-    def _session(self, public_only: bool) -> aiohttp.ClientSession:
-        session = self._sessions.get(public_only)
+    def _public_socket(self, address_info: tuple[Any, ...]) -> socket.socket:
+        self._reserved.require_free(address_info[4][0], address_info[4][1])
+        return public_socket(address_info)
+
+    def _session(self, reach: Reach) -> aiohttp.ClientSession:
+        session = self._sessions.get(reach)
         if session is None:
             tracing = aiohttp.TraceConfig()
             tracing.on_request_headers_sent.append(_on_request_headers_sent)
-            session = self._sessions[public_only] = aiohttp.ClientSession(
+            factories = {
+                Reach.PUBLIC: self._public_socket,
+                Reach.UNRESERVED: self._reserved.unreserved_socket,
+                Reach.ALL: None,
+            }
+            session = self._sessions[reach] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=0,
                     keepalive_timeout=_KEEP_ALIVE_S,
-                    socket_factory=public_socket if public_only else None,
+                    socket_factory=factories[reach],
                 ),
                 # Cookies would be shared by all tenants.
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -58,7 +71,7 @@ class WebClient:
         url: URL,
         headers: Mapping[str, str],
         *,
-        public_only: bool,
+        reach: Reach,
         body: bytes | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -66,8 +79,10 @@ class WebClient:
 
         ``on_sent`` is called before the first byte leaves.
         """
+        if reach is not Reach.ALL:
+            await self._reserved.look_up()
         try:
-            async with self._session(public_only).request(
+            async with self._session(reach).request(
                 method,
                 url,
                 data=body,
@@ -92,7 +107,7 @@ class Endpoint:
     web: WebClient
     url: URL = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
-    public_only: bool
+    reach: Reach
 
     def request(
         self,
@@ -108,7 +123,7 @@ class Endpoint:
             method,
             url or self.url,
             {**self.headers, **headers},
-            public_only=self.public_only,
+            reach=self.reach,
             body=body,
             on_sent=on_sent,
         )
@@ -121,14 +136,16 @@ async def _on_request_headers_sent(_: object, context: SimpleNamespace, __: obje
 
 
 def _explained(error: Exception) -> McpFailure:
+    if isinstance(error, aiohttp.ClientSSLError):
+        return Unreachable("the MCP server's certificate or TLS is not acceptable")
     if isinstance(error, aiohttp.ClientConnectorError):
-        if isinstance(error.os_error, AddressNotPublic) or str(AddressNotPublic()) in str(error.os_error):
-            return Refused("the MCP server's address is not public")
+        for kind in (AddressReserved, AddressNotPublic):
+            # Several addresses of a name fail with one error that quotes all.
+            if isinstance(error.os_error, kind) or kind.reason in str(error.os_error):
+                return Refused(kind.reason)
         if isinstance(error, aiohttp.ClientConnectorDNSError):
             return Unreachable("the MCP server's name cannot be resolved")
         return Unreachable("the MCP server cannot be connected to")
-    if isinstance(error, aiohttp.ClientSSLError):
-        return Unreachable("the MCP server's certificate or TLS is not acceptable")
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return Unreachable("the MCP server cannot be connected to in time")
     if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | OSError):

@@ -65,6 +65,12 @@ class CheckHealth(Struct):
     """Why it gives no answers at present; None if it does."""
 
 
+class Readiness(Struct):
+    """Whether a load balancer should send new clients here."""
+
+    status: Literal["ready", "not_ready"]
+
+
 class TraceCounts(Struct):
     """Sampled turns by what became of their spans."""
 
@@ -79,6 +85,8 @@ class Health(Struct):
     pid: int
     engines: list[EngineHealth]
     store: str
+    store_trouble: str | None
+    """Why the store cannot be used at present; None if it can. Requests with ``store: false`` are served."""
     connections: int
     render_fallbacks: dict[str, int]
     trouble: str | None

@@ -28,19 +28,27 @@ _SEPARATOR = "__"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
-class ToolHints(Struct, omit_defaults=True):
+class ToolHints(Struct):
     """What a server says of a tool. Nobody has verified it."""
 
-    read_only: bool | None = None
+    read_only: bool | None = False
+
+    def __post_init__(self) -> None:
+        self.read_only = self.read_only is True
 
 
-class ListedTool(Struct):
-    """A tool of a server, as ``mcp_list_tools`` items list it."""
+class ListedTool(Struct, omit_defaults=True):
+    """A tool of a server, as ``mcp_list_tools`` items list it: with annotations, and without a description if
+    it has none. Clients may send nulls for both, but not all of them accept a null."""
 
     name: ToolName
     input_schema: Raw
     description: str | None = None
     annotations: ToolHints | None = None
+
+    def __post_init__(self) -> None:
+        if self.annotations is None:
+            self.annotations = ToolHints()
 
     @property
     def is_read_only(self) -> bool:

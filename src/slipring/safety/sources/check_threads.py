@@ -1,11 +1,12 @@
 """Threads for checks that compute, or that wait without yielding to the event loop.
 
 A thread cannot be stopped. So these are daemon threads, unlike those of an executor: one that hangs does not
-keep the process from ending.
+keep the process from ending. It takes a thread from the tenant whose text it hangs on, and from no other one.
 """
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -13,32 +14,35 @@ from typing import Any, TypeVar
 from slipring.safety.source import SourceFailed
 
 T = TypeVar("T")
-_Work = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
+_Work = tuple[Callable[[], Any], str, "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
 class CheckThreads:
-    """A fixed number of threads, each started when it is first needed."""
+    """A bounded number of threads, in total and per tenant, each started when it is first needed."""
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, per_tenant: int, most: int) -> None:
         self._name = name
-        self._size = size
+        self._per_tenant = per_tenant
+        self._most = most
         self._started = 0
-        self._unfinished = 0
+        self._unfinished: Counter[str] = Counter()
+        """By tenant: calls that have not returned."""
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Call ``work`` in a thread. Raises ``SourceFailed`` at once if every thread is in use: the caller
-        bounds its calls by the number of threads, so they hang in calls that were cancelled."""
-        if self._unfinished == self._size:
+    async def run(self, work: Callable[[], T], tenant: str) -> T:
+        """Call ``work`` in a thread. Raises ``SourceFailed`` at once if every thread that the tenant may have
+        is in use: the caller bounds its calls by the number of threads, so they hang in calls that were
+        cancelled."""
+        if self._unfinished.get(tenant, 0) >= self._per_tenant or self._unfinished.total() >= self._most:
             raise SourceFailed("all its threads are still busy with earlier calls")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         done.add_done_callback(_retrieve)
-        self._unfinished += 1
-        if self._unfinished > self._started:
+        self._unfinished[tenant] += 1
+        if self._unfinished.total() > self._started:
             self._started += 1
             threading.Thread(target=self._serve, name=f"check-{self._name}", daemon=True).start()
-        self._queue.put((work, done, loop))
+        self._queue.put((work, tenant, done, loop))
         return await asyncio.shield(done)
 
     def close(self) -> None:
@@ -48,19 +52,23 @@ class CheckThreads:
 
     def _serve(self) -> None:
         while (taken := self._queue.get()) is not None:
-            work, done, loop = taken
+            work, tenant, done, loop = taken
             result, error = None, None
             try:
                 result = work()
             except BaseException as raised:
                 error = raised
             try:
-                loop.call_soon_threadsafe(self._finish, done, result, error)
+                loop.call_soon_threadsafe(self._finish, tenant, done, result, error)
             except RuntimeError:  # the loop has been closed
                 return
 
-    def _finish(self, done: "asyncio.Future[Any]", result: object, error: BaseException | None) -> None:
-        self._unfinished -= 1
+    def _finish(
+        self, tenant: str, done: "asyncio.Future[Any]", result: object, error: BaseException | None
+    ) -> None:
+        self._unfinished[tenant] -= 1
+        if not self._unfinished[tenant]:
+            del self._unfinished[tenant]
         if done.done():
             return
         if error is None:

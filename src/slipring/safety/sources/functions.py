@@ -16,7 +16,7 @@ from typing import Any
 
 from slipring.core.checks.verdicts import Subject
 from slipring.errors import StartupError
-from slipring.safety.source import Findings, SourceFailed
+from slipring.safety.source import MOST_LATE, Findings, SourceFailed
 from slipring.safety.sources.check_threads import CheckThreads
 
 log = logging.getLogger("slipring")
@@ -30,9 +30,9 @@ class Functions:
     """Calls a function once for each subject."""
 
     def __init__(
-        self, check: str, factory: Callable[..., Any], settings: Mapping[str, Any], threads: int
+        self, check: str, factory: Callable[..., Any], settings: Mapping[str, Any], at_once: int
     ) -> None:
-        """``threads``: calls that may run at the same time."""
+        """``at_once``: calls of one tenant that may run at the same time."""
         given = dict(settings)
         in_thread = given.pop("thread", True)
         if type(in_thread) is not bool:
@@ -41,7 +41,7 @@ class Functions:
         self._factory = factory
         self._settings = given
         self._in_thread = in_thread
-        self._threads = CheckThreads(check, threads)
+        self._threads = CheckThreads(check, at_once, at_once + MOST_LATE)
         self._function: Callable[[Subject], Any] | None = None
         self._is_async = False
         self.version = ""
@@ -50,7 +50,7 @@ class Functions:
     async def start(self) -> None:
         """Call the factory, which may load a model, in a thread."""
         try:
-            function = await self._threads.run(lambda: self._factory(**self._settings))
+            function = await self._threads.run(lambda: self._factory(**self._settings), "")
         except Exception as error:
             log.debug("the factory of check %s failed", self._check, exc_info=True)
             raise StartupError(f"its factory raised {type(error).__name__}: {error}") from None
@@ -73,7 +73,7 @@ class Functions:
         if self._is_async:
             return [await self._awaited(subject) for subject in subjects]
         if self._in_thread:
-            return await self._threads.run(lambda: [self._called(subject) for subject in subjects])
+            return await self._threads.run(lambda: [self._called(each) for each in subjects], tenant)
         return [self._called(subject) for subject in subjects]
 
     async def _awaited(self, subject: Subject) -> Findings:

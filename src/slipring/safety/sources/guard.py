@@ -12,6 +12,7 @@ from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Meta, Struct
@@ -115,14 +116,16 @@ class Guard:
     longest_match = 0
 
     def __init__(self, settings: GuardSettings, engines: Engines, context: int, *, at_once: int = 4) -> None:
-        """``context``: how many earlier texts each subject comes with. ``at_once``: jobs that run at the same
-        time. Raises ``StartupError``."""
+        """``context``: how many earlier texts each subject comes with. ``at_once``: jobs of one tenant that
+        run at the same time. Raises ``StartupError``."""
         self._settings = settings
         self._engines = engines
         self._context = context
         self._format = guard_format(settings)
         self._head = Head(instructions=self._format.instructions)
-        self._room = asyncio.Semaphore(at_once)
+        self._at_once = at_once
+        self._rooms: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """By tenant: the room for its jobs, for as long as one runs or waits."""
         self._numbers = count(1)
         self._conversations: OrderedDict[bytes, ResponseState] = OrderedDict()
         """By tenant and the context that the next subject comes with. The least recently used first."""
@@ -183,7 +186,7 @@ class Guard:
         """The scores that the model gives, and the state of the conversation after its answer."""
         try:
             job = self._job(question, tenant, parent)
-            async with self._room:
+            async with self._room_of(tenant):
                 answer, finished = await self._generate(job)
         except ApiError as error:
             raise SourceFailed(f"the guard model failed: {error.code}") from None
@@ -207,6 +210,12 @@ class Guard:
             position=finished.position,
         )
         return scores, state
+
+    def _room_of(self, tenant: str) -> asyncio.Semaphore:
+        room = self._rooms.get(tenant)
+        if room is None:
+            room = self._rooms[tenant] = asyncio.Semaphore(self._at_once)
+        return room
 
     def _job(self, question: Question, tenant: str, parent: ResponseState | None) -> Job:
         model = self._engines.find(self._settings.model)

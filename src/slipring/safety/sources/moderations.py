@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 from msgspec import Meta, Struct
 
+from slipring.connection_failures import reason
 from slipring.core.checks.verdicts import Subject
 from slipring.errors import StartupError
 from slipring.safety.source import Findings, SourceFailed
@@ -90,7 +91,7 @@ class Moderations:
                     raise SourceFailed(f"the server answered with status {answer.status}")
                 return await _bounded(answer.content)
         except aiohttp.ClientError as error:
-            raise SourceFailed(f"the server cannot be reached: {type(error).__name__}") from None
+            raise SourceFailed(f"the server cannot be reached: {reason(error)}") from None
         except TimeoutError:
             raise SourceFailed("the server did not accept a connection in time") from None
 

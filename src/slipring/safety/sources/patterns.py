@@ -24,10 +24,11 @@ _WAITING = 1024
 _MIN_MEMORY_BYTES = 256 * _MIB
 _PRESIDIO_MEMORY_BYTES = 1024 * _MIB
 """Presidio imports spaCy."""
-_RECOGNIZERS = (
+RECOGNIZERS = (
     *("CreditCardRecognizer", "EmailRecognizer", "IbanRecognizer", "IpRecognizer", "PhoneRecognizer"),
     *("CryptoRecognizer", "UsSsnRecognizer"),
 )
+"""The default. Each finds what is written as usual with a score that is flagged by default."""
 
 
 class PatternSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +53,7 @@ class PatternsSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class PersonalDataSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of the source ``pii``."""
 
-    recognizers: tuple[str, ...] = _RECOGNIZERS
+    recognizers: tuple[str, ...] = RECOGNIZERS
     """Names of classes in ``presidio_analyzer.predefined_recognizers`` that need no language model."""
 
 
@@ -140,7 +141,9 @@ class PersonalData(SandboxedMatcher):
     def __init__(self, settings: PersonalDataSettings, timeout_s: float) -> None:
         """Raises ``StartupError``."""
         if importlib.util.find_spec("presidio_analyzer") is None:
-            raise StartupError("presidio-analyzer is not installed (pip install 'slipring[pii]')")
+            raise StartupError(
+                "presidio-analyzer is not installed (pip install '.[pii]' in a checkout of slipring)"
+            )
         super().__init__(
             _PERSONAL_DATA,
             list(settings.recognizers),

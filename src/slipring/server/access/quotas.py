@@ -98,6 +98,12 @@ class Quotas:
 
     async def admit(self, key: Key) -> None:
         """Count one request of a key. Raises ``RateLimited`` if a quota is used up."""
+        await self.require_room(key)
+        if _REQUESTS in _limits(key):
+            self._tally(key, _REQUESTS).add(1)
+
+    async def require_room(self, key: Key) -> None:
+        """Raise ``RateLimited`` if a quota of a key is used up."""
         limits = _limits(key)
         await self._refresh([self._tally(key, measure) for measure in limits])
         # Looked up again: the wait may have crossed into another window. No other task runs from here on.
@@ -108,8 +114,6 @@ class Quotas:
                     f"Rate limit reached for this API key: {limit} {measure.unit} per {measure.period}.",
                     retry_after_s=tally.window.ends_at - self.now(),
                 )
-        if _REQUESTS in limits:
-            self._tally(key, _REQUESTS).add(1)
 
     def spend(self, key: Key, tokens: int) -> None:
         """Count the tokens of a turn."""

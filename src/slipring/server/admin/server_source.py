@@ -46,4 +46,4 @@ class ServerSource:
         return self._metrics.snapshot()
 
     def health(self) -> tuple[object, int]:
-        return health_of(self._service)
+        return health_of(self._service, self._service.store.trouble)

@@ -11,11 +11,14 @@ from msgspec import Struct, json
 from slipring.core.limits import Limits
 from slipring.errors import ApiError
 from slipring.protocol.events import TERMINAL
+from slipring.protocol.responses import Response
+from slipring.protocol.wire import encode
+from slipring.server.background import termination
 from slipring.server.background.runs import Background
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.server.transports import sse_framing
-from slipring.stores.base import RunEvent
+from slipring.stores.base import Run, RunEvent
 
 _TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
 _PAGE = 500
@@ -31,22 +34,22 @@ _outline = json.Decoder(_Outline)
 
 
 async def follow(
-    background: Background, request: web.Request, tenant: str, response_id: str, *, after: int
+    background: Background, request: web.Request, tenant: str, response: Response, *, after: int
 ) -> web.StreamResponse:
-    """Answer a request with all events after a number, until the run is over."""
+    """Answer a request with all events after a number, until the run is over. ``response``: the response as
+    of now, without its output."""
     stream = web.StreamResponse(headers=sse_framing.HEADERS)
     follower = _Follower()
     connection = connection_of(request)
     connection.queued_bytes = follower.queued_bytes
     with background.service.serving(follower):
         await stream.prepare(request)
-        batches = _batches(background, tenant, response_id, after)
+        batches = _batches(background, tenant, response, after)
         try:
             await _write_all(stream, batches, background.service.config.limits, follower)
         except (ConnectionError, ApiError):
             # An error cannot be sent within a stream: cut it off, so that the client asks for the rest.
-            if request.transport is not None:
-                request.transport.abort()
+            connection.cut_off()
         finally:
             connection.queued_bytes = None
             await batches.aclose()
@@ -115,18 +118,23 @@ async def _write_all(
 
 
 async def _batches(
-    background: Background, tenant: str, response_id: str, after: int
+    background: Background, tenant: str, response: Response, after: int
 ) -> AsyncGenerator[list[RunEvent], None]:
-    """Yield all events after a number, in batches, until the run is over. Reads each event once."""
-    runs, slots = background.service.store.runs, background.service.retrieval_slots
-    live = background.find(tenant, response_id)
+    """Yield all events after a number, in batches, until the run is over. Reads each event once.
+
+    The last one is always a terminal event, also if the run is deleted; there is none only if the client has
+    had it, by the number that it gave.
+    """
+    store, slots = background.service.store, background.service.retrieval_slots
+    live = background.find(tenant, response.id)
+    run: Run | None = None
     has_ended = False
     while True:
         is_over = live is None or live.is_over  # before its events are read: afterwards none are added
         events = live.recent_events.after(after) if live is not None else None
         if events is None or (is_over and not events):
             async with slots.hold(tenant):
-                events = await runs.events(tenant, response_id, after=after, limit=_PAGE)
+                events = await store.runs.events(tenant, response.id, after=after, limit=_PAGE)
         if events:
             after = events[-1].sequence_number
             is_last = _outline.decode(events[-1].data).type in _TERMINAL_TYPES
@@ -136,10 +144,13 @@ async def _batches(
         elif live is not None and not live.is_over:
             await live.written.wait()
         elif has_ended:
-            return  # deleted, or ended before the number that the client gave
+            if run is None:
+                last = await termination.deletion_event(store, tenant, response, after + 1)
+                yield [RunEvent(last.sequence_number, encode(last))]
+            return
         else:
             async with slots.hold(tenant):
-                run = await runs.read(tenant, response_id)
+                run = await store.runs.read(tenant, response.id)
             has_ended = run is None or not run.is_open
             if not has_ended:
                 await asyncio.sleep(_POLL_S)

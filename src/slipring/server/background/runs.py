@@ -2,8 +2,8 @@
 
 One node, the owner, makes a run with the same driver and session as any other response. It writes the events
 to the store in batches. A lease in the store shows that the owner is alive, and every write checks that the
-run still belongs to it. A node that cancels a run, or ends one whose lease has expired, takes it over for
-good, so that no run is made twice or ends twice.
+run still belongs to it. A node that cancels a run, or ends one that its owner has abandoned, takes it over
+for good, so that no run is made twice or ends twice. Until then, an owner whose lease has expired goes on.
 """
 
 import asyncio
@@ -14,13 +14,15 @@ from collections.abc import Awaitable
 
 from slipring.core.ports import NO_BETAS, Betas
 from slipring.core.turn.stages import Stages
+from slipring.core.turn.turn import Turn
 from slipring.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
-from slipring.server.background import termination
+from slipring.server.background import termination, unfinished
+from slipring.server.background.expired_leases import ExpiredLeases
 from slipring.server.background.recent_events import RecentEvents
 from slipring.server.clock import now, shared_now
 from slipring.server.cluster.state_lookup import StoredStates
@@ -28,13 +30,13 @@ from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
 from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
-from slipring.stores.base import LeaseLost, RunEvent, Tenure
+from slipring.stores.base import Beginning, LeaseLost, Run, RunEvent, Tenure
 
 log = logging.getLogger("slipring")
 
 _BATCH_S = 0.1
 """Events that arrive within this time are written to the store together."""
-_ABANDONED_AT_ONCE = 100
+_EXPIRED_AT_ONCE = 100
 
 
 class Notifier:
@@ -82,6 +84,9 @@ class LiveRun(Sink):
         self._is_urgent = asyncio.Event()
         """Whether a hosted call waits until everything is written."""
         self._response: Response | None = None
+        self._turn: Turn | None = None
+        self._beginning: Beginning | None = None
+        """What the response began with, until it is in the store."""
         self._sent = Notifier()
         self._has_sent_last = False
         self.recent_events = RecentEvents(service.config.limits.run_tail_bytes)
@@ -119,7 +124,7 @@ class LiveRun(Sink):
             self._opened.set_result(self._response)
         self._sent.notify()
 
-    def flush(self) -> Awaitable[None] | None:
+    def room(self) -> Awaitable[None] | None:
         """Wait while the store does not keep up, so that the engine is not pulled meanwhile."""
         return self._wait_for_room() if self._is_full else None
 
@@ -140,30 +145,50 @@ class LiveRun(Sink):
 
     @property
     def tenure(self) -> Tenure | None:
-        return self._tenure.result() if self._tenure.done() and not self._tenure.cancelled() else None
+        """None if the run is not in the store yet, or is over."""
+        if self.is_over or not self._tenure.done() or self._tenure.cancelled():
+            return None
+        return self._tenure.result()
 
-    async def open(self, request: CreateRequest, stages: Stages, size_bytes: int) -> Response:
-        """Start the response and record the run in the store. Raises ``RunRefused``."""
+    def owns(self, run: Run) -> bool:
+        """Whether ``run``, as read from the store, belongs to this node, which is still making it."""
+        if self.is_over or run.owner != self._service.node_id:
+            return False
+        return self.tenure is None or self.tenure.epoch == run.epoch
+
+    async def begin(self, request: CreateRequest, stages: Stages, size_bytes: int) -> Response:
+        """Start the response. Raises ``RunRefused``."""
         session = self.driver.session
         self.driver.run(session.create(request, stages, size_bytes=size_bytes, now=now(), detached=True))
-        try:
-            response = await self._opened
-            first = self._take_unwritten()
-            tenure = await self._store.runs.open(
-                session.tenant, response, first, owner=self._service.node_id, lease_until=self._lease()
-            )
-        except BaseException:
-            self._tenure.set_exception(LeaseLost())
-            self._tenure.exception()  # marked as retrieved: the driver may not wait for it
-            raise
-        self._tenure.set_result(tenure)
+        self._turn = next(iter(session.turns()), None)
+        return await self._opened
+
+    async def open(self) -> None:
+        """Record the run in the store."""
+        turn, first = self._turn, self._take_unwritten()
+        assert turn is not None
+        if self._has_sent_last:
+            # It has ended already: its end is written with the response that ends it.
+            first, self._unwritten = first[:1], first[1:]
+        parent_id = turn.parent.id if turn.parent is not None else None
+        self._beginning = Beginning(parent_id, turn.head, turn.input, turn.hosted.is_upstream)
+        beginning = self._take_beginning()
+        tenure = await self._store.runs.open(
+            self.driver.session.tenant,
+            self.promised,
+            first,
+            owner=self._service.node_id,
+            lease_until=self._lease(),
+            beginning=beginning,
+        )
+        if not self._tenure.done():
+            self._tenure.set_result(tenure)
         self._note_written(first)
-        return response
 
     async def run(self) -> None:
         """Write events until the last one is written, or until another node takes the run over."""
-        tenure = self._tenure.result()
         try:
+            tenure = self._tenure.result()
             while self._unwritten or not self._has_sent_last:
                 if not self._unwritten:
                     await self._sent.wait()
@@ -171,13 +196,16 @@ class LiveRun(Sink):
                 if not self._has_sent_last:
                     await self._gather()  # the first event is written at once, later ones in batches
         except LeaseLost:
-            log.info("run %s was taken over by another node", tenure.response_id)
+            log.info("run %s was taken over by another node", self.promised.id)
         finally:
             self.stop_following()
             await self.driver.stop()
 
     def stop_following(self) -> None:
         """Write no more events; followers continue from the store."""
+        if not self._tenure.done():
+            self._tenure.set_exception(LeaseLost())
+            self._tenure.exception()  # marked as retrieved: the driver may not wait for it
         self.is_over = self._has_sent_last = True
         self._sent.notify()
         self.written.notify()
@@ -186,15 +214,29 @@ class LiveRun(Sink):
         batch = self._take_unwritten()
         if not batch or self._response is None:
             return
+        response, beginning = self._response, self._take_beginning()
         try:
-            await self._store.runs.append(tenure, batch, self._response, lease_until=self._lease())
+            if response.status == "failed":
+                await unfinished.save(self._store, self._service.seal, tenure, response)
+            await self._store.runs.append(
+                tenure, batch, response, lease_until=self._lease(), beginning=beginning
+            )
         except ApiError as error:  # retried: the store may be back before the lease expires
             log.warning("cannot write events of run %s: %s", tenure.response_id, error.message)
+            self._beginning = self._beginning or beginning
             self._unwritten = batch + self._unwritten
             self._unwritten_bytes += sum(len(event.data) for event in batch)
             await asyncio.sleep(_BATCH_S)
             return
         self._note_written(batch)
+
+    def _take_beginning(self) -> Beginning | None:
+        """What the response began with, once, as soon as no safety check holds it back."""
+        turn = self._turn
+        if turn is None or turn.is_blocked or (turn.checks is not None and turn.checks.holds_input):
+            return None
+        taken, self._beginning = self._beginning, None
+        return taken
 
     def _note_written(self, events: list[RunEvent]) -> None:
         if events:
@@ -235,6 +277,8 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
         """One for each run."""
         self._periodic = PeriodicTasks()
+        # Longer than the interval at which an owner renews.
+        self._expired = ExpiredLeases(grace_s=service.config.limits.run_lease_s / 2)
 
     def start(self) -> None:
         interval_s = self.service.config.limits.run_lease_s / 3
@@ -308,9 +352,10 @@ class Background:
         key: tuple[str, str] | None = None
         try:
             with self.service.serving(Exchange(run.driver)):
-                response = await run.open(request, stages, size_bytes)
+                response = await run.begin(request, stages, size_bytes)
                 key = run.driver.session.tenant, response.id
-                self._runs[key] = run
+                self._runs[key] = run  # before it is in the store: from then on this node is its owner
+                await run.open()
                 _resolve(opened)
                 await run.run()
         except (ApiError, RunRefused) as refusal:
@@ -335,7 +380,7 @@ class Background:
 
     async def _renew(self) -> None:
         """Extend the leases of the runs made here."""
-        tenures = [run.tenure for run in self._runs.values() if run.tenure is not None and not run.is_over]
+        tenures = [run.tenure for run in self._runs.values() if run.tenure is not None]
         if not tenures:
             return
         until = shared_now() + self.service.config.limits.run_lease_s
@@ -346,13 +391,24 @@ class Background:
                 live.stop_following()
 
     async def _end_abandoned(self) -> None:
-        """End runs whose lease has expired."""
-        runs = self.service.store.runs
-        for run in await runs.abandoned(shared_now(), _ABANDONED_AT_ONCE):
+        """End runs that their owners have abandoned."""
+        runs, expired = self.service.store.runs, self._expired
+        found = await runs.expired(shared_now(), _EXPIRED_AT_ONCE)
+        others = [run for run in found if not self._owns(run)]
+        for run in expired.abandoned(others, now()):
             await termination.fail_abandoned(self.service.store, run, self._claim())
+        for run in others:
+            if not expired.is_known(run) and await runs.touch(run):
+                expired.note(run, now())
+        expired.looked(now())
+
+    def _owns(self, run: Run) -> bool:
+        live = self.find(run.tenant, run.response_id)
+        return live is not None and live.owns(run)
 
     def _claim(self) -> termination.Claim:
-        return termination.Claim(self.service.node_id, shared_now() + self.service.config.limits.run_lease_s)
+        lease_until = shared_now() + self.service.config.limits.run_lease_s
+        return termination.Claim(self.service.node_id, lease_until, self.service.seal)
 
 
 def _resolve(opened: "asyncio.Future[None]", error: BaseException | None = None) -> None:

@@ -4,16 +4,19 @@ The run is first taken over from its owner. The final response is built from the
 the run has not changed meanwhile: every run has exactly one terminal event.
 """
 
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Raw, Struct, json, structs
 
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
+from slipring.core.chain.sealed_items import Seal
 from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEvent
 from slipring.protocol.hosted.mcp_items import ProtocolError
 from slipring.protocol.responses import Response, ResponseError
 from slipring.protocol.wire import NULL, encode, raw
-from slipring.stores.base import Run, RunEvent, Store
+from slipring.server.background import unfinished
+from slipring.stores.base import LeaseLost, Run, RunEvent, Store, Tenure
 
 _PAGE = 500
 _OWNER_DIED = "The server that made this response went away before it was finished."
@@ -30,6 +33,8 @@ _KINDS: dict[str, type[ResponseEvent]] = {
     "completed": Completed,
     "incomplete": Incomplete,
     "failed": Failed,
+    # The API has no event for cancelled responses; the status distinguishes them.
+    "cancelled": Incomplete,
 }
 """The terminal events of saved responses, by status."""
 
@@ -55,10 +60,11 @@ def read_response(data: bytes) -> Response:
 
 
 class Claim(Struct, frozen=True):
-    """The node that takes a run over, and the lease that it takes."""
+    """The node that takes a run over, the lease that it takes, and what opens the sealed items of the run."""
 
     owner: str
     lease_until: float
+    seal: Seal
 
 
 async def cancel(store: Store, run: Run, claim: Claim) -> Response | None:
@@ -67,23 +73,39 @@ async def cancel(store: Store, run: Run, claim: Claim) -> Response | None:
 
 
 async def fail_abandoned(store: Store, run: Run, claim: Claim) -> None:
-    """Fail a run whose owner has died."""
+    """Fail a run whose owner has died, unless its lease has been renewed since ``run`` was read."""
     await _end(store, run, claim, cancelled=False)
+
+
+async def deletion_event(store: Store, tenant: str, response: Response, number: int) -> ResponseEvent:
+    """The last event for those who follow a run that is gone: how its response has ended, if that is stored,
+    and otherwise that it was cancelled. It has nothing of the output of a response that was deleted."""
+    saved = await store.responses.retrieve(tenant, response.id)
+    if saved is not None:
+        return _KINDS[saved.status](sequence_number=number, response=saved)
+    return Incomplete(
+        sequence_number=number, response=structs.replace(response, status="cancelled", output=[])
+    )
 
 
 async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Response | None:
     # Taken over first: otherwise the owner could add events faster than the end can be written.
     current: Run | None = run
     while current is not None and current.is_open:
-        taken = await store.runs.seize(current, owner=claim.owner, lease_until=claim.lease_until)
+        taken = await store.runs.seize(
+            current, owner=claim.owner, lease_until=claim.lease_until, if_not_renewed=not cancelled
+        )
         if taken is not None:
             number = taken.last_sequence + 1
             event = await _last_event(store, taken, number, cancelled=cancelled)
+            tenure = Tenure(run.tenant, run.response_id, taken.owner, taken.epoch)
+            with suppress(LeaseLost):  # then the run has changed, and is not ended here
+                await unfinished.save(store, claim.seal, tenure, event.response)
             if await store.runs.end(taken, event.response, RunEvent(number, encode(event))):
                 return event.response
+        if not cancelled:
+            return None  # its owner is alive, or another node has taken it over
         current = await store.runs.read(run.tenant, run.response_id)
-        if current is not None and not cancelled and current.epoch != run.epoch:
-            return None  # another node has taken it over
     return read_response(current.response) if current is not None else None
 
 
@@ -93,7 +115,6 @@ async def _last_event(store: Store, run: Run, number: int, *, cancelled: bool) -
         return _KINDS[saved.status](sequence_number=number, response=saved)
     response = structs.replace(read_response(run.response), output=await _output(store, run))
     if cancelled:
-        # The API has no event for cancelled responses; the status distinguishes them.
         return Incomplete(sequence_number=number, response=structs.replace(response, status="cancelled"))
     error = ResponseError(code="server_error", message=_OWNER_DIED)
     return Failed(sequence_number=number, response=structs.replace(response, status="failed", error=error))

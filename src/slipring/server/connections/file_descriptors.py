@@ -6,6 +6,8 @@ limit is raised to the hard one, and some descriptors are reserved for other use
 
 import logging
 
+from slipring.core.limits import Limits
+
 log = logging.getLogger("slipring")
 
 _RESERVED = 64
@@ -13,6 +15,7 @@ _RESERVED = 64
 _RESERVED_SHARE = 0.2
 """Reserved at least, as a share of all: a remote engine needs one for every running response."""
 _FEW = 1000
+"""Fewer connections than this are worth a warning, also if no other number was asked for."""
 
 
 def raise_limit() -> int | None:
@@ -40,11 +43,10 @@ def room_for_connections(descriptors: int | None, max_connections: int) -> int:
 
 
 def log_reduced_room(room: int, max_connections: int) -> None:
-    """Log if fewer connections are possible than are configured."""
-    if room < max_connections:
-        log.log(
-            logging.WARNING if room < _FEW else logging.INFO,
-            "at most %d connections at once, not %d: the process has too few file descriptors",
+    """Log if fewer connections are possible than were asked for, or than a server usually needs."""
+    if room < min(max_connections, _FEW) or (room < max_connections != Limits().max_connections):
+        log.warning(
+            "at most %d connections at once, not %d: the process may open too few files (ulimit -n)",
             room,
             max_connections,
         )

@@ -23,6 +23,7 @@ from slipring.aiohttp_internals import (
 from slipring.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
 from slipring.server.connections.registry import Connections, ConnectionState
+from slipring.server.connections.send_queue import unacknowledged_bytes
 from slipring.server.replies import add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
@@ -70,6 +71,7 @@ class HttpConnection(ServerProtocol):
         "_connections",
         "_head_bytes",
         "_is_aborted",
+        "_waiting_bytes",
         "_wire",
         "close_socket",
         "heard_at",
@@ -88,6 +90,7 @@ class HttpConnection(ServerProtocol):
         self.unfinished_bytes = 0
         self.queued_bytes: Callable[[], int] | None = None
         """Returns the size of the transport's outgoing queue above this connection, if there is one."""
+        self._waiting_bytes: Callable[[], int] | None = None
         self.close_socket: Callable[[int, str], None] | None = None
         """Closes the WebSocket, once the connection has been upgraded to one."""
         self.heard_at = 0.0
@@ -103,6 +106,12 @@ class HttpConnection(ServerProtocol):
     @property
     def unsent_bytes(self) -> int:
         return self._wire.get_write_buffer_size() if self._wire is not None else 0
+
+    @property
+    def undelivered_bytes(self) -> int:
+        if self._wire is None or (sock := self._wire.get_extra_info("socket")) is None:
+            return self.unsent_bytes
+        return self.unsent_bytes + unacknowledged_bytes(sock.fileno())
 
     @property
     def unread_bytes(self) -> int:
@@ -136,7 +145,7 @@ class HttpConnection(ServerProtocol):
         self._wire = None
         self._connections.closed(self)
         super().connection_lost(exc)
-        self.queued_bytes = self.close_socket = None
+        self.queued_bytes = self.close_socket = self._waiting_bytes = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -160,6 +169,9 @@ class HttpConnection(ServerProtocol):
             return  # the answer to a ping; waking the reader for it would take most of what a ping costs
         super().data_received(data)
         self.unfinished_bytes += len(data)
+        if self._waiting_bytes is not None:
+            # Messages that were deflated are counted as they are in memory.
+            self.unfinished_bytes = max(self.unfinished_bytes, self._waiting_bytes())
         self._connections.received(self)
 
     def _head_received(self, size_bytes: int) -> None:
@@ -175,11 +187,16 @@ class HttpConnection(ServerProtocol):
     # The messages of a WebSocket.
 
     def become_socket(
-        self, queued_bytes: Callable[[], int], close_socket: Callable[[int, str], None]
+        self,
+        queued_bytes: Callable[[], int],
+        close_socket: Callable[[int, str], None],
+        waiting_bytes: Callable[[], int] | None = None,
     ) -> None:
         """Count received bytes as WebSocket messages from now on. ``queued_bytes`` returns the size of the
-        outgoing queue; ``close_socket`` closes the WebSocket with a code and a reason."""
+        outgoing queue; ``close_socket`` closes the WebSocket with a code and a reason. ``waiting_bytes``, of
+        a socket with compression, returns the inflated size of the messages that wait to be read."""
         self.queued_bytes, self.close_socket = queued_bytes, close_socket
+        self._waiting_bytes = waiting_bytes
         self.heard_at = asyncio.get_running_loop().time()
 
     def control_frame_received(self, payload_bytes: int) -> None:
@@ -191,6 +208,9 @@ class HttpConnection(ServerProtocol):
     def message_received(self) -> None:
         """A whole message was read."""
         self._connections.completed(self)
+        if self._waiting_bytes is not None and (waiting := self._waiting_bytes()):
+            self.unfinished_bytes = waiting  # those behind it may have been inflated just now
+            self._connections.received(self)
 
     def queue_grew(self) -> None:
         """The outgoing queue has exceeded its limit."""
@@ -224,6 +244,9 @@ class HttpConnection(ServerProtocol):
                 # aiohttp closes the connection then. A client that is not told would use it once more.
                 response.force_close()
         return response
+
+    def cut_off(self) -> None:
+        self.abort()  # closing would wait for a client that does not read
 
     def response_sent(self) -> None:
         self._connections.served(self)

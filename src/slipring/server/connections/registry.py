@@ -10,7 +10,7 @@ idle connections:
   response. The client must read some within every ``send_timeout_s``. The bytes are counted per tenant and in
   total; above a limit the connection that has been unread longest is closed.
 - *Unfinished*: WebSocket messages that have arrived in part. More must arrive within every
-  ``body_timeout_s``, and the bytes are counted with those of other requests.
+  ``body_timeout_s`` in which the server reads, and the bytes are counted with those of other requests.
 """
 
 import logging
@@ -67,8 +67,16 @@ class TrackedConnection(Protocol):
     """Bytes of the WebSocket message that is being received."""
 
     @property
+    def is_reading_paused(self) -> bool:
+        """Whether the server reads nothing that the client sends, because earlier messages wait."""
+
+    @property
     def unsent_bytes(self) -> int:
         """Bytes in the transport that the client has not read."""
+
+    @property
+    def undelivered_bytes(self) -> int:
+        """Bytes in the transport and in the kernel that the client's system has not acknowledged."""
 
     @property
     def unread_bytes(self) -> int:
@@ -92,6 +100,7 @@ class _Unread:
     def __init__(self, tenant: str, size: int, clock: float) -> None:
         self.tenant = tenant
         self.size = size
+        """Bytes that had not reached the client's system when it was last checked."""
         self.charged = 0
         self.drained = 0
         """Bytes read since the deadline was last extended."""
@@ -281,7 +290,7 @@ class Connections:
         """Check with every tick whether the client reads what was written."""
         if connection in self._known and connection not in self._unread:
             tenant = connection.tenant or _NO_TENANT
-            self._unread[connection] = _Unread(tenant, connection.unsent_bytes, self._clock())
+            self._unread[connection] = _Unread(tenant, connection.undelivered_bytes, self._clock())
 
     def paused(self, connection: TrackedConnection) -> None:
         """The transport's buffer is above its high-water mark."""
@@ -364,11 +373,12 @@ class Connections:
             self._check_unfinished(connection, clock)
 
     def _check_unread(self, connection: TrackedConnection, clock: float) -> None:
-        # The outgoing queue is left out: it may grow although the client reads.
-        unread, size = self._unread[connection], connection.unsent_bytes
-        if not size:
+        if not connection.unsent_bytes:
             self.resumed(connection)
             return
+        # The outgoing queue is left out: it may grow although the client reads. The kernel's is not: it may
+        # hold megabytes, and the kernel takes nothing from the transport before a third of that is read.
+        unread, size = self._unread[connection], connection.undelivered_bytes
         unread.drained += max(0, unread.size - size)
         unread.size = size
         if unread.drained >= PROGRESS_BYTES:
@@ -380,7 +390,7 @@ class Connections:
 
     def _check_unfinished(self, connection: TrackedConnection, clock: float) -> None:
         unfinished, size = self._unfinished[connection], connection.unfinished_bytes
-        if size - unfinished.seen >= PROGRESS_BYTES:
+        if size - unfinished.seen >= PROGRESS_BYTES or connection.is_reading_paused:
             unfinished.seen, unfinished.since = size, clock
         if clock - unfinished.since > self._limits.body_timeout_s:
             self.dropped["message_timeout"] += 1

@@ -1,9 +1,11 @@
 """The web application: routes, authentication, and errors in the API's shape.
 
-``/v1`` may be left out of any path. Every endpoint but ``/health`` is called with the authenticated caller.
+``/v1`` may be left out of any path. Every endpoint but ``/health`` and ``/ready`` is called with the
+authenticated caller.
 """
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -24,7 +26,7 @@ from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.input_tokens import count_tokens
 from slipring.server.endpoints.moderations import moderate
 from slipring.server.endpoints.responses import Responses
-from slipring.server.observation.health import health_of
+from slipring.server.observation.health import StoreHealth, health_of, readiness_of
 from slipring.server.replies import add_standard_headers, error_response, json_response
 from slipring.server.service import Service, shutting_down
 from slipring.server.transports import echo
@@ -84,14 +86,27 @@ def build_app(service: Service, background: Background) -> web.Application:
             if method == "GET":
                 app.router.add_route("HEAD", prefix + path, handler)
 
+    store_health = StoreHealth(service.store, time.monotonic)
+
     async def health(request: web.Request) -> web.Response:
-        body, status = health_of(service)
-        return json_response(body, status)
+        return json_response(*health_of(service, await store_health.trouble()))
+
+    async def ready(request: web.Request) -> web.Response:
+        return json_response(*readiness_of(service))
+
+    async def ready_to_store(request: web.Request) -> web.Response:
+        return json_response(*readiness_of(service, await store_health.trouble()))
+
+    async def end_trials(app: web.Application) -> None:
+        await store_health.close()
 
     async def parked(request: web.Request) -> web.Response:
         return _show_parked(service, request)
 
     app.router.add_get("/health", health)
+    app.router.add_get("/ready", ready)
+    app.router.add_get("/ready/store", ready_to_store)
+    app.on_cleanup.append(end_trials)
     # Every method, because a 405 would reveal that the path exists.
     app.router.add_route("*", f"{peers.PATH}/{{response_id}}", parked)
     app.on_response_prepare.append(_add_headers)

@@ -69,6 +69,7 @@ async def delete(service: Service, request: web.Request, caller: Caller) -> web.
     conversation_id = _id(request)
     if not await service.store.conversations.delete(caller.tenant, conversation_id):
         raise conversation_not_found(conversation_id)
+    service.forget_sent(caller.tenant)
     return json_response(DeletedConversation(conversation_id))
 
 
@@ -77,7 +78,8 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
     _read_include(request)
     page = paging.read_page(request.query)
     async with service.retrieval_slots.hold(caller.tenant):
-        found = await service.store.conversations.items(caller.tenant, conversation_id, page)
+        with paging.refusing_unknown(page):
+            found = await service.store.conversations.items(caller.tenant, conversation_id, page)
         if found is None:
             raise conversation_not_found(conversation_id)
         items, has_more = found
@@ -115,6 +117,7 @@ async def delete_item(service: Service, request: web.Request, caller: Caller) ->
     conversations = service.store.conversations
     if not await conversations.delete_item(caller.tenant, conversation_id, item_id):
         raise await _missing(service, caller.tenant, conversation_id, item_id)
+    service.forget_sent(caller.tenant)
     conversation = await conversations.read(caller.tenant, conversation_id)
     return json_response(_as_object(_required(conversation, conversation_id)))
 

@@ -1,12 +1,13 @@
 """Pagination of lists of items."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from slipring.errors import InvalidRequest
+from slipring.errors import InvalidRequest, quoted
 from slipring.protocol.endpoints.reply_bodies import ItemPage
 from slipring.protocol.item_listing import ListKind, present
 from slipring.protocol.items import Item
-from slipring.stores.base import Page
+from slipring.stores.base import Page, UnknownItem
 
 _MAX_LIMIT = 100
 _MAX_DIGITS = 9
@@ -29,13 +30,27 @@ def read_page(query: Mapping[str, str]) -> Page:
 
 
 def cut(items: Sequence[Item], page: Page) -> tuple[list[Item], bool]:
-    """One page of ``items``, which are in order from oldest to newest, and whether there are more."""
+    """One page of ``items``, which are in order from oldest to newest, and whether there are more. Raises
+    ``UnknownItem``."""
     ordered = list(items) if page.ascending else list(reversed(items))
     start = 0
     if page.after is not None:
         found = [index for index, item in enumerate(ordered) if item.id == page.after]
-        start = found[0] + 1 if found else len(ordered)
+        if not found:
+            raise UnknownItem(page.after)
+        start = found[0] + 1
     return ordered[start : start + page.limit], len(ordered) > start + page.limit
+
+
+@contextmanager
+def refusing_unknown(page: Page) -> Iterator[None]:
+    """Refuse the request if the item after which its page begins is unknown."""
+    try:
+        yield
+    except UnknownItem:
+        raise InvalidRequest(
+            f"Invalid 'after': there is no item with the id {quoted(page.after or '')}.", param="after"
+        ) from None
 
 
 def as_list(items: Sequence[Item], within: ListKind, *, has_more: bool) -> ItemPage:

@@ -18,7 +18,7 @@ from slipring.protocol.items import Item, Reasoning, read_item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
-from slipring.server.background import event_stream
+from slipring.server.background import event_stream, unfinished
 from slipring.server.background.runs import Background, RunRefused
 from slipring.server.background.termination import read_response
 from slipring.server.clock import clock
@@ -71,14 +71,13 @@ class Responses:
                 if "starting_after" in request.query:
                     raise InvalidRequest("'starting_after' needs 'stream=true'.", param="starting_after")
                 return json_response(response)
-            is_background = response.background
-            del response
+            response.output = []  # it may be large, and is not needed any more
         after = _starting_after(request)
-        if not is_background:
+        if not response.background:
             raise InvalidRequest(
                 "Only responses that were created with 'background' can be streamed again.", param="stream"
             )
-        return await event_stream.follow(self._background, request, caller.tenant, response_id, after=after)
+        return await event_stream.follow(self._background, request, caller.tenant, response, after=after)
 
     async def delete(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
@@ -87,8 +86,7 @@ class Responses:
         await self._background.stop(caller.tenant, response_id)
         # Not before: until it is stopped, a run may end, and what it used is then known.
         service.known.forget_response(caller.tenant, response_id)
-        service.heads.forget(caller.tenant)
-        service.items.forget(caller.tenant)
+        service.forget_sent(caller.tenant)
         if not await store.responses.delete(caller.tenant, response_id) and not run_deleted:
             raise response_not_found(response_id)
         return json_response(DeletedResponse(response_id))
@@ -109,13 +107,17 @@ class Responses:
         async with service.retrieval_slots.hold(caller.tenant):
             state = await service.store.responses.load(caller.tenant, response_id)
             if state is None:
-                await _find(service, caller.tenant, response_id)
+                response = await _find(service, caller.tenant, response_id)
+                state = await unfinished.find(service.store, service.seal, caller.tenant, response)
+            if state is None:
                 raise InvalidRequest(
-                    "The input of a background response can be listed when it has finished.",
+                    "The input of this response is not stored: it was refused, or is being checked, or the"
+                    " response that it continues has been deleted.",
                     param="response_id",
                 )
             # In a thread: a chain may have any number of items, and all are read for one page.
-            found, has_more = await service.decoder.in_thread(caller.tenant, _input_page, state, page)
+            with paging.refusing_unknown(page):
+                found, has_more = await service.decoder.in_thread(caller.tenant, _input_page, state, page)
             return json_response(paging.as_list(found, "response", has_more=has_more))
 
     async def _create_in_background(
@@ -129,7 +131,7 @@ class Responses:
         except RunRefused as refused:
             return error_event_response(refused.error)
         if create.stream:
-            return await event_stream.follow(background, request, caller.tenant, run.promised.id, after=-1)
+            return await event_stream.follow(background, request, caller.tenant, run.promised, after=-1)
         return json_response(run.promised)
 
 

@@ -3,6 +3,7 @@
 A server that a key may not use does not exist for its callers.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,9 @@ from slipring.mcp import (
     HttpServer,
     McpLimits,
     McpServer,
+    Reach,
     Refused,
+    ReservedAddresses,
     StdioServer,
     UrlPolicy,
     admit,
@@ -54,6 +57,14 @@ class Target:
     goes_on: bool = False
     """Whether a request goes on without the tools of this server if they cannot be listed."""
 
+    @property
+    def identity(self) -> str:
+        """Equal for requests that get the same list: the server, and the credentials of the request. A
+        registered server is the same under its name when the operator moves it."""
+        where = str(self.server.url) if self.name is None and isinstance(self.server, HttpServer) else ""
+        text = repr((self.name, where, self.credential.digest))
+        return hashlib.sha256(text.encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -78,6 +89,12 @@ class Registry:
         self._limits = _limits(config.limits)
         self._servers = {each.name: self._registered(each, environ) for each in config.mcp}
         self._builtins = {each.type: each for each in config.builtin_tools}
+        self.reserved = ReservedAddresses(
+            each.server.url
+            for each in self._servers.values()
+            if isinstance(each.server, HttpServer) and each.registration.has_rules
+        )
+        """Where URLs of clients must not lead."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,7 +135,8 @@ class Registry:
         is_bound = key is not None and key.limits_mcp
         policy = UrlPolicy.REGISTERED if is_bound else self._policy
         try:
-            found = admit(tool.server_label, url, policy, [server for server, _ in at_urls], self._limits)
+            servers = [server for server, _ in at_urls]
+            found = admit(tool.server_label, url, policy, servers, self._limits, self.reserved)
         except Refused as refusal:
             raise ServerRefused("server_url", refusal.message) from None
         for server, each in at_urls:
@@ -169,7 +187,7 @@ def _server(registration: McpRegistration, limits: McpLimits, environ: Mapping[s
     return HttpServer(
         name=name,
         url=parse_url(registration.url),
-        public_only=False,
+        reach=Reach.ALL,
         credential=Credential(headers=headers),
         transport=registration.transport,
         parallel=registration.parallel,

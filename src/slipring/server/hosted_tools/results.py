@@ -46,9 +46,8 @@ def outcome_of(result: ToolResult, redaction: Redaction, most_chars: int) -> Cal
         return CallOutcome(output=_cut(redaction.text(_text(result)), most_chars))
     content = _blocks(result)
     if len(content) > most_chars:
-        content = msgspec.json.encode(
-            [{"type": "text", "text": _cut(redaction.text(_text(result)), most_chars)}]
-        )
+        whole = TextContent(_cut(redaction.text(_text(result)), most_chars))
+        content = b"[" + _shown(msgspec.json.encode(whole)) + b"]"
     return CallOutcome(error=ToolError(content=one_line(redaction.json(content))))
 
 
@@ -114,18 +113,25 @@ def _pieces(block: ContentBlock) -> Iterator[str]:
 
 
 def _blocks(result: ToolResult) -> bytes:
-    """The blocks of a result as the server sent them, except those that are no blocks of MCP."""
+    """The blocks of a result as the API shows them. What is no block of MCP is named in a text."""
     raws = map(_block, result.content, result.raw_content)
     return b"[" + b",".join(raws) + b"]"
 
 
 def _block(block: ContentBlock, raw: Raw) -> bytes:
     if isinstance(block, TextContent):
-        return bytes(raw)
+        return _shown(raw)
     if isinstance(block, ImageContent | AudioContent | ResourceLink | EmbeddedResource):
         # "text" belongs to blocks of text: readers take it for a string.
-        return bytes(raw) if "text" not in _fields.decode(raw) else msgspec.json.encode(block)
-    return msgspec.json.encode(TextContent(*_pieces(block)))
+        return _shown(raw if "text" not in _fields.decode(raw) else msgspec.json.encode(block))
+    return _shown(msgspec.json.encode(TextContent(*_pieces(block))))
+
+
+def _shown(raw: bytes | Raw) -> bytes:
+    """A block as recorded ones are: ``annotations`` and ``meta`` are null if the server sent none."""
+    fields = _fields.decode(raw)
+    added = {"annotations": fields.pop("annotations", None), "meta": fields.pop("_meta", None)}
+    return msgspec.json.encode({**fields, **added})
 
 
 def _cut(text: str, most: int) -> str:

@@ -1,12 +1,13 @@
 """Runs hosted tools: fetches the lists of servers, and calls tools. Owns the process's MCP connections.
 
-Nothing here knows a turn. ``resolve`` and ``call`` are what a driver does for the actions of a session.
+Nothing here knows a turn. ``resolve``, ``lists`` and ``call`` are what a driver does for the actions of a
+session.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Raw, Struct, UnsetType
@@ -14,6 +15,7 @@ from msgspec import Raw, Struct, UnsetType
 from slipring.core.hosted.tools import (
     CallOutcome,
     CallProgress,
+    FetchedList,
     HostedCall,
     ResolvedBuiltin,
     ResolvedServer,
@@ -98,28 +100,37 @@ class ToolRunner:
         if self._pool is None:
             from slipring.mcp.pool import Pool
 
-            self._pool = Pool()
+            self._pool = Pool(reserved=self.registry.reserved)
         return self._pool
 
-    async def resolve(
-        self, caller: Caller, servers: Iterable[McpTool], fetch: frozenset[str], tools: Raw | UnsetType
+    def resolve(
+        self, caller: Caller, servers: Iterable[McpTool], tools: Raw | UnsetType
     ) -> dict[str, ResolvedServer]:
-        """Find the servers of a request, by label, and fetch the lists of those in ``fetch``, all at once.
+        """Find the servers of a request, by label. None of them is asked anything.
 
         ``tools`` is that field of the request, for messages. Raises ``InvalidRequest`` for a server that the
-        caller may not use, ``ExternalConnectorError`` for a list that cannot be fetched. Lists have only what
-        operator and key permit.
+        caller may not use.
         """
-        targets = {server.server_label: self._find(caller, server, tools) for server in servers}
-        lists = {
-            label: self._list(label, targets[label], caller.tenant) for label in targets if label in fetch
+        return {server.server_label: _resolved(self._find(caller, server, tools)) for server in servers}
+
+    async def lists(
+        self, tenant: str, servers: Mapping[str, ResolvedServer]
+    ) -> AsyncGenerator[tuple[str, FetchedList], None]:
+        """Fetch the lists of servers, all at once, and yield each when it has ended, by its label. They have
+        only what operator and key permit, and are together no larger than the tools that a client could send
+        itself. Whoever stops before the end cancels the others."""
+        tasks = {
+            label: asyncio.create_task(self._list(label, server, tenant)) for label, server in servers.items()
         }
-        listed = await _together(lists)
-        self._require_bounded(listed.values())
-        return {
-            label: listed[label] if label in listed else _resolved(target)
-            for label, target in targets.items()
-        }
+        left = _Room(MOST_TOOLS, self._most_list_bytes)
+        try:
+            while tasks:
+                await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+                for label in [label for label, task in tasks.items() if task.done()]:
+                    yield label, left.fitting(tasks.pop(label).result())
+        finally:
+            for task in tasks.values():
+                task.cancel()
 
     def answers(self, caller: Caller, kinds: Iterable[BuiltinKind]) -> dict[BuiltinKind, ResolvedBuiltin]:
         """What answers these built-in tools for a caller. Those that nothing answers are left out."""
@@ -142,41 +153,29 @@ class ToolRunner:
             param = f"{place_of(tools, server.server_label)}.{refusal.field}"
             raise InvalidRequest(f"Invalid '{param}': {refusal.reason}.", param=param) from None
 
-    async def _list(self, label: str, target: Target, tenant: str) -> ResolvedServer:
+    async def _list(self, label: str, server: ResolvedServer, tenant: str) -> FetchedList:
+        target = _target(server)
         try:
-            async with self._slots.hold(tenant):
-                found = await self.pool.tools(target.server, target.credential, tenant=tenant)
+            found = await self.pool.tools(target.server, target.credential, tenant=tenant)
         except McpFailure as failure:
-            if not target.goes_on:
-                message = f"Error retrieving the tool list of the MCP server '{label}': {stated(failure)}"
-                raise ExternalConnectorError(message, param="tools") from None
             log.warning("list tenant=%s server=%s: %s", plain(tenant), label, stated(failure))
-            return _resolved(target, (), error_of_list(failure))
+            message = f"Error retrieving the tool list of the MCP server '{label}': {stated(failure)}"
+            refusal = None if target.goes_on else ExternalConnectorError(message, param="tools")
+            return FetchedList(error=error_of_list(failure), refusal=refusal)
         redaction = _redaction(target)
-        tools = tuple(
-            _listed(tool, redaction)
-            for tool in found.tools
-            if target.permitted is None or tool.name in target.permitted
-        )
-        return _resolved(target, tools)
-
-    def _require_bounded(self, lists: Iterable[ResolvedServer]) -> None:
-        """Refuse lists that are together larger than the tools that a client could send itself."""
-        tools = [tool for each in lists for tool in each.tools or ()]
-        size = sum(len(tool.input_schema) + len(tool.description or "") for tool in tools)
-        if len(tools) > MOST_TOOLS or size > self._most_list_bytes:
-            raise InvalidRequest(
-                f"Invalid 'tools': the MCP servers have more than {MOST_TOOLS} tools in all, or their"
-                f" definitions more than {self._most_list_bytes} bytes. Name fewer servers.",
-                param="tools",
+        return FetchedList(
+            tuple(
+                _listed(tool, redaction)
+                for tool in found.tools
+                if target.permitted is None or tool.name in target.permitted
             )
+        )
 
     async def call(
         self, call: HostedCall, tenant: str, progress: Callable[[CallProgress], None]
     ) -> CallOutcome:
         """Run a call once. Raises nothing but ``CancelledError``, after the server was asked to cancel."""
-        target = call.server.handle
-        assert isinstance(target, Target)
+        target = _target(call.server)
         began = clock()
         ended = _CANCELLED
         try:
@@ -266,33 +265,45 @@ def _redaction(target: Target) -> Redaction:
 
 
 def _listed(tool: Tool, redaction: Redaction) -> ListedTool:
-    hint = tool.annotations.read_only_hint
     return ListedTool(
         name=tool.name,
         input_schema=one_line(redaction.json(bytes(tool.input_schema))),
         description=None if tool.description is None else redaction.text(tool.description),
-        annotations=None if hint is None else ToolHints(read_only=hint),
+        annotations=ToolHints(tool.annotations.read_only_hint),
     )
 
 
-def _resolved(
-    target: Target, tools: tuple[ListedTool, ...] | None = None, error: CallError | None = None
-) -> ResolvedServer:
+def _resolved(target: Target) -> ResolvedServer:
     return ResolvedServer(
         handle=target,
-        tools=tools,
-        error=error,
+        identity=target.identity,
         permitted=target.permitted,
         always_approve=target.always_approve,
     )
 
 
-async def _together(lists: Mapping[str, Coroutine[Any, Any, ResolvedServer]]) -> dict[str, ResolvedServer]:
-    """Await all. The first that fails ends the others."""
-    tasks = {label: asyncio.create_task(fetching) for label, fetching in lists.items()}
-    try:
-        await asyncio.gather(*tasks.values())
-    finally:
-        for task in tasks.values():
-            task.cancel()
-    return {label: task.result() for label, task in tasks.items()}
+def _target(server: ResolvedServer) -> Target:
+    target = server.handle
+    assert isinstance(target, Target)
+    return target
+
+
+class _Room:
+    """What lists may have together."""
+
+    def __init__(self, tools: int, size: int) -> None:
+        self._most_tools, self._most_bytes = tools, size
+        self._tools, self._bytes = 0, 0
+
+    def fitting(self, fetched: FetchedList) -> FetchedList:
+        """The list; a failed one in its place if it does not fit behind those before."""
+        self._tools += len(fetched.tools)
+        self._bytes += sum(len(tool.input_schema) + len(tool.description or "") for tool in fetched.tools)
+        if self._tools <= self._most_tools and self._bytes <= self._most_bytes:
+            return fetched
+        message = (
+            f"Invalid 'tools': the MCP servers have more than {self._most_tools} tools in all, or their"
+            f" definitions more than {self._most_bytes} bytes. Name fewer servers."
+        )
+        refusal = InvalidRequest(message, param="tools")
+        return FetchedList(error=ProtocolError(INTERNAL_ERROR, message), refusal=refusal)

@@ -199,6 +199,7 @@ def _readings(service: Service) -> Iterator[Reading]:
     yield table.DRAINING, (), int(service.draining)
     yield table.TASKS, (), len(asyncio.all_tasks())
     yield table.SOCKETS_OPENED, (), service.sockets_opened
+    yield table.STORE_UP, (), int(service.store.trouble is None)
     yield table.STORE_ERRORS, (), service.store.failed_writes
     if (recorded := service.recorded) is not None:
         yield table.RECORDED_TURNS, ("written",), recorded.written

@@ -321,7 +321,7 @@ def _open_tracer(service: Service) -> "Tracer":
     try:
         from slipring.server.tracing.tracer import Tracer
     except ModuleNotFoundError as error:
-        extra = "pip install 'slipring[otel]'"
+        extra = "pip install '.[otel]' in a checkout of slipring"
         raise StartupError(
             f"--trace-sample, --trace-endpoint: {error.name} is not installed ({extra})"
         ) from None

@@ -47,8 +47,8 @@ _MOST_UNREAD_BYTES = 16 * 2**20
 
 
 def main() -> int:
-    # Ctrl-C and the end of a terminal signal all processes. The supervisor decides what follows: it may have
-    # been started to survive its terminal.
+    # A signal to all processes reaches this one too. The supervisor decides what follows: it may have been
+    # started to survive its terminal.
     ignore(signal.SIGINT, signal.SIGHUP, *IGNORED_SIGNALS)
     reports = os.dup(1)
     os.dup2(2, 1)  # prints must not reach the supervisor

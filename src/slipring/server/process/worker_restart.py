@@ -134,6 +134,7 @@ class WorkerSlot:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_LONGEST_LINE,
+                start_new_session=True,  # Ctrl-C goes to the supervisor alone, which then stops the worker
             )
         except OSError as error:
             self._failure = f"cannot start a worker: {error.strerror}"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 from aiohttp import hdrs, web
 
-from slipring.aiohttp_internals import drain_of
+from slipring.server.connections.http_connection import connection_of
 
 
 def is_chunked(response: web.StreamResponse) -> bool:
@@ -19,18 +19,18 @@ def is_chunked(response: web.StreamResponse) -> bool:
 class ChunkWriter:
     """Writes chunks of a body to its connection's transport. aiohttp still writes the headers and the end."""
 
-    __slots__ = ("_drain", "_transport")
+    __slots__ = ("_connection", "_transport")
 
     def __init__(self, request: web.Request) -> None:
         self._transport = request.transport
-        self._drain = drain_of(request)
+        self._connection = connection_of(request)
 
     def write(self, data: bytes) -> Awaitable[None] | None:
-        """Write data, which must not be empty, as one chunk. Returns None if the kernel took all of it, and
-        otherwise an awaitable that waits for the client. Raises ``ConnectionResetError`` if the connection
+        """Write data, which must not be empty, as one chunk. Returns None while the client keeps up, and
+        otherwise an awaitable that waits for it. Raises ``ConnectionResetError`` if the connection
         is closing."""
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the connection is closing")
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return self._drain() if transport.get_write_buffer_size() else None
+        return self._connection.when_writable()

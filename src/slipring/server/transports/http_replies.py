@@ -14,6 +14,7 @@ from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
 from slipring.errors import (
     ApiError,
+    ExternalConnectorError,
     InvalidRequest,
     NotFound,
     RateLimited,
@@ -24,7 +25,7 @@ from slipring.protocol import requests
 from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import DELTAS, TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import Outage, Response, ResponseError, TemporaryError
+from slipring.protocol.responses import ConnectorFailure, Outage, Response, ResponseError, TemporaryError
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
@@ -151,6 +152,8 @@ def _as_exception(error: ResponseError) -> ApiError:
     if isinstance(error, TemporaryError):
         kind = Unavailable if isinstance(error, Outage) else RateLimited
         return kind(error.message, retry_after_s=error.retry_after_s)
+    if isinstance(error, ConnectorFailure):
+        return ExternalConnectorError(error.message, param="tools")
     return _FAILURES.get(error.code, ApiError)(error.message, code=error.code)
 
 
@@ -167,7 +170,11 @@ class SseReply(Sink):
         self._chunks: ChunkWriter | None = None
         """Set once the headers have been sent, with the first blocks, if the body is chunked."""
         self._outbox = Outbox(
-            self._write, self._limits.send_buffer_bytes, frame=bytes, on_full=self._connection.queue_grew
+            self._write,
+            self._limits.send_buffer_bytes,
+            abort=self._connection.abort,
+            frame=bytes,
+            on_full=self._connection.queue_grew,
         )
         self._clock = loop.time
         self._written_at = loop.time()
@@ -193,8 +200,12 @@ class SseReply(Sink):
         if events and not self._opened.done():
             self._opened.set_result(None)
 
-    def flush(self) -> Awaitable[None] | None:
-        return self._outbox.flush() if self._stream.prepared else None
+    def flush(self) -> None:
+        if self._stream.prepared:
+            self._outbox.flush()
+
+    def room(self) -> Awaitable[None] | None:
+        return self._outbox.room() if self._stream.prepared else None
 
     def deliver(self, events: list[Event]) -> Awaitable[None] | None:
         # Hot path: one event per token, of a class that neither begins nor ends a response.
@@ -210,8 +221,7 @@ class SseReply(Sink):
         if clock - self._written_at > self._limits.ping_interval_s:
             self._written_at = clock
             self._outbox.post(sse_framing.KEEPALIVE)
-            if self._stream.prepared:
-                self._outbox.kick()
+            self.flush()
 
     async def finished(self) -> web.StreamResponse:
         """Stream until the terminal event has been written or the client has disconnected."""
@@ -224,8 +234,7 @@ class SseReply(Sink):
             self._connection.queued_bytes = self._outbox.queued_bytes
             with contextlib.suppress(ConnectionError):  # the client disconnected before the end
                 await self._stream.prepare(self._request)
-                if (waiting := self._outbox.flush()) is not None:
-                    await waiting
+                self._outbox.flush()
                 await self._ended
                 await self._outbox.settle()
         finally:

@@ -1,36 +1,39 @@
 """The outgoing queue of a connection and its single writer.
 
-``post`` queues a message without waiting. The first caller of ``flush`` writes the queue in order; callers
-that find it writing leave their messages to it. When a client reads slowly, ``flush`` waits, the queue fills,
-and producers wait for room: that is the backpressure that stops an engine from being pulled. How long a
-client may take is decided by ``connections.registry``, not here.
+``post`` queues a message, ``flush`` writes the queue in order, as far as the client takes it. A task of the
+outbox, which nothing cancels, waits for the client and writes the rest. Producers may be cancelled at any
+time, so they never write to a slow client: they wait for room in the queue. That is the backpressure that
+stops an engine from being pulled. ``connections.registry`` decides how long a client may take.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 Write = Callable[[bytes], Awaitable[None] | None]
-"""Writes bytes; returns an awaitable if the caller has to wait before the next write."""
+"""Writes bytes; returns an awaitable if the next write has to wait for it."""
 Frame = Callable[[bytes], bytes]
 _MAX_WRITE_BYTES = 64 * 1024
+
+log = logging.getLogger("slipring")
 
 
 class Outbox:
     """A bounded queue of messages and its single writer."""
 
     __slots__ = (
+        "_abort",
         "_bytes",
         "_failed",
         "_frame",
         "_limit_bytes",
         "_messages",
         "_on_full",
-        "_room",
-        "_task",
+        "_progress",
         "_write",
-        "_writing",
+        "_writer",
     )
 
     def __init__(
@@ -38,22 +41,26 @@ class Outbox:
         write: Write,
         limit_bytes: int,
         *,
+        abort: Callable[[], None],
         frame: Frame | None = None,
         on_full: Callable[[], None] | None = None,
     ) -> None:
         """``frame`` encodes a message so that several can be written at once; without it each message is
-        written by itself. ``on_full`` is called for each message posted beyond the limit."""
+        written by itself. ``on_full`` is called for each message posted beyond the limit, ``abort`` to drop
+        the connection if writing fails for another reason than that it is closed."""
         self._write = write
         self._frame = frame
         self._on_full = on_full
+        self._abort = abort
         self._limit_bytes = limit_bytes
         self._messages: deque[bytes] | None = None
         """None until there is one: an empty deque takes 760 bytes, of every idle connection."""
         self._bytes = 0
-        self._writing = False
         self._failed = False
-        self._room: asyncio.Event | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._progress: asyncio.Event | None = None
+        """Set after the next write; None if nothing waits for that."""
+        self._writer: asyncio.Task[None] | None = None
+        """Waits for the client and writes the queue; None while the client keeps up."""
 
     def queued_bytes(self) -> int:
         return self._bytes
@@ -63,7 +70,7 @@ class Outbox:
         return self._bytes > self._limit_bytes
 
     def post(self, message: bytes) -> None:
-        """Queue a message. ``flush`` or ``kick`` writes it. Dropped after ``discard``."""
+        """Queue a message. ``flush`` writes it. Dropped after ``discard``."""
         if not self._failed:
             if self._messages is None:
                 self._messages = deque()
@@ -73,73 +80,62 @@ class Outbox:
                 self._on_full()
 
     def deliver(self, message: bytes) -> Awaitable[None] | None:
-        """``post`` and ``flush`` in one step. A message that finds the queue empty, like most tokens, is
-        written without being queued."""
+        """``post``, ``flush`` and ``room`` in one step. A message that finds the queue empty, like most
+        tokens, is written without being queued."""
         frame = self._frame
         if (
             frame is None
             or self._messages
-            or self._writing
+            or self._writer is not None
             or self._failed
-            or self._room is not None
             or len(message) > self._limit_bytes
         ):
             self.post(message)
-            return self.flush()
+            self.flush()
+            return self.room()
         try:
             waiting = self._write(frame(message))
-        except OSError:
-            self.discard()
+        except Exception as error:
+            self._give_up(error)
             return None
-        if waiting is None:
-            return None
-        self._writing = True
-        return self._keep_writing(waiting)
-
-    def kick(self) -> None:
-        """Write the queue, for callers that must not wait; a task waits for a slow client in their place."""
-        if self._messages and not self._writing and self._task is None:
-            waiting = self.flush()
-            if waiting is not None:
-                self._task = asyncio.create_task(self._wait_in_task(waiting))
-
-    def flush(self) -> Awaitable[None] | None:
-        """Write the queue, unless another caller is writing it. Returns an awaitable, to be awaited, if the
-        client does not keep up: it waits until the client has taken the messages or there is room again."""
-        if self._writing:
-            return self._wait_for_room() if self.full else None
-        waiting = self._write_queue()
         if waiting is not None:
-            self._writing = True
-            return self._keep_writing(waiting)
-        if self._room is not None:
-            self._give_room()
+            self._writer = asyncio.create_task(self._keep_writing(waiting))
         return None
 
-    async def room(self) -> None:
-        """Wait until there is room, without becoming the writer: for the connection's reader."""
-        while self.full:
-            self.kick()
-            if self.full:
-                await self._wait_for_room()
+    def flush(self) -> None:
+        """Write the queue; what the client does not take at once, the writer's task writes later."""
+        if self._messages and self._writer is None:
+            waiting = self._write_queue()
+            if waiting is not None:
+                self._writer = asyncio.create_task(self._keep_writing(waiting))
+
+    def room(self) -> Awaitable[None] | None:
+        """An awaitable that waits until the queue is below its limit; None if it is."""
+        return self._wait_for_room() if self._bytes > self._limit_bytes else None
 
     async def settle(self) -> None:
         """Wait until the queue has been written, or dropped."""
-        while (self._messages or self._writing) and not self._failed:
-            if self._writing:
-                await self._wait_for_room()
-            elif (waiting := self.flush()) is not None:
-                await waiting
+        self.flush()
+        while self._writer is not None and not self._failed:
+            await self._wait_for_progress()
 
     def discard(self) -> None:
         """The client cannot be reached any more, or has received everything: drop the queue and all later
-        messages, and release everyone who waits, and what the outbox wrote to."""
+        messages, and release all that wait, and what the outbox wrote to."""
         self._failed = True
-        self._write, self._on_full = _write_nowhere, None
+        self._write, self._on_full, self._abort = _write_nowhere, None, _abort_nothing
         if self._messages is not None:
             self._messages.clear()
         self._bytes = 0
-        self._give_room()
+        self._report_progress()
+
+    def _give_up(self, error: Exception) -> None:
+        """Writing has failed: nothing more can be sent to this client."""
+        abort = self._abort
+        self.discard()
+        if not isinstance(error, OSError):  # disconnected; the connection's reader notices that itself
+            log.error("writing to a connection failed unexpectedly", exc_info=error)
+            abort()
 
     def _write_queue(self) -> Awaitable[None] | None:
         """Write until the queue is empty or a write has to be waited for."""
@@ -155,8 +151,8 @@ class Outbox:
                 waiting = write(message)
                 if waiting is not None:
                     return waiting
-        except OSError:
-            self.discard()  # disconnected; the connection's reader notices that itself
+        except Exception as error:
+            self._give_up(error)
         return None
 
     async def _keep_writing(self, waiting: Awaitable[None] | None) -> None:
@@ -164,17 +160,13 @@ class Outbox:
         try:
             while waiting is not None:
                 await waiting
-                if self._room is not None and not self.full:
-                    self._give_room()
                 waiting = self._write_queue()
-        except OSError:
-            self.discard()
+                self._report_progress()
+        except Exception as error:
+            self._give_up(error)
         finally:
-            self._writing = False
-            if self._messages:
-                self.kick()  # the writing task was cancelled, but the rest still has to be sent
-            else:
-                self._give_room()
+            self._writer = None
+            self._report_progress()
 
     def _joined(self, first: bytes, messages: deque[bytes], frame: Frame) -> bytes:
         """A frame and those that follow it in the queue, up to a bound."""
@@ -186,21 +178,23 @@ class Outbox:
             size += len(frames[-1])
         return b"".join(frames)
 
-    async def _wait_in_task(self, waiting: Awaitable[None]) -> None:
-        try:
-            await waiting
-        finally:
-            self._task = None
-
     async def _wait_for_room(self) -> None:
-        if self._room is None:
-            self._room = asyncio.Event()
-        await self._room.wait()
+        while self._bytes > self._limit_bytes:
+            await self._wait_for_progress()
 
-    def _give_room(self) -> None:
-        if self._room is not None:
-            self._room.set()
-            self._room = None
+    async def _wait_for_progress(self) -> None:
+        if self._progress is None:
+            self._progress = asyncio.Event()
+        await self._progress.wait()
+
+    def _report_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.set()
+            self._progress = None
+
+
+def _abort_nothing() -> None:
+    """The ``abort`` of an outbox that has been discarded."""
 
 
 def _write_nowhere(_: bytes) -> None:

@@ -11,10 +11,10 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable
-from functools import partial
 
 from aiohttp import WSMsgType, web
 
+from slipring.aiohttp_internals import waiting_bytes_of
 from slipring.core.session.actions import Action
 from slipring.errors import ApiError
 from slipring.protocol.events import Event
@@ -27,7 +27,7 @@ from slipring.server.driver import Driver, Sink
 from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
-from slipring.server.transports.outbox import Outbox
+from slipring.server.transports.outbox import Outbox, run_until_waiting
 from slipring.server.transports.websocket_io import (
     CLOSE_TIMEOUT_S,
     FrameWriter,
@@ -69,14 +69,15 @@ class WebSocketConnection(Sink):
         self._request = request
         self._socket = socket
         self._http = connection_of(request)
-        limit_bytes, on_full = service.config.limits.send_buffer_bytes, self._http.queue_grew
-        if socket.compress:
-            send = partial(socket.send_frame, opcode=WSMsgType.TEXT)
-            self._outbox = Outbox(send, limit_bytes, on_full=on_full)
-        else:
-            write = FrameWriter(request, socket).write
-            self._outbox = Outbox(write, limit_bytes, frame=text_frame, on_full=on_full)
-        self._http.become_socket(self._outbox.queued_bytes, self.close)
+        self._outbox = Outbox(
+            self._send_compressed if socket.compress else FrameWriter(request, socket).write,
+            service.config.limits.send_buffer_bytes,
+            abort=self._http.abort,
+            frame=None if socket.compress else text_frame,
+            on_full=self._http.queue_grew,
+        )
+        waiting_bytes = waiting_bytes_of(socket) if socket.compress else None
+        self._http.become_socket(self._outbox.queued_bytes, self.close, waiting_bytes)
         self._closing: asyncio.Task[None] | None = None
         self._exchanged_at = self._http.heard_at
         """When the last ping was sent, or the client last sent a message or a ping. Each of them causes bytes
@@ -99,14 +100,16 @@ class WebSocketConnection(Sink):
         for event in events:
             post(encode(event))
 
-    def flush(self) -> Awaitable[None] | None:
-        return self._outbox.flush()
+    def flush(self) -> None:
+        self._outbox.flush()
+
+    def room(self) -> Awaitable[None] | None:
+        return self._outbox.room()
 
     def deliver(self, events: list[Event]) -> Awaitable[None] | None:
         if len(events) == 1:
             return self._outbox.deliver(encode(events[0]))
-        self.send(events)
-        return self._outbox.flush()
+        return super().deliver(events)
 
     def close(self, code: int, reason: str) -> None:
         if self._closing is None:
@@ -135,9 +138,8 @@ class WebSocketConnection(Sink):
                     frame = await decoder.frame(session.tenant, message.data, self._betas)
                     self._run(session.receive(frame, now()))
                     wake(self)
-                    if self._outbox.full:
-                        # A client that sends without reading is not read either.
-                        await self._outbox.room()
+                    if (waiting := self._outbox.room()) is not None:
+                        await waiting  # a client that sends without reading is not read either
                 elif message.type is WSMsgType.PING:
                     self._exchanged_at = clock()
                     self._http.control_frame_received(len(message.data))
@@ -201,7 +203,7 @@ class WebSocketConnection(Sink):
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         self.driver.wind_down(error, grace_s)
-        self._outbox.kick()
+        self._outbox.flush()
 
     @property
     def in_flight(self) -> int:
@@ -219,7 +221,7 @@ class WebSocketConnection(Sink):
     def _run(self, actions: list[Action]) -> None:
         """Carry out actions without waiting for the client to take what they send."""
         self.driver.run(actions)
-        self._outbox.kick()
+        self._outbox.flush()
 
     def _keep_alive(self, clock: float, interval_s: float, timeout_s: float) -> float:
         """Send a ping if one is due, and close a connection that has not answered; returns the seconds until
@@ -241,10 +243,11 @@ class WebSocketConnection(Sink):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._outbox.settle()
                 await self._socket.close(code=code, message=reason.encode())
-        except (OSError, asyncio.CancelledError):
-            # The timeout is an OSError too. Cancelled: a turn that waited for a client that does not read was
-            # cancelled, and aiohttp cancels all others who wait with it.
+        except OSError:  # a timeout too
             self.abort()
+
+    def _send_compressed(self, message: bytes) -> Awaitable[None] | None:
+        return run_until_waiting(self._socket.send_frame(message, WSMsgType.TEXT))
 
 
 async def serve_websocket(service: Service, request: web.Request, caller: Caller) -> web.WebSocketResponse:

@@ -10,8 +10,8 @@ from struct import Struct
 
 from aiohttp import web
 
-from slipring.aiohttp_internals import drain_of
 from slipring.config import Config
+from slipring.server.connections.http_connection import connection_of
 
 CLOSE_TIMEOUT_S = 5.0
 """How long the closing handshake may take, everything that is queued included."""
@@ -58,22 +58,21 @@ def _header(size: int) -> bytes:
 class FrameWriter:
     """Writes encoded frames to a socket's transport, any number with one system call."""
 
-    __slots__ = ("_drain", "_socket", "_transport")
+    __slots__ = ("_connection", "_socket", "_transport")
 
     def __init__(self, request: web.Request, socket: web.WebSocketResponse) -> None:
         self._socket = socket
         self._transport = request.transport
-        self._drain = drain_of(request)
+        self._connection = connection_of(request)
 
     def write(self, frames: bytes) -> Awaitable[None] | None:
-        """Write frames. Returns None if the kernel took them all, as it does while the client keeps up, and
-        otherwise an awaitable that waits for the client. Raises ``ConnectionResetError`` if the connection is
-        closing."""
+        """Write frames. Returns None while the client keeps up, and otherwise an awaitable that waits for it.
+        Raises ``ConnectionResetError`` if the connection is closing."""
         transport = self._transport
         if transport is None or transport.is_closing() or self._socket.closed:
             raise ConnectionResetError("the connection is closing")
         transport.write(frames)
-        return self._drain() if transport.get_write_buffer_size() else None
+        return self._connection.when_writable()
 
 
 async def answer_close(socket: web.WebSocketResponse, code: int) -> bool:

@@ -7,11 +7,13 @@ BIGINT, DOUBLE PRECISION and BYTEA, and only syntax that both databases accept i
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
 
 from slipring.errors import Unavailable
+from slipring.stores.databases import schema
 
 Row = tuple[Any, ...]
 
@@ -26,7 +28,16 @@ class Statement(Struct, frozen=True):
     statement that has a RETURNING clause or is a query."""
 
 
-class OutcomeUnknown(Unavailable):
+class Unusable(Unavailable):
+    """The database cannot be used. ``reason`` says why to operators: it contains no address and no
+    content."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class OutcomeUnknown(Unusable):
     """The connection was lost, or the disk has failed, while the write was executed: it was committed, is
     about to be, or was not."""
 
@@ -57,6 +68,14 @@ class Database(ABC):
     """Called with the seconds that each write took, from the call to the commit."""
     failed_writes: int = 0
     """Writes that raised ``Unavailable``."""
+    _read_trouble: str | None = None
+    _write_trouble: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last write failed, else why the last read did; None if neither has failed. A disk that is
+        full can still be read."""
+        return self._write_trouble or self._read_trouble
 
     @abstractmethod
     async def start(self) -> None:
@@ -66,9 +85,26 @@ class Database(ABC):
     async def close(self) -> None:
         """Finish the pending writes, then disconnect."""
 
-    @abstractmethod
     async def read(self, sql: str, *args: Any) -> list[Row]:
         """Return the rows of a query."""
+        try:
+            rows = await self._read(sql, args)
+        except Unavailable as error:
+            self._read_trouble = _reason(error)
+            raise
+        self._read_trouble = None
+        return rows
+
+    async def try_out(self) -> None:
+        """Read and write something that changes nothing, so that ``trouble`` is up to date."""
+        with suppress(Unavailable):
+            await self.write(Statement(schema.TOUCH))
+            await self.read(schema.READ_VERSION)
+            self._write_trouble = await self._shortage()
+
+    async def _shortage(self) -> str | None:
+        """Why larger writes would fail although a small one did not; None if that is not known."""
+        return None
 
     async def write(self, *statements: Statement) -> list[list[Row]]:
         """Execute all statements in one transaction; return the rows that each of them returned.
@@ -79,12 +115,18 @@ class Database(ABC):
         called_at = time.perf_counter()
         try:
             rows = await self._write(statements)
-        except Unavailable:
+        except Unavailable as error:
             self.failed_writes += 1
+            self._write_trouble = _reason(error)
             raise
+        self._write_trouble = None
         if self.on_commit is not None:
             self.on_commit(time.perf_counter() - called_at)
         return rows
+
+    @abstractmethod
+    async def _read(self, sql: str, args: Sequence[Any]) -> list[Row]:
+        """Carry out ``read``."""
 
     @abstractmethod
     async def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
@@ -97,6 +139,10 @@ class Database(ABC):
     async def largest_tenants(self, count: int) -> list[tuple[str, int]]:
         """Return the tenants with the most data in this process's memory, and the bytes of each."""
         return []
+
+
+def _reason(error: Unavailable) -> str:
+    return error.reason if isinstance(error, Unusable) else error.message
 
 
 def batches(statements: Sequence[Statement]) -> list[list[Statement]]:

@@ -31,6 +31,7 @@ from slipring.stores.databases.database import (
     Row,
     Statement,
     UniqueViolated,
+    Unusable,
     batches,
 )
 
@@ -119,7 +120,7 @@ class PostgresDatabase(Database):
         except TimeoutError:
             pool.terminate()
 
-    async def read(self, sql: str, *args: Any) -> list[Row]:
+    async def _read(self, sql: str, args: Sequence[Any]) -> list[Row]:
         async def fetch(connection: _Connection) -> list[Row]:
             return [tuple(record) for record in await connection.fetch(sql, *_storable(args))]
 
@@ -281,6 +282,6 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _unavailable(error: BaseException, kind: type[Unavailable] = Unavailable) -> Unavailable:
+def _unavailable(error: BaseException, kind: type[Unusable] = Unusable) -> Unusable:
     log.error("PostgreSQL store unavailable: %s", _reason(error))
-    return kind(_UNREACHABLE)
+    return kind(_UNREACHABLE, f"it cannot be reached: {type(error).__name__}")

@@ -12,6 +12,8 @@ from slipring.errors import StartupError
 
 VERSION_TABLE = "CREATE TABLE IF NOT EXISTS slipring_schema (version BIGINT PRIMARY KEY)"
 READ_VERSION = "SELECT COALESCE(MAX(version), 0) FROM slipring_schema"
+TOUCH = "UPDATE slipring_schema SET version = version WHERE version = 1"
+"""Writes, and changes nothing."""
 READ_OLDEST = "SELECT MAX(version) FROM slipring_oldest_schema"
 """The version from which on a slipring may use the tables. Only in databases of version 4 and later."""
 WRITE_VERSION = "INSERT INTO slipring_schema (version) VALUES ($1)"
@@ -161,7 +163,40 @@ _FOURTH = (
     "INSERT INTO slipring_oldest_schema (version) VALUES (4)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
+# Where deleted items of conversations were, for clients that list and delete; what open runs began with;
+# items of conversations by their ids alone.
+_FIFTH = (
+    """
+    CREATE TABLE slipring_run_beginnings (
+        tenant TEXT NOT NULL,
+        response_id TEXT NOT NULL,
+        parent_id TEXT,
+        is_upstream BIGINT NOT NULL,
+        instructions BYTEA,
+        tools BYTEA NOT NULL,
+        input BYTEA NOT NULL,
+        PRIMARY KEY (tenant, response_id),
+        FOREIGN KEY (tenant, response_id)
+            REFERENCES slipring_runs (tenant, response_id) ON DELETE CASCADE
+    )
+    """,
+    """
+    CREATE TABLE slipring_deleted_items (
+        tenant TEXT NOT NULL,
+        conversation_id TEXT NOT NULL,
+        id TEXT NOT NULL,
+        position BIGINT NOT NULL,
+        expires_at BIGINT NOT NULL,
+        PRIMARY KEY (tenant, conversation_id, id),
+        FOREIGN KEY (tenant, conversation_id)
+            REFERENCES slipring_conversations (tenant, id) ON DELETE CASCADE
+    )
+    """,
+    "CREATE INDEX slipring_conversation_items_ids ON slipring_conversation_items (id, tenant)",
+    "CREATE INDEX slipring_deleted_items_expiry ON slipring_deleted_items (expires_at)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 
 
 def is_newer(version: int) -> bool:

@@ -9,6 +9,7 @@ database has only the one thread.
 import asyncio
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from slipring.stores.databases.database import (
     Row,
     Statement,
     UniqueViolated,
+    Unusable,
 )
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ _BUSY_MS = 5000
 """How long SQLite waits for another process to finish its transaction."""
 _START_S, _RETRY_S = 10.0, 0.02
 """At startup: how long to retry while another process holds the file, and the pause between two attempts."""
+LEAST_FREE_BYTES = 64 * 2**20
+"""A disk with less is reported as trouble: a chain of responses may be larger, and so may the log."""
 _IN_MEMORY = ":memory:"
 _UNIQUE = (apsw.SQLITE_CONSTRAINT_PRIMARYKEY, apsw.SQLITE_CONSTRAINT_UNIQUE)
 
@@ -134,11 +138,18 @@ class SqliteDatabase(Database):
             await asyncio.to_thread(thread.join)
         self._threads.clear()
 
-    async def read(self, sql: str, *args: Any) -> list[Row]:
-        return (await self._submit(self._reads, (Statement(sql, args),), is_write=False))[0]
+    async def _read(self, sql: str, args: Sequence[Any]) -> list[Row]:
+        return (await self._submit(self._reads, (Statement(sql, tuple(args)),), is_write=False))[0]
 
     async def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         return await self._submit(self._writes, statements, is_write=True)
+
+    async def _shortage(self) -> str | None:
+        # A small write may fit into what the write-ahead log has already.
+        if self._path is None:
+            return None
+        free = await asyncio.to_thread(_free_bytes, self._path)
+        return f"the disk has only {free // 2**20} MiB left" if free < LEAST_FREE_BYTES else None
 
     async def used_bytes(self) -> int:
         rows = await self.read(
@@ -210,6 +221,11 @@ def _make_file(path: str, *, creates_directory: bool) -> str:
         raise StartupError(f"--store sqlite:{path}: the directory {absolute.parent} does not exist")
     os.close(os.open(absolute, os.O_RDWR | os.O_CREAT, 0o600))
     return str(absolute)
+
+
+def _free_bytes(path: str) -> int:
+    """What is left on the disk of a file."""
+    return shutil.disk_usage(Path(path).expanduser().absolute().parent).free
 
 
 def _prepared(connection: apsw.Connection) -> apsw.Connection:
@@ -309,7 +325,7 @@ def _commit(connection: apsw.Connection) -> None:
         connection.execute("COMMIT")
     except apsw.IOError as error:
         log.error("SQLite store failed: %s", error)
-        raise OutcomeUnknown(_UNUSABLE) from None
+        raise OutcomeUnknown(_UNUSABLE, str(error)) from None
 
 
 def _execute(connection: apsw.Connection, statement: Statement) -> list[Row]:
@@ -342,5 +358,5 @@ def _translated(error: Exception) -> Exception:
         return UniqueViolated(str(error)) if code in _UNIQUE else error
     if isinstance(error, apsw.Error) and not isinstance(error, apsw.SQLError | apsw.BindingsError):
         log.error("SQLite store failed: %s", error)
-        return Unavailable(_UNUSABLE)
+        return Unusable(_UNUSABLE, str(error))
     return error

@@ -11,8 +11,10 @@ _CONTENTS = {
     "slipring_responses": ("response", "input", "output", "carry", "position"),
     "slipring_conversations": ("metadata",),
     "slipring_conversation_items": ("data",),
+    "slipring_deleted_items": ("id",),
     "slipring_runs": ("response",),
     "slipring_run_events": ("data",),
+    "slipring_run_beginnings": ("instructions", "tools", "input"),
     "slipring_approvals": ("id",),
 }
 """The columns of variable size, by table."""

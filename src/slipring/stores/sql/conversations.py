@@ -2,19 +2,21 @@
 
 Every change first updates the row of the conversation. That locks the row, so that changes are serialized,
 and assigns the positions of new items, which only grow. The tip is the response whose context holds all items
-before ``tip_position``.
+before ``tip_position``. The position of a deleted item is kept for a while, so that a client that deletes
+what it lists finds the next page.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 import msgspec
 
 from slipring.core.chain import item_ids
 from slipring.protocol import wire
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, with_id
 from slipring.stores import base
-from slipring.stores.base import Appended, Conversation, Page, Thread
+from slipring.stores.base import Appended, Conversation, Page, Thread, UnknownItem
 from slipring.stores.databases.database import (
     Database,
     OutcomeUnknown,
@@ -23,6 +25,7 @@ from slipring.stores.databases.database import (
     Statement,
     UniqueViolated,
 )
+from slipring.stores.sql.retention import Expiry
 from slipring.stores.sql.unknown_outcomes import until_known
 
 _CREATE = """
@@ -64,16 +67,27 @@ SELECT tenant, id, next_position - $3, CAST($4 AS TEXT), CAST($5 AS BYTEA)
 FROM slipring_conversations WHERE tenant = $1 AND id = $2
 ON CONFLICT DO NOTHING
 """
+# The same for an item that has a spare id.
+_INSERT_SPARED_ITEM = """
+INSERT INTO slipring_conversation_items (tenant, conversation_id, position, id, data)
+SELECT tenant, id, next_position - $3, CASE WHEN EXISTS (
+    SELECT 1 FROM slipring_conversation_items AS other
+    WHERE other.tenant = $1 AND other.conversation_id = $2 AND other.id = CAST($4 AS TEXT)
+) THEN CAST($6 AS TEXT) ELSE CAST($4 AS TEXT) END, CAST($5 AS BYTEA)
+FROM slipring_conversations WHERE tenant = $1 AND id = $2
+ON CONFLICT DO NOTHING
+"""
+_FIND_ITEM = "SELECT DISTINCT data FROM slipring_conversation_items WHERE id = $1 AND tenant = $2 LIMIT 2"
 _READ_ITEM = """
-SELECT data, position FROM slipring_conversation_items
+SELECT data FROM slipring_conversation_items
 WHERE tenant = $1 AND conversation_id = $2 AND id = $3
 """
 _ALL_ITEMS = """
-SELECT data FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 ORDER BY position
+SELECT id, data FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 ORDER BY position
 """
 # One row without data means that the conversation exists and the page is empty.
 _PAGE_UP = """
-SELECT items.data FROM slipring_conversations AS conversation
+SELECT items.id, items.data FROM slipring_conversations AS conversation
 LEFT JOIN slipring_conversation_items AS items
     ON items.tenant = conversation.tenant AND items.conversation_id = conversation.id
     AND items.position > $3
@@ -81,7 +95,7 @@ WHERE conversation.tenant = $1 AND conversation.id = $2
 ORDER BY items.position LIMIT $4
 """
 _PAGE_DOWN = """
-SELECT items.data FROM slipring_conversations AS conversation
+SELECT items.id, items.data FROM slipring_conversations AS conversation
 LEFT JOIN slipring_conversation_items AS items
     ON items.tenant = conversation.tenant AND items.conversation_id = conversation.id
     AND items.position < $3
@@ -91,7 +105,7 @@ ORDER BY items.position DESC LIMIT $4
 _FIRST, _LAST = -1, 2**62
 _THREAD = """
 SELECT conversation.id, conversation.created_at, conversation.metadata,
-    conversation.version, conversation.tip, items.data
+    conversation.version, conversation.tip, items.id, items.data
 FROM slipring_conversations AS conversation
 LEFT JOIN slipring_conversation_items AS items
     ON items.tenant = conversation.tenant AND items.conversation_id = conversation.id
@@ -110,6 +124,21 @@ WHERE tenant = $1 AND id = $2 AND EXISTS (
     SELECT 1 FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 AND id = $3
 )
 """
+_KEEP_POSITION = """
+INSERT INTO slipring_deleted_items (tenant, conversation_id, id, position, expires_at)
+SELECT tenant, conversation_id, id, position, CAST($4 AS BIGINT) FROM slipring_conversation_items
+WHERE tenant = $1 AND conversation_id = $2 AND id = $3
+ON CONFLICT (tenant, conversation_id, id) DO UPDATE SET
+    position = excluded.position, expires_at = excluded.expires_at
+"""
+_POSITION = """
+SELECT position FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 AND id = $3
+UNION ALL
+SELECT position FROM slipring_deleted_items WHERE tenant = $1 AND conversation_id = $2 AND id = $3
+ORDER BY position DESC LIMIT 1
+"""
+_POSITIONS_KEPT_S = 86_400
+"""How long the position of a deleted item is kept: longer than any client pages through a list."""
 _DELETE_ITEM = """
 DELETE FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 AND id = $3
 RETURNING id
@@ -123,7 +152,8 @@ _pack = msgspec.msgpack.Encoder().encode
 def append_statements(tenant: str, response_id: str, appended: Appended) -> list[Statement]:
     """Return the statements that add a response's items to its conversation, for use in a larger write."""
     args = (tenant, appended.conversation_id, appended.version, response_id, len(appended.items))
-    return [Statement(_ADVANCE, args), *_insert(tenant, appended.conversation_id, appended.items)]
+    inserts = _insert(tenant, appended.conversation_id, appended.items, appended.spare_ids)
+    return [Statement(_ADVANCE, args), *inserts]
 
 
 def _unless_appended(tenant: str, response_id: str, appended: Appended) -> list[Statement]:
@@ -140,11 +170,25 @@ def _unless_appended(tenant: str, response_id: str, appended: Appended) -> list[
     return []
 
 
-def _insert(tenant: str, conversation_id: str, items: Sequence[Item]) -> list[Statement]:
-    return [
-        Statement(_INSERT_ITEM, (tenant, conversation_id, len(items) - number, item.id, _pack(item)))
-        for number, item in enumerate(items)
-    ]
+def _insert(
+    tenant: str,
+    conversation_id: str,
+    items: Sequence[Item],
+    spare_ids: Mapping[int, str] = MappingProxyType({}),
+) -> list[Statement]:
+    statements = []
+    for number, item in enumerate(items):
+        args = (tenant, conversation_id, len(items) - number, item.id, _pack(item))
+        spare = spare_ids.get(number)
+        statements.append(
+            Statement(_INSERT_ITEM, args) if spare is None else Statement(_INSERT_SPARED_ITEM, (*args, spare))
+        )
+    return statements
+
+
+def _unpack(item_id: str, data: bytes) -> Item:
+    """Decode an item, which has its spare id if another one has its own."""
+    return with_id(_item.decode(data), item_id)
 
 
 def _read(row: Row) -> Conversation:
@@ -152,8 +196,9 @@ def _read(row: Row) -> Conversation:
 
 
 class SqlConversations(base.Conversations):
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, expiry: Expiry) -> None:
         self._database = database
+        self._expiry = expiry
 
     async def create(self, tenant: str, conversation: Conversation, items: Sequence[Item]) -> None:
         metadata = wire.encode(conversation.metadata)
@@ -205,6 +250,11 @@ class SqlConversations(base.Conversations):
             await self._database.write(*statements)
         except OutcomeUnknown:
             guards = _unless_appended(tenant, response_id, appended)
+            if not guards:
+                # What the first attempt has added must not be added by its spare id.
+                statements = append_statements(
+                    tenant, response_id, msgspec.structs.replace(appended, spare_ids={})
+                )
 
             async def again() -> None:
                 with suppress(RequiredRowMissing):
@@ -215,34 +265,54 @@ class SqlConversations(base.Conversations):
     async def items(self, tenant: str, conversation_id: str, page: Page) -> tuple[list[Item], bool] | None:
         cursor = _FIRST if page.ascending else _LAST
         if page.after is not None:
-            rows = await self._database.read(_READ_ITEM, tenant, conversation_id, page.after)
+            rows = await self._database.read(_POSITION, tenant, conversation_id, page.after)
             if not rows:
-                return ([], False) if await self.read(tenant, conversation_id) is not None else None
-            cursor = rows[0][1]
+                if await self.read(tenant, conversation_id) is None:
+                    return None
+                raise UnknownItem(page.after)
+            cursor = rows[0][0]
         sql = _PAGE_UP if page.ascending else _PAGE_DOWN
         rows = await self._database.read(sql, tenant, conversation_id, cursor, page.limit + 1)
         if not rows:
             return None
-        items = [_item.decode(data) for (data,) in rows if data is not None]
+        items = [_unpack(item_id, data) for item_id, data in rows if data is not None]
         return items[: page.limit], len(items) > page.limit
 
     async def item(self, tenant: str, conversation_id: str, item_id: str) -> Item | None:
         rows = await self._database.read(_READ_ITEM, tenant, conversation_id, item_id)
-        return _item.decode(rows[0][0]) if rows else None
+        return _unpack(item_id, rows[0][0]) if rows else None
+
+    async def find_items(
+        self, tenant: str, item_ids: Iterable[str], conversation_id: str | None
+    ) -> dict[str, Item]:
+        found: dict[str, Item] = {}
+        for item_id in item_ids:
+            rows = []
+            if conversation_id is not None:
+                rows = await self._database.read(_READ_ITEM, tenant, conversation_id, item_id)
+            if not rows:
+                rows = await self._database.read(_FIND_ITEM, item_id, tenant)
+            if len(rows) == 1:
+                found[item_id] = _unpack(item_id, rows[0][0])
+        return found
 
     async def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> bool:
         args = (tenant, conversation_id, item_id)
-        _, deleted = await self._database.write(Statement(_DETACH_ITEM, args), Statement(_DELETE_ITEM, args))
+        _, _, deleted = await self._database.write(
+            Statement(_DETACH_ITEM, args),
+            Statement(_KEEP_POSITION, (*args, self._expiry.now() + _POSITIONS_KEPT_S)),
+            Statement(_DELETE_ITEM, args),
+        )
         return bool(deleted)
 
     async def thread(self, tenant: str, conversation_id: str) -> Thread | None:
         rows = await self._database.read(_THREAD, tenant, conversation_id)
         if not rows:
             return None
-        _, _, _, version, tip, _ = rows[0]
-        added = tuple(_item.decode(row[-1]) for row in rows if row[-1] is not None)
+        version, tip = rows[0][3:5]
+        added = tuple(_unpack(row[-2], row[-1]) for row in rows if row[-1] is not None)
         return Thread(conversation=_read(rows[0]), version=version, tip=tip, added=added)
 
     async def all_items(self, tenant: str, conversation_id: str) -> tuple[Item, ...]:
         rows = await self._database.read(_ALL_ITEMS, tenant, conversation_id)
-        return tuple(_item.decode(data) for (data,) in rows)
+        return tuple(_unpack(item_id, data) for item_id, data in rows)

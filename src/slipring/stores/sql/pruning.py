@@ -84,6 +84,12 @@ DELETE FROM slipring_approvals WHERE (tenant, id) IN (
 )
 RETURNING 1
 """
+_DELETED_ITEMS = """
+DELETE FROM slipring_deleted_items WHERE (tenant, conversation_id, id) IN (
+    SELECT tenant, conversation_id, id FROM slipring_deleted_items WHERE expires_at <= $1 LIMIT $2
+) AND expires_at <= $1
+RETURNING 1
+"""
 _USAGE = """
 DELETE FROM slipring_usage WHERE (key_id, period) IN (
     SELECT key_id, period FROM slipring_usage WHERE expires_at <= $1 LIMIT $2
@@ -121,6 +127,7 @@ class Pruning:
             + await self._remove_unused_heads(_HEADS_PER_ROW * limit)
             + await self._count_removed(Statement(_RUNS, (int(now), limit)))
             + await self._count_removed(Statement(_APPROVALS, (int(now), limit)))
+            + await self._count_removed(Statement(_DELETED_ITEMS, (int(now), limit)))
             + await self._count_removed(Statement(_USAGE, (float(now), limit)))
             + await self._count_removed(Statement(_NODES, (float(now) - _NODE_EXPIRY_S,)))
             + await self._make_room(limit)

@@ -35,6 +35,7 @@ class _CarryDelta(Struct, omit_defaults=True):
     effort: str | UnsetType | None = UNSET
     format: TextFormat | UnsetType | None = UNSET
     lists: dict[str, Raw] | UnsetType = UNSET
+    list_ids: dict[str, str] | UnsetType = UNSET
     approvals: dict[str, Approval] | UnsetType = UNSET
 
 
@@ -105,6 +106,7 @@ def pack_carry(carry: Carry, parent: Carry | None) -> bytes | None:
                 if carry.lists == before.lists
                 else {label: Raw(tools) for label, tools in carry.lists.items()}
             ),
+            list_ids=UNSET if carry.list_ids == before.list_ids else dict(carry.list_ids),
             approvals=UNSET if carry.approvals == before.approvals else dict(carry.approvals),
         )
     )
@@ -125,6 +127,7 @@ def unpack_carry(data: bytes | None, parent: Carry | None) -> Carry:
             if delta.lists is UNSET
             else {label: bytes(tools) for label, tools in delta.lists.items()}
         ),
+        list_ids=before.list_ids if delta.list_ids is UNSET else delta.list_ids,
         approvals=before.approvals if delta.approvals is UNSET else delta.approvals,
     )
 

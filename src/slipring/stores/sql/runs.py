@@ -2,7 +2,8 @@
 
 A tenure is the owner's name and an epoch. Every write about a run begins with an update that matches only
 while the run is open and has this epoch, so that a node that has lost the run cannot change it. A run whose
-response has been saved cannot fail or be cancelled any more: it ends with the saved response.
+response has been saved cannot fail or be cancelled any more: it ends with the saved response. A run that has
+ended cannot be found after its retention, whether or not its row has been removed.
 """
 
 from collections.abc import Sequence
@@ -10,11 +11,13 @@ from collections.abc import Sequence
 from slipring.protocol import wire
 from slipring.protocol.responses import Response
 from slipring.stores import base
-from slipring.stores.base import LeaseLost, Run, RunEvent, Tenure
+from slipring.stores.base import Beginning, LeaseLost, Run, RunEvent, Tenure
 from slipring.stores.databases.database import Database, RequiredRowMissing, Row, Statement
+from slipring.stores.sql import response_rows
 from slipring.stores.sql.retention import Expiry
 
 _FIRST_EPOCH = 1
+_OPEN_STATUSES = ("queued", "in_progress")
 _OPEN = """
 INSERT INTO slipring_runs
     (tenant, response_id, status, owner, epoch, lease_until, last_sequence, response, expires_at)
@@ -23,6 +26,17 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 _INSERT_EVENT = """
 INSERT INTO slipring_run_events (tenant, response_id, sequence_number, data) VALUES ($1, $2, $3, $4)
 """
+_INSERT_BEGINNING = """
+INSERT INTO slipring_run_beginnings
+    (tenant, response_id, parent_id, is_upstream, instructions, tools, input)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT DO NOTHING
+"""
+_BEGINNING = """
+SELECT parent_id, is_upstream, instructions, tools, input FROM slipring_run_beginnings
+WHERE tenant = $1 AND response_id = $2
+"""
+_DELETE_BEGINNING = "DELETE FROM slipring_run_beginnings WHERE tenant = $1 AND response_id = $2"
 # An owner that does not know whether its events were written writes them again.
 _APPEND_EVENT = f"{_INSERT_EVENT}ON CONFLICT DO NOTHING\n"
 # The preceding update has locked the run's row, and a save updates that row first: no save can come in
@@ -52,10 +66,23 @@ WHERE tenant = $1 AND response_id = $2 AND owner = $3 AND epoch = $4
     AND status IN ('queued', 'in_progress')
 RETURNING epoch
 """
-_SEIZE = """
+_COLUMNS = "tenant, response_id, status, owner, epoch, lease_until, last_sequence, response"
+_SEIZE = f"""
 UPDATE slipring_runs SET epoch = epoch + 1, owner = $4, lease_until = $5
 WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND status IN ('queued', 'in_progress')
-RETURNING {columns}
+RETURNING {_COLUMNS}
+"""
+_SEIZE_IF_NOT_RENEWED = f"""
+UPDATE slipring_runs SET epoch = epoch + 1, owner = $4, lease_until = $5
+WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND lease_until = $6
+    AND status IN ('queued', 'in_progress')
+RETURNING {_COLUMNS}
+"""
+_TOUCH = """
+UPDATE slipring_runs SET epoch = epoch
+WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND lease_until = $4
+    AND status IN ('queued', 'in_progress')
+RETURNING epoch
 """
 _END = """
 UPDATE slipring_runs SET status = $5, response = $6, last_sequence = $7, epoch = epoch + 1
@@ -63,19 +90,25 @@ WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND last_sequence = $4
     AND status IN ('queued', 'in_progress')
 RETURNING epoch
 """
-_COLUMNS = "tenant, response_id, status, owner, epoch, lease_until, last_sequence, response"
-_READ = f"SELECT {_COLUMNS} FROM slipring_runs WHERE tenant = $1 AND response_id = $2"
-_ABANDONED = f"""
+# What is kept: an open run, and one that has ended until it expires.
+_KEPT = "(expires_at > $3 OR status IN ('queued', 'in_progress'))"
+_READ = f"SELECT {_COLUMNS} FROM slipring_runs WHERE tenant = $1 AND response_id = $2 AND {_KEPT}"
+_EXPIRED = f"""
 SELECT {_COLUMNS} FROM slipring_runs
 WHERE status IN ('queued', 'in_progress') AND lease_until <= $1
 ORDER BY lease_until LIMIT $2
 """
-_EVENTS = """
+_EVENTS = f"""
 SELECT sequence_number, data FROM slipring_run_events
-WHERE tenant = $1 AND response_id = $2 AND sequence_number > $3
-ORDER BY sequence_number LIMIT $4
+WHERE tenant = $1 AND response_id = $2 AND sequence_number > $4 AND EXISTS (
+    SELECT 1 FROM slipring_runs WHERE tenant = $1 AND response_id = $2 AND {_KEPT}
+)
+ORDER BY sequence_number LIMIT $5
 """
-_DELETE = "DELETE FROM slipring_runs WHERE tenant = $1 AND response_id = $2 RETURNING response_id"
+_DELETE = f"""
+DELETE FROM slipring_runs WHERE tenant = $1 AND response_id = $2 AND {_KEPT}
+RETURNING response_id
+"""
 
 
 def require_tenure(tenure: Tenure) -> Statement:
@@ -91,6 +124,17 @@ def _insert(
     tenant: str, response_id: str, events: Sequence[RunEvent], sql: str = _INSERT_EVENT
 ) -> list[Statement]:
     return [Statement(sql, (tenant, response_id, event.sequence_number, event.data)) for event in events]
+
+
+def _begin(tenant: str, response: Response, beginning: Beginning | None) -> list[Statement]:
+    """Return the statements that keep what an open run began with, or drop it because the run has ended."""
+    if response.status not in _OPEN_STATUSES:
+        return [Statement(_DELETE_BEGINNING, (tenant, response.id))]
+    if beginning is None:
+        return []
+    key = (tenant, response.id, beginning.parent_id, int(beginning.is_upstream))
+    head, packed = response_rows.head_columns(beginning.head), response_rows.pack_items(beginning.input)
+    return [Statement(_INSERT_BEGINNING, (*key, *head, packed))]
 
 
 def _newest(events: Sequence[RunEvent]) -> int:
@@ -117,23 +161,39 @@ class SqlRuns(base.Runs):
         self._expiry = expiry
 
     async def open(
-        self, tenant: str, response: Response, events: Sequence[RunEvent], *, owner: str, lease_until: float
+        self,
+        tenant: str,
+        response: Response,
+        events: Sequence[RunEvent],
+        *,
+        owner: str,
+        lease_until: float,
+        beginning: Beginning | None = None,
     ) -> Tenure:
         expires_at = self._expiry.expires_at(response.created_at)
         args = (tenant, response.id, response.status, owner, _FIRST_EPOCH, float(lease_until))
         opened = Statement(_OPEN, (*args, _newest(events), wire.encode(response), expires_at))
-        await self._database.write(opened, *_insert(tenant, response.id, events))
+        begun = _begin(tenant, response, beginning)
+        await self._database.write(opened, *_insert(tenant, response.id, events), *begun)
         return Tenure(tenant=tenant, response_id=response.id, owner=owner, epoch=_FIRST_EPOCH)
 
     async def append(
-        self, tenure: Tenure, events: Sequence[RunEvent], response: Response, *, lease_until: float
+        self,
+        tenure: Tenure,
+        events: Sequence[RunEvent],
+        response: Response,
+        *,
+        lease_until: float,
+        beginning: Beginning | None = None,
     ) -> None:
         args = (response.status, wire.encode(response), float(lease_until), _newest(events))
         appended = Statement(_APPEND, (*_key(tenure), *args), requires_row=True)
         inserts = _insert(tenure.tenant, tenure.response_id, events, _APPEND_EVENT)
         unsaved = self._unsaved(tenure.tenant, response)
         try:
-            await self._database.write(appended, *unsaved, *inserts)
+            await self._database.write(
+                appended, *unsaved, *inserts, *_begin(tenure.tenant, response, beginning)
+            )
         except RequiredRowMissing:
             raise LeaseLost(tenure.response_id) from None
 
@@ -146,16 +206,29 @@ class SqlRuns(base.Runs):
         return [tenure for tenure, rows in zip(tenures, renewed, strict=True) if not rows]
 
     async def read(self, tenant: str, response_id: str) -> Run | None:
-        rows = await self._database.read(_READ, tenant, response_id)
+        rows = await self._database.read(_READ, tenant, response_id, self._expiry.now())
         return _run(rows[0]) if rows else None
 
+    async def beginning(self, tenant: str, response_id: str) -> Beginning | None:
+        rows = await self._database.read(_BEGINNING, tenant, response_id)
+        if not rows:
+            return None
+        parent_id, is_upstream, instructions, tools, packed = rows[0]
+        head = response_rows.read_head(instructions, tools)
+        return Beginning(parent_id, head, response_rows.unpack_items(packed), bool(is_upstream))
+
     async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:
-        rows = await self._database.read(_EVENTS, tenant, response_id, after, limit)
+        rows = await self._database.read(_EVENTS, tenant, response_id, self._expiry.now(), after, limit)
         return [RunEvent(sequence_number=number, data=data) for number, data in rows]
 
-    async def seize(self, run: Run, *, owner: str, lease_until: float) -> Run | None:
+    async def seize(
+        self, run: Run, *, owner: str, lease_until: float, if_not_renewed: bool = False
+    ) -> Run | None:
         args = (run.tenant, run.response_id, run.epoch, owner, float(lease_until))
-        (rows,) = await self._database.write(Statement(_SEIZE.format(columns=_COLUMNS), args))
+        seized = Statement(_SEIZE, args)
+        if if_not_renewed:
+            seized = Statement(_SEIZE_IF_NOT_RENEWED, (*args, run.lease_until))
+        (rows,) = await self._database.write(seized)
         return _run(rows[0]) if rows else None
 
     async def end(self, run: Run, response: Response, event: RunEvent) -> bool:
@@ -164,7 +237,8 @@ class SqlRuns(base.Runs):
         ended = Statement(_END, (*key, *args), requires_row=True)
         unsaved = self._unsaved(run.tenant, response)
         try:
-            await self._database.write(ended, *unsaved, *_insert(run.tenant, run.response_id, [event]))
+            inserts = _insert(run.tenant, run.response_id, [event])
+            await self._database.write(ended, *unsaved, *inserts, *_begin(run.tenant, response, None))
         except RequiredRowMissing:
             return False
         return True
@@ -177,9 +251,14 @@ class SqlRuns(base.Runs):
         args = (tenant, response.id, self._expiry.now(), response.status)
         return [Statement(_NOT_SAVED_OTHERWISE, args, requires_row=True)]
 
-    async def abandoned(self, now: float, limit: int) -> list[Run]:
-        return [_run(row) for row in await self._database.read(_ABANDONED, float(now), limit)]
+    async def expired(self, now: float, limit: int) -> list[Run]:
+        return [_run(row) for row in await self._database.read(_EXPIRED, float(now), limit)]
+
+    async def touch(self, run: Run) -> bool:
+        args = (run.tenant, run.response_id, run.epoch, run.lease_until)
+        (rows,) = await self._database.write(Statement(_TOUCH, args))
+        return bool(rows)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        (rows,) = await self._database.write(Statement(_DELETE, (tenant, response_id)))
+        (rows,) = await self._database.write(Statement(_DELETE, (tenant, response_id, self._expiry.now())))
         return bool(rows)

@@ -43,7 +43,7 @@ class SqlStore(base.Store):
         self._pruning = Pruning(database, max_bytes=max_bytes, tenant_max_bytes=tenant_max_bytes)
         expiry = Expiry(retention_s, clock)
         self.responses = SqlResponses(database, RecentStates(recent_bytes), expiry, positions)
-        self.conversations = SqlConversations(database)
+        self.conversations = SqlConversations(database, expiry)
         self.runs = SqlRuns(database, expiry)
         self.approvals = SqlApprovals(database, expiry)
         self.keys = SqlKeys(database)
@@ -52,6 +52,13 @@ class SqlStore(base.Store):
     @property
     def failed_writes(self) -> int:
         return self._database.failed_writes
+
+    @property
+    def trouble(self) -> str | None:
+        return self._database.trouble
+
+    async def try_out(self) -> None:
+        await self._database.try_out()
 
     def watch_commits(self, on_commit: Callable[[float], None]) -> None:
         self._database.on_commit = on_commit

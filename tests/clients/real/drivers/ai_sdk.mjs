@@ -25,7 +25,7 @@ async function read(result) {
   for await (const part of result.fullStream) {
     if (part.type === "error") errors.push(String(part.error?.message ?? part.error));
     if (part.type === "text-delta") text += part.text;
-    if (part.type === "tool-result" && part.providerExecuted) results.push(part.output.output);
+    if (part.type === "tool-result" && part.providerExecuted) results.push(part.output.output ?? part.output);
     if (part.type === "reasoning-delta") reasoning += part.text;
   }
   return { text, reasoning, errors, calls, results, finish: await result.finishReason.catch(() => null) };
@@ -35,6 +35,22 @@ async function read(result) {
 const hosted = (requireApproval) => ({
   mcp: openai.tools.mcp({ serverLabel: "fake", serverUrl, requireApproval }),
 });
+
+/** Tools that slipring maps onto tools of MCP servers. */
+const builtin = {
+  web_search: openai.tools.webSearch({}),
+  file_search: openai.tools.fileSearch({ vectorStoreIds: ["vs_1"] }),
+  code_interpreter: openai.tools.codeInterpreter({}),
+};
+// It asks for sources and outputs by itself.
+const providerOptions = { openai: { include: ["file_search_call.results"] } };
+
+/** A tool whose calls are no function calls. */
+const own = { notes: openai.tools.customTool({ description: "Writes a note", format: { type: "text" } }) };
+
+/** The results of hosted calls in an answer that is not streamed. */
+const resultsOf = ({ content }) =>
+  content.filter((part) => part.type === "tool-result").map(({ output }) => output.output ?? output);
 
 /** Ask, answer the approval request, and read what follows. */
 async function decide(approved) {
@@ -76,6 +92,24 @@ const scenarios = {
   short: () => read(streamText({ model, prompt: "Hello!", maxOutputTokens: 12 })),
   retrying: () => read(streamText({ model, prompt: "Hello!", onError: () => {} })),
   failing: () => read(streamText({ model, prompt: "Hello!", maxRetries: 0, onError: () => {} })),
+  listed: async () => {
+    const result = await generateText({ model, tools: hosted("never"), prompt: "1 + 2?" });
+    return { text: result.text, results: resultsOf(result) };
+  },
+  builtin: () => read(streamText({ model, tools: builtin, providerOptions, prompt: "look" })),
+  builtin_plain: async () => {
+    const result = await generateText({ model, tools: builtin, providerOptions, prompt: "look" });
+    return { text: result.text, results: resultsOf(result) };
+  },
+  own: async () => {
+    const result = streamText({ model, tools: own, prompt: "go" });
+    const seen = await read(result);
+    return { ...seen, inputs: (await result.toolCalls).map(({ toolName, input }) => [toolName, input]) };
+  },
+  own_plain: async () => {
+    const { toolCalls } = await generateText({ model, tools: own, prompt: "go" });
+    return { inputs: toolCalls.map(({ toolName, input }) => [toolName, input]) };
+  },
   hosted: () => read(streamText({ model, tools: hosted("never"), prompt: "1 + 2?" })),
   approved: () => decide(true),
   denied: () => decide(false),

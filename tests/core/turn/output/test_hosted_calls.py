@@ -7,11 +7,17 @@ import pytest
 
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.core.hosted.tools import CallOutcome, CallProgress
+from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Send
-from slipring.core.turn.output.hosted_calls import LOST
-from slipring.errors import AuthenticationFailed, ContextLengthExceeded, ExternalConnectorError, Unavailable
+from slipring.core.turn.output.hosted_calls import LIMIT_REACHED, LOST, MOST_REJECTED, NOT_OFFERED
+from slipring.errors import (
+    AuthenticationFailed,
+    ContextLengthExceeded,
+    ExternalConnectorError,
+    InvalidRequest,
+    Unavailable,
+)
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
 from tests.core.connection import (
     Connection,
@@ -30,6 +36,11 @@ from tests.core.hosted_turns import HOSTED, begin, end_only, hosted, kinds, runn
 
 BETAS = Betas(rollout=True, timing=True)
 CLIENT: list[Delta] = [CallStarted("function", "own"), CallArguments("{}"), CallEnded()]
+MISSPELT: list[Delta] = [
+    CallStarted("function", "s__ff", is_offered=False),
+    CallArguments("{}"),
+    CallEnded(),
+]
 MIXED = [*HOSTED, function("own")]
 _LOST = LOST.error
 assert isinstance(_LOST, ProtocolError)
@@ -43,6 +54,16 @@ def last(connection: Connection) -> Json:
 
 def call_items(response: Json) -> list[Json]:
     return [item for item in response["output"] if item["type"] == "mcp_call"]
+
+
+def fetched(connection: Connection) -> set[str]:
+    """The labels of the servers whose lists are being fetched."""
+    return {label for asked in connection.listings.values() for label in asked.servers}
+
+
+UNREACHABLE = FetchedList(
+    error=HttpError(502, "Unreachable."), refusal=ExternalConnectorError("Unreachable.", param="tools")
+)
 
 
 # Lists.
@@ -62,12 +83,17 @@ def test_servers_are_found_in_tools_that_differ_from_those_of_the_parent() -> No
 def test_a_response_begins_with_the_lists_of_its_servers() -> None:
     connection = Connection()
     connection.create(tools=[mcp("s"), mcp("t")])
-    (asked,) = connection.resolves.values()
-    assert asked.fetch == {"s", "t"}
-    sent = connection.resolve()
-    one = ["output_item.added", "mcp_list_tools.in_progress", "mcp_list_tools.completed", "output_item.done"]
-    assert types(sent) == ["created", "in_progress", *one, *one]
-    assert [tool["name"] for tool in sent[5]["item"]["tools"]] == ["f", "g"]
+    begun = ["output_item.added", "mcp_list_tools.in_progress"]
+    assert types(connection.find_servers()) == ["created", "in_progress", *begun, *begun]
+    # They are fetched side by side, and shown in the order in which they arrive.
+    ended = ["mcp_list_tools.completed", "output_item.done"]
+    sent = connection.end_list("t")
+    assert (types(sent), {event["output_index"] for event in sent}) == (ended, {1})
+    assert not connection.starts
+    sent = connection.end_list("s")
+    assert (types(sent), {event["output_index"] for event in sent}) == (ended, {0})
+    assert [tool["name"] for tool in sent[1]["item"]["tools"]] == ["f", "g"]
+    assert connection.end_lists() == []
     names = [(tool.namespace, tool.name) for tool in connection.job().offer.tools]
     assert names == [("s", "f"), ("s", "g"), ("t", "f")]
     assert told(connection.job()) == ["hi"]
@@ -79,9 +105,9 @@ def test_a_list_in_the_context_is_not_fetched_or_shown_again() -> None:
     begin(connection)
     first = connection.complete()
     connection.create(previous=first["id"], tools=[mcp("s"), mcp("t")])
-    (asked,) = connection.resolves.values()
-    assert asked.fetch == {"t"}
-    connection.resolve()
+    connection.find_servers()
+    assert fetched(connection) == {"t"}
+    connection.list_tools()
     assert [(tool.namespace, tool.name) for tool in connection.job().offer.tools][:2] == [
         ("s", "f"),
         ("s", "g"),
@@ -89,9 +115,8 @@ def test_a_list_in_the_context_is_not_fetched_or_shown_again() -> None:
     assert kinds(connection.complete()) == ["mcp_list_tools", "message"]
     history = [message("hi"), *first["output"], message("more")]
     connection.create(input=history, tools=HOSTED)
-    (asked,) = connection.resolves.values()
-    assert asked.fetch == frozenset()
     connection.resolve()
+    assert fetched(connection) == set()
     assert told(connection.job()) == ["hi", "ok", "more"]
 
 
@@ -104,28 +129,53 @@ def test_a_warmup_lists_tools() -> None:
     warm = connection.complete()
     assert kinds(warm) == ["mcp_list_tools"]
     connection.create(previous=warm["id"], tools=HOSTED)
-    (asked,) = connection.resolves.values()
-    assert asked.fetch == frozenset()
+    connection.find_servers()
+    assert fetched(connection) == set()
 
 
-def test_a_server_that_cannot_be_listed_fails_the_request() -> None:
+def test_a_server_that_may_not_be_used_is_refused_before_the_response_is_created() -> None:
     connection = Connection()
     connection.create(tools=HOSTED)
-    error = only_error(connection.fail(error=ExternalConnectorError("Unreachable.", param="tools")))
-    assert (error["status"], error["error"]["type"]) == (424, "external_connector_error")
+    error = only_error(connection.fail(error=InvalidRequest("No.", param="tools[0].server_url")))
+    assert (error["status"], error["error"]["param"]) == (400, "tools[0].server_url")
+
+
+def test_a_server_that_cannot_be_listed_fails_the_response() -> None:
+    connection = Connection()
+    connection.create(tools=[mcp("s"), mcp("t")])
+    connection.find_servers()
+    connection.end_list("t")
+    sent = connection.end_list("s", fetched=UNREACHABLE)
+    assert types(sent) == ["mcp_list_tools.failed", "output_item.done", "failed"]
+    response = sent[-1]["response"]
+    assert (response["error"]["code"], response["error"]["message"]) == ("server_error", "Unreachable.")
+    assert [item.get("error") for item in response["output"]] == ["Unreachable.", None]
+    assert not connection.listings
+
+
+def test_a_failed_list_ends_those_that_are_still_fetched() -> None:
+    connection = Connection()
+    connection.create(tools=[mcp("s"), mcp("t")])
+    connection.find_servers()
+    sent = connection.end_list("s", fetched=UNREACHABLE)
+    one = ["mcp_list_tools.failed", "output_item.done"]
+    assert types(sent) == [*one, *one, "failed"]
+    assert sent[-1]["response"]["output"][1]["error"] == "The list of tools is not available."
 
 
 def test_a_list_with_an_error_is_shown_and_fetched_again() -> None:
     connection = Connection()
     connection.create(tools=HOSTED)
-    sent = connection.resolve(tools=(), error=HttpError(502, "Unreachable."))
-    assert "mcp_list_tools.failed" in types(sent)
+    connection.find_servers()
+    sent = connection.end_list("s", fetched=FetchedList(error=HttpError(502, "Unreachable.")))
+    assert types(sent) == ["mcp_list_tools.failed", "output_item.done"]
+    connection.end_lists()
     assert not connection.job().offer.tools
     response = connection.complete()
     assert response["output"][0]["error"] == "Unreachable."
     connection.create(previous=response["id"], tools=HOSTED)
-    (asked,) = connection.resolves.values()
-    assert asked.fetch == {"s"}
+    connection.find_servers()
+    assert fetched(connection) == {"s"}
 
 
 def test_client_operator_and_list_together_say_what_may_be_called() -> None:
@@ -473,7 +523,7 @@ def test_a_client_call_that_is_cut_off_needs_no_answer_though_a_hosted_call_ends
 # max_tool_calls and tool_choice.
 
 
-def test_calls_past_the_budget_leave_no_item_and_no_position() -> None:
+def test_calls_past_the_budget_leave_no_item_and_the_model_reads_why() -> None:
     connection = Connection()
     begin(connection, max_tool_calls=1, tools=MIXED)
     connection.generate(*hosted())
@@ -483,28 +533,56 @@ def test_calls_past_the_budget_leave_no_item_and_no_position() -> None:
     connection.finish(position=Seen(connection.job()))
     connection.end_call(call_id, "42")
     job = connection.job()
-    assert told(job) == ["hi", "call f{}", "output 42"]
-    assert job.parent is not None
-    assert job.parent.position is None, "it covers a call that no item shows"
+    refused = f"output {LIMIT_REACHED}"
+    assert told(job) == ["hi", "call f{}", "call g{}", "output 42", refused]
     assert [tool.name for tool in job.offer.tools] == ["own"]
-    connection.finish(*hosted("g"), Text("so"), position=Seen(job))
+    connection.finish(*hosted("g"))
+    job = connection.job()
+    assert told(job)[-2:] == ["call g{}", refused]
+    connection.finish(Text("so"), position=Seen(job))
     response = last(connection)
     assert (response["status"], response["incomplete_details"]) == ("completed", None)
     assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
     connection.create(previous=response["id"])
     assert told(connection.job()) == ["hi", "call f{}", "output 42", "so", "hi"]
+    assert connection.job().parent.position is None, "it covers calls that no item shows"
+
+
+def test_the_call_of_a_tool_that_is_not_on_offer_is_the_models_own_error() -> None:
+    connection = Connection()
+    begin(connection, tools=MIXED)
+    connection.finish(Text("so"), *MISSPELT)
+    assert told(connection.job())[-3:] == ["so", "call s__ff{}", f"output {NOT_OFFERED}"]
+    connection.finish(*hosted())
+    end_only(connection, "42")
+    connection.finish(Text("done"))
+    assert kinds(last(connection)) == ["mcp_list_tools", "message", "mcp_call", "message"]
+
+
+def test_a_model_that_only_calls_what_is_not_on_offer_is_ended() -> None:
+    connection = Connection()
+    begin(connection)
+    for _ in range(MOST_REJECTED):
+        connection.finish(*MISSPELT)
+    assert connection.starts
+    connection.finish(*MISSPELT)
+    assert (last(connection)["status"], kinds(last(connection))) == ("completed", ["mcp_list_tools"])
+
+
+def test_a_call_that_is_not_on_offer_and_is_cut_off_leaves_nothing() -> None:
+    connection = Connection()
+    begin(connection)
+    connection.finish(Text("so"), *MISSPELT[:1], CallArguments("{"), reason="max_output_tokens")
+    assert kinds(last(connection)) == ["mcp_list_tools", "message"]
+    connection.create(previous=last(connection)["id"])
     assert connection.job().parent.position is None
 
 
-def test_the_position_of_a_step_without_dropped_calls_is_kept() -> None:
+def test_without_hosted_tools_the_client_gets_a_call_that_is_not_on_offer() -> None:
     connection = Connection()
-    begin(connection, max_tool_calls=1)
-    connection.finish(*hosted(), *hosted("g"))
-    end_only(connection, "42")
-    position = Seen(connection.job())
-    connection.finish(Text("so"), position=position)
-    connection.create(previous=last(connection)["id"])
-    assert connection.job().parent.position is position
+    connection.create(tools=[function("f")])
+    connection.finish(CallStarted("function", "ff", is_offered=False), CallArguments("{}"), CallEnded())
+    assert kinds(last(connection)) == ["function_call"]
 
 
 def test_client_calls_and_failed_calls_and_the_budget() -> None:

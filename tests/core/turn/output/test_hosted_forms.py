@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
-from slipring.core.turn.output.hosted_forms import RESULTS
+from slipring.core.turn.output.hosted_forms import OUTPUTS, RESULTS, passages_in
 from tests.core.connection import Connection, Json, Seen, function, message, types
 from tests.core.hosted_turns import begin, end_only, kinds, told
 
@@ -38,6 +38,29 @@ def shown(item: Json) -> Any:
     if item["type"] == "code_interpreter_call":
         return item["code"]
     return item["action"]["queries"] if item["type"] == "web_search_call" else item["queries"]
+
+
+@pytest.mark.parametrize("included", [True, False])
+def test_items_begin_as_recorded_ones_do(included: bool) -> None:
+    connection = Connection()
+    begin(connection, tools=ALL, include=[OUTPUTS] if included else [])
+    sent = [connection.generate(*call(kind)) for kind in KINDS]
+    search, files, code = (events[0]["item"] for events in sent)
+    assert search.keys() == {"id", "type", "status"}
+    assert (files["queries"], files["results"]) == ([], None)
+    assert (code["code"], code["outputs"]) == ("", [] if included else None)
+
+
+def test_nothing_in_a_passage_is_null() -> None:
+    bare, half, whole = passages_in(
+        '[{"text":"a"},{"text":"b","file_id":null,"score":null,"attributes":null,"filename":"f"},'
+        '{"text":"c","file_id":"i","filename":"f","score":0.5,"attributes":{"n":1}}]'
+    )
+    assert (bare.file_id, bare.filename, bare.score, bare.attributes) == ("", "", 0, {})
+    assert (half.file_id, half.filename, half.score, half.attributes) == ("", "f", 0, {})
+    assert (whole.file_id, whole.score, whole.attributes) == ("i", 0.5, {"n": 1})
+    (other,) = passages_in('[{"text":null}]')
+    assert other.text == '[{"text":null}]'
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,23 @@ def test_a_custom_tool_call_is_streamed():
         "call_id": "call_1",
         "name": "sh",
         "input": "ls",
+        "status": "completed",
         "namespace": "os",
     }
+
+
+def test_a_custom_tool_call_that_was_cut_off_is_incomplete():
+    (call,) = items(CallStarted(kind="custom", name="sh"), CallArguments("l"), reason="max_output_tokens")
+    assert (call["type"], call["status"]) == ("custom_tool_call", "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("written", "more"), [("", {}), (',"working_directory":null', {}), (',"timeout_ms":5', {"timeout_ms": 5})]
+)
+def test_a_local_shell_call_has_no_nulls(written, more):
+    arguments = CallArguments('{"command":["ls"]' + written + "}")
+    (call,) = items(CallStarted(kind="local_shell", name="local_shell"), arguments, CallEnded())
+    assert call["action"] == {"type": "exec", "command": ["ls"], "env": {}, **more}
 
 
 def test_a_call_without_arguments_is_still_done():

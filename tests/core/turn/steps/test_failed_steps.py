@@ -8,7 +8,7 @@ import pytest
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Delta, Text, Thought
 from slipring.core.ports import Betas
-from slipring.errors import ContextLengthExceeded, Unavailable
+from slipring.errors import ContextLengthExceeded, ServerError, Unavailable
 from tests.core.connection import Connection, Server, call_output, message, types
 from tests.core.hosted_turns import HOSTED, end_only, hosted, kinds, running, told
 from tests.core.hosted_turns import begin as begin_hosted
@@ -261,8 +261,12 @@ def test_outputs_that_were_not_inspected_are_not_kept():
     connection = guarded()
     response_id = second_step(connection, "fine")
     assert connection.inspections
-    connection.fail()
-    assert connection.cache.find(response_id) is None
+    connection.end(ServerError())
+    returned, ended = connection.events[-3:-1]
+    assert (returned["type"], ended["type"]) == ("response.append.failed", "response.completed")
+    state = connection.cache.find(response_id)
+    assert state is not None
+    assert not any(b"fine" in item.raw for item in state.context())
 
 
 def test_what_has_passed_is_kept_and_not_inspected_again():

@@ -428,7 +428,7 @@ def test_a_failed_step_fails_the_response():
     response_id, (one,) = begin(connection)
     connection.append(response_id, call_output(one))
     assert connection.order.responses[0]["status"] == "failed"
-    assert connection.order.responses[0]["error"]["code"] == "invalid_prompt"
+    assert connection.order.responses[0]["error"]["code"] == "context_length_exceeded"
 
 
 def test_limits_apply_to_the_whole_response():

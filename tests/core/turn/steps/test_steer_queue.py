@@ -7,6 +7,7 @@ import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought, ThoughtSummary
 from slipring.core.ports import Betas
+from slipring.core.session.lanes import MOST_ENDED
 from slipring.errors import InvalidRequest, ModelNotFound, ServerError, Unavailable
 from tests.core.connection import (
     Connection,
@@ -255,7 +256,7 @@ def test_reasoning_is_completed_before_the_answer_ends(thought):
     assert asked_to_stop(connection)
     connection.finish(reason="steered")
     (item,) = connection.order.responses[0]["output"]
-    assert (item["type"], item["status"]) == ("reasoning", "completed")
+    assert item["type"] == "reasoning"
 
 
 def test_an_answer_with_a_tool_call_is_not_ended():
@@ -419,12 +420,12 @@ def test_steers_wait_for_required_outputs():
     ]
 
 
-def test_waiting_steers_precede_the_input_of_the_continuation():
+def test_waiting_steers_come_between_the_outputs_and_the_rest_of_the_continuation():
     connection = Connection()
     pending(connection, "first", "second")
     connection.create(previous="resp_1", input=[*OUTPUTS, message("third")], temperature=0.25)
     items = context_of(connection.job())[-5:]
-    assert [item.get("content") for item in items] == ["first", "second", None, None, "third"]
+    assert [item.get("content") for item in items] == [None, None, "first", "second", "third"]
     assert connection.job().settings.temperature == 0.25
     assert connection.complete()["status"] == "completed"
     # Each steer is used once.
@@ -439,7 +440,7 @@ def test_a_queued_continuation_takes_the_steers():
     connection.steer("resp_1")
     connection.generate(*CALL)
     connection.finish()
-    assert [item.get("content") for item in context_of(connection.job())][-2:] == ["wait", None]
+    assert [item.get("content") for item in context_of(connection.job())][-2:] == [None, "wait"]
 
 
 def test_warmups_forks_and_other_chains_leave_steers_waiting():
@@ -501,6 +502,14 @@ def test_errors_name_the_index_in_the_clients_own_input():
     assert sent[-1]["error"]["param"] == "input[2].call_id"
 
 
+def test_errors_after_the_steers_name_the_index_in_the_clients_own_input():
+    connection = Connection()
+    pending(connection, "first", "second")
+    picture = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
+    sent = connection.create(previous="resp_1", input=[*OUTPUTS, message("so"), picture])
+    assert sent[-1]["error"]["param"] == "input[3].content[0]"
+
+
 def test_an_error_about_a_steer_names_no_index_of_the_input():
     connection = Connection()
     connection.create(model="able", tools=[function("f")])
@@ -516,6 +525,29 @@ def test_an_error_about_a_steer_names_no_index_of_the_input():
 
 
 # Failures.
+
+
+def fail_last(connection: Connection, lane: str) -> str:
+    """Let a response fail, which its connection then forgets; returns its id."""
+    connection.create(lane)
+    response_id = connection.events[-1]["response"]["id"]
+    connection.generate(Text("so"), lane=lane)
+    connection.fail(lane=lane)
+    return response_id
+
+
+def test_a_failure_for_a_forgotten_response_is_sent_on_its_lane():
+    connection = Connection(betas=Betas(rollout=True, tool_output=True))
+    oldest = fail_last(connection, "a")
+    newer = [fail_last(connection, "b") for _ in range(MOST_ENDED - 1)]
+    for response_id, lane in ((oldest, "a"), (newer[-1], "b")):
+        refused = connection.steer(response_id)
+        assert (failure(refused), refused["stream_id"]) == ("response_not_found", lane)
+        assert connection.append(response_id, call_output("call_1"))[-1]["stream_id"] == lane
+        assert connection.stream_output(response_id, "call_1", "x")[-1]["stream_id"] == lane
+    fail_last(connection, "b")
+    assert "stream_id" not in connection.steer(oldest), "the lanes of so many are remembered"
+    assert "stream_id" not in connection.steer("resp_x")
 
 
 @pytest.mark.parametrize("work", ["engine", "store"])

@@ -31,7 +31,7 @@ ClientCallItem = (
 class CallOutput(Protocol):
     """The part of ``Output`` that a call writes to."""
 
-    def name_item(self, kind: str) -> str: ...
+    def name_item(self, kind: str, tag: str | None = None) -> str: ...
 
     def mint_call(self) -> str: ...
 
@@ -82,7 +82,12 @@ class Call:
                 namespace=namespace,
             )
         return CustomToolCallItem(
-            id=self.id, call_id=self._call_id, name=started.name, input=text, namespace=namespace
+            id=self.id,
+            call_id=self._call_id,
+            name=started.name,
+            input=text,
+            status=status,
+            namespace=namespace,
         )
 
 

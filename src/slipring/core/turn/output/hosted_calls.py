@@ -2,15 +2,15 @@
 
 from slipring.core.chain import hosted_items
 from slipring.core.generation import CallStarted
-from slipring.core.hosted.tools import CallOutcome, HostedTool, HostedTools
+from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedTool, HostedTools
 from slipring.core.turn.output import hosted_events
 from slipring.core.turn.output.hosted_events import (
-    DroppedCall,
     HostedOutput,
     OpenApproval,
     OpenHostedCall,
     OpenMcpCall,
     RefusedCall,
+    RejectedCall,
     RunningCall,
 )
 from slipring.core.turn.output.hosted_forms import builtin_form
@@ -22,6 +22,16 @@ LOST = CallOutcome(
     error=ProtocolError(_REQUEST_CANCELLED, "The call was cancelled. Whether it had any effect is not known.")
 )
 """The outcome of a call that its response did not wait for."""
+WITHHELD = CallOutcome(
+    error=ProtocolError(
+        _REQUEST_CANCELLED, "The call has ended. Its result has not passed the safety checks."
+    )
+)
+"""The outcome of a call whose result was not inspected to the end, or was refused."""
+NOT_OFFERED = "There is no tool of this name."
+LIMIT_REACHED = "The limit on tool calls of this answer is reached. No tool can be called any more."
+MOST_REJECTED = 8
+"""Calls per response that are not made and whose model reads why. After more of them the response ends."""
 
 
 class HostedCalls:
@@ -31,12 +41,15 @@ class HostedCalls:
         "_calls",
         "_has_dropped",
         "_include",
+        "_rejected",
         "_results",
         "_shows_refused",
         "approved_results",
         "budget",
         "due",
         "made",
+        "reporting",
+        "returned",
         "running",
         "tools",
     )
@@ -53,25 +66,34 @@ class HostedCalls:
         """Calls that the driver has not been asked to run yet."""
         self.running: dict[str, RunningCall] = {}
         """By the id of the item, those in ``due`` included."""
+        self.returned: set[str] = set()
+        """Running calls whose results wait for verdicts."""
+        self.reporting: set[str] = set()
+        """Running calls with a message that waits for verdicts."""
         self._has_dropped = False
+        self._rejected = 0
+        """Calls so far that were not made and whose model reads why."""
         self.approved_results: dict[str, str] = {}
         """What approved calls returned, by the id of the approval request."""
         self.made = 0
         """Calls so far."""
-        self._calls: list[RunningCall] = []
-        """Calls since the last ``take_results``, in order."""
+        self._calls: list[str] = []
+        """The ids of calls since the last ``take_results``, in order."""
         self._results: dict[str, Item] = {}
 
     def open(
         self, output: HostedOutput, started: CallStarted
-    ) -> OpenHostedCall | OpenApproval | RefusedCall | DroppedCall | None:
-        """Begin a call that a model makes; None if the client runs the tool."""
+    ) -> OpenHostedCall | OpenApproval | RefusedCall | RejectedCall | None:
+        """Begin a call that a model makes; None if the client runs the tool. A client never gets the call of
+        a tool that is not on offer: it may be one of a server, which the client cannot call."""
+        is_spent = self.budget is not None and self.budget <= 0
+        if not started.is_offered:
+            return RejectedCall(started, LIMIT_REACHED if is_spent else NOT_OFFERED)
         tool = self.tools.find(started.namespace, started.name)
         if tool is None:
             return None
-        if self.budget is not None and self.budget <= 0:
-            self.drop()
-            return self._refuse(output, tool)
+        if is_spent:
+            return self._refuse(output, tool, started)
         if tool.needs_approval:
             return OpenApproval(tool)
         if self.budget is not None:
@@ -80,16 +102,29 @@ class HostedCalls:
             return OpenHostedCall(output, tool, builtin_form(tool.builtin, self._include))
         return OpenMcpCall(output, tool)
 
-    def _refuse(self, output: HostedOutput, tool: HostedTool) -> RefusedCall | DroppedCall:
+    def _refuse(
+        self, output: HostedOutput, tool: HostedTool, started: CallStarted
+    ) -> RefusedCall | RejectedCall:
         if tool.builtin is None or self._shows_refused:
-            return DroppedCall()
+            return RejectedCall(started, LIMIT_REACHED)
         self._shows_refused = True
-        return RefusedCall(output, builtin_form(tool.builtin, self._include))
+        return RefusedCall(output, builtin_form(tool.builtin, self._include), LIMIT_REACHED)
+
+    def reject(self, call: RefusedCall | RejectedCall, call_id: str) -> Item | None:
+        """A call that is not made is complete: the model reads why. Returns the call as the model wrote it;
+        None if there were too many."""
+        self.drop()
+        if self._rejected >= MOST_REJECTED:
+            return None
+        self._rejected += 1
+        self._calls.append(call_id)
+        self._results[call_id] = hosted_items.output_item(call_id, call.reason)
+        return call.as_generated(call_id)
 
     def start(self, call: RunningCall) -> None:
         """A call can run: its arguments are complete."""
         self.made += 1
-        self._calls.append(call)
+        self._calls.append(call.call.id)
         self.running[call.call.id] = call
         self.due.append(call)
 
@@ -104,15 +139,21 @@ class HostedCalls:
         """The model has made a call that no item shows."""
         self._has_dropped = True
 
-    def take_dropped(self) -> bool:
-        """Whether the model has made calls since the last time that no item shows. The engine's position
-        covers them, and is then not that of the items."""
-        dropped, self._has_dropped = self._has_dropped, False
-        return dropped
+    @property
+    def has_dropped(self) -> bool:
+        """Whether the model has made calls that no item shows. The engine's position covers them, and is then
+        not that of the items."""
+        return self._has_dropped
 
     def take_due(self) -> list[RunningCall]:
         due, self.due = self.due, []
         return due
+
+    def report(self, call_id: str, progress: CallProgress, output: HostedOutput) -> None:
+        """Emit what the server of a call says, if the call still runs."""
+        self.reporting.discard(call_id)
+        if (call := self.running.get(call_id)) is not None:
+            call.report(output, progress, detailed=True)
 
     def end(self, call_id: str, outcome: CallOutcome, output: HostedOutput) -> None:
         """A call has ended. Has no effect if it does not run."""
@@ -129,7 +170,7 @@ class HostedCalls:
         """The response waits for its calls no longer: they end as lost."""
         self.due = []
         for call_id in list(self.running):
-            self.end(call_id, LOST, output)
+            self.end(call_id, WITHHELD if call_id in self.returned else LOST, output)
 
     @property
     def has_calls(self) -> bool:
@@ -139,8 +180,8 @@ class HostedCalls:
     def ready_results(self) -> tuple[Item, ...]:
         """The results so far, in the order of the calls, up to the first call that still runs."""
         found: list[Item] = []
-        for call in self._calls:
-            result = self._results.get(call.call.id)
+        for call_id in self._calls:
+            result = self._results.get(call_id)
             if result is None:
                 break
             found.append(result)

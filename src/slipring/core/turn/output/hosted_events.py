@@ -4,16 +4,17 @@ from typing import Protocol
 
 from msgspec import UNSET, Struct
 
+from slipring.core.chain import hosted_items
+from slipring.core.generation import CallStarted
 from slipring.core.hosted.tools import (
     CallOutcome,
     CallProgress,
     HostedCall,
     HostedTool,
-    ResolvedServer,
 )
 from slipring.core.turn.output.hosted_forms import BuiltinForm, EventOutput, HostedForm, McpForm
 from slipring.protocol import events
-from slipring.protocol.hosted.mcp_items import error_text
+from slipring.protocol.hosted.mcp_items import CallError, error_text
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
@@ -76,15 +77,21 @@ class OpenMcpCall(OpenHostedCall):
 
 
 class RefusedCall:
-    """A call of a built-in tool past ``max_tool_calls``. Clients see it begin, and never end."""
+    """A call of a built-in tool past ``max_tool_calls``. Clients see it begin, and never end; the model reads
+    ``reason`` as its result."""
 
-    __slots__ = ("_form", "_output", "id", "pieces")
+    __slots__ = ("_form", "_output", "id", "pieces", "reason")
 
-    def __init__(self, output: HostedOutput, form: BuiltinForm) -> None:
+    def __init__(self, output: HostedOutput, form: BuiltinForm, reason: str) -> None:
         self._output = output
         self._form = form
+        self.reason = reason
         self.pieces: list[str] = []
         self.id = _begin(output, form)
+
+    def as_generated(self, call_id: str) -> Item:
+        """The call as the model wrote it."""
+        return self._form.as_generated(call_id, "".join(self.pieces))
 
     def close(self) -> OutputItem:
         arguments = "".join(self.pieces)
@@ -109,13 +116,22 @@ class OpenApproval:
         )
 
 
-class DroppedCall:
-    """A hosted call past ``max_tool_calls``, while the model writes it: it leaves nothing."""
+class RejectedCall:
+    """A call that is not made, while the model writes it: of a tool that is not on offer, or past
+    ``max_tool_calls``. Clients see nothing of it; the model reads ``reason`` as its result."""
 
-    __slots__ = ("pieces",)
+    __slots__ = ("_started", "pieces", "reason")
 
-    def __init__(self) -> None:
+    def __init__(self, started: CallStarted, reason: str) -> None:
+        self._started = started
+        self.reason = reason
         self.pieces: list[str] = []
+
+    def as_generated(self, call_id: str) -> Item:
+        """The call as the model wrote it."""
+        return hosted_items.rejected_call_item(
+            call_id, self._started.namespace, self._started.name, "".join(self.pieces)
+        )
 
 
 class RunningCall(Struct, frozen=True, eq=False):
@@ -149,10 +165,11 @@ class RunningCall(Struct, frozen=True, eq=False):
 
 
 def run_approved(output: HostedOutput, tool: HostedTool, arguments: str, request_id: str) -> RunningCall:
-    """Emit the beginning of a call that the client has approved."""
+    """Emit the beginning of a call that the client has approved: as recorded, ``in_progress`` twice."""
     form = McpForm(tool, request_id)
     item_id = _begin(output, form)
     output.emit(events.McpCallArgumentsDelta, item_id=item_id, delta=arguments)
+    form.begin(output, item_id)
     form.write(output, item_id, arguments)
     return _run(output, item_id, tool, form, arguments, request_id)
 
@@ -178,12 +195,27 @@ def _run(
     return RunningCall(call, output.reserve(), form, written, request_id)
 
 
-def show_list(output: HostedOutput, label: str, server: ResolvedServer, tools: list[ListedTool]) -> None:
-    """Emit the item of a list that was fetched: ``tools`` is what the client lets the model call."""
-    item_id = output.name_item("mcp_list_tools")
+class RunningList(Struct, frozen=True, eq=False):
+    """A list of tools that is being fetched, and its place in the output."""
+
+    id: str
+    label: str
+    index: int
+
+    def end(self, output: HostedOutput, tools: list[ListedTool], error: CallError | None = None) -> None:
+        """Emit the end of the list, and fill its place: ``tools`` is what the client lets the model call. The
+        only way in which anything of a list reaches the client."""
+        kind = events.McpListToolsCompleted if error is None else events.McpListToolsFailed
+        output.emit_at(self.index, kind, item_id=self.id)
+        text = UNSET if error is None else error_text(error)
+        output.fill(
+            self.index, McpListToolsItem(id=self.id, server_label=self.label, tools=tools, error=text)
+        )
+
+
+def begin_list(output: HostedOutput, label: str, tag: str) -> RunningList:
+    """Emit that a list is being fetched. ``tag``: text that the id of its item ends with."""
+    item_id = output.name_item("mcp_list_tools", tag)
     output.start_item(McpListToolsItem(id=item_id, server_label=label, tools=[]))
     output.emit(events.McpListToolsInProgress, item_id=item_id)
-    kind = events.McpListToolsCompleted if server.error is None else events.McpListToolsFailed
-    output.emit(kind, item_id=item_id)
-    error = UNSET if server.error is None else error_text(server.error)
-    output.keep(McpListToolsItem(id=item_id, server_label=label, tools=tools, error=error))
+    return RunningList(item_id, label, output.reserve())

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Literal, Protocol
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
 
 from slipring.core.chain import hosted_items
 from slipring.core.hosted.tools import Builtin, CallOutcome, CallProgress, HostedTool
@@ -240,6 +240,8 @@ class WebSearchForm(BuiltinForm):
     def item(
         self, item_id: str, text: str, status: ItemStatus, outcome: CallOutcome | None = None
     ) -> WebSearchCallItem:
+        if status == "in_progress":
+            return WebSearchCallItem(item_id, status)
         result = self._result(outcome)
         sources = UNSET if result is None else [SearchSource(url) for url in urls_in(result)]
         return WebSearchCallItem(item_id, _ended(status, outcome), self._action(text, sources))
@@ -288,14 +290,21 @@ class CodeForm(BuiltinForm):
     def item(
         self, item_id: str, text: str, status: ItemStatus, outcome: CallOutcome | None = None
     ) -> CodeInterpreterCallItem:
+        outputs = self._outputs()
         result = self._result(outcome)
-        outputs = None if result is None else [CodeLogs(result)]
+        if outputs is not None and result is not None:
+            outputs.append(CodeLogs(result))
         return CodeInterpreterCallItem(
             item_id, _ended(status, outcome), self.read(text), self._container(item_id), outputs
         )
 
     def refused(self, item_id: str, text: str) -> CodeInterpreterCallItem:
-        return CodeInterpreterCallItem(item_id, "interpreting", self.read(text), self._container(item_id))
+        code, container = self.read(text), self._container(item_id)
+        return CodeInterpreterCallItem(item_id, "interpreting", code, container, self._outputs())
+
+    def _outputs(self) -> list[CodeLogs] | None:
+        """The outputs of code that has not run: null if the client does not want to see any."""
+        return [] if self._shows_result else None
 
     def _container(self, item_id: str) -> str:
         return self._builtin.container or f"cntr_{item_id.partition('_')[2]}"
@@ -319,10 +328,25 @@ def urls_in(text: str) -> list[str]:
 def passages_in(text: str) -> list[FoundPassage]:
     """The passages in a result: those of a JSON list of objects with a text, or the whole as one."""
     try:
-        passages = _passages.decode(text)
+        return [each.shown for each in _passages.decode(text)]
     except (ValueError, RecursionError):
-        passages = [FoundPassage()]
-    return [FoundPassage(text=text)] if any(each.text is None for each in passages) else passages
+        return [FoundPassage(text)]
+
+
+class _Passage(Struct):
+    """A passage as a tool writes it. All but its text may be missing or null."""
+
+    text: str
+    file_id: str | None = None
+    filename: str | None = None
+    score: float | None = None
+    attributes: dict[str, str | float | bool] | None = None
+
+    @property
+    def shown(self) -> FoundPassage:
+        return FoundPassage(
+            self.text, self.file_id or "", self.filename or "", self.score or 0.0, self.attributes or {}
+        )
 
 
 def _ended(status: ItemStatus, outcome: CallOutcome | None) -> ItemStatus | Literal["failed"]:
@@ -333,4 +357,4 @@ def _ended(status: ItemStatus, outcome: CallOutcome | None) -> ItemStatus | Lite
 
 _object = msgspec.json.Decoder(dict[str, Raw])
 _text = msgspec.json.Decoder(str)
-_passages = msgspec.json.Decoder(list[FoundPassage])
+_passages = msgspec.json.Decoder(list[_Passage])

@@ -27,14 +27,14 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.core.ports import Mint
-from slipring.core.turn.output.call_events import Call, ClientCallItem, WholeCall, open_call
+from slipring.core.turn.output.call_events import Call, WholeCall, open_call
 from slipring.core.turn.output.hosted_calls import HostedCalls
 from slipring.core.turn.output.hosted_events import (
-    DroppedCall,
     OpenApproval,
     OpenHostedCall,
     OpenMcpCall,
     RefusedCall,
+    RejectedCall,
 )
 from slipring.core.turn.output.upstream_items import UpstreamItems
 from slipring.protocol import events, item_listing, wire
@@ -76,11 +76,12 @@ _CALLS = (
     ApplyPatchCallItem,
     ComputerCallItem,
 )
-ClientCall = FunctionCallItem | CustomToolCallItem | ClientCallItem
 _STREAMED_CALLS = (Call, OpenMcpCall)
 """Calls whose arguments have events of their own."""
-_HostedCall = OpenHostedCall | OpenApproval | RefusedCall | DroppedCall
+_HostedCall = OpenHostedCall | OpenApproval | RefusedCall | RejectedCall
 _AnyCall = Call | WholeCall | _HostedCall
+_ANSWERED_HERE = (OpenHostedCall, RefusedCall, RejectedCall)
+"""Calls whose results the model reads in the same response."""
 _LAST_PIECES = 4
 _NO_LOGPROBS: list[events.EventLogprob] = []
 
@@ -91,11 +92,6 @@ def _encoded(item: OutputItem, content: tuple[Item, ...] | None) -> Item:
     kind = type(item).__struct_config__.tag
     assert isinstance(kind, str)
     return Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=content)
-
-
-def _is_complete(call: ClientCall) -> bool:
-    """Whether a call that the model has ended is in the form of its tool."""
-    return isinstance(call, CustomToolCallItem) or call.status == "completed"
 
 
 def _event_logprobs(logprobs: list[Logprob]) -> list[events.EventLogprob]:
@@ -204,7 +200,7 @@ class Output:
     def calls_hosted(self) -> bool:
         """Whether the model has called hosted tools whose results no step has processed."""
         hosted = self.hosted
-        return hosted is not None and (hosted.has_calls or isinstance(self._open, OpenHostedCall))
+        return hosted is not None and (hosted.has_calls or isinstance(self._open, _ANSWERED_HERE))
 
     @property
     def last_words(self) -> str | None:
@@ -238,10 +234,9 @@ class Output:
         self.emit(events.CompactionCompacting, item_id=item_id)
         return self.take_events()
 
-    def close_compaction(self, content: tuple[Item, ...], blob: str) -> list[Event]:
+    def close_compaction(self, content: tuple[Item, ...], blob: str) -> None:
         """Finish the compaction item: it replaces the context by ``content``, encrypted in ``blob``."""
         self.keep(CompactionItem(id=self._compaction_id, encrypted_content=blob), content)
-        return self.take_events()
 
     def end_step(self) -> tuple[Item, ...]:
         """The model has ended a step, and another one may follow: returns what it wrote. No item may be
@@ -325,7 +320,7 @@ class Output:
         hosted = self.hosted.open(self, delta) if self.hosted is not None else None
         self._open = open_call(self, delta) if hosted is None else hosted
         # The others have no item yet, and may never have one.
-        self._step_calls = self._step_calls or not isinstance(hosted, OpenApproval | DroppedCall)
+        self._step_calls = self._step_calls or not isinstance(hosted, OpenApproval | RejectedCall)
 
     def _call_arguments(self, delta: CallArguments) -> None:
         # Hot path: runs once per token of every call.
@@ -412,7 +407,7 @@ class Output:
             self._open = None
             return
         item = opened.close(status)
-        if isinstance(item, _CALLS) and status == "completed" and _is_complete(item):
+        if isinstance(item, _CALLS) and item.status == "completed":
             self._awaits_output = True
         content: tuple[Item, ...] | None = None
         if isinstance(item, ReasoningItem) and self.conceal is not None:
@@ -436,8 +431,10 @@ class Output:
                     self.generated.append(broken_off)
                 else:
                     self.hosted.drop()
-        elif isinstance(call, RefusedCall):
-            self.keep(call.close(), ())
+        elif isinstance(call, RefusedCall | RejectedCall):
+            if isinstance(call, RefusedCall):
+                self.keep(call.close(), ())
+            self._reject(call, status)
         elif isinstance(call, OpenApproval):
             if status != "completed":
                 self.hosted.drop()
@@ -451,6 +448,14 @@ class Output:
             self.generated.append(
                 hosted_items.call_item(item.id, item.server_label, item.name, item.arguments)
             )
+
+    def _reject(self, call: RefusedCall | RejectedCall, status: ItemStatus) -> None:
+        """End a call that is not made. The model reads why if it has written the whole call."""
+        assert self.hosted is not None
+        if status != "completed":
+            self.hosted.drop()
+        elif (written := self.hosted.reject(call, self._mint("call"))) is not None:
+            self.generated.append(written)
 
     def keep(self, item: OutputItem, content: tuple[Item, ...] | None = None) -> Item:
         """Add a finished item; ``content`` is what a sealed item contains."""
@@ -587,7 +592,7 @@ class _Reasoning:
         self._open_summary: list[str] | None = None
         self._open_text: list[str] | None = None
         self.id = output.name_item("reasoning")
-        output.start_item(ReasoningItem(id=self.id, summary=[], status="in_progress"))
+        output.start_item(ReasoningItem(id=self.id, summary=[]))
 
     def think(self, delta: Thought) -> None:
         self._close_summary()
@@ -610,7 +615,7 @@ class _Reasoning:
     def close(self, status: ItemStatus) -> ReasoningItem:
         self._close_summary()
         self._close_text()
-        return ReasoningItem(id=self.id, summary=self._summary, status=status, content=self._content or UNSET)
+        return ReasoningItem(id=self.id, summary=self._summary, content=self._content or UNSET)
 
     @property
     def texts(self) -> list[str]:

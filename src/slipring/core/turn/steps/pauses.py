@@ -3,10 +3,12 @@
 A turn is paused from the end of a step that made calls until the job of its next step starts.
 """
 
+from functools import partial
+
 from msgspec import structs
 
-from slipring.core.chain import input_items
-from slipring.core.generation import Accepted, Job
+from slipring.core.chain import hosted_items, input_items
+from slipring.core.generation import Job
 from slipring.core.hosted.tools import CallOutcome, CallProgress
 from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Turn
@@ -18,7 +20,6 @@ def open_approved(turn: Turn) -> list[Event]:
     """Begin the response with the calls that its client has approved."""
     calls = turn.output.hosted
     assert calls is not None
-    turn.progress.accepted = Accepted()
     turn.phase = Phase.PAUSED
     opening = turn.opening()
     for each in turn.hosted.approved:
@@ -70,15 +71,32 @@ def progress_of(turn: Turn, call_id: str, progress: CallProgress, *, detailed: b
     assert hosted is not None
     if (call := hosted.running.get(call_id)) is None:
         return []
-    call.report(turn.output, progress, detailed=detailed)
+    says = progress.message if detailed else None
+    if turn.checks is None or says is None:
+        call.report(turn.output, progress, detailed=detailed)
+    elif call_id in hosted.reporting:
+        call.report(turn.output, progress, detailed=False)  # its last message waits for its verdicts
+    else:
+        hosted.reporting.add(call_id)
+        turn.checks.hold_message(partial(hosted.report, call_id, progress, turn.output), call.call.tool, says)
+        turn.emit_passed()
     return turn.output.take_events()
 
 
 def end_call(turn: Turn, call_id: str, outcome: CallOutcome) -> list[Event]:
-    """A hosted call has ended: its last events; none if it does not run."""
+    """A hosted call has ended: its last events; none if it does not run, or if they wait for verdicts about
+    the result. Until then, it counts as running."""
     hosted = turn.output.hosted
     assert hosted is not None
-    hosted.end(call_id, outcome, turn.output)
+    end = partial(hosted.end, call_id, outcome, turn.output)
+    call = hosted.running.get(call_id)
+    if turn.checks is None or call is None:
+        end()
+    else:
+        hosted.returned.add(call_id)
+        item = hosted_items.output_item(call_id, call.result_text(outcome))
+        turn.checks.hold_result(end, call.as_generated(), item, outcome)
+        turn.emit_passed()
     return turn.output.take_events()
 
 
@@ -108,20 +126,31 @@ def _wait_for_client(turn: Turn, waits_until: float, *, may_wait: bool) -> list[
     assert turn.rollout is not None
     assert turn.response is not None
     turn.rollout.waits_until = waits_until
-    return turn.rollout.pause(turn.output, turn.response.id, may_wait=may_wait)
+    may_commit = turn.checks is None or not turn.checks.holds_input
+    return turn.rollout.pause(turn.output, turn.response.id, may_commit=may_commit, may_wait=may_wait)
 
 
 def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
-    """Accept call outputs from the client. While a step or its hosted calls run they are held.
+    """Accept call outputs from the client. They are held while a step or its hosted calls run, and until they
+    have passed.
 
-    Raises ``AppendRefused``.
+    Raises ``AppendRefused``, and ``ApiError`` if they are known to be refused by a safety check.
     """
     assert turn.rollout is not None
     turn.observe()
     turn.rollout.hold(append, turn.output)
-    if turn.phase is not Phase.PAUSED or turn.is_calling:
+    if turn.phase is Phase.PAUSED and not turn.is_calling:
+        turn.rollout.waits_until = waits_until
+    if turn.checks is not None:
+        turn.checks.append(append.items, turn.output.finished)
+    return commit_appended(turn)
+
+
+def commit_appended(turn: Turn) -> list[Event]:
+    """Add what the client has appended to a paused response, if that has passed."""
+    is_held = turn.checks is not None and turn.checks.holds_input
+    if turn.rollout is None or is_held or turn.phase is not Phase.PAUSED or turn.is_calling:
         return []
-    turn.rollout.waits_until = waits_until
     return turn.rollout.commit(turn.output)
 
 

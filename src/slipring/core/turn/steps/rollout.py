@@ -7,7 +7,7 @@ arrive during a step. ``Steps`` owns the jobs.
 
 from collections.abc import Mapping
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw, structs
 
 from slipring.core.chain import input_items
 from slipring.core.chain.input_items import OpenCarry
@@ -34,6 +34,7 @@ from slipring.protocol.items import MOST_ITEMS
 from slipring.protocol.live_input import Append
 from slipring.protocol.requests import CreateRequest
 
+_NO_ITEMS = Raw(b"[]")
 _HEADER = "OpenAI-Beta: slipring_rollout=v1"
 
 
@@ -66,6 +67,11 @@ class Rollout:
         return not any(call.required for call in self._carry.current.open_calls.values())
 
     @property
+    def holds_appends(self) -> bool:
+        """Whether appends are accepted but not committed."""
+        return bool(self._held)
+
+    @property
     def size_bytes(self) -> int:
         """Size of all generated and appended items."""
         return self._steps.size_bytes
@@ -80,14 +86,15 @@ class Rollout:
         """The calls that wait for their outputs."""
         return self._carry.current.open_calls
 
-    def pause(self, output: Output, response_id: str, *, may_wait: bool) -> list[Event]:
-        """A step has ended, and so have its hosted calls: commit the held appends.
+    def pause(self, output: Output, response_id: str, *, may_commit: bool, may_wait: bool) -> list[Event]:
+        """A step has ended, and so have its hosted calls: commit the held appends, if ``may_commit`` says
+        that they have passed.
 
         Returns the events, with a final ``response.done`` if the client still has to send outputs and
         ``may_wait`` says that it can.
         """
         step = output.latest
-        sent = self.commit(output)
+        sent = self.commit(output) if may_commit else []
         if may_wait and not self.is_answered:
             sent.append(
                 Done(
@@ -131,12 +138,15 @@ class Rollout:
             self._carry.settle(output.finished)
         return sent
 
-    def return_held(self, output: Output) -> list[Event]:
-        """The response has ended: events that return the held appends to the client."""
+    def return_held(self, output: Output, *, is_blocked: bool) -> list[Event]:
+        """The response has ended: events that return the held appends to the client. ``is_blocked``: a safety
+        check has refused something, perhaps in one of them: then they are returned without their content."""
         held, self._held = self._held, []
         refusal = AppendRefused(
             "response_not_active", "The response ended before this input could be added to it."
         )
+        if is_blocked:
+            held = [structs.replace(append, input=_NO_ITEMS) for append in held]
         return [failed_event(append, refusal, output, None) for append in held]
 
 

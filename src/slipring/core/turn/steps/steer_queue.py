@@ -7,7 +7,7 @@ be ended early for them. ``core.session.successors`` starts the response that fo
 import re
 from collections.abc import Iterable
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Raw, Struct
 
 from slipring.core.chain import input_items
 from slipring.core.chain.state import Carry, ResponseState
@@ -29,6 +29,7 @@ from slipring.protocol.live_input import Steer
 
 _SENTENCE_END = re.compile(r"""(?: [!?…。！？] | (?<!\d)\. ) ["')\]*_’”»]* \s* \Z | \n \s* \Z""", re.VERBOSE)
 """A full stop after a digit does not count: it may be inside a number, or number a list."""
+_NO_ITEMS = Raw(b"[]")
 _OUTPUT_OF_CALL = {call: output for output, call in CALL_OF_OUTPUT.items()}
 
 
@@ -48,12 +49,14 @@ class _Queued(Struct, frozen=True):
 class Steers:
     """The accepted steers of one response, in order of arrival."""
 
-    __slots__ = ("_left", "_output", "_queued", "lane", "response_id")
+    __slots__ = ("_left", "_output", "_queued", "at", "lane", "response_id")
 
     def __init__(self, response_id: str, lane: str | None, output: Output, after_tokens: int) -> None:
         """``after_tokens``: pieces of text after which the answer is ended even within a sentence."""
         self.response_id = response_id
         self.lane = lane
+        self.at = 0
+        """Where they are in the input of the response that follows."""
         self._output = output
         self._queued: list[_Queued] = []
         self._left = after_tokens
@@ -89,13 +92,14 @@ class Steers:
             for queued in self._queued
         ]
 
-    def failed(self, code: SteerErrorCode, message: str) -> list[Event]:
-        """Events that return the input of every queued steer to the client."""
+    def failed(self, code: SteerErrorCode, message: str, *, is_blocked: bool = False) -> list[Event]:
+        """Events that return the input of every queued steer to the client. ``is_blocked``: a safety check
+        has refused something, perhaps in one of them: then they are returned without their content."""
         return [
             SteerFailed(
                 sequence_number=self._output.number(),
                 stream_id=self._output.stream_id,
-                steer=SteerRef(self.response_id, queued.id, queued.steer.input),
+                steer=SteerRef(self.response_id, queued.id, _NO_ITEMS if is_blocked else queued.steer.input),
                 error=SteerErrorBody(code, message),
             )
             for queued in self._queued

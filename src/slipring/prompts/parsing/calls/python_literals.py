@@ -162,8 +162,8 @@ class LiteralReader:
 def decoded(text: str) -> str:
     """A string without its quotes, with its escapes decoded. Unknown escapes stay as they are."""
     text = _ESCAPE.sub(_character, text)
-    # Two escapes of one character, as JSON writes it, become that character.
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    # Two escapes of one character, as JSON writes it, become that character; no text has half of one.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _character(escape: re.Match[str]) -> str:

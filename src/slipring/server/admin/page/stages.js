@@ -44,6 +44,7 @@ const TAKERS = {
 const PHASES = {
   waiting: "engine_queue",
   loading: "resolve",
+  resolving: "validate",
   listing: "list",
   checking: "validate",
   inspecting: "check",

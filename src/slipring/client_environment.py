@@ -1,0 +1,24 @@
+"""What the clients in this package read from the environment, as other clients of the API do: the URL of the
+server, and the variable that holds the API key."""
+
+import argparse
+import re
+from collections.abc import Mapping
+
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
+"""Where ``slipring serve`` listens."""
+URL_VARIABLE = "OPENAI_BASE_URL"
+KEY_VARIABLE = "OPENAI_API_KEY"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def named_url(environ: Mapping[str, str]) -> str | None:
+    """The URL in the environment; None if there is none."""
+    return environ.get(URL_VARIABLE, "").strip() or None
+
+
+def variable_name(given: str) -> str:
+    """The name of a variable, for argparse. A key that is given instead is not repeated in the message."""
+    if not _NAME.fullmatch(given):
+        raise argparse.ArgumentTypeError("must be the name of a variable that holds the key, not the key")
+    return given

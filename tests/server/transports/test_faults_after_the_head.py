@@ -1,0 +1,177 @@
+"""An error after the head of a streaming answer ends its connection: a client never waits for what will not
+come."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import apsw
+import pytest
+from aiohttp import web
+
+from slipring.aiohttp_internals import StreamedResponse
+from slipring.core.limits import Limits
+from slipring.server.background import event_stream
+from slipring.server.transports import echo, sse_framing
+from slipring.server.transports.http_replies import SseReply
+from slipring.server.transports.websocket import WebSocketConnection
+from tests.api import Api
+from tests.harness import PuppetEngine, Running, serve
+from tests.server.admin.watching import ANY_PORT, admin_url
+from tests.server.background.test_runs import running
+from tests.server.raw import gone, open_raw, open_tcp, until
+
+KEY = {"Authorization": "Bearer test-key"}
+SILENT = Limits(ping_interval_s=0)
+"""No keep-alives: a connection that does not end is silent."""
+
+
+def failing(_: Any, *given: Any, **more: Any) -> Any:
+    raise RuntimeError("a fault")
+
+
+def failing_later(works: int, real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does what it should a few times, and then raises each time."""
+    left = works
+
+    def call(*given: Any, **more: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("a fault")
+        return real(*given, **more)
+
+    return call
+
+
+async def is_cut_off(answer: aiohttp.ClientResponse) -> bytes:
+    """What was received of an answer that ends before its end."""
+    received: list[bytes] = []
+    assert answer.status == 200
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await asyncio.wait_for(_read(answer, received), 60)
+    return b"".join(received)
+
+
+async def _read(answer: aiohttp.ClientResponse, received: list[bytes]) -> None:
+    while chunk := await answer.content.readany():
+        received.append(chunk)
+
+
+async def test_a_stream_of_a_run_with_a_corrupted_event_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "slipring.db"
+    async with running(store=f"sqlite:{path}", limits=SILENT) as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        performance.say("a", "b")
+        performance.finish()
+        await api.ended(begun["id"])
+        with apsw.Connection(str(path)) as database:
+            database.set_busy_timeout(60_000)
+            database.execute("UPDATE slipring_run_events SET data = x'7b' WHERE sequence_number = 5")
+        await until(lambda: not api.server.server.background._runs)
+        url = f"{api.server.url}/responses/{begun['id']}?stream=true"
+        async with api.server.http.get(url, headers=KEY) as answer:
+            received = await is_cut_off(answer)
+        assert received.count(b"event: ") == 5
+        async with api.server.http.get(url + "&starting_after=5", headers=KEY) as answer:
+            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+        await gone(api.server)
+
+
+async def test_a_stream_over_http_1_0_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(limits=SILENT) as (engine, api):
+        begun = await api.begin()
+        (await engine.next()).finish()
+        await api.ended(begun["id"])
+        monkeypatch.setattr(event_stream, "_write_all", failing)
+        async with open_tcp(api.server) as raw:
+            path = f"/v1/responses/{begun['id']}?stream=true"
+            await raw.send(f"GET {path} HTTP/1.0\r\nAuthorization: Bearer test-key\r\n\r\n".encode())
+            assert (await raw.ended()).startswith(b"HTTP/1.0 200 OK\r\n")
+
+
+async def test_the_stream_of_a_background_create_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(limits=SILENT) as (engine, api):
+        block = failing_later(2, sse_framing.named_block)
+        monkeypatch.setattr(sse_framing, "named_block", block)
+        body = {"input": "hello", "background": True, "stream": True}
+        async with api.server.http.post(f"{api.server.url}/responses", json=body, headers=KEY) as answer:
+            (await engine.next()).say("a")
+            assert (await is_cut_off(answer)).count(b"event: ") == 2
+
+
+async def test_a_stream_whose_head_is_ready_but_not_sent_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = PuppetEngine()
+    async with serve(engine, limits=SILENT) as server:
+
+        async def prepare(stream: StreamedResponse, request: web.Request) -> None:
+            await web.StreamResponse.prepare(stream, request)
+            raise RuntimeError("a fault")
+
+        monkeypatch.setattr(StreamedResponse, "prepare", prepare)
+        posting = server.http.post(
+            f"{server.url}/responses", json={"input": "a", "stream": True}, headers=KEY
+        )
+        with pytest.raises(aiohttp.ServerDisconnectedError):
+            await posting
+        await asyncio.wait_for((await engine.next()).stopped.wait(), 60)
+        await gone(server)
+
+
+@pytest.mark.parametrize("method", ["subscribe", "greeting"])
+async def test_a_live_stream_is_cut_off(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    async with serve(admin=ANY_PORT) as server:
+        source = server.server._admin._source
+        monkeypatch.setattr(type(source), method, failing)
+        async with server.http.get(f"{admin_url(server)}live") as answer:
+            assert await is_cut_off(answer) == b""
+
+
+async def socket_ends(server: Running, path: str) -> None:
+    async with open_raw(server, path=path, more="Authorization: Bearer test-key\r\n") as raw:
+        assert await raw.ended() == b""
+
+
+@pytest.mark.parametrize("method", ["__init__", "serve"])
+async def test_a_socket_is_cut_off(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    async with serve() as server:
+        monkeypatch.setattr(WebSocketConnection, method, failing)
+        await socket_ends(server, "/v1/responses")
+        assert server.service.sockets == 0
+
+
+async def test_an_echo_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(echo=True) as server:
+        monkeypatch.setattr(echo, "_repeat", failing)
+        await socket_ends(server, f"/v1{echo.PATH}")
+        assert server.service.sockets == 0
+
+
+async def test_an_error_before_the_head_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        (await engine.next()).finish()
+        await api.ended(begun["id"])
+        monkeypatch.setattr(event_stream, "_Follower", failing)
+        status, error = await Api(api.server).call("GET", f"/responses/{begun['id']}?stream=true")
+        assert (status, error["error"]["code"]) == (500, "server_error")
+
+
+@pytest.mark.parametrize("works", [1, 2, 4])
+async def test_a_stream_whose_events_cannot_be_written_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, works: int
+) -> None:
+    engine = PuppetEngine()
+    async with serve(engine, limits=SILENT) as server:
+        write = failing_later(works, SseReply._write)
+        monkeypatch.setattr(SseReply, "_write", lambda reply, blocks: write(reply, blocks))
+        body = {"input": "hello", "stream": True}
+        async with server.http.post(f"{server.url}/responses", json=body, headers=KEY) as answer:
+            performance = await engine.next()
+            performance.say(*"abcd")
+            performance.finish()
+            assert b"response.completed" not in await is_cut_off(answer)
+        await gone(server)
