@@ -41,6 +41,8 @@ class FormatFacts(Struct, frozen=True, kw_only=True):
     calls: dict[str, Any] | None
     """The marks of calls, by the names that the layout has for them."""
     thoughts: MarksFacts | None
+    calls_end_thoughts: bool
+    """Whether calls at the end of an answer end a thought that is not closed."""
     ignored: tuple[str, ...]
     """Marks that have no meaning."""
     tools_described_by: str

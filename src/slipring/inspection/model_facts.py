@@ -157,6 +157,7 @@ def format_facts(model: Inspected) -> FormatFacts:
         layout="harmony" if format.is_harmony else tag,
         calls=calls,
         thoughts=thoughts if format.think_close else None,
+        calls_end_thoughts=format.calls_end_thoughts,
         ignored=format.ignored,
         tools_described_by=describer,
     )

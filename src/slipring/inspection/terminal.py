@@ -110,7 +110,8 @@ def _format_rows(writer: WriterFacts, format: FormatFacts) -> Iterator[Row]:
     if format.layout == "harmony":
         yield "thoughts", "messages of the channel analysis"
     elif format.thoughts is not None:
-        yield "thoughts", f"{_quoted(format.thoughts.open)} … {_quoted(format.thoughts.close)}"
+        ended = ", or calls at the end of the answer" if format.calls_end_thoughts else ""
+        yield "thoughts", f"{_quoted(format.thoughts.open)} … {_quoted(format.thoughts.close)}{ended}"
     else:
         yield "thoughts", "none"
     if format.ignored:
