@@ -175,6 +175,16 @@ _TOOLS = [
         },
     },
 ]
+_PARAMETERS: list[dict[str, Any]] = [
+    *({"type": name} for name in ("string", "integer", "number", "boolean", "object", "array")),
+    {"type": "array", "items": {"type": "integer"}},
+    {"type": "array", "items": {"type": "object", "properties": {"deep": {"type": "boolean"}}}},
+    {"type": "object", "properties": {"deep": {"type": "boolean"}}},
+    {"type": "string", "enum": ["read", "write"], "default": "read"},
+    {"type": ["string", "null"]},
+    {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    {},
+]
 _PLAIN_TOOLS = [
     [
         {
@@ -190,16 +200,7 @@ _PLAIN_TOOLS = [
             },
         }
     ]
-    for schema in (
-        *({"type": name} for name in ("string", "integer", "number", "boolean", "object", "array")),
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "object", "properties": {"deep": {"type": "boolean"}}}},
-        {"type": "object", "properties": {"deep": {"type": "boolean"}}},
-        {"type": "string", "enum": ["read", "write"], "default": "read"},
-        {"type": ["string", "null"]},
-        {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        {},
-    )
+    for schema in _PARAMETERS
 ]
 """Tools with one parameter, of each kind."""
 _ARGUMENTS: dict[str, Any] = {
