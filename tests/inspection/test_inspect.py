@@ -28,7 +28,7 @@ from tests.prompts.vocabulary import small_metadata
 
 KEYS = {
     *("works", "problems", "warnings", "model", "writer", "format", "stop_tokens", "variables"),
-    *("adapted_forms", "sampling", "tokenizer", "appending", "sample", "parsed_call"),
+    *("adapted_forms", "sampling", "tokenizer", "appending", "kept", "sample", "parsed_call"),
 }
 WITHOUT_CALLS = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"

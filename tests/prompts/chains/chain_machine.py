@@ -20,10 +20,10 @@ from slipring.core.generation import Job, Settings
 from slipring.errors import InvalidRequest
 from slipring.inspection.sample_conversation import Answer as WrittenAnswer
 from slipring.inspection.sample_conversation import control_names, emit, spell
+from slipring.prompts.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE, ChainChoice
 from slipring.prompts.parsing.call_writer import Call as WrittenCall
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.rendering import Rendering
-from slipring.prompts.templates.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE, ChainChoice
 from slipring.prompts.templates.chat_messages import ChatMessage, head_messages, short_id, template_tools
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.templates.type_declarations import declare_tools

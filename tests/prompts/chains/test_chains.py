@@ -6,7 +6,7 @@
 import pytest
 from hypothesis import given, settings
 
-from slipring.prompts.templates.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS
+from slipring.prompts.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from tests.prompts.chains.chain_machine import ChainMachine, Difference
 from tests.prompts.chains.chain_renderers import DAY, NAMES, renderer_named

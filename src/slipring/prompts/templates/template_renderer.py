@@ -17,17 +17,18 @@ from msgspec import Struct, structs
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.errors import InvalidRequest
-from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
-from slipring.prompts.parsing.known_formats import HERMES
-from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
-from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, Step, empty
-from slipring.prompts.templates.chain_choices import (
+from slipring.prompts.chain_choices import (
+    ALL_THOUGHTS,
     CHAIN_CHOICES,
     EMPTY_THOUGHTS,
     LOOP_THOUGHTS,
     WHITE_SPACE,
     ChainChoice,
 )
+from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
+from slipring.prompts.parsing.known_formats import HERMES
+from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
+from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, Step, empty
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,
@@ -67,7 +68,9 @@ from slipring.protocol import wire
 from slipring.protocol.items import CustomToolCall, FunctionCall, Item
 
 HEAD_CHANGED = "the head changed"
-EFFORT_CHANGED = "the effort of reasoning changed, which the template writes at the beginning"
+EFFORT_CHANGED = (
+    "the effort of reasoning changed, which the template writes at the beginning or in earlier answers"
+)
 OPENED_OTHERWISE = "the effort of reasoning changed, with which the template may open answers otherwise"
 REWRITES_EARLIER = "the template rewrites earlier turns"
 DROPS_THOUGHTS = "the template drops earlier thoughts"
@@ -472,7 +475,9 @@ class TemplateRenderer(Renderer):
         yield from {choice for effort in efforts for choice in self._kept_after_answers(effort)}
         question, called, output = CALLED
         loop = (question, with_thoughts(called), output)
-        if any(self._drops(loop, effort) for effort in filter(self._thinks, efforts)):
+        if self._keeps_thoughts and self._drops_thoughts():
+            yield ALL_THOUGHTS
+        elif any(self._drops(loop, effort) for effort in filter(self._thinks, efforts)):
             yield LOOP_THOUGHTS
 
     def _thinks(self, effort: str | None) -> bool:

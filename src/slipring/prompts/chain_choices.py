@@ -1,16 +1,15 @@
-"""What a chain keeps as the model's context had it, where the template writes the whole history otherwise.
+"""What a chain keeps as the model read or wrote it, although the whole history is rendered otherwise.
 
-A chain reads as the template writes its whole history, or it is rendered in full and the turn reports why.
-These are the exceptions: rendering in full would make the engine read the last answer again in every turn.
-Which of them a model's template makes necessary is found when its renderer is made; ``slipring inspect``
-names them.
+A chain reads as its whole history is rendered, or it is rendered in full and the turn reports why. These
+are the exceptions: rendering in full would make the engine read the last answer again in every turn. Which of
+them a model's template makes necessary is found when its renderer is made; ``slipring inspect`` names them.
 """
 
 from msgspec import Struct
 
 
 class ChainChoice(Struct, frozen=True):
-    """Something that stays in a chain although the template drops it."""
+    """Something that stays in a chain although a rendering of all items drops it."""
 
     name: str
     kept: str
@@ -32,4 +31,9 @@ LOOP_THOUGHTS = ChainChoice(
     "thoughts of a tool loop, until another message than an output follows",
     "the model goes on with what it thought, and the engine need not read the last call again in every step",
 )
-CHAIN_CHOICES = (EMPTY_THOUGHTS, WHITE_SPACE, LOOP_THOUGHTS)
+ALL_THOUGHTS = ChainChoice(
+    "all_thoughts",
+    "thoughts of all earlier answers",
+    "the option thinking=keep says so, or a dialect, which always appends, writes the context",
+)
+CHAIN_CHOICES = (EMPTY_THOUGHTS, WHITE_SPACE, LOOP_THOUGHTS, ALL_THOUGHTS)
