@@ -168,6 +168,7 @@ def test_facts_about_a_thinking_model(tmp_path: Path) -> None:
         DROPS,
     )
     assert "thinking=keep" in report.warnings[-1].remedy
+    assert [each.name for each in report.kept] == ["empty_thoughts"]
 
 
 def test_options_after_a_path_are_those_of_engines(tmp_path: Path) -> None:
@@ -182,6 +183,7 @@ def test_options_after_a_path_are_those_of_engines(tmp_path: Path) -> None:
     named = inspected(f"{path},dialect=chatml").writer
     assert named is not None
     assert (named.kind, named.name, named.why) == ("dialect", "chatml", "the option dialect names it")
+    assert [each.name for each in inspected(f"{path},dialect=chatml").kept] == ["all_thoughts"]
 
 
 def test_a_built_in_template_is_named(tmp_path: Path) -> None:

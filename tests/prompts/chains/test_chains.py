@@ -6,12 +6,13 @@
 import pytest
 from hypothesis import given, settings
 
-from slipring.prompts.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS
-from slipring.prompts.templates.template_renderer import TemplateRenderer
+from slipring.prompts.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
+from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
 from tests.prompts.chains.chain_machine import ChainMachine, Difference
 from tests.prompts.chains.chain_renderers import DAY, NAMES, renderer_named
 from tests.prompts.chains.histories import HISTORIES, Answer, Call, History, Input, Start, Turn
 from tests.prompts.templates.family_renderers import family_renderer
+from tests.prompts.templates.family_renderers import vocabulary as family_vocabulary
 
 EXAMPLES = 25
 SEARCH, WEATHER = Call("search", {"query": "rain"}), Call("get_weather", {"city": "Rome"})
@@ -113,6 +114,95 @@ def test_efforts_that_change_from_turn_to_turn(name: str) -> None:
     ]
     for start in ("user", "developer", "long"):
         assert not played(renderer, history(start, *turns))[1]
+
+
+def renderer_for(source: str) -> TemplateRenderer:
+    model = ModelTemplate(source=source, eos_token="<|im_end|>")
+    return TemplateRenderer(model, family_vocabulary(), today=DAY)
+
+
+LOOPS: list[tuple[Input, int, Answer]] = [
+    ("user", 0, Answer(False, False, (SEARCH,))),
+    ("outputs", 0, Answer(False, False, (WEATHER,))),
+    ("outputs", 0, TEXT),
+    ("user", 0, TEXT),
+]
+OUTPUT_END = "{{ '' if loop.last else '\\n' }}"
+FIRST_CALL = "{{ '' if state.called else 'First: ' }}{% set state.called = true %}"
+CALLS = """\
+{%- set state = namespace(called=false) -%}
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{- '<|im_start|>tool\\n' + message.content }}OUTPUT_END{{ '<|im_end|>' -}}
+{%- else -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{{- message.content or '' -}}
+{%- for call in message.tool_calls or [] -%}
+FIRST_CALL{{- '<tool_call>\\n' }}{{ call.function | tojson }}{{ '\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+
+
+def test_white_space_that_the_template_changes_stays_and_the_renderer_says_so() -> None:
+    """Hermes 3 writes a line end after an output once something follows."""
+    renderer = renderer_for(CALLS.replace("OUTPUT_END", OUTPUT_END).replace("FIRST_CALL", ""))
+    assert renderer.chain_choices == (WHITE_SPACE,)
+    machine, differences = played(renderer, history("user", *LOOPS))
+    assert (machine.appended, machine.in_full, differences) == (3, 0, [])
+
+
+def test_the_first_call_of_a_conversation_is_told_from_others() -> None:
+    renderer = renderer_for(CALLS.replace("OUTPUT_END", "").replace("FIRST_CALL", FIRST_CALL))
+    assert renderer.chain_choices == ()
+    for start in ("user", "long", "call"):
+        machine, differences = played(renderer, history(start, *LOOPS, *LOOPS))
+        assert not differences
+        assert machine.appended > 0
+
+
+THINKING = """\
+{%- set state = namespace(user=0) -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}{%- set state.user = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.reasoning_content and loop.index0 > state.user and enable_thinking != false -%}
+{{- '<think>' + message.reasoning_content + '</think>' -}}
+{%- endif -%}
+{{- message.content or '' -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>\\n' }}{{ call.function | tojson }}{{ '\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' + ('<think></think>' if enable_thinking is false else '') -}}
+{%- endif -%}
+"""
+
+
+def test_an_effort_that_drops_the_thoughts_of_a_loop_causes_a_full_rendering() -> None:
+    renderer = renderer_for(THINKING)
+    on, off = 0, effort_of(renderer, "none")
+    calls = Answer(True, False, (WEATHER,))
+    for first, second, in_full in ((on, on, 0), (on, off, 1)):
+        turns: list[tuple[Input, int, Answer]] = [("user", first, calls), ("outputs", second, TEXT)]
+        machine, differences = played(renderer, history("user", *turns))
+        assert (machine.in_full, differences) == (in_full, [])
+
+
+def test_thoughts_that_the_operator_keeps_are_named() -> None:
+    names = {}
+    for family in ("deepseek_v3_1", "qwen3_5"):  # the second has a variable for that
+        names[family] = [each.name for each in family_renderer(family, keeps_thoughts=True).chain_choices]
+    assert names == {"deepseek_v3_1": ["all_thoughts"], "qwen3_5": []}
 
 
 def test_thoughts_of_a_loop_stay_if_the_template_never_writes_them() -> None:

@@ -555,9 +555,26 @@ class TemplateRenderer(Renderer):
         marks = set() if format.is_harmony else self._control_ids(format.marks())
         if mark == TEXT_PLACEHOLDER and not _is_blank(pieces):
             return ""  # text ends the answer
-        closers = [id for id in ids if id in self._stop_ids] or [id for id in ids if id not in marks]
+        closers = [id for id in ids if id in self._stop_ids] or self._others(pieces, marks)
         names = {self.vocabulary.control(name): name for name in self.vocabulary.control_tokens()}
         return names[closers[0]] if closers else ""
+
+    def _others(self, pieces: Sequence[str | int], marks: Set[int]) -> list[int]:
+        """The control tokens that are no marks. A mark that begins the next message is one of them (Solar's
+        ``<|begin|>tool<|tool_response|>``): other words than those of calls follow it."""
+        found: list[int] = []
+        for before, text, piece in zip(("", "", *pieces), ("", *pieces), pieces, strict=False):
+            if isinstance(piece, int) and piece not in marks:
+                if isinstance(before, int) and isinstance(text, str) and self._is_foreign(text):
+                    found.append(before)
+                found.append(piece)
+        return found
+
+    def _is_foreign(self, text: str) -> bool:
+        """Whether a text has words that are no marks of the format."""
+        for mark in sorted(self.output_format.marks(), key=len, reverse=True):
+            text = text.replace(mark.strip(), "")
+        return bool(text.strip())
 
     def _control_ids(self, names: Iterable[str]) -> set[int]:
         return {self.vocabulary.control(name) for name in filter(self.vocabulary.has_control, names)}
