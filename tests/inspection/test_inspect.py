@@ -28,7 +28,7 @@ from tests.prompts.vocabulary import small_metadata
 
 KEYS = {
     *("works", "problems", "warnings", "model", "writer", "format", "stop_tokens", "variables"),
-    *("adapted_forms", "sampling", "tokenizer", "appending", "sample", "parsed_call"),
+    *("adapted_forms", "sampling", "tokenizer", "appending", "kept", "sample", "parsed_call"),
 }
 WITHOUT_CALLS = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -171,6 +171,7 @@ def test_facts_about_a_thinking_model(tmp_path: Path) -> None:
         DROPS,
     )
     assert "thinking=keep" in report.warnings[-1].remedy
+    assert [each.name for each in report.kept] == ["empty_thoughts"]
 
 
 def test_options_after_a_path_are_those_of_engines(tmp_path: Path) -> None:
@@ -185,6 +186,7 @@ def test_options_after_a_path_are_those_of_engines(tmp_path: Path) -> None:
     named = inspected(f"{path},dialect=chatml").writer
     assert named is not None
     assert (named.kind, named.name, named.why) == ("dialect", "chatml", "the option dialect names it")
+    assert [each.name for each in inspected(f"{path},dialect=chatml").kept] == ["all_thoughts"]
 
 
 def test_a_built_in_template_is_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from slipring.inspection.facts import (
     Appending,
     AppendingFacts,
     FormatFacts,
+    KeptFacts,
     MarksFacts,
     ModelFacts,
     ParsedCall,
@@ -232,6 +233,10 @@ def appending_facts(model: Inspected) -> AppendingFacts:
         user_turn=turn,
         user_turn_after_thoughts=thinking_turn,
     )
+
+
+def kept_facts(model: Inspected) -> tuple[KeptFacts, ...]:
+    return tuple(KeptFacts(**structs.asdict(choice)) for choice in model.renderer.chain_choices)
 
 
 def sample_facts(model: Inspected) -> SampleFacts:

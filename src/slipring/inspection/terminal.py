@@ -90,6 +90,8 @@ def _sections(report: Report) -> Iterator[tuple[str, Iterable[Row]]]:
         yield "Messages that are adapted", [(each.form, each.adaptation) for each in report.adapted_forms]
     if report.appending is not None:
         yield "New turns are appended, not rendered again", _appending_rows(report)
+    if report.kept:
+        yield "Kept in chains, dropped if all is rendered", [(each.name, each.kept) for each in report.kept]
     if report.parsed_call is not None:
         yield "Sample call", _call_rows(report)
 
