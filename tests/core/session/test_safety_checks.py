@@ -14,8 +14,9 @@ from slipring.core.generation import Begun, CallArguments, CallEnded, CallStarte
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList, ResolvedServer
 from slipring.core.ports import Betas
 from slipring.core.session.actions import ResolveTools
+from slipring.errors import Unavailable
 from slipring.protocol.hosted.mcp_tools import ListedTool
-from tests.core.connection import Connection, Json, Server, call_output, function, types
+from tests.core.connection import Connection, Json, Server, call_output, function, mcp, message, types
 
 CALL = (CallStarted("function", "f"), CallArguments('{"x":1}'), CallEnded())
 
@@ -648,6 +649,30 @@ def test_a_verdict_about_the_input_can_arrive_while_lists_are_fetched():
     assert [item["type"] for item in connection.complete()["output"]] == ["mcp_list_tools", "message"]
 
 
+def test_a_steer_while_lists_are_fetched_waits_until_the_input_has_passed():
+    connection = connect(policy())
+    connection.create(input="bad", instructions="worse", tools=[mcp()])
+    connection.find_servers()
+    response_id = connection.events[0]["response"]["id"]
+    assert connection.steer(response_id, "wait")["type"] == "response.steer.accepted"
+    assert types(connection.events)[-1] == "steer.accepted"
+    connection.inspect_all()
+    failed, returned = connection.events[-2:]
+    assert failed["response"]["error"]["code"] == "invalid_prompt"
+    assert returned["type"] == "response.steer.failed"
+    assert "worse" not in json.dumps(connection.events)
+    assert len(connection.cache) == 0
+    assert not connection.starts
+
+    connection.create(input="good", tools=[mcp()])
+    connection.find_servers()
+    (*_, created) = [event for event in connection.events if event["type"] == "response.created"]
+    connection.steer(created["response"]["id"], "wait")
+    sent = types(connection.inspect_all())
+    assert sent[:3] == ["mcp_list_tools.failed", "output_item.done", "incomplete"]
+    assert sent[3] == "created"
+
+
 def test_approved_calls_wait_for_the_input():
     hosting = Hosting(policy(subjects=("message",)), approval="always")
     hosting.create()
@@ -774,6 +799,31 @@ def test_what_a_client_defines_is_shown_once_it_has_passed():
     assert (response["status"], response["instructions"], response["tools"]) == ("failed", None, [])
 
 
+def test_a_response_that_fails_does_not_show_definitions_that_have_not_passed():
+    connection = connect(policy())
+    connection.create(instructions="bad", tools=[function("f")])
+    connection.fail()
+    response = last(connection)["response"]
+    assert (response["status"], response["instructions"], response["tools"]) == ("failed", None, [])
+
+    connection.create(instructions="good", tools=[function("f")])
+    connection.inspect_all()
+    connection.fail()
+    response = last(connection)["response"]
+    assert (response["instructions"], len(response["tools"])) == ("good", 1)
+
+
+def test_a_steer_of_a_response_that_is_blocked_is_returned_without_content():
+    connection = connect()
+    connection.create(input="bad")
+    connection.generate(Text("One."))
+    connection.steer(connection.events[0]["response"]["id"], "also bad")
+    connection.inspect()
+    returned = last(connection)
+    assert returned["type"] == "response.steer.failed"
+    assert returned["steer"]["input"] == []
+
+
 def test_input_that_is_returned_because_something_is_refused_has_no_content():
     connection = connect(betas=Betas(rollout=True))
     connection.create(rollout=True, tools=[function("f")])
@@ -821,3 +871,39 @@ def test_the_content_of_a_blocked_turn_is_not_recorded():
     connection.finish(Text("ok"))
     connection.inspect_all()
     assert [report.turn is None for report in connection.reports] == [True, True, False]
+
+
+def test_content_that_has_not_passed_is_not_recorded():
+    connection = connect(policy())
+    connection.create(input="bad")
+    connection.fail()
+    connection.create(input="bad", tools=[{"type": "function"}])
+    connection.create(input="bad")
+    connection.create(input="bad, and it waits in the lane")
+    connection.hang_up()
+    assert [report.turn is None for report in connection.reports] == [True, True, True, True]
+
+    unchecked = connect(Policy())
+    unchecked.create()
+    unchecked.fail()
+    unchecked.create(tools=[{"type": "function"}])
+    assert [report.turn is None for report in unchecked.reports] == [False, False]
+
+
+def test_what_was_not_inspected_when_its_response_was_broken_off_does_not_count_as_inspected():
+    connection = connect(policy(mode="follow", action="cut"), betas=Betas(rollout=True))
+    connection.create(rollout=True, tools=[function("f")])
+    connection.inspect_all()
+    connection.finish(*CALL)
+    connection.inspect_all()
+    connection.append(last(connection)["response_id"], call_output("call_1", "fine"))
+    connection.inspect_all()
+    connection.generate(Text("It is bad."))
+    connection.end(Unavailable("The server stops."), grace_s=1)
+    connection.tick(2)
+    (response,) = [event["response"] for event in connection.events if event["type"] == "response.incomplete"]
+    assert text_of(response) == "It is bad."
+
+    again = connection.server.connect(betas=Betas(rollout=True))
+    again.create(input=[message("hi"), *response["output"], message("go on")], tools=[function("f")])
+    assert "It is bad." in texts(again)

@@ -28,7 +28,7 @@ from slipring.core.checks.report import Report
 from slipring.core.checks.rulings import Ruling, When, checks_of, rule
 from slipring.core.checks.subjects import UPSTREAM_KINDS, call_text, upstream_subjects
 from slipring.core.checks.tracks import Beginning, Track
-from slipring.core.checks.verdicts import Kind, Subject, Verdict
+from slipring.core.checks.verdicts import Kind, Side, Subject, Verdict
 from slipring.core.generation import (
     Annotated,
     CallArguments,
@@ -220,6 +220,19 @@ class Gate:
         if not self._asked:
             return False
         return self._held_bytes + sum([track.pending for track in self._tracks]) >= self._most_bytes
+
+    def unanswered(self, *sides: Side) -> set[str]:
+        """The checks that gave no answer about something on one of these sides, or have not given it yet."""
+        missing = self.report.unanswered(*sides)
+        for inspection in [asked.inspection for asked in self._asked.values()]:
+            for subject in inspection.subjects:
+                if subject.side in sides:
+                    missing.update(check.name for check in checks_of(self.policy, subject, inspection.when))
+        if "output" in sides:
+            # An answer that is broken off ends within a window.
+            modes = {track.mode for track in self._tracks if track.frontier is not None}
+            missing.update(check.name for check in self.policy.checks if check.mode in modes)
+        return missing
 
     def inspect_input(self, subjects: Sequence[Subject]) -> None:
         """Have a part of the input inspected. What is fed from now on waits for it."""

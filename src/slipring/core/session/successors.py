@@ -66,7 +66,8 @@ class Successors:
         if steers is None:
             return [], None
         if state is None:
-            return self._fail(steers, "response_not_active", "The response has failed."), None
+            why = "The response has failed."
+            return self._fail(steers, "response_not_active", why, is_blocked=turn.is_blocked), None
         if refusing is not None:
             return self._fail_successor(steers, refusing), None
         if steer_queue.requires_input(state):

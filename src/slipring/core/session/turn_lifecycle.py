@@ -279,6 +279,8 @@ class TurnLifecycle:
             return [*actions, work]
         if turn.phase is Phase.PAUSED:
             return [*actions, *self._after_calls(turn, before, now)]
+        if turn.phase is Phase.LISTING:
+            return [*actions, *self.yield_to_steers(turn, now)]
         return [*actions, *(self.finished(turn, now) if turn.checks.is_awaited else [])]
 
     def finished(self, turn: Turn, now: float) -> list[Action]:
@@ -575,8 +577,18 @@ class TurnLifecycle:
             cache.unpin(state)
 
     def _record(self, turn: Turn, report: TurnReport) -> Record:
-        content = None if self._betas.keeps_nothing or turn.is_blocked else turn
+        content = turn if self._may_be_recorded(turn) else None
         return Record(turn.lane, report, turn.stages.arrived, turn_reports.traceparent(turn), content)
+
+    def _may_be_recorded(self, turn: Turn) -> bool:
+        """Whether the content of a turn that has ended may be kept: no check has refused any of it, or would
+        still have inspected it."""
+        if self._betas.keeps_nothing or turn.is_blocked:
+            return False
+        if turn.checks is not None:
+            return turn.checks.has_passed
+        # Which policy applies is known once a request is valid.
+        return turn.response is not None or not self._policies.checks
 
     def _foresee(self, turn: Turn, state: ResponseState) -> list[Action]:
         """Have the engine prefill what will probably continue a response that has just ended."""
@@ -609,8 +621,10 @@ class TurnLifecycle:
 
     def yield_to_steers(self, turn: Turn, now: float) -> list[Action]:
         """End a response that waits for hosted calls, or for lists of tools, if it has steers that can follow
-        it."""
+        it. One that waits for lists ends once its input has passed: its successor continues that."""
         if turn.is_listing and turn.steers is not None:
+            if turn.checks is not None and not turn.checks.is_settled:
+                return []
             turn.stages.lap("list")
             return [Cancel(turn), Send(turn.end_waiting("steered")), *self._conclude(turn, now)]
         if not turn.yields_to_steers:

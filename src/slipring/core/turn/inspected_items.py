@@ -185,7 +185,7 @@ class InspectedItems:
     def completed(self, output: Iterable[Item]) -> list[Subject]:
         """The turn has ended, and its output has passed; returns what is still to be audited."""
         self._context.go_to(self._after_input)
-        unanswered = self._gate.report.unanswered("output")
+        unanswered = self._gate.unanswered("output")
         for item, is_sealed in sealed_and_open(output):
             if item.type == "mcp_list_tools":
                 continue  # inspected when it was fetched

@@ -297,10 +297,14 @@ class Turn:
     def _shown(self) -> Response:
         """The response as its first events show it: without what has not passed, and without what the client
         does not want to see."""
+        shown = self._passed()
+        return response_object.shortened(shown) if self.short_events else shown
+
+    def _passed(self) -> Response:
+        """The response without instructions, tools and format, if these have not passed."""
         assert self.response is not None
-        if self.checks is not None and self.checks.holds_definitions:
-            return response_object.without_definitions(self.response)
-        return response_object.shortened(self.response) if self.short_events else self.response
+        holds = self.is_blocked or (self.checks is not None and self.checks.holds_definitions)
+        return response_object.without_definitions(self.response) if holds else self.response
 
     def emit(self, emit: Emit) -> None:
         """Emit something once the input has passed. What is emitted now is among the events of the output."""
@@ -646,7 +650,7 @@ class Turn:
         closing = self._end_lists() + self.output.finish("incomplete")
         closing += self.end_calls() + self._return_held(is_blocked=is_blocked)
         self.response = structs.replace(
-            response_object.without_definitions(self.response) if is_blocked else self.response,
+            self._passed(),
             status="failed",
             completed_at=None,
             incomplete_details=None,

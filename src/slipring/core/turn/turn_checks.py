@@ -56,13 +56,13 @@ class Audit(Struct, frozen=True, eq=False):
 class TurnChecks:
     """The gate of a turn, with what goes through it besides the engine's deltas."""
 
-    __slots__ = ("_gate", "_has_lists", "_items", "_tenant", "is_awaited", "is_held")
+    __slots__ = ("_gate", "_has_begun", "_has_lists", "_items", "_tenant", "is_awaited", "is_held")
 
     def __init__(self, policy: Policy, known: KnownVerdicts, tenant: str) -> None:
         self._tenant = tenant
         self._gate = Gate(policy)
         self._items = InspectedItems(self._gate, known, tenant)
-        self._has_lists = False
+        self._has_begun = self._has_lists = False
         self.is_awaited = False
         """Whether the engine has ended, and only verdicts are missing."""
         self.is_held = False
@@ -91,6 +91,7 @@ class TurnChecks:
         is known to be refused."""
         self._gate.writes_json = writes_json
         self._items.begin(parent, head, items, definitions)
+        self._has_begun = True
 
     def add_list(self, label: str, tools: list[ListedTool], error: str | None) -> None:
         """Inspect a list of hosted tools that was fetched for the response. Raises as ``begin`` does."""
@@ -139,6 +140,11 @@ class TurnChecks:
     def holds_input(self) -> bool:
         """Whether nothing of the answer is released yet, because the input has not passed."""
         return self._gate.holds_input
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether the whole input was inspected, and no check that may refuse it is still missing."""
+        return self._has_begun and not self._gate.holds_input
 
     def holds_work(self, *, is_call: bool) -> bool:
         """Whether the engine must not get its job yet; or, with ``is_call``, no approved call may run. What
@@ -238,7 +244,7 @@ class TurnChecks:
         policy = self._gate.policy
         audits = any(check.mode == "audit" for check in policy.checks)
         # A check that gave no answer has inspected nothing.
-        digest = b"" if self._gate.report.unanswered("input", "output") else policy.digest
+        digest = b"" if self._gate.unanswered("input", "output") else policy.digest
         return NodeVerdicts(digest, self._gate.report.findings, audits or is_audited(parent))
 
     def audit(self, state: ResponseState, *, is_stored: bool) -> Audit | None:
