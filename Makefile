@@ -46,7 +46,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-upgrade test-attack soak test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-oracles test-browser clients autobahn fuzz fuzz-frames check coverage fix bench bench-more lock audit dist clean
+.PHONY: help run install test test-slow test-crash test-upgrade test-attack soak test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser clients autobahn fuzz fuzz-frames check coverage fix bench bench-more lock audit dist clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -95,6 +95,9 @@ test-templates: .venv/.dev ## the chat templates in a directory: formats, first 
 	@test -n "$(DIR)" || { echo "DIR is not set: it names a directory of official templates, *.jinja"; exit 1; }
 	SLIPRING_TEST_TEMPLATES=$(DIR) $(BIN)/python -m pytest tests/prompts/templates/detection -k official -q $(ARGS)
 	$(BIN)/python -m tests.prompts.templates.official $(DIR)
+
+test-chains: .venv/.dev ## random histories by chain, as a whole and by Jinja2, for every family (EXAMPLES=2000 for more, SEED=1, DIR=… for official templates)
+	$(BIN)/python -m tests.prompts.chains $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(SEED),--seed $(SEED)) $(if $(DIR),--templates $(DIR)) $(ARGS)
 
 test-oracles: .venv/.dev .venv-oracles/.ready ## prompts and parsed answers against other implementations (DIR=… for official templates, WRITE=1 to record)
 	$(BIN)/python -m tests.prompts.oracles.live --tools .venv-oracles $(if $(DIR),--templates $(DIR)) $(if $(WRITE),--write) $(ARGS)

@@ -28,7 +28,7 @@ from tests.prompts.vocabulary import small_metadata
 
 KEYS = {
     *("works", "problems", "warnings", "model", "writer", "format", "stop_tokens", "variables"),
-    *("adapted_forms", "sampling", "tokenizer", "appending", "sample", "parsed_call"),
+    *("adapted_forms", "sampling", "tokenizer", "appending", "kept", "sample", "parsed_call"),
 }
 WITHOUT_CALLS = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -171,6 +171,7 @@ def test_facts_about_a_thinking_model(tmp_path: Path) -> None:
         DROPS,
     )
     assert "thinking=keep" in report.warnings[-1].remedy
+    assert [each.name for each in report.kept] == ["empty_thoughts"]
 
 
 def test_options_after_a_path_are_those_of_engines(tmp_path: Path) -> None:
@@ -185,6 +186,7 @@ def test_options_after_a_path_are_those_of_engines(tmp_path: Path) -> None:
     named = inspected(f"{path},dialect=chatml").writer
     assert named is not None
     assert (named.kind, named.name, named.why) == ("dialect", "chatml", "the option dialect names it")
+    assert [each.name for each in inspected(f"{path},dialect=chatml").kept] == ["all_thoughts"]
 
 
 def test_a_built_in_template_is_named(tmp_path: Path) -> None:
@@ -222,6 +224,33 @@ def test_a_model_that_does_not_work_is_reported_as_such(
     assert problem in re.sub(r"\s+", " ", printed)
     assert "→ name its format with dialect=" in printed
     assert printed.endswith("It does not work.\n")
+
+
+def write_published_with_code(path: Path, family: str) -> str:
+    """Write the files of a DeepSeek model that comes with code instead of a template."""
+    directory = Path(write_family(path, "deepseek_v4", chat_template="", eos_token="<｜end▁of▁sentence｜>"))
+    (directory / "config.json").write_text(json.dumps({"model_type": family}))
+    return str(directory)
+
+
+def test_a_model_without_a_template_gets_the_format_of_its_architecture(tmp_path: Path) -> None:
+    report = inspected(write_published_with_code(tmp_path / "model", "deepseek_v41"))
+    assert report.works
+    assert report.writer is not None
+    assert report.writer.name == "deepseek-v4.1"
+    assert report.parsed_call is not None
+    assert "</think>\n\n<｜DSML｜ calls>\n" in report.parsed_call.written
+
+
+def test_the_format_of_an_unknown_architecture_is_not_guessed_from_its_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed = run(capsys, write_published_with_code(tmp_path / "model", "deepseek_v99"))
+    assert code == 1
+    assert (
+        "the model has no chat template, and none is known for its architecture deepseek_v99: its calls"
+        " would not be understood" in re.sub(r"\s+", " ", printed)
+    )
 
 
 def test_loops_that_never_append_are_a_problem(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ async def _reports(exchange: Exchange) -> Reply:
 def upstream(value: Json, *events_about: tuple[Any, Json]) -> Carrier:
     """The engine's server makes an item."""
     item = Item(value["type"], json.dumps(value).encode(), value["id"])
-    blank = {name: "" if name == "arguments" else field for name, field in value.items() if name != "output"}
+    blank = {**value, **({"arguments": "", "output": None} if "arguments" in value else {})}
     raw = json.dumps(blank).replace(WORD, "x").replace('"completed"', '"in_progress"')
     began = Item(value["type"], raw.encode(), value["id"])
     about = [UpstreamItemEvent(1, kind, fields) for kind, fields in events_about]
@@ -390,6 +390,7 @@ MORE: dict[str, Carrier] = {
 _MCP_CALL = {
     **{"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "n"},
     **{"arguments": "{}", "status": "completed"},
+    **dict.fromkeys(("approval_request_id", "error", "output")),
 }
 
 
@@ -410,7 +411,12 @@ UPSTREAM: dict[str, Carrier] = {
             "type": "mcp_list_tools",
             "id": "mcpl_1",
             "server_label": "s",
-            "tools": [{"name": "n", "input_schema": {}, "description": WORD}],
+            "tools": [
+                {
+                    **{"name": "n", "input_schema": {}, "description": WORD},
+                    "annotations": {"read_only": False},
+                }
+            ],
         },
         (events.McpListToolsInProgress, {}),
         (events.McpListToolsCompleted, {}),

@@ -41,6 +41,8 @@ class FormatFacts(Struct, frozen=True, kw_only=True):
     calls: dict[str, Any] | None
     """The marks of calls, by the names that the layout has for them."""
     thoughts: MarksFacts | None
+    calls_end_thoughts: bool
+    """Whether calls at the end of an answer end a thought that is not closed."""
     ignored: tuple[str, ...]
     """Marks that have no meaning."""
     tools_described_by: str
@@ -105,6 +107,14 @@ class AppendingFacts(Struct, frozen=True, kw_only=True):
     user_turn_after_thoughts: Appending | None
 
 
+class KeptFacts(Struct, frozen=True, kw_only=True):
+    """Something that chains keep, although it is not written if all items are rendered."""
+
+    name: str
+    kept: str
+    reason: str
+
+
 class Token(Struct, frozen=True, kw_only=True):
     id: int
     text: str | None
@@ -155,5 +165,6 @@ class Report(Struct, frozen=True, kw_only=True):
     sampling: dict[str, float | None] | None = None
     tokenizer: TokenizerFacts | None = None
     appending: AppendingFacts | None = None
+    kept: tuple[KeptFacts, ...] = ()
     sample: SampleFacts | None = None
     parsed_call: ParsedCall | None = None

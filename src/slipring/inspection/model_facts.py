@@ -15,6 +15,7 @@ from slipring.inspection.facts import (
     Appending,
     AppendingFacts,
     FormatFacts,
+    KeptFacts,
     MarksFacts,
     ModelFacts,
     ParsedCall,
@@ -157,6 +158,7 @@ def format_facts(model: Inspected) -> FormatFacts:
         layout="harmony" if format.is_harmony else tag,
         calls=calls,
         thoughts=thoughts if format.think_close else None,
+        calls_end_thoughts=format.calls_end_thoughts,
         ignored=format.ignored,
         tools_described_by=describer,
     )
@@ -231,6 +233,10 @@ def appending_facts(model: Inspected) -> AppendingFacts:
         user_turn=turn,
         user_turn_after_thoughts=thinking_turn,
     )
+
+
+def kept_facts(model: Inspected) -> tuple[KeptFacts, ...]:
+    return tuple(KeptFacts(**structs.asdict(choice)) for choice in model.renderer.chain_choices)
 
 
 def sample_facts(model: Inspected) -> SampleFacts:

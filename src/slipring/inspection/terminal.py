@@ -90,6 +90,8 @@ def _sections(report: Report) -> Iterator[tuple[str, Iterable[Row]]]:
         yield "Messages that are adapted", [(each.form, each.adaptation) for each in report.adapted_forms]
     if report.appending is not None:
         yield "New turns are appended, not rendered again", _appending_rows(report)
+    if report.kept:
+        yield "Kept in chains, dropped if all is rendered", [(each.name, each.kept) for each in report.kept]
     if report.parsed_call is not None:
         yield "Sample call", _call_rows(report)
 
@@ -110,7 +112,8 @@ def _format_rows(writer: WriterFacts, format: FormatFacts) -> Iterator[Row]:
     if format.layout == "harmony":
         yield "thoughts", "messages of the channel analysis"
     elif format.thoughts is not None:
-        yield "thoughts", f"{_quoted(format.thoughts.open)} … {_quoted(format.thoughts.close)}"
+        ended = ", or calls at the end of the answer" if format.calls_end_thoughts else ""
+        yield "thoughts", f"{_quoted(format.thoughts.open)} … {_quoted(format.thoughts.close)}{ended}"
     else:
         yield "thoughts", "none"
     if format.ignored:

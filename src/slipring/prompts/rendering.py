@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
+from slipring.prompts.chain_choices import ChainChoice
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -222,6 +223,8 @@ class Renderer(ABC):
     """Whether ``append`` never raises ``CannotAppend``."""
     rewrites_answers: bool = False
     """Whether earlier answers are rendered in another way once a user message follows them."""
+    chain_choices: tuple[ChainChoice, ...] = ()
+    """What chains keep although a rendering of all items drops it."""
     efforts: tuple[Effort, ...] = ()
     """The efforts of reasoning that differ for the model, least first."""
 

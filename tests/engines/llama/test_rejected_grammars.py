@@ -40,7 +40,7 @@ async def test_an_answer_without_its_grammar_fails(
     tiny_path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if the llguidance of the sandbox took a grammar that llama.cpp's does not take."""
-    engine = LlamaEngine(LlamaOptions(model=tiny_path, slots=1, context=512, threads=1))
+    engine = LlamaEngine(LlamaOptions(model=tiny_path, slots=1, context=2048, threads=1))
 
     async def broken(*_: Any, **__: Any) -> str:
         return "%llguidance {}\nstart: UNDEFINED\n"
@@ -48,7 +48,8 @@ async def test_an_answer_without_its_grammar_fails(
     async with serve(engine) as server, server.connect() as socket:
         with monkeypatch.context() as patched:
             patched.setattr(llama, "grammar_of", broken)
-            failed = await socket.response(input="x", **FORMAT, **SMALL)
+            # Long enough for the log, which a thread of llama.cpp writes, to arrive before the end.
+            failed = await socket.response(input="x", **FORMAT, **{**SMALL, "max_output_tokens": 1800})
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
         assert failed["error"]["message"] == "The engine does not enforce the grammar of this answer."
         # llama.cpp's log may arrive after the first tokens.

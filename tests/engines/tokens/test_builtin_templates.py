@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.tokens.builtin_templates import NAMES, builtin_template, find_builtin
 from slipring.engines.tokens.model_files import ModelInfo
+from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.prompts.templates.chat_template import ChatTemplate
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.prompts.templates.family_templates import source_of
@@ -48,6 +50,11 @@ LOOPS = {
     '<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n'
     "</｜DSML｜invoke>\n</｜DSML｜tool_calls><｜end▁of▁sentence｜><｜User｜><tool_result>3</tool_result>"
     "<｜Assistant｜><think>",
+    "deepseek-v4.1": "<｜User｜>Weather?<｜Assistant｜><think>Look.</think>\n\n<｜DSML｜ calls>\n"
+    '<｜DSML｜ invoke name="weather">\n'
+    '<｜DSML｜ parameter name="city" string="true">Oslo</｜DSML｜ parameter>\n'
+    "</｜DSML｜ invoke>\n</｜DSML｜ calls><｜end▁of▁sentence｜><｜User｜><tool_result>3</tool_result>"
+    "<｜Assistant｜><think>",
     "kimi-k3": '<|open|>message role="user"<|sep|>Weather?<|close|>message<|sep|><|end_of_msg|>'
     '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>Look.<|close|>think<|sep|>'
     '<|open|>response<|sep|><|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="weather" index="1"'
@@ -87,10 +94,43 @@ def test_models_with_a_lacking_template_or_none_get_a_built_in_one() -> None:
     assert find_builtin(ModelInfo(source_of("qwen3")), plain) is None
     assert find_builtin(ModelInfo(source_of("deepseek_v4")), plain) is None
     assert find_builtin(ModelInfo(family="deepseek_v4"), plain) == "deepseek-v4"
-    assert find_builtin(ModelInfo(), with_controls("｜DSML｜")) == "deepseek-v3.2"
+    assert find_builtin(ModelInfo(family="deepseek_v41"), plain) == "deepseek-v4.1"
+    assert find_builtin(ModelInfo(family="gpt-oss"), plain) == "harmony"
     assert find_builtin(ModelInfo(), with_controls("<|open|>", "<|sep|>", "<|end_of_msg|>")) == "kimi-k3"
     assert find_builtin(ModelInfo(), with_controls("<|channel|>", "<|message|>", "<|call|>")) == "harmony"
     assert find_builtin(ModelInfo(), plain) is None
+
+
+def test_no_built_in_template_is_assumed_if_it_is_not_certain() -> None:
+    """DeepSeek V3.2, V4 and V4.1 have the same tokens and write calls differently."""
+    assert find_builtin(ModelInfo(), with_controls("｜DSML｜")) is None
+    for controls in (
+        ("｜DSML｜",),
+        ("<|open|>", "<|sep|>", "<|end_of_msg|>"),
+        ("<|channel|>", "<|message|>", "<|call|>"),
+    ):
+        assert find_builtin(ModelInfo(family="deepseek_v99"), with_controls(*controls)) is None
+
+
+def test_serving_a_model_whose_calls_are_not_understood_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    source = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+    for template, is_logged in (("{{ tools | tojson }}" + source, True), (source, False)):
+        caplog.clear()
+        make_serving_renderer("vllm", LlamaOptions(), ModelInfo(template), with_controls())
+        assert ("no format of calls was found for the model" in caplog.text) is is_logged
+
+
+def test_deepseek_v4_1_writes_efforts_as_numbers_and_later_system_messages() -> None:
+    rest = " (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
+    for effort, number in {"low": 50, "high": 75, "max": 100, "other": 75, 60: 60}.items():
+        head = written("deepseek-v4.1", LOOP[:2], **THINKING, reasoning_effort=effort)
+        assert head.startswith(f"<BOS><｜System｜>Reasoning Effort: {number}{rest}Be brief.\n\n## Tools")
+    assert f"Effort: 75{rest}" in written("deepseek-v4.1", LOOP[:2], **THINKING)
+    assert "Effort" not in written("deepseek-v4.1", LOOP[:2])
+    messages = [*LOOP[:2], {"role": "system", "content": "Now."}, {"role": "user", "content": "Well?"}]
+    assert written("deepseek-v4.1", messages).endswith(
+        "<｜User｜>Weather?<｜System｜>Now.<｜User｜>Well?<｜Assistant｜></think>"
+    )
 
 
 @pytest.mark.parametrize(("lacks", "expected"), [("tools", "deepseek-v3.1"), ("```json", None)])

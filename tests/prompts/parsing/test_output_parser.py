@@ -24,8 +24,13 @@ from tests.prompts.parsing.answers import (
 from tests.prompts.parsing.answers import check as check_format
 
 QWEN = OutputFormat(
-    calls=JsonCalls(open="<tool_call>", close="</tool_call>"), think_open="<think>", think_close="</think>"
+    calls=JsonCalls(open="<tool_call>", close="</tool_call>"),
+    think_open="<think>",
+    think_close="</think>",
+    calls_end_thoughts=True,
 )
+CLOSING = OutputFormat(calls=QWEN.calls, think_open="<think>", think_close="</think>")
+"""As QWEN, of a family that always closes thoughts."""
 LLAMA = OutputFormat(calls=JsonCalls(is_bare=True, announcement="<|python_tag|>"))
 BOTH = OutputFormat(
     calls=JsonCalls(open="<tool_call>", close="</tool_call>", announcement="<|python_tag|>", is_bare=True),
@@ -54,8 +59,8 @@ CALL_F, CALL_G = call("f", '{"a": 1}'), call("g", "{}")
         ("a < b", [Text("a < b")]),
         ("a <tool_cal b", [Text("a <tool_cal b")]),
         ("a <tool_cal", [Text("a <tool_cal")]),
-        ("a </tool_call> b", [Text("a </tool_call> b")]),
-        ("a </think> b", [Text("a </think> b")]),
+        ("a </tool_call> b", [Text("a  b")]),
+        ("a </think> b</think></think>\n", [Text("a  b\n")]),
         ("<<think>x</think>>", [Text("<"), Thought("x"), Text(">")]),
         ("<thi<think>x</think>", [Text("<thi"), Thought("x")]),
         ("été 💩 <tool", [Text("été 💩 <tool")]),
@@ -77,11 +82,15 @@ def test_text_is_text(text: str, expected: list[Delta]) -> None:
         ("<think>unclosed \n", [Thought("unclosed \n")]),
         ("<think>unclosed </thin", [Thought("unclosed </thin")]),
         ("<think>a<think>b</think>", [Thought("a<think>b")]),
-        (f"<think>x<tool_call>{F}</tool_call></think>", [Thought("x"), *CALL_F]),
-        (f"<think>x\n<tool_call>{F}</tool_call> y </think> z", [Thought("x"), *CALL_F, Text("yz")]),
+        ("<think><think>\n<think>b</think>", [Thought("b")]),
+        (f"<think>x<tool_call>{F}</tool_call></think>", [Thought(f"x<tool_call>{F}</tool_call>")]),
+        (
+            f"<think>x\n<tool_call>{F}</tool_call> y </think> z",
+            [Thought(f"x\n<tool_call>{F}</tool_call> y"), Text("z")],
+        ),
         (
             f"<think>x<tool_call>{F}</tool_call><tool_call>{G}</tool_call>\n</think>\n</think>",
-            [Thought("x"), *CALL_F, *CALL_G, Text("</think>")],
+            [Thought(f"x<tool_call>{F}</tool_call><tool_call>{G}</tool_call>")],
         ),
         (
             "<think>x <tool_call>{}</tool_call> y</think>z",
@@ -91,7 +100,7 @@ def test_text_is_text(text: str, expected: list[Delta]) -> None:
         (f"<think>{F}</think>", [Thought(F)]),
         ("</think>\n\nYes.", [Text("Yes.")]),
         (f" \n</think><tool_call>{F}</tool_call>", CALL_F),
-        ("</think></think>", [Text("</think>")]),
+        ("</think></think>", []),
         ("</thin", [Text("</thin")]),
         ("</this", [Text("</this")]),
         (f"<think>x</think>\n\n<tool_call>\n{F}\n</tool_call>", [Thought("x"), *CALL_F]),
@@ -118,7 +127,7 @@ def test_thoughts_are_read_without_surrounding_space(text: str, expected: list[D
         (f"<tool_call>{F};{G}, {F}</tool_call>", [*CALL_F, *CALL_G, *CALL_F]),
         (f"<tool_call>\n{F}\n", CALL_F),
         (f"<tool_call>{F}<tool_call>{G}", [*CALL_F, *CALL_G]),
-        (f"<tool_call>{F}</tool_call></tool_call>", [*CALL_F, Text("</tool_call>")]),
+        (f"<tool_call>{F}</tool_call></tool_call>", CALL_F),
         ('<tool_call>{"arguments":{ "a" :"}{][" },"name":"f"}</tool_call>', call("f", '{ "a" :"}{][" }')),
         (
             '<tool_call>{"name": "f", "parameters": {"é": "\\u00e9"}}</tool_call>',
@@ -213,22 +222,22 @@ def test_a_call_that_breaks_off_after_its_name_is_incomplete_and_the_rest_is_tex
     with pytest.raises(json.JSONDecodeError):
         json.loads(read)
     text = f'Well.\n<tool_call> {{"name": "f", "arguments": {read}{rest}\t</tool_call>'
-    expected = [Text("Well."), *broken_call("f", read, f"{rest}\t</tool_call>")]
-    check(text, expected)
-    check(f"{text}\n<tool_call>{G}</tool_call>", [*expected, *CALL_G])
-    thought = [Thought("Well."), *expected[1:-1], Thought(f"{rest}\t</tool_call>")]
-    check(f"<think>{text}</think>Yes", [*thought, Text("Yes")])
+    called = [Text("Well."), *broken_call("f", read)]
+    check(text, [*called, Text(f"{rest}\t")])
+    check(f"{text}\n<tool_call>{G}</tool_call>", [*called, Text(rest), *CALL_G])
+    check(f"<think>{text}</think>Yes", [Thought(text), Text("Yes")])
 
 
 @pytest.mark.parametrize("rest", [" 1", ".", ",", ';{"name": "unknown", "arguments": {}}', '{"name": "f'])
 def test_a_call_is_complete_with_its_last_brace_and_what_follows_is_text(rest: str) -> None:
     text = f"Well.\n<tool_call>{F}{rest}</tool_call>"
-    expected = [Text("Well."), *CALL_F, Text(f"{rest}</tool_call>")]
+    expected = [Text("Well."), *CALL_F, Text(rest)]
     check(text, expected)
     check(f"{text}\n<tool_call>{G}</tool_call>", [*expected, *CALL_G])
     array = f"<tool_call>[{F}{rest}]</tool_call>"
-    check(array, [*CALL_F, Text(f"{rest}]</tool_call>")])
-    check(f"<think>Hm {text}</think>Yes", [Thought("Hm Well."), *CALL_F, Text(f"{rest}</tool_call>Yes")])
+    check(array, [*CALL_F, Text(f"{rest}]")])
+    check(f"<think>Hm {text}</think>Yes", [Thought(f"Hm {text}"), Text("Yes")])
+    check(f"<think>Hm {text}", [Thought(f"Hm {text}")])
 
 
 def test_the_answer_may_be_cut_off_in_a_call() -> None:
@@ -246,7 +255,6 @@ def test_the_answer_may_be_cut_off_in_a_call() -> None:
         "<tool_call>",
         " <tool_call> ",
         '<tool_call>{"name": "f</tool_call>',
-        '<tool_call>{"name": "f</tool_call></tool_call>',
         "<tool_call><tool_call>",
     ],
 )
@@ -337,8 +345,70 @@ def test_a_call_without_a_closing_marker_ends_with_its_json() -> None:
     check(f"[{F}]", CALL_F, OutputFormat(calls=JsonCalls(open="[TOOL_CALLS]", is_bare=True)))
 
 
-def test_a_closing_marker_alone_is_text() -> None:
-    check(f"{F}</tool_call>", [Text(f"{F}</tool_call>")], OutputFormat(calls=JsonCalls(close="</tool_call>")))
+def test_closing_marks_that_close_nothing_are_dropped() -> None:
+    check(f"{F}</tool_call>", [Text(F)], OutputFormat(calls=JsonCalls(close="</tool_call>")))
+    check(f"{F};;", [Text(f"{F};;")], OutputFormat(calls=JsonCalls(close=";;")))  # ordinary text
+    check('<tool_call>{"name": "f</tool_call></tool_call>', [Text('<tool_call>{"name": "f</tool_call>')])
+    check(f"</tool_call>Well.</tool_call>\n<tool_call>{F}</tool_call>", [Text("Well."), *CALL_F])
+
+
+def test_the_marks_of_a_call_that_a_limit_cuts_off_are_dropped() -> None:
+    for text, rest in (
+        ("<tool_call>", ""),
+        ('Hm <tool_call>\n{"na', 'Hm {"na'),
+        ('<tool_call>{"name": "unknown"', '{"name": "unknown"'),
+    ):
+        check_format(text, [Text(rest)] if rest else [], QWEN, OFFER, cut_off=True)
+        check(text, [Text(text)])
+    bad = "<tool_call>{}</tool_call>"
+    check_format(bad, [Text(bad)], QWEN, OFFER, cut_off=True)
+
+
+def test_a_call_in_a_thought_is_a_call_only_if_the_answer_ends_with_it() -> None:
+    """And only in families that are known not to close their thoughts."""
+    one, both = f"<tool_call>{F}</tool_call>", f"<tool_call>{F}</tool_call>\n<tool_call>{G}</tool_call>\n"
+    calls = {one: CALL_F, both: [*CALL_F, *CALL_G], f"{one}</tool_call>": CALL_F, one[:-12]: CALL_F}
+    for text, expected in calls.items():
+        check(f"<think>Hm.\n{text}", [Thought("Hm."), *expected])
+        check_format(f"<think>Hm.\n{text}", [Thought(f"Hm.\n{text}")], QWEN, OFFER, cut_off=True)
+        check(f"<think>Hm.\n{text}", [Thought(f"Hm.\n{text}")], CLOSING)
+        for format in (QWEN, CLOSING):
+            check(f"<think>{text}so", [Thought(f"{text}so")], format)
+            check(f"<think>{text}</think>so", [Thought(text.rstrip()), Text("so")], format)
+            check(f"<think>{text}</thi", [Thought(f"{text}</thi")], format)
+    check(f"<think>{one} or {both}", [Thought(f"{one} or"), *CALL_F, *CALL_G])
+    check(f"<think>{one}<tool_call>{{}}</tool_call>", [Thought(f"{one}<tool_call>{{}}</tool_call>")])
+    check(f"<think>{one}<tool_call>", [Thought(f"{one}<tool_call>")])
+
+
+def test_the_mark_that_closes_thoughts_closes_them_within_a_quoted_call() -> None:
+    quoted = '<tool_call>{"name": "f", "arguments": {"a": "'
+    check(f"<think>Hm {quoted}</think>Yes", [Thought(f"Hm {quoted}"), Text("Yes")])
+    check(f"<think>Hm {quoted}</thi", [Thought(f"Hm {quoted}</thi")])
+
+
+def test_a_call_in_a_thought_is_held_back() -> None:
+    parser = OutputParser(QWEN, OFFER, starts_thinking=True)
+    assert parser.feed(f"Hm.<tool_call>{F[:-1]}") == [Thought("Hm.")]
+    assert parser.is_holding
+    assert parser.feed("}") == []
+    assert parser.is_holding
+    assert parser.feed("</tool_call>") == []
+    assert parser.is_holding
+    assert merged(parser.finish()) == CALL_F
+
+
+def test_a_mark_may_name_the_channel_of_thoughts() -> None:
+    format = OutputFormat(think_open="<|channel>thought\n", think_close="<channel|>")
+    for text in (
+        "<|channel>thought\nHm.<channel|>Yes",
+        "<|channel><|channel>thought\nHm.<channel|>Yes",
+        "<|channel>Hm.<channel|><channel|>Yes<|channel>thought\n<channel|><channel|>",
+    ):
+        check(text, [Thought("Hm."), Text("Yes")], format)
+    check("<|channel>thoughts<channel|>Yes", [Thought("thoughts"), Text("Yes")], format)
+    check("<|channel>thought", [], format)
+    check("<|channel>though", [Thought("though")], format)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +419,8 @@ def test_a_closing_marker_alone_is_text() -> None:
         (" ", []),
         (f"Hm.</think>\n<tool_call>{F}</tool_call>", [Thought("Hm."), *CALL_F]),
         (f"Hm.\n<tool_call>{F}</tool_call>", [Thought("Hm."), *CALL_F]),
-        (f"<tool_call>{F}</tool_call></think>Yes", [*CALL_F, Text("Yes")]),
+        (f"<tool_call>{F}</tool_call></think>Yes", [Thought(f"<tool_call>{F}</tool_call>"), Text("Yes")]),
+        (f"<tool_call>{F}</tool_call>", CALL_F),
     ],
 )
 def test_an_answer_may_start_inside_a_thought(text: str, expected: list[Delta]) -> None:
@@ -528,10 +599,11 @@ def without_markers(text: str) -> list[Delta]:
     """The deltas of text and thoughts, computed over the whole text at once."""
     deltas: list[Delta] = []
     fresh = text.lstrip(" \t\r\n").startswith("</think>")
-    if fresh:
-        text = text.lstrip(" \t\r\n").removeprefix("</think>")
     while "<think>" in text:
         before, _, text = text.partition("<think>")
+        before = before.replace("</think>", "")
+        while (rest := text.lstrip(" \t\r\n")).startswith("<think>"):
+            text = rest.removeprefix("<think>")
         thought, closed, text = text.partition("</think>")
         before = before.rstrip(" \t\r\n")
         deltas.append(Text(before.lstrip(" \t\r\n") if fresh else before))
@@ -539,6 +611,7 @@ def without_markers(text: str) -> list[Delta]:
         fresh = bool(closed)
         if not closed:
             return merged(delta for delta in deltas if isinstance(delta, Text | Thought) and delta.text)
+    text = text.replace("</think>", "")
     deltas.append(Text(text.lstrip(" \t\r\n") if fresh else text))
     return merged(delta for delta in deltas if isinstance(delta, Text | Thought) and delta.text)
 
@@ -551,7 +624,8 @@ def test_without_tools_only_think_markers_are_dropped(text: str) -> None:
 @given(outputs, st.sampled_from([QWEN, LLAMA, BOTH, MISTRAL]))
 def test_calls_to_other_tools_are_emitted_unchanged_as_text(text: str, format: OutputFormat) -> None:
     offer = Offer(tools=(function("other"),))
-    assert parsed(text, format, offer, thinking=False) == ([Text(text)] if text else [])
+    if "</tool_call>" not in text:  # it may close nothing
+        assert parsed(text, format, offer, thinking=False) == ([Text(text)] if text else [])
 
 
 @given(

@@ -33,6 +33,22 @@ def written(format: OutputFormat, calls: Sequence[Call]) -> str:
     return layout.section_open + body + layout.section_close
 
 
+def without_section(format: OutputFormat, text: str) -> str:
+    """A text without the marks of sections, which are no text where calls have marks of their own."""
+    layout = format.calls
+    if (
+        layout is None
+        or isinstance(layout, PythonCalls)
+        or (isinstance(layout, JsonCalls) and layout.is_array)
+    ):
+        return text
+    for mark in filter(None, (layout.section_open.strip(), layout.section_close.strip())):
+        if text.strip().startswith(mark):
+            text = text.strip().removeprefix(mark).lstrip() + text[len(text.rstrip()) :]
+        text = text.replace(mark, "")
+    return text
+
+
 def _one(layout: object, number: int, name: str, arguments: Mapping[str, Any]) -> str:
     if isinstance(layout, JsonCalls):
         return _json_call(layout, name, arguments)

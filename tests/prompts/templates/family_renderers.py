@@ -14,6 +14,7 @@ _TOKEN = re.compile(
     r"<[|｜][^<>\s'\"{}+]{1,40}[|｜]?>|<[^<>\s'\"{}+|]{1,40}\|>|\[/?[A-Z_]{3,30}\]"
     r"|\]~!?b[\]\[]|\[e~\[|\]<\]minimax\[>\[|<\|\"\|>|</?(?:think|tool_call|arg_key|arg_value|seed:[a-z_]+)>"
 )
+TODAY = datetime.date(2026, 11, 16)
 EOS = {
     "cohere": "<|END_OF_TURN_TOKEN|>",
     "gemma_4": "<turn|>",
@@ -46,4 +47,4 @@ def vocabulary() -> Tokenizer:
 @cache
 def family_renderer(family: str, **options: Any) -> TemplateRenderer:
     model = ModelTemplate(source=source_of(family), bos_token="<s>", eos_token=EOS.get(family, "<|im_end|>"))
-    return TemplateRenderer(model, vocabulary(), today=datetime.date(2026, 11, 16), **options)
+    return TemplateRenderer(model, vocabulary(), today=TODAY, **options)

@@ -7,6 +7,7 @@ and read the same variables. Their prose is not the family's.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,18 @@ def source_of(family: str) -> str:
 
 
 @cache
-def render_with_jinja2(source: str, *, bos_token: str = "<s>", eos_token: str = "</s>") -> Render:
-    """Compile a template with Jinja2. The function that is returned renders conversations with it."""
+def render_with_jinja2(
+    source: str, *, bos_token: str = "<s>", eos_token: str = "</s>", today: date | None = None
+) -> Render:
+    """Compile a template with Jinja2. The function that is returned renders conversations with it. Without
+    ``today``, formats of the date are written as they are."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.filters["tojson"] = _to_json
     environment.filters["from_json"] = json.loads
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: form.replace("%", "")
+    environment.globals["strftime_now"] = today.strftime if today else lambda form: form.replace("%", "")
     template = environment.from_string(source)
 
     def render(

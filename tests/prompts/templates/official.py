@@ -60,7 +60,7 @@ class Examined(Struct, kw_only=True):
 def examine(path: Path) -> Examined:
     source = path.read_text()
     try:
-        renderer = _renderer(source)
+        renderer = renderer_of(source)
     except TemplateError as error:
         return Examined(name=path.stem, faults=[str(error)])
     detected = renderer.detected
@@ -81,7 +81,8 @@ def examine(path: Path) -> Examined:
     return examined
 
 
-def _renderer(source: str) -> TemplateRenderer:
+def renderer_of(source: str, today: date = date(2026, 1, 2)) -> TemplateRenderer:
+    """A renderer over a small vocabulary with the control tokens that the template shows."""
     metadata = small_metadata()
     types = metadata["tokenizer.ggml.token_type"]
     words = [word for word, type in zip(metadata["tokenizer.ggml.tokens"], types, strict=True) if type == 1]
@@ -92,7 +93,7 @@ def _renderer(source: str) -> TemplateRenderer:
     }
     model = ModelTemplate(source=source, bos_token=_BOS, eos_token=_EOS)
     vocabulary = Tokenizer.from_gguf({**metadata, **tokens})
-    return TemplateRenderer(model, vocabulary, today=date(2026, 1, 2))
+    return TemplateRenderer(model, vocabulary, today=today)
 
 
 def _conversations(renderer: TemplateRenderer) -> Sequence[Sequence[Turn]]:
@@ -161,8 +162,15 @@ def _is_template(renderer: TemplateRenderer, step: Step) -> bool:
     whole = renderer.open(
         renderer.start(step.job.head, step.job.settings, items, renderer._encoder(UNLIMITED))
     )
-    texts = [spell(renderer.vocabulary, each.ids()) for each in (whole, step.rendering.prompt)]
-    return renderer._without_marks(texts[0]) == renderer._without_marks(texts[1])
+    texts = (spell(renderer.vocabulary, each.ids()) for each in (whole, step.rendering.prompt))
+    return len({_without_marks(renderer, text) for text in texts}) == 1
+
+
+def _without_marks(renderer: TemplateRenderer, text: str) -> str:
+    for mark in (renderer.output_format.think_open, renderer.output_format.think_close):
+        if mark := mark.strip():
+            text = text.replace(mark, "")
+    return "".join(text.split())
 
 
 def main() -> int:

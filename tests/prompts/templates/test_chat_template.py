@@ -202,3 +202,20 @@ def test_a_template_that_minijinja_cannot_parse_is_run_by_jinja2() -> None:
     template = ChatTemplate("{% for message in messages: %}{{ message.role }}{% endfor %}")
     assert template.engine == "Jinja2"
     assert template.render(MESSAGES) == "user"
+
+
+def test_tools_with_which_a_template_fails_hide_no_difference() -> None:
+    """Hermes' template fails for a union of types, and reads `items` of a schema, which Jinja2 takes for the
+    method of a mapping."""
+    each = "{{ p.type.upper() }} {{ 'of a kind' if p.items is mapping else 'any' }}"
+    source = (
+        "{% for tool in tools or [] %}{% for p in tool.function.parameters.properties.values() %}"
+        + each
+        + "{% endfor %}{% endfor %}"
+    )
+    array = {"type": "array", "items": {"type": "integer"}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": array}}}}]
+    expected = Jinja2Template(source, None).render({"messages": MESSAGES, "tools": tools})
+    template = ChatTemplate(source)
+    assert template.render(MESSAGES, tools) == expected
+    assert template.engine == "Jinja2"

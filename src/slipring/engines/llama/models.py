@@ -23,7 +23,7 @@ from slipring.engines.tokens.model_files import (
     read_gguf,
     read_tokenizer,
 )
-from slipring.engines.tokens.renderers import make_renderer
+from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.sampling import Sampling
 from slipring.errors import StartupError
 from slipring.prompts.rendering import Renderer
@@ -69,7 +69,7 @@ def from_file(options: LlamaOptions, query: Query) -> ServedModel:
         path=path,
         context=_context(options, metadata),
         slots=options.slots,
-        renderer=make_renderer("llama", options, info, vocabulary),
+        renderer=make_serving_renderer("llama", options, info, vocabulary),
         llguidance=True,
         sampling=PACKAGED_SAMPLING if is_packaged else info.sampling,
         max_output_tokens=PACKAGED_MAX_OUTPUT_TOKENS if is_packaged else None,
@@ -106,7 +106,9 @@ async def from_server(options: LlamaOptions, client: HttpClient) -> ServedModel:
         path="",
         context=found.context,
         slots=found.slots,
-        renderer=await asyncio.to_thread(make_renderer, "llama", options, found.info, found.vocabulary),
+        renderer=await asyncio.to_thread(
+            make_serving_renderer, "llama", options, found.info, found.vocabulary
+        ),
         llguidance=await understands_llguidance(client),
         sampling=found.sampling,
     )

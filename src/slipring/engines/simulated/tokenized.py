@@ -29,7 +29,7 @@ from slipring.engines.tokens.model_files import (
     read_gguf,
     read_tokenizer,
 )
-from slipring.engines.tokens.renderers import make_renderer
+from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.errors import StartupError
 from slipring.observation import live
@@ -235,13 +235,13 @@ def _open_renderer(options: SimulatedOptions) -> Renderer:
     path = _packaged_path() if options.vocabulary == _PACKAGED else options.vocabulary
     if not path.endswith(".gguf"):
         tokenizer, info = read_tokenizer("simulated", path)
-        return make_renderer("simulated", options, info, tokenizer)
+        return make_serving_renderer("simulated", options, info, tokenizer)
     metadata = read_gguf("simulated", path)
     try:
         tokenizer = Tokenizer.from_gguf(metadata)
     except UnknownVocabulary as error:
         raise StartupError(f"--engine simulated: {path} has a {error}, which is not supported") from None
-    return make_renderer("simulated", options, ModelInfo.from_gguf(metadata), tokenizer)
+    return make_serving_renderer("simulated", options, ModelInfo.from_gguf(metadata), tokenizer)
 
 
 def _packaged_path() -> str:

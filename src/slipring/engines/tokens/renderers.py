@@ -5,6 +5,7 @@ writes, or where the operator names it.
 """
 
 import datetime
+import logging
 import re
 
 from slipring.core.chain.head import Head
@@ -30,9 +31,24 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
 
+log = logging.getLogger("slipring")
 _DIALECTS: dict[str, type[Dialect]] = {ChatMl.name: ChatMl, Llama3.name: Llama3}
 _CHATML_CONTROL = ("<|im_start|>", "<|im_end|>")
 _DEFAULT_SYSTEM = re.compile(r"<\|im_start\|>system\n(.*?)<\|im_end\|>\n", re.DOTALL)
+
+
+def make_serving_renderer(
+    kind: str, options: RenderingOptions, info: ModelInfo, vocabulary: Vocabulary
+) -> Renderer:
+    """As ``make_renderer``, for an engine that will serve the model: logs if calls will not be understood."""
+    renderer = make_renderer(kind, options, info, vocabulary)
+    if renderer.output_format.calls is None and not renderer.output_format.is_harmony:
+        log.warning(
+            "%s: no format of calls was found for the model, so its calls arrive as text (slipring inspect"
+            " says more)",
+            kind,
+        )
+    return renderer
 
 
 def make_renderer(kind: str, options: RenderingOptions, info: ModelInfo, vocabulary: Vocabulary) -> Renderer:
@@ -50,8 +66,10 @@ def make_renderer(kind: str, options: RenderingOptions, info: ModelInfo, vocabul
     builtin = dialect if dialect in NAMES else None if dialect else find_builtin(info, vocabulary)
     source = builtin_template(builtin) if builtin is not None else info.template
     if not source:
+        unknown = f", and none is known for its architecture {info.family}" if info.family else ""
         raise UnusableModel(
-            f"--engine {kind}: the model has no chat template; name its dialect with dialect="
+            f"--engine {kind}: the model has no chat template{unknown}: its calls would not be understood;"
+            " name its dialect with dialect="
         )
     model = ModelTemplate(
         source=source,

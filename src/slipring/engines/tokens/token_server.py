@@ -33,7 +33,7 @@ from slipring.engines.remote.upstream_errors import refusal
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import count, foresee, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
-from slipring.engines.tokens.renderers import make_renderer
+from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
@@ -161,7 +161,9 @@ class TokenServer(GatedEngine):
         served = self.served
         self.sampling = info.sampling
         # In a thread: it is CPU time, and may need the server's tokenizer.
-        self.renderer = await asyncio.to_thread(make_renderer, self.name, self.options, info, vocabulary)
+        self.renderer = await asyncio.to_thread(
+            make_serving_renderer, self.name, self.options, info, vocabulary
+        )
         model = Model(
             name=served.name,
             owner=self.name,

@@ -10,6 +10,7 @@ from itertools import islice
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
+from slipring.prompts.chain_choices import ALL_THOUGHTS
 from slipring.prompts.dialects.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
 from slipring.prompts.rendering import Preface, Rendered, Renderer, Step, empty
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
@@ -27,6 +28,7 @@ class DialectRenderer(Renderer):
         super().__init__(dialect.name, vocabulary)
         self.dialect = dialect
         self.output_format = dialect.output_format
+        self.chain_choices = (ALL_THOUGHTS,) if dialect.output_format.think_close else ()
         self._stop_ids: frozenset[int] | None = None
 
     def stop_ids(self) -> frozenset[int]:

@@ -4,6 +4,9 @@
 whose template does not show its format, and tests.
 """
 
+import re
+from typing import Final
+
 from msgspec import structs
 
 from slipring.prompts.parsing.output_format import (
@@ -16,10 +19,15 @@ from slipring.prompts.parsing.output_format import (
     TaggedCalls,
 )
 
+_APERTUS: Final = "<|tools_prefix|>["
+"""Begins the calls of Apertus, which makes them within its thoughts."""
+_SUFFIX: Final = re.compile(r":[^:<>]*>$")
+
 HERMES = OutputFormat(
     calls=JsonCalls(open="<tool_call>\n", close="\n</tool_call>", between="\n", is_bare=True),
     think_open="<think>\n",
     think_close="\n</think>\n\n",
+    calls_end_thoughts=True,
 )
 """``<tool_call>{"name": …, "arguments": …}</tool_call>``: Hermes, Qwen2.5, Qwen3, Granite 4, SmolLM2."""
 
@@ -52,6 +60,7 @@ COHERE = OutputFormat(
     ),
     think_open="<|START_THINKING|>",
     think_close="<|END_THINKING|>",
+    calls_end_thoughts=True,
     ignored=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
 )
 """``<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": …}]<|END_ACTION|>``: Cohere."""
@@ -60,6 +69,7 @@ MISTRAL = OutputFormat(
     calls=NamedJsonCalls(open="[TOOL_CALLS]", arguments_open="[ARGS]"),
     think_open="[THINK]",
     think_close="[/THINK]",
+    calls_end_thoughts=True,
 )
 """``[TOOL_CALLS]f[ARGS]{…}``: Devstral, Magistral, Ministral 3."""
 
@@ -81,6 +91,7 @@ KIMI_K2 = OutputFormat(
     ),
     think_open="<think>",
     think_close="</think>",
+    calls_end_thoughts=True,
 )
 """``<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>``: Kimi K2 to K2.6."""
 
@@ -129,7 +140,12 @@ QWEN3_CODER = OutputFormat(
 )
 """``<tool_call><function=f><parameter=k>v</parameter></function></tool_call>``: Qwen3-Coder."""
 
-QWEN3_5 = OutputFormat(calls=QWEN3_CODER.calls, think_open="<think>\n", think_close="\n</think>\n\n")
+QWEN3_5 = OutputFormat(
+    calls=QWEN3_CODER.calls,
+    think_open="<think>\n",
+    think_close="\n</think>\n\n",
+    calls_end_thoughts=True,
+)
 """Qwen3-Coder's calls, with thoughts: Qwen3.5 and later, Nemotron 3, Step 3.5."""
 
 SEED_OSS = OutputFormat(
@@ -146,6 +162,7 @@ SEED_OSS = OutputFormat(
     ),
     think_open="<seed:think>",
     think_close="</seed:think>",
+    calls_end_thoughts=True,
 )
 """Qwen3-Coder's calls in marks of their own: Seed-OSS."""
 
@@ -157,6 +174,7 @@ MINICPM5 = OutputFormat(
         key_open='<param name="',
         key_close='">',
         value_close="</param>",
+        has_cdata=True,
     ),
     think_open="<think>\n",
     think_close="\n</think>\n\n",
@@ -175,6 +193,7 @@ GLM = OutputFormat(
     ),
     think_open="<think>",
     think_close="</think>",
+    calls_end_thoughts=True,
 )
 """``<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>``, by lines: GLM-4.5, GLM-4.6."""
 
@@ -188,6 +207,7 @@ GLM_4_7 = OutputFormat(
     ),
     think_open="<think>",
     think_close="</think>",
+    calls_end_thoughts=True,
 )
 """As GLM-4.6 without line breaks: GLM-4.7, GLM-5, Laguna."""
 
@@ -204,6 +224,7 @@ HUNYUAN3 = OutputFormat(
     ),
     think_open="<think>",
     think_close="</think>",
+    calls_end_thoughts=True,
 )
 """GLM's arguments in a section, with a mark after the name: Hunyuan 3."""
 
@@ -220,6 +241,7 @@ MINIMAX_M2 = OutputFormat(
     ),
     think_open="<think>\n",
     think_close="\n</think>\n\n",
+    calls_end_thoughts=True,
 )
 """``<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>``: MiniMax M2."""
 
@@ -236,7 +258,7 @@ _DSML = TaggedCalls(
     value_close="</｜DSML｜parameter>\n",
 )
 
-DEEPSEEK_V4 = OutputFormat(calls=_DSML, think_open="<think>", think_close="</think>")
+DEEPSEEK_V4 = OutputFormat(calls=_DSML, think_open="<think>", think_close="</think>", calls_end_thoughts=True)
 """``<｜DSML｜invoke name="f">`` and ``<｜DSML｜parameter name="k" string="true">``: DeepSeek V4."""
 
 DEEPSEEK_V3_2 = structs.replace(
@@ -248,6 +270,20 @@ DEEPSEEK_V3_2 = structs.replace(
     ),
 )
 """As DeepSeek V4, with another name of the section: DeepSeek V3.2."""
+
+DEEPSEEK_V4_1 = structs.replace(
+    DEEPSEEK_V4,
+    calls=structs.replace(
+        _DSML,
+        section_open="\n\n<｜DSML｜ calls>\n",
+        section_close="</｜DSML｜ calls>",
+        name_open='<｜DSML｜ invoke name="',
+        arguments_close="</｜DSML｜ invoke>\n",
+        key_open='<｜DSML｜ parameter name="',
+        value_close="</｜DSML｜ parameter>\n",
+    ),
+)
+"""As DeepSeek V4, with blanks before the names of tags: DeepSeek V4.1."""
 
 KIMI_K3 = OutputFormat(
     calls=TaggedCalls(
@@ -267,6 +303,7 @@ KIMI_K3 = OutputFormat(
     ),
     think_open="<|open|>think<|sep|>",
     think_close="<|close|>think<|sep|>",
+    calls_end_thoughts=True,
     ignored=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     text_open="<|open|>response<|sep|>",
     text_close="<|close|>response<|sep|>",
@@ -299,8 +336,67 @@ GEMMA4 = OutputFormat(
     calls=BracedCalls(open="<|tool_call>", close="<tool_call|>"),
     think_open="<|channel>thought\n",
     think_close="<channel|>",
+    calls_end_thoughts=True,
 )
 """``<|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>``: Gemma 4."""
 
+FUNCTION_GEMMA = OutputFormat(
+    calls=BracedCalls(open="<start_function_call>", close="<end_function_call>", quote="<escape>")
+)
+"""``<start_function_call>call:f{k:<escape>v<escape>}<end_function_call>``: FunctionGemma."""
+
+LONGCAT = OutputFormat(
+    calls=JsonCalls(open="<longcat_tool_call>\n", close="\n</longcat_tool_call>", between="\n"),
+    think_open="<longcat_think>\n",
+    think_close="\n</longcat_think>\n",
+)
+"""Hermes' calls in marks of their own: LongCat."""
+
+INTERNLM2 = OutputFormat(
+    calls=JsonCalls(
+        open="<|action_start|><|plugin|>\n", close="<|action_end|>", arguments_key="parameters", between="\n"
+    )
+)
+"""``<|action_start|><|plugin|>{"name": …, "parameters": …}<|action_end|>``: InternLM 2 and 2.5."""
+
+MUSE = OutputFormat(
+    calls=TaggedCalls(
+        open="<|message|><atem:function_calls>\n",
+        close="</atem:function_calls>",
+        name_open='<atem:invoke name="',
+        name_close='">\n',
+        arguments_close="</atem:invoke>\n",
+        key_open='<atem:parameter name="',
+        key_close='">',
+        value_close="</atem:parameter>\n",
+    ),
+    think_open=" to=self<|message|>",
+    think_close="<|eom|>",
+    ignored=("<|start|>assistant to=user<|message|>", "to=user<|message|>"),
+    is_addressed=True,
+    stops=("<|eot|>",),
+)
+"""Messages with recipients, calls as ``<atem:invoke name="f"><atem:parameter name="k">v``: Muse."""
+
 HARMONY = OutputFormat(is_harmony=True, stops=("<|return|>", "<|call|>"))
 """Messages with channels and recipients: gpt-oss."""
+
+_ENDING_THOUGHTS = (
+    *(HERMES, COHERE, MISTRAL, KIMI_K2, QWEN3_5, SEED_OSS, GLM, HUNYUAN3, MINIMAX_M2, DEEPSEEK_V4),
+    *(DEEPSEEK_V3_2, DEEPSEEK_V4_1, KIMI_K3, GEMMA4),
+)
+
+
+def calls_end_thoughts(format: OutputFormat) -> bool:
+    """Whether a format that was found in a template begins its calls with a mark that ends thoughts, in the
+    parsers that vLLM, SGLang or llama.cpp have for the family."""
+    marks = {_APERTUS, *map(_first_mark, _ENDING_THOUGHTS)}
+    return bool(format.think_close) and _first_mark(format) in marks
+
+
+def _first_mark(format: OutputFormat) -> str:
+    """The mark that begins calls; without the suffix that Hunyuan 3 adds to its marks."""
+    if format.calls is None:
+        return ""
+    mark = (format.calls.section_open or format.calls.open).strip()
+    return _SUFFIX.sub(">", mark.splitlines()[0]) if mark else ""

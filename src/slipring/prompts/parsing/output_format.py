@@ -20,8 +20,14 @@ _TOKEN: Final = re.compile(
     r"<\|[^<>|]*\|?>|<[^<>|\s]*\|>|</?[^<>|\s]*>|｜[^｜<>]*｜|\[/?[A-Z_]+\]|\]<\][^\[\]]*\[>\[",
 )
 """Parts of marks that a vocabulary may have as control tokens."""
+_MARK: Final = re.compile(rf"(?:{_TOKEN.pattern})(?:\w*(?:{_TOKEN.pattern}))*|</?｜[^｜<>]*｜[^<>]*>")
 _UNMARKED: Final = ("name_key", "arguments_key", "id_key", "item_tag")
 """Fields of layouts that are not marks."""
+
+
+def is_unmistakable(text: str) -> bool:
+    """Whether a text consists of what a vocabulary may have as control tokens, and is no ordinary text."""
+    return _MARK.fullmatch(text) is not None
 
 
 class CallLayout(Struct, frozen=True, kw_only=True):
@@ -100,6 +106,8 @@ class TaggedCalls(CallLayout, frozen=True, kw_only=True, tag="tagged"):
     object_open: str = ""
     """Begins all arguments as one JSON object, which the model may write instead of tagged ones: Kimi K3."""
     object_close: str = ""
+    has_cdata: bool = False
+    """Whether a value may be written between ``<![CDATA[`` and ``]]>``, and then hold tags: MiniCPM5."""
     has_escapes: bool = False
     """Whether names and keys are written with ``&amp;`` for ``&`` and ``&quot;`` for quotes."""
 
@@ -140,7 +148,10 @@ class OutputFormat(Struct, frozen=True, kw_only=True):
     """None: the model writes no calls that are known."""
     think_open: str = ""
     think_close: str = ""
-    """Ends a thought. A call also ends a thought that was not closed."""
+    """Ends a thought."""
+    calls_end_thoughts: bool = False
+    """Whether a call may end a thought that is not closed, as parsers of the family say: models of the family
+    are known to leave the mark out. Otherwise, calls in an open thought are thought."""
     ignored: tuple[str, ...] = ()
     """Marks that structure an answer without content: Kimi K3's ``<|open|>response<|sep|>``."""
     text_open: str = ""
@@ -148,6 +159,9 @@ class OutputFormat(Struct, frozen=True, kw_only=True):
     text_close: str = ""
     is_harmony: bool = False
     """Whether answers are Harmony messages (gpt-oss); the other fields but ``stops`` are then unused."""
+    is_addressed: bool = False
+    """Whether answers are messages with recipients (Muse): ``think_open`` and ``open`` of calls then end with
+    the end of a header."""
     stops: tuple[str, ...] = ()
     """Control tokens that end an answer, besides those that the model's files name."""
 

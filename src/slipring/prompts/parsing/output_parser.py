@@ -7,24 +7,32 @@
   layouts where they are JSON, or tagged; in all others, at its end.
 - No text is lost. What is malformed or unclosed before its name is certain, or names a tool that is not
   offered, is emitted as text, as the model wrote it. If the model breaks a call off after that, the call is
-  incomplete, its arguments are what was streamed, and the rest is text. Only marks that took effect and the
-  white space next to them are dropped and, where a limit cuts the answer off, the beginning of a mark or the
-  brace that would have closed a call.
+  incomplete, its arguments are what was streamed, and the rest is text.
+- Marks are not text. Dropped are those that took effect, with the white space next to them; those that close
+  nothing; those around a section without calls; and where a limit cuts the answer off, those of the call that
+  it cuts, the beginning of a mark, and the brace that would have closed a call.
+- A call in an open thought is thought: the model may quote one that it does not make. In formats with
+  ``calls_end_thoughts``, calls are calls if nothing but calls follows up to the end of the answer, which is
+  known only there. The mark that closes thoughts always does.
 - An incomplete call of a function never has complete JSON as its arguments (``argument_stream``).
 - The pieces do not matter: every split of a text gives the same deltas, except for where text and streamed
   arguments are cut.
 - Time is linear in the length of the text, memory in what is held back.
 
 This module knows where text, thoughts and calls begin and end. How a call is written is known to the readers
-in ``calls``, one for each layout. Harmony, whose answers are messages, has a parser of its own.
+in ``calls``, one for each layout. Harmony and Muse, whose answers are messages, have parsers of their own.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
+from msgspec import structs
+
 from slipring.core.generation import Delta, Text, Thought
+from slipring.prompts.parsing.addressed_messages import MESSAGE, AddressedMessageParser
 from slipring.prompts.parsing.calls.braced_calls import BracedCallReader
 from slipring.prompts.parsing.calls.call_reader import CallReader
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText
@@ -49,6 +57,8 @@ from slipring.prompts.parsing.output_format import (
 from slipring.protocol.tools import Offer
 
 _SEPARATORS: Final = SPACE + ";,"
+_LABELLED: Final = re.compile(r"(<[^<>\s]+>)(\w+)")
+"""A mark that opens thoughts and the name of its channel, which the model may leave out: Gemma 4."""
 _PIECE: Final = 4096
 """Longer pieces are cut, so that the text searched after each marker stays short."""
 
@@ -74,10 +84,12 @@ class _State(Enum):
     TEXT = 0
     THOUGHT = 1
     CALL = 2
+    UNDECIDED = 3
+    """After a call in an open thought: what follows decides whether it is one."""
 
 
 # Module globals, because an attribute lookup on an enum class is slower.
-_TEXT, _THOUGHT, _CALL = _State
+_TEXT, _THOUGHT, _CALL, _UNDECIDED = _State
 
 
 class OutputParser:
@@ -85,8 +97,7 @@ class OutputParser:
 
     ``offer``: the tools that may be called; without any, no calls are recognized.
     ``thinking``: whether thoughts are recognized.
-    ``starts_thinking``: the prompt ended with ``think_open``, so the answer begins inside a thought. If the
-    model opens it again, that mark is dropped.
+    ``starts_thinking``: the prompt ended with ``think_open``, so the answer begins inside a thought.
     ``trusted``: a grammar enforces the form of calls, so the input of custom tools is streamed if it is JSON.
     The grammar also enforces that thoughts are closed: text in a thought that looks like a call is not one.
     """
@@ -101,29 +112,34 @@ class OutputParser:
         trusted: bool = False,
     ) -> None:
         tools = OfferedTools(offer)
-        self._harmony = (
-            HarmonyParser(tools, thinking=thinking, starts_thinking=starts_thinking)
-            if format.is_harmony
-            else None
+        self._messages = _message_parser(
+            format, offer, tools, thinking=thinking, starts_thinking=starts_thinking, trusted=trusted
         )
         thinking = thinking and bool(format.think_close)
-        self._think_open, self._think_close = format.think_open.strip(SPACE), format.think_close.strip(SPACE)
+        think_open = _LABELLED.fullmatch(format.think_open.strip(SPACE))
+        self._think_open = think_open[1] if think_open else format.think_open.strip(SPACE)
+        self._label = think_open[2] if think_open else ""
+        self._think_close = format.think_close.strip(SPACE)
         self._ignored = tuple(mark.strip(SPACE) for mark in format.ignored)
         reader = call_reader(format.calls, tools, trusted=trusted) if format.calls and tools else None
         self._reader = reader
         self._starts = reader.starts if reader is not None else ()
         self._ends = reader.ends if reader is not None else ()
         self._open_ends: tuple[str, ...] = ()  # closing marks that are dropped here: those of the last call
+        self._kept_end = ""  # the mark that closes the last call that is text: it is text, too
         self._bare_starts = reader.bare_starts if reader is not None else ()
-        in_text = (self._think_open if thinking else "", *self._starts, *self._ignored)
-        self._usual_markers = marker_finder(*in_text)
-        self._markers_with_close = marker_finder(*in_text, self._think_close)
-        self._thought_markers = marker_finder(self._think_close, *(() if trusted else self._starts))
+        self._strays = (*(reader.strays if reader is not None else ()), *(self._thought_marks(thinking)[1:]))
+        self._markers = marker_finder(
+            *self._thought_marks(thinking), *self._starts, *self._strays, *self._ignored
+        )
+        calls_end_thoughts = format.calls_end_thoughts and not trusted
+        self._thought_markers = marker_finder(
+            self._think_close, *(self._starts if calls_end_thoughts else ())
+        )
+        self._thought_end = marker_finder(self._think_close)
         self._state = _THOUGHT if thinking and starts_thinking else _TEXT
-        # A thought that was never opened may be closed at the beginning: MiniMax M3 does so.
-        self._is_beginning = thinking and not starts_thinking
-        self._may_repeat_open = thinking and starts_thinking  # nothing but white space has arrived
-        self._markers = self._markers_with_close if self._is_beginning else self._usual_markers
+        self._is_beginning = True  # nothing was emitted
+        self._is_opening = self._state is _THOUGHT  # a thought was opened, and nothing of it has arrived
         self._deltas: list[Delta] = []
         self._queue: deque[str] = deque()  # pieces not read yet
         self._pending = ""  # the unread rest of the current piece
@@ -132,36 +148,45 @@ class OutputParser:
         self._after_marker = self._state is _THOUGHT  # nothing but white space since the last marker
         self._expects_bare = bool(self._bare_starts)  # what begins here may be a call without a mark
         self._in_list = False  # after a bare call: separators may precede another
-        self._in_thought = False  # the current call is inside a thought
         self._held = HeldText("", "")  # the current call
         self._reading: Iterator[None] = iter(())
+        self._in_thought = False  # the current call is inside a thought
+        self._mark = ""  # with which the current call begins
+        self._raw: list[str] = []  # what was read of the current call
+        self._quoted: list[str] = []  # what was read in the thought from its first call on
+        self._undecided: list[Delta] = []  # the calls of that
+
+    def _thought_marks(self, thinking: bool) -> tuple[str, ...]:
+        return (self._think_open, self._think_close) if thinking else ()
 
     @property
     def is_thinking(self) -> bool:
         """Whether the text so far ends inside a thought."""
-        return self._state is _THOUGHT if self._harmony is None else self._harmony.is_thinking
+        return self._state is _THOUGHT if self._messages is None else self._messages.is_thinking
 
     @property
     def is_holding(self) -> bool:
         """Whether a call is held back until it is complete."""
-        if self._harmony is not None:
-            return self._harmony.is_holding
-        return self._state is _CALL and not self._held.is_streaming
+        if self._messages is not None:
+            return self._messages.is_holding
+        return self._state is _UNDECIDED or (
+            self._state is _CALL and (self._in_thought or not self._held.is_streaming)
+        )
 
     @property
     def is_idle(self) -> bool:
         """Whether the text so far ends outside of thoughts and calls, and not with a possible marker."""
-        if self._harmony is not None:
-            return self._harmony.is_idle
+        if self._messages is not None:
+            return self._messages.is_idle
         return self._state is _TEXT and not self._pending
 
     def feed(self, text: str) -> list[Delta]:
         """Parse the next piece of text."""
-        if self._harmony is not None:
-            return self._harmony.feed(text)
+        if self._messages is not None:
+            return self._messages.feed(text)
         if not text:
             return []
-        if self._state is _CALL and self._held.skip(text):
+        if self._state is _CALL and not self._in_thought and self._held.skip(text):
             return self._held.take_deltas()
         if len(text) <= _PIECE:
             self._pending += text
@@ -173,8 +198,8 @@ class OutputParser:
     def finish(self, *, cut_off: bool = False) -> list[Delta]:
         """End the answer: emit what is held back, as text if it is not a complete call. ``cut_off``: a limit
         has ended it, not the model, so that a call whose closing marks are missing is not complete."""
-        if self._harmony is not None:
-            return self._harmony.finish(cut_off=cut_off)
+        if self._messages is not None:
+            return self._messages.finish(cut_off=cut_off)
         self._final, self._cut_off = True, cut_off
         self._run()
         if not self._after_marker:
@@ -199,14 +224,16 @@ class OutputParser:
         state = self._state
         if state is _TEXT:
             return self._read_text()
-        return self._read_thought() if state is _THOUGHT else self._read_call()
+        if state is _THOUGHT:
+            return self._read_thought()
+        return self._read_call() if state is _CALL else self._read_undecided()
 
     @property
     def _last(self) -> bool:
         return self._final and not self._queue
 
     def _read_thought(self) -> bool:
-        if self._may_repeat_open and not self._skip_repeated_open():
+        if self._is_opening and not self._skip_opening():
             return False
         thought, marker, self._pending = self._thought_markers.cut(self._pending, last=self._last)
         self._add_text(thought)
@@ -218,23 +245,24 @@ class OutputParser:
             self._begin_call(marker)
         return True
 
-    def _skip_repeated_open(self) -> bool:
-        """Drop the mark that the prompt has written too. Returns False if more text is needed to find it."""
-        mark = self._think_open
-        rest = self._pending = self._pending.lstrip(SPACE)
-        if not self._last and len(rest) < len(mark) and mark.startswith(rest):
-            return False
-        self._may_repeat_open = False
-        self._pending = rest.removeprefix(mark)
-        return True
+    def _skip_opening(self) -> bool:
+        """Drop opening marks at the beginning of a thought: the prompt may have written them, too, and models
+        repeat them. Returns False if more text is needed to find them."""
+        marks = tuple(filter(None, (self._think_open, self._label)))
+        while True:
+            rest = self._pending = self._pending.lstrip(SPACE)
+            if not self._last and any(mark.startswith(rest) for mark in marks):
+                return False
+            mark = next(filter(rest.startswith, marks), "")
+            if not mark or (mark == self._label and rest[len(mark) : len(mark) + 1].isalnum()):
+                self._is_opening = False
+                return True
+            self._pending = rest[len(mark) :]
 
     def _read_text(self) -> bool:
         if self._open_ends and not self._skip_ends():
             return False
         text, marker, rest = self._markers.cut(self._pending, last=self._last)
-        if self._is_beginning and text.strip(SPACE):
-            self._leave_beginning()
-            text, marker, rest = self._markers.cut(self._pending, last=self._last)
         if self._expects_bare:
             text = self._skip_gap(text)
             if text.startswith(self._bare_starts):
@@ -249,16 +277,21 @@ class OutputParser:
             self._begin_call(marker)
         elif marker in self._ignored:
             self._enter(_TEXT)
+        elif marker == self._think_open:
+            self._enter(_THOUGHT)
+        elif marker == self._kept_end:
+            self._kept_end = ""
+            self._add_text(marker)
         else:
-            self._is_beginning = False
-            self._markers = self._usual_markers
-            self._enter(_THOUGHT if marker == self._think_open else _TEXT)
+            self._drop_mark()
         return True
 
-    def _leave_beginning(self) -> None:
+    def _drop_mark(self) -> None:
+        """Drop a mark without effect. The white space around it stays, except at the beginning, where
+        MiniMax M3 closes a thought that was never opened."""
         if self._is_beginning:
-            self._is_beginning = False
-            self._markers = self._usual_markers
+            self._enter(_TEXT)
+        self._state = _TEXT
 
     def _skip_ends(self) -> bool:
         """Drop white space and closing marks that follow a call, each mark once. Returns False if more text
@@ -284,6 +317,7 @@ class OutputParser:
     def _enter(self, state: _State) -> None:
         """Drop a marker that took effect, and the white space around it."""
         self._state = state
+        self._is_opening = state is _THOUGHT
         self._gap.clear()
         self._after_marker = True
 
@@ -314,6 +348,7 @@ class OutputParser:
         self._gap.clear()
         if not text:
             return
+        self._is_beginning = False
         if self._state is _THOUGHT:
             self._deltas.append(Thought(text))
         else:
@@ -323,56 +358,155 @@ class OutputParser:
     def _begin_call(self, marker: str) -> None:
         """Hold back what follows, until the reader has found out whether it is a call."""
         assert self._reader is not None
-        self._in_thought = self._state is _THOUGHT
+        self._in_thought = self._state is not _TEXT
         self._state = _CALL
-        self._held, self._pending = HeldText(marker, self._pending), ""
+        self._mark, self._raw = marker, [marker]
+        self._held = HeldText(marker, "")
         self._reading = self._reader.read(self._held, marker)
 
     def _read_call(self) -> bool:
         held = self._held
-        held.pending, self._pending = held.pending + self._pending, ""
+        text, self._pending = self._pending, ""
+        if self._in_thought:
+            text, close, rest = self._thought_end.cut(text, last=self._last)
+            self._raw.append(text)
+            self._pending = close + rest
+            if close:
+                self._quote("".join(self._raw))
+                return True
+        held.pending += text
         held.is_last, held.is_cut_off = self._last, self._cut_off
         try:
             next(self._reading)
         except StopIteration:
-            self._deltas += held.take_deltas()
             self._end_call(held)
             return True
         except BrokenCall:
-            if held.is_streaming:
-                held.end(is_complete=False)
-                if held.is_last and held.is_cut_off and not held.pending:
-                    held.taken = []  # the brace that was held back: alone it is no text
-            self._deltas += held.take_deltas()
-            self._give_up(held)
+            if self._in_thought:
+                self._give_up_quote(held)
+            else:
+                self._give_up(held)
             return True
-        self._deltas += held.take_deltas()
+        if not self._in_thought:
+            self._deltas += held.take_deltas()
         return False
 
     def _end_call(self, held: HeldText) -> None:
-        self._pending = held.pending
-        self._open_ends = tuple(mark for mark in self._ends if mark != held.closed_by)
+        self._pending = held.pending + self._pending
         if self._in_thought:
-            self._markers = self._markers_with_close  # the thought that this call ended may be closed yet
-        else:
-            self._leave_beginning()
+            self._quoted.append(self._raw_text(held))
+            self._undecided += held.take_deltas()
+            self._state = _UNDECIDED
+            return
+        self._deltas += held.take_deltas()
+        self._is_beginning = False
+        self._open_ends = tuple(mark for mark in self._ends if mark != held.closed_by)
+        self._kept_end = ""
         if held.may_continue:
             self._expects_bare = self._in_list = True
         self._enter(_TEXT)
 
     def _give_up(self, held: HeldText) -> None:
         """Emit what is held back of a call as text. What follows its first closing mark is read again."""
-        self._state = _THOUGHT if self._in_thought and not held.has_completed else _TEXT
-        if self._in_thought and held.has_completed:
-            self._markers = self._markers_with_close
-        text, again = "".join(held.taken), ""
+        assert self._reader is not None
+        if held.is_streaming:
+            held.end(is_complete=False)
+            if held.is_last and held.is_cut_off and not held.pending:
+                held.taken = []  # the brace that was held back: alone it is no text
+        self._deltas += held.take_deltas()
+        text, again = "".join(held.taken), held.pending
+        if self._mark and self._mark == self._reader.section_mark and not held.has_called:
+            self._drop_mark()  # no call follows in the section
+            self._read_again(text[len(self._mark) :] + again)
+            return
+        self._kept_end = "" if held.has_called else self._reader.closing_mark
         if held.has_called:
             self._gap.clear()
         if held.retry_mark and held.retry_mark in text:
-            before, mark, again = text.partition(held.retry_mark)
-            text = before + mark
-        again += held.pending
-        self._queue.extendleft(again[at : at + _PIECE] for at in reversed(range(0, len(again), _PIECE)))
+            text, mark, rest = text.partition(held.retry_mark)
+            again = rest + again
+            if not held.has_called:
+                text, self._kept_end = text + mark, ""
+        elif self._mark and held.is_last and held.is_cut_off:
+            if not any(mark in again for mark in self._starts):
+                text, again = text + again, ""
+            text = self._reader.without_marks(text)
+        self._read_again(again)
+        self._state = _TEXT
         self._after_marker = self._expects_bare = False
-        self._leave_beginning()
         self._add_text(text)
+
+    def _give_up_quote(self, held: HeldText) -> None:
+        """Emit what is held back of a call in a thought as thought."""
+        text, again = self._raw_text(held), held.pending + self._pending
+        self._pending = ""
+        if held.retry_mark and held.retry_mark in text:
+            before, mark, rest = text.partition(held.retry_mark)
+            text, again = before + mark, rest + again
+        self._quote(text)
+        self._read_again(again)
+
+    def _raw_text(self, held: HeldText) -> str:
+        """What was read of the current call, with its mark, as the model wrote it."""
+        text = "".join(self._raw)
+        return text[: len(text) - len(held.pending)]
+
+    def _quote(self, text: str) -> None:
+        """Go on with the thought: what was read since the first call in it is a part of it, with ``text``."""
+        text = "".join((*self._quoted, text))
+        self._quoted.clear()
+        self._undecided.clear()
+        self._state = _THOUGHT
+        self._add_text(text)
+
+    def _read_undecided(self) -> bool:
+        """Read what follows a call in a thought. Only calls up to the end of the answer end the thought."""
+        rest = self._pending.lstrip(SPACE)
+        self._quoted.append(self._pending[: len(self._pending) - len(rest)])
+        self._pending = rest
+        marks = (*self._starts, *self._ends, *self._ignored)
+        if not self._last and any(mark.startswith(rest) and mark != rest for mark in marks):
+            return False
+        mark = max((mark for mark in marks if rest.startswith(mark)), key=len, default="")
+        if not rest and not self._cut_off:
+            self._deltas += self._undecided
+            self._quoted.clear()
+            self._undecided.clear()
+            self._enter(_TEXT)
+        elif not mark:
+            self._quote("")
+        else:
+            self._pending = rest[len(mark) :]
+            if mark in self._starts:
+                self._begin_call(mark)
+            else:
+                self._quoted.append(mark)
+        return True
+
+    def _read_again(self, text: str) -> None:
+        self._queue.extendleft(text[at : at + _PIECE] for at in reversed(range(0, len(text), _PIECE)))
+
+
+def _message_parser(
+    format: OutputFormat,
+    offer: Offer,
+    tools: OfferedTools,
+    *,
+    thinking: bool,
+    starts_thinking: bool,
+    trusted: bool,
+) -> HarmonyParser | AddressedMessageParser | None:
+    """The parser of answers that are messages; None if the format has none."""
+    if format.is_harmony:
+        return HarmonyParser(tools, thinking=thinking, starts_thinking=starts_thinking)
+    if not format.is_addressed:
+        return None
+    assert format.calls is not None
+    mark = format.calls.open.rpartition(MESSAGE)[2]  # without the end of the header before it
+    inner = OutputFormat(calls=structs.replace(format.calls, open=mark))
+    return AddressedMessageParser(
+        lambda: OutputParser(inner, offer, trusted=trusted),
+        mark.strip(SPACE),
+        thinking=thinking,
+        starts_thinking=starts_thinking,
+    )

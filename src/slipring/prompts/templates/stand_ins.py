@@ -5,7 +5,8 @@ presence of thoughts), not on their texts. A stand-in has the same form with pla
 its size does not grow with the conversation and its texts can be found in the template's output.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from msgspec import structs
@@ -52,11 +53,12 @@ def stand_in(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
 
     - the first message, unless it is a user's;
     - the last user message;
-    - the last message with thoughts after it, and the message that follows;
-    - the last message or, if it is a tool output, the last run of tool outputs and the message before them.
+    - the last message with thoughts, the message that follows and the user message before it;
+    - the last message or, if it is a tool output, the last run of tool outputs and the message before them;
+    - the outputs that follow calls, with these.
     """
     last_user = _last(at for at, message in enumerate(messages) if message.role == "user")
-    thought = _last(at for at, message in enumerate(messages) if message.thoughts and at > last_user)
+    thought = _last(at for at, message in enumerate(messages) if message.thoughts)
     recent = len(messages) - 1
     while recent > 0 and messages[recent].role == "tool":
         recent -= 1
@@ -64,8 +66,17 @@ def stand_in(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
     if messages and messages[0].role != "user":
         kept.add(0)
     if thought >= 0:
-        kept.update((thought, min(thought + 1, len(messages) - 1)))
+        asked = _last(at for at, message in enumerate(messages[:thought]) if message.role == "user")
+        kept.update((asked, thought, min(thought + 1, len(messages) - 1)))
+    for at in sorted(kept):
+        if at >= 0 and messages[at].calls:
+            kept.update(_outputs_after(messages, at))
     return tuple(_with_placeholders(messages[at]) for at in sorted(kept) if at >= 0)
+
+
+def _outputs_after(messages: Sequence[ChatMessage], at: int) -> Iterator[int]:
+    """Where the outputs are that follow a message."""
+    return takewhile(lambda each: messages[each].role == "tool", range(at + 1, len(messages)))
 
 
 def _last(indices: Iterable[int]) -> int:
@@ -94,6 +105,10 @@ def _with_placeholders(message: ChatMessage) -> ChatMessage:
     )
 
 
+def with_thoughts(message: ChatMessage) -> ChatMessage:
+    return structs.replace(message, thoughts=THOUGHT_PLACEHOLDER)
+
+
 def without_thoughts(message: ChatMessage) -> ChatMessage:
     return structs.replace(message, thoughts="") if message.thoughts else message
 
@@ -118,6 +133,12 @@ def count_calls(messages: Iterable[ChatMessage]) -> int:
     return sum(len(message.calls) for message in messages)
 
 
+def loop_thoughts(messages: Sequence[ChatMessage]) -> int:
+    """How many messages have thoughts after the last message of a user or developer."""
+    spoken = _last(at for at, message in enumerate(messages) if message.role in ("user", "system"))
+    return sum(bool(message.thoughts) for message in messages[spoken + 1 :])
+
+
 QUESTION = ChatMessage(role="user", content=_TEXT_PLACEHOLDERS["user"])
 _CALL = ChatCall("a1b2c3d4e", _TOOL, {"argument": LAST_CALL_PLACEHOLDER})
 ANSWERED = (
@@ -132,3 +153,14 @@ CALLED = (
     ChatMessage(role="tool", content=NEXT_PLACEHOLDER, call_id=_CALL.id, name=_CALL.name),
 )
 """A conversation that shows how a template ends an answer of calls."""
+EARLIER_ANSWERS = (
+    *ANSWERED[:2],
+    QUESTION,
+    with_thoughts(ANSWERED[1]),
+    QUESTION,
+    with_thoughts(CALLED[1]),
+    CALLED[2],
+    with_thoughts(ANSWERED[1]),
+    ANSWERED[2],
+)
+"""A conversation with answers of every kind, before the last message of the user."""

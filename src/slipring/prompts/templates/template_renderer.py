@@ -8,14 +8,23 @@ the first output is not a prefix of the second, or they do not meet at a control
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.errors import InvalidRequest
+from slipring.prompts.chain_choices import (
+    ALL_THOUGHTS,
+    CHAIN_CHOICES,
+    EMPTY_THOUGHTS,
+    LOOP_THOUGHTS,
+    WHITE_SPACE,
+    ChainChoice,
+)
 from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
 from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
@@ -35,6 +44,7 @@ from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
     ANSWERED,
     CALLED,
+    EARLIER_ANSWERS,
     LAST_CALL_PLACEHOLDER,
     NEXT_PLACEHOLDER,
     PLACEHOLDER_TOOLS,
@@ -43,8 +53,10 @@ from slipring.prompts.templates.stand_ins import (
     THOUGHT_PLACEHOLDER,
     answer_stand_in,
     count_calls,
+    loop_thoughts,
     stand_in,
     with_earlier_calls,
+    with_thoughts,
     without_thoughts,
 )
 from slipring.prompts.templates.template_values import SupportsStrftime, TemplateError
@@ -56,7 +68,9 @@ from slipring.protocol import wire
 from slipring.protocol.items import CustomToolCall, FunctionCall, Item
 
 HEAD_CHANGED = "the head changed"
-EFFORT_CHANGED = "the effort of reasoning changed, which the template writes at the beginning"
+EFFORT_CHANGED = (
+    "the effort of reasoning changed, which the template writes at the beginning or in earlier answers"
+)
 OPENED_OTHERWISE = "the effort of reasoning changed, with which the template may open answers otherwise"
 REWRITES_EARLIER = "the template rewrites earlier turns"
 DROPS_THOUGHTS = "the template drops earlier thoughts"
@@ -151,9 +165,10 @@ class TemplateRenderer(Renderer):
             self._find_closer(ANSWERED, TEXT_PLACEHOLDER),
             self._find_closer(CALLED, LAST_CALL_PLACEHOLDER),
         )
-        self._effort_changes: dict[tuple[str | None, str | None], bool] = {}
+        self._effort_changes: dict[tuple[str | None, str | None, bool], bool] = {}
         self.rewrites_answers = not keeps_thoughts and self._drops_thoughts()
         self.efforts = detected.thinking.distinct_efforts()
+        self.chain_choices = tuple(sorted(self._find_choices(), key=CHAIN_CHOICES.index))
 
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
@@ -182,7 +197,8 @@ class TemplateRenderer(Renderer):
         tail = _tail(position)
         if not position.preface.covers(job):
             raise CannotAppend(HEAD_CHANGED)
-        if self._effort_changes_head(tail.effort, job.settings.effort):
+        has_tools = self.detected.writes_tools and bool(job.head.tools.callables)
+        if self._effort_changes_history(tail.effort, job.settings.effort, has_tools=has_tools):
             raise CannotAppend(EFFORT_CHANGED)
         pending, calls = tail.pending, tail.calls
         answer: tuple[ChatMessage, ...] = ()
@@ -202,11 +218,10 @@ class TemplateRenderer(Renderer):
             raise CannotAppend(NO_BOUNDARY)
         before = self._stand_in(tail)
         messages = [*before, *answer, *new]
-        has_tools = self.detected.writes_tools and job.head.tools.callables
         tools = PLACEHOLDER_TOOLS if has_tools else []
         draft = self._draft(messages, tools, encoder, job.settings.effort)
         try:
-            text, prompt = self._difference(draft, before, answer, new)
+            text, prompt = self._difference(draft, before, answer, new, self._variables_of(tail.effort))
         except InvalidRequest:
             raise CannotAppend(REFUSES_PART) from None
         if draft.has_placeholders(text + (prompt or "")):
@@ -226,12 +241,14 @@ class TemplateRenderer(Renderer):
         return (_tail(prompt).calls or 0) if self._counts_calls else 0
 
     def _stand_in(self, tail: Tail) -> tuple[ChatMessage, ...]:
-        """The stand-in of a context, with all its calls if the template numbers them."""
+        """The stand-in of a context, with all its calls if the template numbers them, and with one if it only
+        tells the first call from others."""
         if not self._numbers_calls:
             return tail.stand_in
         if tail.calls is None:
             raise CannotAppend(REWRITES_EARLIER)
-        return with_earlier_calls(tail.stand_in, tail.calls - count_calls(tail.stand_in))
+        missing = tail.calls - count_calls(tail.stand_in)
+        return with_earlier_calls(tail.stand_in, missing if self._numbers_calls == "all" else min(missing, 1))
 
     def _difference(
         self,
@@ -239,17 +256,16 @@ class TemplateRenderer(Renderer):
         before: tuple[ChatMessage, ...],
         answer: tuple[ChatMessage, ...],
         new: Sequence[ChatMessage],
+        earlier: Variables,
     ) -> tuple[str, str | None]:
         """What the template adds for new messages, and what then opens the assistant turn; None for the
         latter if it is inseparable from the former.
 
-        ``answer`` is the stand-in of the model's answer, if it wrote one: its ids are kept as emitted, with
-        its thoughts, except where the template drops thoughts because the user speaks.
+        ``answer`` is the stand-in of the model's answer, if it wrote one: its ids are kept as emitted.
+        ``earlier``: the variables that the messages before it were rendered with.
         """
-        if answer:
-            earlier = (*before, *answer)
-            if self._speaks(new) and not self._keeps_thoughts and draft.drops_thoughts(earlier, new):
-                raise CannotAppend(DROPS_THOUGHTS)
+        keeps_dropped = bool(answer) and self._keeps_dropped(draft, before, answer, new, earlier)
+        if keeps_dropped:
             before, answer = tuple(map(without_thoughts, before)), tuple(map(without_thoughts, answer))
         messages = [*before, *answer, *new]
         whole = draft.write(messages)
@@ -258,38 +274,72 @@ class TemplateRenderer(Renderer):
         if prompt is None:
             whole = opened
         if answer:
-            return self._after_answer(draft, before, answer[0], new, whole), prompt
-        return draft.require_rest(draft.write(before), whole), prompt
+            start = draft.write(before, prompt=True, variables=earlier)
+            text = self._after_answer(
+                draft, start, before, answer[0], new, whole, keeps_dropped=keeps_dropped
+            )
+            return text, prompt
+        return draft.require_rest(draft.write(before, variables=earlier), whole), prompt
 
-    def _speaks(self, messages: Sequence[ChatMessage]) -> bool:
-        """Whether one of the messages is a user's to the template."""
-        roles = {message.role for message in messages}
-        return "user" in roles or ("system" in roles and not self.forms.late_system)
+    def _keeps_dropped(
+        self,
+        draft: "_Draft",
+        before: tuple[ChatMessage, ...],
+        answer: tuple[ChatMessage, ...],
+        new: Sequence[ChatMessage],
+        earlier: Variables,
+    ) -> bool:
+        """Whether thoughts stay in the context that the template drops once the new messages follow.
+
+        They do if the operator says so, and within a tool loop (``LOOP_THOUGHTS``). Otherwise raises
+        ``CannotAppend`` if it drops some.
+        """
+        if not any(message.thoughts for message in (*before, *answer)):
+            return False
+        if self._keeps_thoughts:
+            return True
+        written = draft.count_thoughts(draft.write(before, prompt=True, variables=earlier))
+        expected = max(written, loop_thoughts(before)) + bool(answer[0].thoughts)
+        if draft.count_thoughts(draft.write([*before, *answer, *new])) >= expected:
+            return False
+        # Formats without marks of thoughts: those of an answer are no part of its ids.
+        in_loop = LOOP_THOUGHTS in self.chain_choices or not self.output_format.think_close
+        if not in_loop or any(message.role != "tool" for message in new):
+            raise CannotAppend(DROPS_THOUGHTS)
+        same = draft.write([*before, *answer, *new], variables=earlier)
+        if draft.count_thoughts(same) >= expected:
+            raise CannotAppend(EFFORT_CHANGED)
+        return True
 
     def _after_answer(
         self,
         draft: "_Draft",
+        start: str,
         before: Sequence[ChatMessage],
         answer: ChatMessage,
         new: Sequence[ChatMessage],
         whole: str,
+        *,
+        keeps_dropped: bool,
     ) -> str:
         """Return what the template writes after the model's answer, from the token on that ends answers.
 
-        The placeholder of the answer marks its place in ``whole``. The text before it must not have changed,
-        except for marks of thoughts without content: some templates write them for the latest answers only.
+        ``start`` is the prompt that the model answered. The placeholder of the answer marks its place in
+        ``whole``. The text before it must be that prompt, except for what chains keep. ``keeps_dropped``:
+        thoughts were taken from the messages, which stay in the context.
         """
         if len(answer.calls) > 1 and not self.forms.several_calls:
             raise CannotAppend(REWRITES_EARLIER)  # the outputs of the first calls stand before the last call
         mark = draft.guard.text(LAST_CALL_PLACEHOLDER if answer.calls else TEXT_PLACEHOLDER)
         at = whole.rfind(mark)
-        written = self._without_marks(whole[:at])
-        if at < 0 or not written.startswith(self._without_marks(draft.write(before))):
+        kept = self._kept(draft, start, whole[: max(at, 0)])
+        if kept is None or (not keeps_dropped and not kept <= {*self.chain_choices}):
             raise CannotAppend(REWRITES_EARLIER)
         if any(message.role == "system" for message in new):
             # Some templates put all of these at the beginning.
             alone = draft.write([*before, answer])
-            if written != self._without_marks(alone[: alone.rfind(mark)]):
+            texts = (whole[:at], alone[: alone.rfind(mark)])
+            if len({_squeezed(self._without_empty_thoughts(draft, text)) for text in texts}) > 1:
                 raise CannotAppend(REWRITES_EARLIER)
         closer = self._closers[bool(answer.calls)]
         end = whole.find(closer, at + len(mark)) if closer else -1
@@ -297,12 +347,28 @@ class TemplateRenderer(Renderer):
             raise CannotAppend(NO_BOUNDARY)
         return whole[end:]
 
-    def _without_marks(self, text: str) -> str:
-        """A text without marks of thoughts and white space."""
-        for mark in (self.output_format.think_open, self.output_format.think_close):
-            if mark := mark.strip():
-                text = text.replace(mark, "")
-        return "".join(text.split())
+    def _kept(self, draft: "_Draft", start: str, written: str) -> Set[ChainChoice] | None:
+        """What a chain keeps if it begins with ``start`` where the template now writes ``written``; None if
+        these differ by more."""
+        if written.startswith(start):
+            return set()
+        bare = [self._without_empty_thoughts(draft, text) for text in (start, written)]
+        if bare[1].startswith(bare[0]):
+            return {EMPTY_THOUGHTS}
+        if _squeezed(written).startswith(_squeezed(start)):
+            return {WHITE_SPACE}
+        return {EMPTY_THOUGHTS, WHITE_SPACE} if _squeezed(bare[1]).startswith(_squeezed(bare[0])) else None
+
+    def _without_empty_thoughts(self, draft: "_Draft", text: str) -> str:
+        """A text without the thoughts that no model wrote, and without marks of thoughts."""
+        opening, closing = self.output_format.think_open.strip(), self.output_format.think_close.strip()
+        if opening and closing:
+            inner = f"(?:(?!{re.escape(opening)}|{re.escape(closing)}).)*"
+            thoughts = re.compile(rf"{re.escape(opening)}{inner}{re.escape(closing)}\s*", re.DOTALL)
+            text = thoughts.sub(lambda found: found[0] if draft.count_thoughts(found[0]) else "", text)
+        for mark in filter(None, (opening, closing)):
+            text = re.sub(rf"{re.escape(mark)}\s*", "", text)
+        return text
 
     def _builder(self, pending: PendingCalls, calls: int | None, ids: Sequence[str] = ()) -> MessageBuilder:
         return MessageBuilder(pending, calls if self._counts_calls else None, ids)
@@ -361,37 +427,79 @@ class TemplateRenderer(Renderer):
     def _describes_tools(self) -> bool:
         return not self.detected.writes_tools
 
-    def _effort_changes_head(self, before: str | None, now: str | None) -> bool:
-        """Whether a template writes another beginning for another effort, instead of only another prompt."""
-        if before == now:
+    def _effort_changes_history(self, before: str | None, now: str | None, *, has_tools: bool) -> bool:
+        """Whether a template writes another beginning or other earlier answers for another effort, instead of
+        only another prompt."""
+        if self._variables_of(before) == self._variables_of(now):
             return False
-        change = (before, now)
+        change = (before, now, has_tools)
         if change not in self._effort_changes:
-            one, other = (self._write_probe([QUESTION], effort) for effort in change)
-            self._effort_changes[change] = one != other
+            tools = PLACEHOLDER_TOOLS if has_tools else []
+            self._effort_changes[change] = any(
+                self._write_probe(messages, before, tools) != self._write_probe(messages, now, tools)
+                for messages in ([QUESTION], EARLIER_ANSWERS)
+            )
         return self._effort_changes[change]
 
-    def _finds_numbers(self) -> bool:
-        """Whether the template writes another text for a call, or for its output, after other calls."""
+    def _finds_numbers(self) -> Literal["all", "first", ""]:
+        """Whether the template writes another text for a call, or for its output, after other calls: for each
+        of them, for the first one, or not."""
         question, *called = CALLED
         written = []
-        for count in (1, 2):
+        for count in range(3):
             earlier = with_earlier_calls([question], count)
             start, whole = (self._write_probe(messages) for messages in (earlier, [*earlier, *called]))
             if start is None or whole is None or not whole.startswith(start):
-                return False
+                return ""
             written.append(whole[len(start) :])
-        return written[0] != written[1]
+        if written[1] != written[2]:
+            return "all"
+        return "first" if written[0] != written[1] else ""
 
     def _drops_thoughts(self) -> bool:
         """Whether the template leaves out the thoughts of an answer once the user speaks again."""
         question, answer, following = ANSWERED
-        thoughtful = structs.replace(answer, thoughts=THOUGHT_PLACEHOLDER)
-        draft = self._draft(ANSWERED, [], BudgetedEncoder(self.vocabulary), None)
+        return self._drops((question, with_thoughts(answer), following), None)
+
+    def _drops(self, messages: Sequence[ChatMessage], effort: str | None) -> bool:
+        """Whether the template leaves out the only thoughts of messages."""
+        draft = self._draft(messages, [], BudgetedEncoder(self.vocabulary), effort)
         try:
-            return draft.drops_thoughts((question, thoughtful), (following,))
+            return not draft.count_thoughts(draft.write(messages))
         except InvalidRequest:
             return False
+
+    def _find_choices(self) -> Iterator[ChainChoice]:
+        """What chains keep that the template drops."""
+        efforts = (None, *self.efforts)
+        yield from {choice for effort in efforts for choice in self._kept_after_answers(effort)}
+        question, called, output = CALLED
+        loop = (question, with_thoughts(called), output)
+        if self._keeps_thoughts and self._drops_thoughts():
+            yield ALL_THOUGHTS
+        elif any(self._drops(loop, effort) for effort in filter(self._thinks, efforts)):
+            yield LOOP_THOUGHTS
+
+    def _thinks(self, effort: str | None) -> bool:
+        """Whether the model may think, as far as its template shows."""
+        switches = self.detected.thinking
+        is_off = effort == "none" if effort is not None else switches.thinks_by_default is False
+        return bool(self.output_format.think_close) and not (is_off and switches.can_be_off)
+
+    def _kept_after_answers(self, effort: str | None) -> Iterator[ChainChoice]:
+        """What chains keep because a template writes prompts otherwise once answers and messages follow."""
+        draft = self._draft(EARLIER_ANSWERS, [], BudgetedEncoder(self.vocabulary), effort)
+        question, answer, following = ANSWERED
+        _, called, output = CALLED
+        texts, calls = draft.guard.text(TEXT_PLACEHOLDER), draft.guard.text(LAST_CALL_PLACEHOLDER)
+        for context in ((question,), (question, called, output)):
+            for reply, mark, follower in ((answer, texts, following), (called, calls, output)):
+                try:
+                    start = draft.write(context, prompt=True)
+                    written = draft.write([*context, reply, follower]).rpartition(mark)[0]
+                except InvalidRequest:
+                    continue
+                yield from self._kept(draft, start, written) or ()
 
     def _require_user_message(self) -> None:
         question = [{"role": "user", "content": "?"}]
@@ -414,9 +522,14 @@ class TemplateRenderer(Renderer):
             variables={**variables, **self._variables},
         )
 
-    def _write_probe(self, messages: Sequence[ChatMessage], effort: str | None = None) -> str | None:
+    def _write_probe(
+        self,
+        messages: Sequence[ChatMessage],
+        effort: str | None = None,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> str | None:
         """What the template writes for messages; None if it refuses them."""
-        draft = self._draft(messages, [], BudgetedEncoder(self.vocabulary), effort)
+        draft = self._draft(messages, list(tools), BudgetedEncoder(self.vocabulary), effort)
         try:
             return draft.write(messages)
         except InvalidRequest:
@@ -442,9 +555,26 @@ class TemplateRenderer(Renderer):
         marks = set() if format.is_harmony else self._control_ids(format.marks())
         if mark == TEXT_PLACEHOLDER and not _is_blank(pieces):
             return ""  # text ends the answer
-        closers = [id for id in ids if id in self._stop_ids] or [id for id in ids if id not in marks]
+        closers = [id for id in ids if id in self._stop_ids] or self._others(pieces, marks)
         names = {self.vocabulary.control(name): name for name in self.vocabulary.control_tokens()}
         return names[closers[0]] if closers else ""
+
+    def _others(self, pieces: Sequence[str | int], marks: Set[int]) -> list[int]:
+        """The control tokens that are no marks. A mark that begins the next message is one of them (Solar's
+        ``<|begin|>tool<|tool_response|>``): other words than those of calls follow it."""
+        found: list[int] = []
+        for before, text, piece in zip(("", "", *pieces), ("", *pieces), pieces, strict=False):
+            if isinstance(piece, int) and piece not in marks:
+                if isinstance(before, int) and isinstance(text, str) and self._is_foreign(text):
+                    found.append(before)
+                found.append(piece)
+        return found
+
+    def _is_foreign(self, text: str) -> bool:
+        """Whether a text has words that are no marks of the format."""
+        for mark in sorted(self.output_format.marks(), key=len, reverse=True):
+            text = text.replace(mark.strip(), "")
+        return bool(text.strip())
 
     def _control_ids(self, names: Iterable[str]) -> set[int]:
         return {self.vocabulary.control(name) for name in filter(self.vocabulary.has_control, names)}
@@ -473,20 +603,23 @@ class _Draft:
         self.guard = ControlTokenGuard(finder, wire.encode((messages, tools)).decode())
         self._tools: list[dict[str, Any]] = [self.guard.value(tool) for tool in tools]
 
-    def write(self, messages: Sequence[ChatMessage], *, prompt: bool = False) -> str:
-        """Render messages; ``prompt``: with an open assistant turn. Raises ``InvalidRequest``."""
+    def write(
+        self, messages: Sequence[ChatMessage], *, prompt: bool = False, variables: Variables | None = None
+    ) -> str:
+        """Render messages. ``prompt``: with an open assistant turn. ``variables``: instead of those of the
+        conversation. Raises ``InvalidRequest``."""
         guard, fields = self.guard, self._fields
         dicts = [message.as_dict(guard.text, guard.value, fields) for message in self._forms.adapt(messages)]
         return self._template.render(
-            dicts, self._tools or None, add_generation_prompt=prompt, variables=self._variables
+            dicts,
+            self._tools or None,
+            add_generation_prompt=prompt,
+            variables=self._variables if variables is None else variables,
         )
 
-    def drops_thoughts(self, earlier: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> bool:
-        """Whether the template leaves out thoughts of earlier messages once the new ones follow."""
-        thinking = sum(bool(message.thoughts) for message in earlier)
-        if not thinking:
-            return False
-        return self.write([*earlier, *new]).count(self.guard.text(THOUGHT_PLACEHOLDER)) < thinking
+    def count_thoughts(self, text: str) -> int:
+        """How many thoughts of a stand-in a text has."""
+        return text.count(self.guard.text(THOUGHT_PLACEHOLDER))
 
     def rest(self, text: str, longer: str) -> str | None:
         """What ``longer`` has after ``text``; None if it has another beginning, or no token ends there."""
@@ -530,6 +663,11 @@ def _with_hermes(format: OutputFormat) -> OutputFormat:
     if not think_close:
         think_open, think_close = HERMES.think_open, HERMES.think_close
     return structs.replace(format, calls=HERMES.calls, think_open=think_open, think_close=think_close)
+
+
+def _squeezed(text: str) -> str:
+    """A text without white space."""
+    return "".join(text.split())
 
 
 def _is_blank(pieces: Sequence[str | int]) -> bool:

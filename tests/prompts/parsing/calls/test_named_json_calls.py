@@ -65,9 +65,12 @@ def test_an_id_may_follow_the_name() -> None:
             '<|tool_call_argument_begin|> {"a": 1} <|tool_calls_section_end|>\nSo.',
             [*CALL_F, Text("So.")],
         ),
+        ("<|tool_calls_section_begin|><|tool_calls_section_end|>", []),
+        ("<|tool_calls_section_begin|>", []),
         (
-            "<|tool_calls_section_begin|><|tool_calls_section_end|>",
-            [Text("<|tool_calls_section_begin|><|tool_calls_section_end|>")],
+            "Hm.<|tool_calls_section_begin|> so <|tool_call_begin|>f:0<|tool_call_argument_begin|>"
+            '{"a": 1}<|tool_call_end|> and <|tool_calls_section_end|><|tool_calls_section_end|>Yes.',
+            [Text("Hm. so"), *CALL_F, Text("and Yes.")],
         ),
         (
             "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{} x",
@@ -76,7 +79,7 @@ def test_an_id_may_follow_the_name() -> None:
         (
             '<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"\n<|tool_call_end|>'
             "<|tool_call_begin|>g:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
-            [*broken_call("f", '{"', "\n<|tool_call_end|>"), *CALL_G],
+            [*broken_call("f", '{"'), *CALL_G],
         ),
     ],
 )
@@ -89,7 +92,7 @@ def test_deepseek() -> None:
     for end in ("```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>", "```", "", "```\n<｜tool▁calls▁end｜>"):
         check(f"<｜tool▁calls▁begin｜>{text}{end}", CALL_F, DEEPSEEK_V3)
     check(f"{text}x", [*CALL_F, Text("\nx")], DEEPSEEK_V3)
-    check(f"{text}```x", [*CALL_F, Text("\n```x")], DEEPSEEK_V3)
+    check(f"{text}```x", [*CALL_F, Text("x")], DEEPSEEK_V3)
     for end in ("`", "```", "```<｜tool▁ca", "<"):
         check(f"{text}{end}", CALL_F, DEEPSEEK_V3, cut_off=True)
     check("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}", CALL_G, DEEPSEEK_V3_1)
@@ -146,4 +149,28 @@ def test_ids_before_names_are_read(section: str) -> None:
     check(two, [Text("Hm."), *CALL_F, *CALL_G], format)
     check(f"{section}<name>g<args>{{}}<end>", CALL_G, format)
     for broken in (f"{section}<id>1", f"{section}<id>1<args>{{}}", f"{section}<id>1 f {{}}<end>"):
-        check(broken, [Text(broken)], format)
+        check(broken, [Text(broken.removeprefix(section))], format)
+
+
+def test_calls_in_braces_may_have_no_closing_mark() -> None:
+    """Apertus."""
+    format = OutputFormat(
+        calls=NamedJsonCalls(
+            section_open="<|tools_prefix|>[",
+            section_close="]<|tools_suffix|>",
+            open='{"',
+            close="}",
+            between=", ",
+            arguments_open='": ',
+        ),
+    )
+    text = '<|tools_prefix|>[{"f": {"a": 1}'
+    for end in ("}]<|tools_suffix|>", "}]", "}", ""):
+        check(f"{text}{end}", CALL_F, format)
+    check(f'{text}}}, {{"g": {{}}}}]So.', [*CALL_F, *CALL_G, Text("So.")], format)
+    check(f"{text}}}]<|tools_suffix|><|tools_suffix|>So.", [*CALL_F, Text("So.")], format)
+
+
+def test_a_mark_within_a_call_that_a_limit_cuts_off_is_dropped() -> None:
+    check("[TOOL_CALLS]abc[TOOL_CALLS]g[AR", [Text("abcg[AR")], MISTRAL, cut_off=True)
+    check("[TOOL_CALLS]f[CALL_ID]ab", [Text("fab")], MISTRAL_CALL_ID, cut_off=True)

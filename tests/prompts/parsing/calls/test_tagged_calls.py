@@ -1,5 +1,7 @@
 """Calls with tagged arguments: tags that models forget, and values that look like tags."""
 
+import json
+
 import pytest
 
 from slipring.core.generation import CallArguments, CallEnded, Delta, Text, Thought
@@ -9,6 +11,7 @@ from slipring.prompts.parsing.known_formats import (
     GLM_4_7,
     HUNYUAN3,
     KIMI_K3,
+    MINICPM5,
     MINIMAX_M2,
     QWEN3_5,
     QWEN3_CODER,
@@ -102,10 +105,13 @@ def test_calls_are_read_where_the_intent_is_certain(
 ) -> None:
     check(text, expected, format, OFFER)
     if format.think_close:
-        check(f"Hm.\n{text}", merged_thought(expected), format, OFFER, starts_thinking=True)
+        check(f"Hm.\n{text}", in_thought(text, expected), format, OFFER, starts_thinking=True)
 
 
-def merged_thought(expected: list[Delta]) -> list[Delta]:
+def in_thought(text: str, expected: list[Delta]) -> list[Delta]:
+    """What a text is in a thought that is not closed, if it begins with "Hm.": calls at its end are calls."""
+    if isinstance(expected[-1], Text):
+        return [Thought(f"Hm.\n{text}")]
     if isinstance(expected[0], Text):
         return [Thought(f"Hm.\n{expected[0].text}"), *expected[1:]]
     return [Thought("Hm."), *expected]
@@ -127,7 +133,7 @@ def merged_thought(expected: list[Delta]) -> list[Delta]:
         f"<tool_call>\n<function=patch>\n{A}{S}</function>\n</tool_call>",
         "<tool_call>\n<function=" + 1000 * "f" + ">",
         "<tool_call>\n<function=f>\n<parameter=" + 1000 * "a" + ">",
-        "<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "<parameter=a>\n1\n</parameter>\n</function>\n",
     ],
 )
 def test_broken_calls_are_text_and_calls_after_them_are_calls(text: str) -> None:
@@ -145,7 +151,7 @@ def test_broken_calls_are_text_and_calls_after_them_are_calls(text: str) -> None
         ("<parameter=s>\nx\n</param", '{"s": "x\\n</param', ""),
         (f"{A}<parameter=s>\nx\n</function>\n</tool", '{"a": 1, "s": "x\\n</function>\\n</tool', ""),
         (f"{A}some text", '{"a": 1', "some text"),
-        (f"{A}some text</function>\n</tool_call>", '{"a": 1', "some text</function>\n</tool_call>"),
+        (f"{A}some text</function>\n</tool_call>", '{"a": 1', "some text</function>\n"),
         (f"{A}" + 100 * " " + "x", '{"a": 1', "x"),
         (
             "<parameter=s>\nx\n</function>" + 100 * " " + "</tool_call> x",
@@ -234,7 +240,7 @@ def test_a_mark_may_end_the_name() -> None:
         "<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
     )
     check(f"{text}<tool_call>g<tool_sep></tool_call></tool_calls>", [*CALL_A, *CALL_G], HUNYUAN3, OFFER)
-    check("<tool_calls>x", [Text("<tool_calls>x")], HUNYUAN3, OFFER)
+    check("<tool_calls>x</tool_calls>", [Text("x")], HUNYUAN3, OFFER)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +255,8 @@ def test_a_mark_may_end_the_name() -> None:
         ('<minimax:tool_call><invoke name="f"><parameter name="a">1</invoke></minimax:tool_call>', CALL_A),
         ('<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></minimax:tool_call>', CALL_A),
         ('<invoke name="f"><parameter name="s"> \n</parameter></invoke>', call("f", '{"s": " \\n"}')),
-        ("<minimax:tool_call></minimax:tool_call>", [Text("<minimax:tool_call></minimax:tool_call>")]),
-        ("<minimax:tool_call>x", [Text("<minimax:tool_call>x")]),
+        ("<minimax:tool_call></minimax:tool_call>", []),
+        ("<minimax:tool_call>x", [Text("x")]),
     ],
 )
 def test_minimax(text: str, expected: list[Delta]) -> None:
@@ -276,6 +282,30 @@ def dsml(parameter: str) -> str:
 )
 def test_the_tag_may_say_whether_a_value_is_a_string(parameter: str, arguments: str) -> None:
     check(dsml(parameter), call("f", arguments), DEEPSEEK_V4, OFFER)
+
+
+def test_all_arguments_may_be_one_json_object() -> None:
+    for format, text in (
+        (DEEPSEEK_V4, '<｜DSML｜invoke name="f">\n{"a": 1}\n</｜DSML｜invoke>'),
+        (QWEN3_5, '<tool_call>\n<function=f>\n{"a": 1}\n</function>\n</tool_call>'),
+    ):
+        check(text, CALL_A, format, OFFER)
+    broken = '<tool_call>\n<function=f>\n{"a": 1\n</function>\n</tool_call>'
+    check(broken, broken_call("f", '{"a": 1\n', "</function>\n"), QWEN3_5, OFFER)
+
+
+def test_values_in_cdata_are_read_as_they_are() -> None:
+    def minicpm(value: str) -> str:
+        return f'<function name="f"><param name="s">{value}</param></function>'
+
+    for text in ("<b>x</param></function>", "  a:\n    b\n", "", "1"):
+        expected = call("f", json.dumps({"s": text}))
+        check(minicpm(f"<![CDATA[{text}]]>"), expected, MINICPM5, OFFER)
+    check(minicpm("<![CDATA"), call("f", '{"s": "<![CDATA"}'), MINICPM5, OFFER)
+    number = '<function name="f"><param name="a"><![CDATA[1]]></param></function>'
+    check(number, CALL_A, MINICPM5, OFFER)
+    broken = minicpm("<![CDATA[x")
+    check(broken, broken_call("f", '{"s": "x</param></function>'), MINICPM5, OFFER)
 
 
 def kimi(inner: str) -> str:

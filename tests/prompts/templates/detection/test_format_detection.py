@@ -656,6 +656,7 @@ def test_a_response_template_without_calls_leaves_those_of_the_template() -> Non
         calls=of_family("hermes").format.calls,
         think_open="<t>",
         think_close="</t>",
+        calls_end_thoughts=True,
         stops=("<|stop|>",),
     )
     assert detected.found == "JSON calls, found by rendering the template"
@@ -716,3 +717,58 @@ def test_formats_of_official_templates(path) -> None:
         for thoughts in ("", "Let me see."):
             number = calls if detected.writes_several_calls else 1
             read_answer(source, detected, "", thoughts, number)
+
+
+def test_the_end_of_a_thought_is_no_part_of_the_calls_after_it() -> None:
+    """As in vLLM's template of DeepSeek V3.1, which writes blanks between its parts."""
+    source = """
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<｜Assistant｜>' }}
+        {%- if message.tool_calls %}
+            {{- '</think>    <｜tool▁calls▁begin｜>' }}
+            {%- for call in message.tool_calls %}
+                {{- '<｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' }}
+                {{- call.function.arguments | tojson }}
+                {{- '<｜tool▁call▁end｜>' }}
+            {%- endfor %}
+            {{- '<｜tool▁calls▁end｜><｜end｜>' }}
+        {%- else %}
+            {{- '    </think>' + message.content + '<｜end｜>' }}
+        {%- endif %}
+    {%- else %}
+        {{- '<｜User｜>' + message.content }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<｜Assistant｜>' + ('<think>' if thinking else '</think>') }}{% endif %}"""
+    calls = detect(source).format.calls
+    assert calls is not None
+    assert calls.section_open == "<｜tool▁calls▁begin｜>"
+
+
+def test_marks_around_answers_that_the_source_names_are_ignored() -> None:
+    """Hunyuan A13B: the template takes them out of earlier answers."""
+    source = source_of("qwen3").replace("{%- if tools", "{#- <answer> </answer> -#}{%- if tools", 1)
+    assert {"<answer>", "</answer>"} <= set(detect(source).format.ignored)
+
+
+def test_values_in_cdata_are_read_if_the_source_names_them() -> None:
+    found = detect("{#- <![CDATA[ -#}" + source_of("qwen3_coder")).format.calls
+    assert isinstance(found, TaggedCalls)
+    assert found.has_cdata
+
+
+@pytest.mark.parametrize(
+    ("marks", "format"),
+    [
+        ("<start_function_call>call:f{}<end_function_call><escape>", known.FUNCTION_GEMMA),
+        ("<longcat_tool_call></longcat_tool_call>", known.LONGCAT),
+        ("<|action_start|><|plugin|><|action_end|>", known.INTERNLM2),
+    ],
+)
+def test_formats_that_a_template_only_names_are_known_by_their_marks(
+    marks: str, format: OutputFormat
+) -> None:
+    source = "{#- " + marks + " -#}{% for message in messages %}{{ message.content }}</s>{% endfor %}"
+    assert detect(source).format.calls == format.calls

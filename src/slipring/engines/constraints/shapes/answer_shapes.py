@@ -66,7 +66,7 @@ def _ignored_marks(form: Form) -> Shape:
 
 def _thought(form: Form) -> Shape:
     """The thought before an answer, and the white space after it."""
-    opening, closing = form.output.think_open.strip(), form.output.think_close.strip()
+    opening, closing = form.output.think_open.rstrip().lstrip("\n"), form.output.think_close.strip()
     if form.after_thought:
         return SPACE
     if not form.thinks or not closing:

@@ -8,11 +8,11 @@ from typing import Final
 from slipring.prompts.parsing.calls.held_text import HeldText, Reading
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.calls.offered_tools import OfferedTools
-from slipring.prompts.parsing.output_format import CallLayout
+from slipring.prompts.parsing.output_format import CallLayout, is_unmistakable
 
 MAX_NAME: Final = 256
 """Characters of a tool's name or an argument's key, with what belongs to it."""
-_BOUNDARY: Final = re.compile(rf"[{SPACE}]*\n[{SPACE}]*|(?<=[>`])(?=<)")
+_BOUNDARY: Final = re.compile(rf"[{SPACE}]*\n[{SPACE}]*|(?<=[>`])(?=<)|(?<=[}}\]])(?=<\|)|(?<=\|>)(?=\[)")
 
 
 @lru_cache(maxsize=256)
@@ -36,7 +36,8 @@ class CallReader(ABC):
         self._open = parts_of(layout.open)
         self._name_open: tuple[str, ...] = ("",)
         self.close = parts_of(layout.close)[-1]
-        self.section_close = parts_of(layout.section_close)[-1]
+        self._section_closing = parts_of(layout.section_close)
+        self.section_close = self._section_closing[-1]
         self._between = layout.between.strip(SPACE)
 
     @property
@@ -47,7 +48,38 @@ class CallReader(ABC):
     @property
     def ends(self) -> tuple[str, ...]:
         """Marks that are dropped directly after a call."""
-        return tuple({mark: None for mark in (self.close, self.section_close, self._between) if mark})
+        marks = (self.close, *self._section_closing, self._between)
+        return tuple({mark: None for mark in marks if mark})
+
+    @property
+    def section_mark(self) -> str:
+        """The mark of a section, if calls in it have marks of their own: alone it begins no call."""
+        return self._section_open[0] if self._has_inner_marks else ""
+
+    @property
+    def closing_mark(self) -> str:
+        """The mark that closes a call, or all of them if they have no marks of their own."""
+        return self.close if self._has_inner_marks else self.section_close
+
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """Closing marks that are no text, wherever they stand."""
+        return tuple(filter(is_unmistakable, (self.close, self.section_close)))
+
+    @property
+    def _has_inner_marks(self) -> bool:
+        return bool(self._open[0] or self._name_open[0])
+
+    @property
+    def _marks(self) -> tuple[str, ...]:
+        """The marks of a call that are no text."""
+        return (*self.starts, *self.ends)
+
+    def without_marks(self, text: str) -> str:
+        """The text of a call without its marks."""
+        for mark in filter(is_unmistakable, self._marks):
+            text = text.replace(mark, "")
+        return text.lstrip(SPACE)
 
     @abstractmethod
     def read(self, held: HeldText, mark: str) -> Reading[None]:

@@ -31,6 +31,10 @@ class NamedJsonCallReader(CallReader):
     def starts(self) -> tuple[str, ...]:
         return (*super().starts, self._id_open) if self._id_open else super().starts
 
+    @property
+    def _marks(self) -> tuple[str, ...]:
+        return (*super()._marks, *self._closing, *self._arguments_open, self._id_separator)
+
     def read(self, held: HeldText, mark: str) -> Reading[None]:
         yield from self._begin(held, mark)
         held.retry_mark = self.close
@@ -76,10 +80,12 @@ class NamedJsonCallReader(CallReader):
 
     def _end(self, held: HeldText) -> Reading[None]:
         """Read the closing mark, which may be missing at the end or before the next call."""
+        is_closed = False
         for part in self._closing:
             yield from held.spaces()
             held.closed_by = yield from held.accept(part)
+            is_closed = is_closed or bool(held.closed_by)
             if not held.closed_by and held.ends_within(part):
                 return
-        if not held.closed_by and not (yield from self._ends_here(held)):
+        if not is_closed and not (yield from self._ends_here(held)):
             raise BrokenCall

@@ -4,10 +4,11 @@ from typing import Final
 
 from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
+from slipring.prompts.parsing.calls.json_calls import JsonCallReader
 from slipring.prompts.parsing.calls.offered_tools import OfferedTools, arguments_of_members
 from slipring.prompts.parsing.calls.python_literals import MAX_DEPTH, LiteralReader
 from slipring.prompts.parsing.markers import marker_finder
-from slipring.prompts.parsing.output_format import PythonCalls
+from slipring.prompts.parsing.output_format import JsonCalls, PythonCalls
 
 _NAME_END: Final = marker_finder(*"()[]{}\"',:; \n")
 _STRUCTURE: Final = marker_finder(*"()[]{}\"'")
@@ -21,10 +22,15 @@ class PythonCallReader(CallReader):
         super().__init__(layout, tools)
         if layout.is_bare:
             self.bare_starts = ("[",)
+        self._json = JsonCallReader(JsonCalls(), tools, trusted=False)
 
     def read(self, held: HeldText, mark: str) -> Reading[None]:
         mark = yield from self._begin(held, mark)
         held.may_continue = not mark
+        if mark and (yield from self._is_json(held)):
+            # Models of the family also write calls as JSON, in a list or alone.
+            yield from self._json.read_objects(held, self.section_close, announced=True)
+            return
         yield from held.require("[")
         yield from self._call(held)
         while (yield from held.require(",", "]")) != "]":
@@ -32,6 +38,16 @@ class PythonCallReader(CallReader):
             if (yield from held.accept("]")):
                 return
             yield from self._call(held)
+
+    def _is_json(self, held: HeldText) -> Reading[bool]:
+        """Whether JSON follows. Takes nothing but white space."""
+        yield from held.spaces()
+        start = len(held.taken)
+        yield from held.accept("[")
+        yield from held.spaces()
+        is_json = (yield from held.next()) == "{"
+        held.rewind(start)
+        return is_json
 
     def _call(self, held: HeldText) -> Reading[None]:
         """Read one call and the white space around it."""

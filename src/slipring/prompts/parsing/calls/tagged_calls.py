@@ -16,6 +16,8 @@ from slipring.prompts.parsing.output_format import JsonCalls, TaggedCalls
 from slipring.protocol.tools import CallableTool
 
 _TYPE: Final = "{type}"
+_CDATA: Final = "<![CDATA["
+_CDATA_END: Final = marker_finder("]]>")
 
 
 class TaggedCallReader(CallReader):
@@ -26,7 +28,8 @@ class TaggedCallReader(CallReader):
     another argument of the tool follow. An answer may end without closing tags once the last value is closed
     and all required arguments are there.
 
-    Values that are strings are emitted as they arrive, all others when they end.
+    Values that are strings are emitted as they arrive, all others when they end. Models also write all
+    arguments as one JSON object, without tags.
 
     ``trusted``: a grammar enforces that values are closed, so other tags are part of them.
     """
@@ -90,6 +93,10 @@ class TaggedCallReader(CallReader):
         schema = self.tools.schema(tool)
         members = MemberStream(held, tool)
         given: set[str] = set()
+        yield from held.spaces()
+        if (yield from held.next()) == "{":
+            yield from self._object(held, tool)
+            return
         while True:
             yield from held.spaces()
             if held.is_streaming:
@@ -152,6 +159,13 @@ class TaggedCallReader(CallReader):
         self, held: HeldText, schema: ArgumentSchema, given: set[str], sink: Callable[[str], object]
     ) -> Reading[None]:
         """Read the text of a value, and pass it to ``sink`` as it arrives."""
+        if self._layout.has_cdata and (yield from held.accept(_CDATA)):
+            if not (yield from held.pour(_CDATA_END, sink)):
+                raise BrokenCall
+            for part in self._value_close:
+                yield from held.spaces()
+                yield from held.require(part)
+            return
         value = _ValueText(sink, begins_line=self._begins_line, ends_line=self._ends_line)
         while True:
             mark = yield from held.pour(self._value_end, value.add)

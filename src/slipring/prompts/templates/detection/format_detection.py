@@ -13,14 +13,19 @@ from msgspec import Struct
 
 from slipring.prompts.parsing.known_formats import (
     DEEPSEEK_V3,
+    FUNCTION_GEMMA,
     GEMMA4,
     HARMONY,
     HERMES,
+    INTERNLM2,
     KIMI_K2,
     KIMI_K3,
     LFM2,
     LLAMA3_JSON,
+    LONGCAT,
     MINIMAX_M3,
+    MUSE,
+    calls_end_thoughts,
 )
 from slipring.prompts.parsing.output_format import (
     BracedCalls,
@@ -87,6 +92,12 @@ _UNFINDABLE = (
     _Recognised(
         ("]<]minimax[>[", "<invoke"), "MiniMax M3", msgspec.structs.replace(MINIMAX_M3, stops=("[e~[",))
     ),
+    _Recognised(
+        ("<start_function_call>", "<end_function_call>", "<escape>"),
+        "FunctionGemma",
+        msgspec.structs.replace(FUNCTION_GEMMA, stops=("<end_of_turn>", "<start_function_response>")),
+    ),
+    _Recognised((" to=self<|message|>", "<|eom|>", "<atem:function_calls>"), "Muse", MUSE),
     _Recognised(("<|python_start|>", "<|python_end|>", '"parameters"'), "Llama 4", _LLAMA_4_JSON),
 )
 """What rendering does not show, or shows in part."""
@@ -96,9 +107,13 @@ _UNWRITTEN = (
     _Recognised(("<|tool_call|>", "JSON list"), "Granite 3", _GRANITE_3),
     _Recognised(("<|tool_list_start|>",), "LFM2", LFM2),
     _Recognised(("List of tools: [", "keep_past_thinking"), "LFM2", LFM2),
+    _Recognised(("<longcat_tool_call>", "</longcat_tool_call>"), "LongCat", LONGCAT),
+    _Recognised(("<|action_start|>", "<|plugin|>", "<|action_end|>"), "InternLM 2", INTERNLM2),
     _Recognised(("<tool_call>", '"arguments"'), "Hermes", HERMES),
 )
 """For templates that write no calls."""
+_ANSWER_MARKS = ("<answer>", "</answer>")
+"""Marks around text that Hunyuan A13B writes, and its template takes out of earlier answers."""
 
 
 class DetectedFormat(Struct, frozen=True, kw_only=True):
@@ -145,6 +160,7 @@ def detect_format(
         described = read_response_template(response_template)
         if described is not None:
             format, found = _prefer(described, format, found)
+    format = msgspec.structs.replace(format, calls_end_thoughts=calls_end_thoughts(format))
     return DetectedFormat(
         format=format,
         found=found,
@@ -189,7 +205,7 @@ def _find_format(
         )
     found = find_calls(probe, thoughts) if writes_calls else None
     calls, how = _calls(found, source)
-    ignored = _ignored(probe, thoughts, calls)
+    ignored = _ignored(probe, thoughts, calls, source)
     format = OutputFormat(
         calls=calls,
         think_open=thoughts.open,
@@ -207,6 +223,8 @@ def _calls(found: Found | None, source: str) -> tuple[Calls | None, str]:
         is_llama = "<|start_header_id|>" in source or "<|python_tag|>" in source
         if isinstance(calls, JsonCalls) and is_llama and not (calls.section_open or calls.open):
             calls = msgspec.structs.replace(calls, announcement="<|python_tag|>")
+        if isinstance(calls, TaggedCalls) and "<![CDATA[" in source:
+            calls = msgspec.structs.replace(calls, has_cdata=True)
         return calls, f"{_LAYOUTS[type(calls)]}, found by rendering the template"
     unwritten = _recognise(_UNWRITTEN, source)
     if unwritten is None:
@@ -224,7 +242,7 @@ def _recognise(known: tuple[_Recognised, ...], source: str) -> _Recognised | Non
     return next((each for each in known if all(mark in source for mark in each.marks)), None)
 
 
-def _ignored(probe: Probe, thoughts: Thoughts, calls: Calls | None) -> tuple[str, ...]:
+def _ignored(probe: Probe, thoughts: Thoughts, calls: Calls | None, source: str) -> tuple[str, ...]:
     """Marks before the text and the calls of an answer, and after its text, that do not end the answer."""
     marks: list[str] = []
     for answer in (probe.answer(text=TEXT, thoughts=THOUGHT), probe.answer(text=TEXT)):
@@ -238,6 +256,8 @@ def _ignored(probe: Probe, thoughts: Thoughts, calls: Calls | None) -> tuple[str
         answer = probe.answer(thoughts=THOUGHT, calls=[STRINGS])
         before, found, _ = (probe.after_question(answer) or "").partition(start)
         marks.append(_before_content(probe, thoughts, before) if found else "")
+    if all(mark in source for mark in _ANSWER_MARKS):
+        marks += _ANSWER_MARKS
     return tuple(dict.fromkeys(mark.strip() for mark in marks if TAG.search(mark) and NAME not in mark))
 
 

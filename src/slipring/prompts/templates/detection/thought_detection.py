@@ -34,8 +34,9 @@ class Thoughts(Struct, frozen=True):
     """Whether the template writes the thoughts of earlier answers at all."""
 
     def without_empty(self, text: str) -> str:
-        """The text without marks of thoughts at its beginning that are around nothing."""
-        empty = re.match(rf"\s*{re.escape(self.open.strip())}\s*{re.escape(self.close.strip())}\s*", text)
+        """The text without marks of thoughts at its beginning that are around nothing, or only close one."""
+        open, close = re.escape(self.open.strip()), re.escape(self.close.strip())
+        empty = re.match(rf"\s*(?:{open})?\s*{close}\s*", text)
         return text[empty.end() :] if empty and self.close else text
 
 

@@ -1,0 +1,39 @@
+"""What a chain keeps as the model read or wrote it, although the whole history is rendered otherwise.
+
+A chain reads as its whole history is rendered, or it is rendered in full and the turn reports why. These
+are the exceptions: rendering in full would make the engine read the last answer again in every turn. Which of
+them a model's template makes necessary is found when its renderer is made; ``slipring inspect`` names them.
+"""
+
+from msgspec import Struct
+
+
+class ChainChoice(Struct, frozen=True):
+    """Something that stays in a chain although a rendering of all items drops it."""
+
+    name: str
+    kept: str
+    reason: str
+
+
+EMPTY_THOUGHTS = ChainChoice(
+    "empty_thoughts",
+    "thoughts without content, which the template writes in a prompt or for the latest answers only",
+    "they are a few tokens; without them, the engine would read the last answer again in every turn",
+)
+WHITE_SPACE = ChainChoice(
+    "white_space",
+    "white space as the model read it, where the template changes it once more follows",
+    "it is a token or two; changed, the engine would read the last answer again in every turn",
+)
+LOOP_THOUGHTS = ChainChoice(
+    "loop_thoughts",
+    "thoughts of a tool loop, until another message than an output follows",
+    "the model goes on with what it thought, and the engine need not read the last call again in every step",
+)
+ALL_THOUGHTS = ChainChoice(
+    "all_thoughts",
+    "thoughts of all earlier answers",
+    "the option thinking=keep says so, or a dialect, which always appends, writes the context",
+)
+CHAIN_CHOICES = (EMPTY_THOUGHTS, WHITE_SPACE, LOOP_THOUGHTS, ALL_THOUGHTS)

@@ -1,0 +1,214 @@
+"""A chain reads as the template writes its whole history: random histories, for every family.
+
+``make test-chains`` compares more of them, and the official templates of a directory.
+"""
+
+import pytest
+from hypothesis import given, settings
+
+from slipring.prompts.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
+from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from tests.prompts.chains.chain_machine import ChainMachine, Difference
+from tests.prompts.chains.chain_renderers import DAY, NAMES, renderer_named
+from tests.prompts.chains.histories import HISTORIES, Answer, Call, History, Input, Start, Turn
+from tests.prompts.templates.family_renderers import family_renderer
+from tests.prompts.templates.family_renderers import vocabulary as family_vocabulary
+
+EXAMPLES = 25
+SEARCH, WEATHER = Call("search", {"query": "rain"}), Call("get_weather", {"city": "Rome"})
+TEXT, THOUGHT = Answer(False, True, ()), Answer(True, True, ())
+
+
+def history(
+    start: Start, *turns: tuple[Input, int, Answer], tools: bool = True, instructed: bool = True
+) -> History:
+    return History(start, instructed, tools, tuple(Turn(*turn) for turn in turns))
+
+
+def played(renderer: TemplateRenderer, played: History) -> tuple[ChainMachine, list[Difference]]:
+    machine = ChainMachine(renderer, played, DAY)
+    return machine, list(machine.differences())
+
+
+def effort_of(renderer: TemplateRenderer, effort: str | None) -> int:
+    """The number of an effort in histories."""
+    return (None, *renderer.efforts).index(effort)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chain_reads_as_the_whole_history(name: str) -> None:
+    renderer = renderer_named(name)
+    appended = 0
+
+    @settings(max_examples=EXAMPLES)
+    @given(HISTORIES)
+    def reads_the_same(history: History) -> None:
+        nonlocal appended
+        machine, differences = played(renderer, history)
+        assert not differences, str(differences[0])
+        appended += machine.appended
+
+    reads_the_same()
+    assert appended > 0
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma_4", "deepseek_v3_2", "cohere", "seed_oss", "qwen3_5"])
+def test_empty_thoughts_stay_where_the_template_drops_them_and_the_renderer_says_so(family: str) -> None:
+    renderer = family_renderer(family)
+    assert EMPTY_THOUGHTS in renderer.chain_choices
+    off = effort_of(renderer, "none")
+    turns: list[tuple[Input, int, Answer]] = [("user", off, TEXT)] * 3
+    machine, differences = played(renderer, history("user", *turns))
+    assert (machine.appended, machine.in_full, differences) == (2, 0, [])
+
+
+def test_a_difference_that_no_choice_names_is_found() -> None:
+    """The judge of the test above sees what it must not see."""
+    renderer = family_renderer("qwen3")
+    off = effort_of(renderer, "none")
+    plain = history("user", ("user", off, TEXT), ("user", off, TEXT))
+    [difference] = ChainMachine(renderer, plain, DAY, choices=()).differences()
+    assert difference.between == "chain and whole"
+    assert "<think>\n\n</think>" in difference.one
+    assert "<think>" in str(difference)
+    assert difference.kind() != Difference("chain and whole", 0, "a", "b").kind()
+
+
+def test_what_the_renderer_does_not_name_is_rendered_in_full() -> None:
+    shared = family_renderer("qwen3")
+    renderer = TemplateRenderer(shared.model, shared.vocabulary, today=DAY)
+    renderer.chain_choices = ()
+    off = effort_of(renderer, "none")
+    machine, differences = played(renderer, history("user", ("user", off, TEXT), ("user", off, TEXT)))
+    assert (machine.appended, machine.in_full, differences) == (0, 1, [])
+
+
+@pytest.mark.parametrize("family", ["kimi_k2", "cohere"])
+@pytest.mark.parametrize("start", ["call", "long", "steered loop"])
+def test_outputs_are_numbered_after_a_history_with_calls(family: str, start: Start) -> None:
+    renderer = family_renderer(family)
+    calls = Answer(False, False, (SEARCH, WEATHER))
+    machine, differences = played(
+        renderer, history(start, ("user", 0, calls), ("outputs", 0, calls), ("outputs", 0, TEXT))
+    )
+    assert (machine.appended, differences) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "family", ["gpt_oss", "step_3_5", "deepseek_v3_1", "deepseek_v3_2", "kimi_k2", "qwen3"]
+)
+@pytest.mark.parametrize("start", ["developer", "user"])
+def test_thoughts_end_where_a_developer_speaks(family: str, start: Start) -> None:
+    renderer = family_renderer(family)
+    high = effort_of(renderer, "high") if "high" in renderer.efforts else 0
+    turns: list[tuple[Input, int, Answer]] = [("developer", high, THOUGHT)] * 3
+    assert not played(renderer, history(start, *turns))[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_efforts_that_change_from_turn_to_turn(name: str) -> None:
+    renderer = renderer_named(name)
+    calls = Answer(True, False, (SEARCH,))
+    turns: list[tuple[Input, int, Answer]] = [
+        ("user", number, answer) for number, answer in enumerate((calls, THOUGHT, TEXT, calls, THOUGHT, TEXT))
+    ]
+    for start in ("user", "developer", "long"):
+        assert not played(renderer, history(start, *turns))[1]
+
+
+def renderer_for(source: str) -> TemplateRenderer:
+    model = ModelTemplate(source=source, eos_token="<|im_end|>")
+    return TemplateRenderer(model, family_vocabulary(), today=DAY)
+
+
+LOOPS: list[tuple[Input, int, Answer]] = [
+    ("user", 0, Answer(False, False, (SEARCH,))),
+    ("outputs", 0, Answer(False, False, (WEATHER,))),
+    ("outputs", 0, TEXT),
+    ("user", 0, TEXT),
+]
+OUTPUT_END = "{{ '' if loop.last else '\\n' }}"
+FIRST_CALL = "{{ '' if state.called else 'First: ' }}{% set state.called = true %}"
+CALLS = """\
+{%- set state = namespace(called=false) -%}
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{- '<|im_start|>tool\\n' + message.content }}OUTPUT_END{{ '<|im_end|>' -}}
+{%- else -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{{- message.content or '' -}}
+{%- for call in message.tool_calls or [] -%}
+FIRST_CALL{{- '<tool_call>\\n' }}{{ call.function | tojson }}{{ '\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+
+
+def test_white_space_that_the_template_changes_stays_and_the_renderer_says_so() -> None:
+    """Hermes 3 writes a line end after an output once something follows."""
+    renderer = renderer_for(CALLS.replace("OUTPUT_END", OUTPUT_END).replace("FIRST_CALL", ""))
+    assert renderer.chain_choices == (WHITE_SPACE,)
+    machine, differences = played(renderer, history("user", *LOOPS))
+    assert (machine.appended, machine.in_full, differences) == (3, 0, [])
+
+
+def test_the_first_call_of_a_conversation_is_told_from_others() -> None:
+    renderer = renderer_for(CALLS.replace("OUTPUT_END", "").replace("FIRST_CALL", FIRST_CALL))
+    assert renderer.chain_choices == ()
+    for start in ("user", "long", "call"):
+        machine, differences = played(renderer, history(start, *LOOPS, *LOOPS))
+        assert not differences
+        assert machine.appended > 0
+
+
+THINKING = """\
+{%- set state = namespace(user=0) -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}{%- set state.user = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.reasoning_content and loop.index0 > state.user and enable_thinking != false -%}
+{{- '<think>' + message.reasoning_content + '</think>' -}}
+{%- endif -%}
+{{- message.content or '' -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>\\n' }}{{ call.function | tojson }}{{ '\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' + ('<think></think>' if enable_thinking is false else '') -}}
+{%- endif -%}
+"""
+
+
+def test_an_effort_that_drops_the_thoughts_of_a_loop_causes_a_full_rendering() -> None:
+    renderer = renderer_for(THINKING)
+    on, off = 0, effort_of(renderer, "none")
+    calls = Answer(True, False, (WEATHER,))
+    for first, second, in_full in ((on, on, 0), (on, off, 1)):
+        turns: list[tuple[Input, int, Answer]] = [("user", first, calls), ("outputs", second, TEXT)]
+        machine, differences = played(renderer, history("user", *turns))
+        assert (machine.in_full, differences) == (in_full, [])
+
+
+def test_thoughts_that_the_operator_keeps_are_named() -> None:
+    names = {}
+    for family in ("deepseek_v3_1", "qwen3_5"):  # the second has a variable for that
+        names[family] = [each.name for each in family_renderer(family, keeps_thoughts=True).chain_choices]
+    assert names == {"deepseek_v3_1": ["all_thoughts"], "qwen3_5": []}
+
+
+def test_thoughts_of_a_loop_stay_if_the_template_never_writes_them() -> None:
+    renderer = renderer_named("oracle deepseek_r1")
+    assert LOOP_THOUGHTS in renderer.chain_choices
+    calls = Answer(True, False, (WEATHER,))
+    loop = history("user", ("user", 0, calls), ("outputs", 0, calls), ("user", 0, TEXT))
+    machine, differences = played(renderer, loop)
+    assert (machine.appended, differences) == (2, [])
