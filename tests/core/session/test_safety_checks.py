@@ -595,6 +595,47 @@ def test_the_result_of_a_hosted_call_is_input():
     assert len(hosting.connection.cache) == 0
 
 
+def test_results_are_inspected_behind_what_their_step_reads_before_them():
+    hosting = Hosting(policy(subjects=("tool_output",), context=2))
+    hosting.create()
+    find = (CallStarted("function", "find", "s"), CallArguments("{}"), CallEnded())
+    hosting.connection.generate(Text("Two calls."), *find, *find)
+    first, second = hosting.running
+
+    def returned(call_id: str, text: str) -> list[Json]:
+        ended = hosting.session.lifecycle.call_ended(hosting.turn, call_id, CallOutcome(text), hosting.now)
+        return hosting.connection._run(ended)
+
+    # Neither the end of the step is known yet, nor the result before this one.
+    assert returned(second, "two") == []
+    hosting.connection.finish()
+    assert texts(hosting.connection) == []
+    assert returned(first, "one") == []
+    subjects = [each for asked in hosting.connection.inspections for each in asked.inspection.subjects]
+    assert [each.text for each in subjects] == ["one", "two"]
+    calls = "s\nfind\n{}"
+    assert [each.context for each in subjects] == [(calls, calls), (calls, "one")]
+    hosting.connection.inspect_all()
+    # The next step reads them where they were inspected.
+    assert texts(hosting.connection) == ["one", "two"]
+    assert hosting.connection.starts
+
+
+def test_what_stands_behind_other_texts_when_a_step_reads_it_is_inspected_before():
+    connection = connect(policy(subjects=("tool_output",), context=2), betas=Betas(rollout=True))
+    connection.create(rollout=True, tools=[function("f")])
+    connection.generate(*CALL)
+    target = connection.events[0]["response"]["id"]
+    connection.append(target, call_output("call_1", "fine"))
+    connection.inspect_all()
+    connection.finish(Text("More."))
+    # It was appended before the step had ended.
+    assert texts(connection) == ["fine", "fine"]
+    assert not connection.starts
+    connection.inspect_all()
+    assert connection.starts
+
+
 def test_a_hosted_call_runs_after_its_check():
     hosting = Hosting(policy(subjects=("message", "call")))
     hosting.create()

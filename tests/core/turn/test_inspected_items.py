@@ -105,6 +105,8 @@ class Turn:
 
     def resume(self, items: Iterable[Item], step: ResponseState | None) -> None:
         """Go on with these items behind a step."""
+        if step is not None and step is not self.parent:
+            self.items.end_step(step.output)
         self.items.resume(structs.replace(_JOB, parent=step, input=tuple(items)))
         self.run()
 

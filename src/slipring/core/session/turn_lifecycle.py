@@ -304,7 +304,7 @@ class TurnLifecycle:
             paused, more = pauses.end_step(turn, waits_until, most_bytes, may_wait=may_wait)
             emitted += more
             if paused:
-                return [Send(emitted), *self._after_step(turn, now)]
+                return [Send(emitted), *self.due_inspections(turn), *self._after_step(turn, now)]
         return [Send(emitted), *self._conclude(turn, now)]
 
     def _after_step(self, turn: Turn, now: float) -> list[Action]:

@@ -21,7 +21,7 @@ from slipring.core.checks.subjects import definition_text, is_models, result_tex
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Job
 from slipring.core.hosted.tools import CallOutcome
-from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open
+from slipring.core.turn.inspection_context import Before, InspectionContext, sealed_and_open
 from slipring.core.turn.withheld_items import Behind, Refusals, withheld
 from slipring.protocol.items import Item
 from slipring.protocol.tools import NO_TOOLS
@@ -44,13 +44,13 @@ class InspectedItems:
 
     __slots__ = (
         "_after_input",
+        "_after_step",
         "_before_input",
         "_behind",
         "_context",
         "_digests",
         "_gate",
         "_known",
-        "_parent",
         "_policy",
         "_tenant",
         "_waiting",
@@ -65,7 +65,8 @@ class InspectedItems:
         self._waiting: dict[int, _Waiting] = {}
         """By ``id()`` of the subject, which the entry keeps alive."""
         self._context = InspectionContext(self._policy)
-        self._parent: ResponseState | None = None
+        self._after_step: Before | None = None
+        """What stands before the input of the next step, once one has ended."""
         self._before_input = self._after_input = self._context.before
         self._digests: Mapping[int, bytes] = {}
         """Of items whose content was digested before, by ``id()``."""
@@ -105,7 +106,6 @@ class InspectedItems:
         subjects = self._of_head(parent, head)
         for text in definitions:
             subjects += self._of_definitions(text)
-        self._parent = parent
         if parent is not None:
             subjects += self._of_chain(parent)
             self._context.follow(parent)
@@ -148,15 +148,26 @@ class InspectedItems:
         if not (text := result_text(outcome.output, outcome.error)):
             return []
         self._context.call((call,))
-        name, key = self._context.name_of(item), self._context.key(item, is_sealed=False)
-        subject = Subject("input", "tool_output", text, name=name, context=self._context.texts)
+        before = self._context.texts
+        _, key = self._context.read(item, "input", is_sealed=False)
+        subject = Subject("input", "tool_output", text, name=self._context.name_of(item), context=before)
         self._waiting[id(subject)] = _Waiting(subject, key)
         return [subject]
 
+    @property
+    def reads_context(self) -> bool:
+        """Whether any check reads the texts before another one."""
+        return self._context.is_read
+
+    def end_step(self, output: Iterable[Item]) -> None:
+        """A step has ended with this output. What the next one reads stands behind it."""
+        self._context.pass_over(output)
+        self._after_step = self._context.before
+
     def resume(self, job: Job) -> None:
         """Have the gate inspect the input of the next step of a response. Raises as ``begin`` does."""
-        if job.parent is not None and job.parent is not self._parent:
-            self._context.pass_over(job.parent.output)
+        if self._after_step is not None:
+            self._context.go_to(self._after_step)
             self.add(job.input)
             return
         # No step has ended: results of approved calls have joined the input, which follows what it did.

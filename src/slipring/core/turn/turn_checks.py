@@ -56,13 +56,22 @@ class Audit(Struct, frozen=True, eq=False):
 class TurnChecks:
     """The gate of a turn, with what goes through it besides the engine's deltas."""
 
-    __slots__ = ("_gate", "_has_begun", "_has_lists", "_items", "_tenant", "is_awaited", "is_held")
+    __slots__ = (
+        "_gate",
+        "_has_begun",
+        "_has_lists",
+        "_has_resumed",
+        "_items",
+        "_tenant",
+        "is_awaited",
+        "is_held",
+    )
 
     def __init__(self, policy: Policy, known: KnownVerdicts, tenant: str) -> None:
         self._tenant = tenant
         self._gate = Gate(policy)
         self._items = InspectedItems(self._gate, known, tenant)
-        self._has_begun = self._has_lists = False
+        self._has_begun = self._has_lists = self._has_resumed = False
         self.is_awaited = False
         """Whether the engine has ended, and only verdicts are missing."""
         self.is_held = False
@@ -107,9 +116,20 @@ class TurnChecks:
         ``begin`` does."""
         self._items.append(items, called)
 
+    @property
+    def reads_context(self) -> bool:
+        """Whether verdicts about a result depend on the texts before it: on the step that made the call, and
+        on the results of earlier calls."""
+        return self._items.reads_context
+
+    def end_step(self, output: Iterable[Item]) -> None:
+        """A step has ended with this output."""
+        self._items.end_step(output)
+
     def resume(self, job: Job) -> None:
         """Inspect what the next step of a response adds to its context. Raises as ``begin`` does."""
         self.is_awaited = self._has_lists = False
+        self._has_resumed = True
         self._items.resume(job)
 
     # What is emitted besides the answer.
@@ -148,10 +168,10 @@ class TurnChecks:
 
     def holds_work(self, *, is_call: bool) -> bool:
         """Whether the engine must not get its job yet; or, with ``is_call``, no approved call may run. What
-        MCP servers list is read by no model before it has passed."""
+        MCP servers list, and what a further step reads, is read by no model before it has passed."""
         if self._has_lists and self._gate.holds_definitions:
             return True
-        return self._gate.holds_input and (is_call or self.is_before)
+        return self._gate.holds_input and (is_call or self.is_before or self._has_resumed)
 
     @property
     def is_before(self) -> bool:

@@ -43,6 +43,7 @@ class HostedCalls:
         "_include",
         "_rejected",
         "_results",
+        "_returned",
         "_shows_refused",
         "approved_results",
         "budget",
@@ -66,6 +67,8 @@ class HostedCalls:
         """Calls that the driver has not been asked to run yet."""
         self.running: dict[str, RunningCall] = {}
         """By the id of the item, those in ``due`` included."""
+        self._returned: dict[str, CallOutcome] = {}
+        """Results that are to be inspected, by the ids of their calls, which count as running."""
         self.returned: set[str] = set()
         """Running calls whose results wait for verdicts."""
         self.reporting: set[str] = set()
@@ -154,6 +157,22 @@ class HostedCalls:
         self.reporting.discard(call_id)
         if (call := self.running.get(call_id)) is not None:
             call.report(output, progress, detailed=True)
+
+    def keep(self, call_id: str, outcome: CallOutcome) -> None:
+        """A running call has returned something that is to be inspected."""
+        self.returned.add(call_id)
+        self._returned[call_id] = outcome
+
+    def take_returned(self, *, in_order: bool) -> list[tuple[str, CallOutcome]]:
+        """The results to inspect now, each returned once. ``in_order``: none before those of earlier
+        calls."""
+        taken: list[tuple[str, CallOutcome]] = []
+        for call_id in self._calls:
+            if call_id in self._returned:
+                taken.append((call_id, self._returned.pop(call_id)))
+            elif in_order and call_id in self.running and call_id not in self.returned:
+                break
+        return taken
 
     def end(self, call_id: str, outcome: CallOutcome, output: HostedOutput) -> None:
         """A call has ended. Has no effect if it does not run."""

@@ -58,7 +58,12 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
         # The model will not read the results of its calls.
         turn.finished = structs.replace(finished, reason="max_output_tokens")
     carry = input_items.after_output(turn.carry.settled, output.latest)
-    steps.end(output.end_step(), turn.without_dropped(finished), turn.response, carry)
+    generated = output.end_step()
+    steps.end(generated, turn.without_dropped(finished), turn.response, carry)
+    if turn.checks is not None:
+        turn.checks.end_step(generated)
+        _inspect_results(turn)
+        emitted += output.take_events()
     if not calls_hosted:
         emitted += _wait_for_client(turn, waits_until, may_wait=True)
     return True, emitted
@@ -88,16 +93,28 @@ def end_call(turn: Turn, call_id: str, outcome: CallOutcome) -> list[Event]:
     the result. Until then, it counts as running."""
     hosted = turn.output.hosted
     assert hosted is not None
-    end = partial(hosted.end, call_id, outcome, turn.output)
-    call = hosted.running.get(call_id)
-    if turn.checks is None or call is None:
-        end()
+    if turn.checks is None or call_id not in hosted.running:
+        hosted.end(call_id, outcome, turn.output)
     else:
-        hosted.returned.add(call_id)
-        item = hosted_items.output_item(call_id, call.result_text(outcome))
-        turn.checks.hold_result(end, call.as_generated(), item, outcome)
-        turn.emit_passed()
+        hosted.keep(call_id, outcome)
+        _inspect_results(turn)
     return turn.output.take_events()
+
+
+def _inspect_results(turn: Turn) -> None:
+    """Have results of hosted calls inspected that can be, and emit those that have passed. If a check reads
+    what stands before a result, this must be known: what the step wrote, and the results of its earlier
+    calls."""
+    hosted, checks = turn.output.hosted, turn.checks
+    assert checks is not None
+    if hosted is None or (checks.reads_context and turn.phase is not Phase.PAUSED):
+        return
+    for call_id, outcome in hosted.take_returned(in_order=checks.reads_context):
+        call = hosted.running[call_id]
+        item = hosted_items.output_item(call_id, call.result_text(outcome))
+        end = partial(hosted.end, call_id, outcome, turn.output)
+        checks.hold_result(end, call.as_generated(), item, outcome)
+    turn.emit_passed()
 
 
 def calls_ended(turn: Turn, waits_until: float, *, may_wait: bool) -> list[Event]:
