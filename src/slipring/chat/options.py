@@ -67,7 +67,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> ChatOptions:
-    """Build the options from parsed flags (see ``add_flags``) and environment variables. Raises ``UnusableKey``."""
+    """Build the options from parsed flags (see ``add_flags``) and environment variables. Raises
+    ``UnusableKey``."""
     return ChatOptions(
         url=namespace.url or named_url(environ) or DEFAULT_URL,
         key=api_key(namespace.api_key_env, environ),

@@ -106,7 +106,7 @@ async def test_an_unreachable_server_or_a_missing_key_is_a_startup_error() -> No
 
 def test_a_key_that_no_header_can_carry_is_a_startup_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWO_KEYS", "sk-one\nsk-two")
-    with pytest.raises(StartupError, match="the variable TWO_KEYS .* holds more than a key"):
+    with pytest.raises(StartupError, match=r"the variable TWO_KEYS .* holds more than a key"):
         LlamaEngine(LlamaOptions(model="http://127.0.0.1:9", key_env="TWO_KEYS"))
 
 
