@@ -99,9 +99,10 @@ class Database(ABC):
         try:
             rows = await self._read(sql, args)
         except Unavailable as error:
-            self._read_trouble = self._failed("reading", self._read_trouble, error)
+            self._read_trouble = self._note_failure("reading", self._read_trouble, error)
             raise
-        self._read_trouble = self._worked("reading", self._read_trouble)
+        self._note_success("reading", self._read_trouble)
+        self._read_trouble = None
         return rows
 
     async def try_out(self) -> None:
@@ -129,14 +130,15 @@ class Database(ABC):
             rows = await self._write(statements)
         except Unavailable as error:
             self.failed_writes += 1
-            self._write_trouble = self._failed("writing", self._write_trouble, error)
+            self._write_trouble = self._note_failure("writing", self._write_trouble, error)
             raise
-        self._write_trouble = self._worked("writing", self._write_trouble)
+        self._note_success("writing", self._write_trouble)
+        self._write_trouble = None
         if self.on_commit is not None:
             self.on_commit(time.perf_counter() - called_at)
         return rows
 
-    def _failed(self, what: str, trouble: str | None, error: Unavailable) -> str:
+    def _note_failure(self, what: str, trouble: str | None, error: Unavailable) -> str:
         """Log the error unless the failure before had the same reason; return the reason."""
         if not isinstance(error, Unusable):
             return error.message
@@ -144,7 +146,7 @@ class Database(ABC):
             log.error("store %s: %s fails: %s", self.name, what, error.detail)
         return error.reason
 
-    def _worked(self, what: str, trouble: str | None) -> None:
+    def _note_success(self, what: str, trouble: str | None) -> None:
         if trouble is not None:
             log.warning("store %s: %s works again", self.name, what)
 
