@@ -33,7 +33,7 @@ class Statement(Struct, frozen=True):
 
 class Unusable(Unavailable):
     """The database cannot be used. ``reason`` says why to operators: it contains no address and no
-    content. ``detail``: what the log has instead, which may contain addresses."""
+    content. ``detail``, as of every ``ApiError``, is for the log, and may contain addresses."""
 
     def __init__(self, message: str, reason: str, detail: str | None = None) -> None:
         super().__init__(message)
