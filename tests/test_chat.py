@@ -420,8 +420,9 @@ def screen() -> Screen:
     ("url", "reason"),
     [
         (CLOSED_PORT, "Connection refused"),
-        ("ftp://127.0.0.1/v1", "not an http:// or https:// URL"),
-        ("::", "not an http:// or https:// URL"),
+        ("ftp://127.0.0.1/v1", "not a valid http:// or https:// URL"),
+        ("::", "not a valid http:// or https:// URL"),
+        ("http://127.0.0.1:99999/v1", "not a valid http:// or https:// URL"),
     ],
 )
 def test_an_unreachable_server_is_reported_in_one_line(

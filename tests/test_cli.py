@@ -399,6 +399,16 @@ def test_a_mistake_in_a_variable_is_reported_without_its_value(
     assert mistake(capsys, "serve") == "slipring: variable SLIPRING_PORT: must be a whole number"
 
 
+@pytest.mark.parametrize("command", ["chat hello", "bench", "bench load"])
+@pytest.mark.parametrize("key", ["sk-oops\nsk-other", "sk-schlüssel"])
+def test_a_key_that_no_request_can_carry_is_reported_without_its_value(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, key: str
+) -> None:
+    monkeypatch.setenv("KEY_OF_MINE", key)
+    line = mistake(capsys, *command.split(), "--url", "http://127.0.0.1:1/v1", "--api-key-env", "KEY_OF_MINE")
+    assert line == "slipring: KEY_OF_MINE: a key consists of printable ASCII characters"
+
+
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command that prints its help; return the help."""
     with pytest.raises(SystemExit) as end:

@@ -166,6 +166,17 @@ async def test_a_server_that_refuses_the_key_is_not_replaced_by_a_new_one(
     assert line.endswith(f"{server.url} answered with status 401: set OPENAI_API_KEY, or see --api-key-env")
 
 
+def test_a_key_that_no_request_can_carry_is_reported_without_its_value(
+    record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-one\nsk-two")
+    assert main(["launch", "codex"]) == 2
+    assert (
+        capsys.readouterr().err == "slipring: OPENAI_API_KEY: a key consists of printable ASCII characters\n"
+    )
+    assert not record.exists()
+
+
 async def test_a_server_without_a_name_that_the_client_takes_is_refused(
     record: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

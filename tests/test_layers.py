@@ -77,7 +77,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "standard_streams",
     ),
     "cli": (
-        *("", "errors", "config", "garbage_collection", "serve", "inspection", "chat", "top", "launch"),
+        *("", "errors", "client_environment", "config", "garbage_collection", "serve", "inspection", "chat"),
+        *("top", "launch"),
         *("keys", "openapi", "bench", "spelling", "standard_streams"),
     ),
     "__main__": ("", "cli", "standard_streams"),

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from slipring import __version__
 from slipring.bench.errors import BadRecording, CannotMeasure, CannotStart, UnreadableRecord, UsageError
 from slipring.chat.errors import Unreachable
+from slipring.client_environment import UnusableKey
 from slipring.config import ConfigError, add_flags, from_namespace
 from slipring.errors import StartupError
 from slipring.garbage_collection import collection_paused
@@ -275,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         discard_output()
         print(f"slipring: {error}", file=sys.stderr)
         return OUTPUT_ERROR
-    except (ConfigError, UsageError, UnusableOption, BadRecording, UnreadableRecord) as error:
+    except (ConfigError, UsageError, UnusableKey, UnusableOption, BadRecording, UnreadableRecord) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
     except (StartupError, Unreachable, CannotMeasure, CannotStart, CannotLaunch) as error:

@@ -1,5 +1,5 @@
 """What the clients in this package read from the environment, as other clients of the API do: the URL of the
-server, and the variable that holds the API key."""
+server, and the API key."""
 
 import argparse
 import re
@@ -12,9 +12,22 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+class UnusableKey(Exception):
+    """A variable holds something that no request can carry as a key. The message does not repeat it."""
+
+
 def named_url(environ: Mapping[str, str]) -> str | None:
     """The URL in the environment; None if there is none."""
     return environ.get(URL_VARIABLE, "").strip() or None
+
+
+def api_key(variable: str, environ: Mapping[str, str]) -> str:
+    """The key in a variable, without the line end that a file may have added; empty if there is none. Raises
+    ``UnusableKey``."""
+    key = environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UnusableKey(f"{variable}: a key consists of printable ASCII characters")
+    return key
 
 
 def variable_name(given: str) -> str:

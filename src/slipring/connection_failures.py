@@ -55,7 +55,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
-        return "not an http:// or https:// URL"
+        return "not a valid http:// or https:// URL"
     if isinstance(error, aiohttp.ServerDisconnectedError | RemoteDisconnected):
         return _DISCONNECTED
     if any(is_no_http(cause) or isinstance(cause, BadStatusLine) for cause in causes):

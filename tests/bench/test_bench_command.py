@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from slipring.bench.workloads.catalogue import CODING_CALLS
 from slipring.cli import main
 from tests.bench.faulty import Faulty, serving
 from tests.bench.process import FAST
+from tests.bench.records import one_mode
 from tests.bench.stage import recording
 
 
@@ -115,6 +118,27 @@ def test_replay_and_load_commands(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "holds with 2 connections" in capsys.readouterr().out
     (level,) = json.loads(kept.read_text())["levels"]
     assert level["turns"] > 0
+
+
+def unread(*arguments: str) -> tuple[int, bytes]:
+    """Run a command whose standard output nothing reads; return its exit code and its messages."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "slipring", "bench", *arguments]
+    with os.fdopen(writing, "wb") as out:
+        ended = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, check=False)
+    return ended.returncode, ended.stderr
+
+
+def test_files_are_written_although_the_reader_of_the_tables_has_ended(tmp_path: Path) -> None:
+    """As in ``slipring bench --html page.html | head``."""
+    path, page, kept = tmp_path / "record.json", tmp_path / "page.html", tmp_path / "load.json"
+    results.write(one_mode(), path)
+    assert unread("--from", str(path), "--html", str(page)) == (0, b"")
+    assert page.read_text().rstrip().endswith("</html>")
+    arguments = ("--connections", "1", "--ramp-s", "0", "--hold-s", "0.2", "--think-ms", "5")
+    assert unread("load", *arguments, "--slo-ttft-ms", "60000", "--json", str(kept), *FAST)[0] == 0
+    assert json.loads(kept.read_text())["levels"]
 
 
 def test_checking_outputs_leaves_existing_files_unchanged(tmp_path: Path) -> None:

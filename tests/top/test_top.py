@@ -276,6 +276,19 @@ async def test_json_has_a_line_for_each_update_and_ends_with_its_reader() -> Non
     assert errors == "slipring: reconnecting in 0.5 s: the server has ended the stream\n"
 
 
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+async def test_a_snapshot_whose_reader_has_ended_is_no_error(flags: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    async with listening([greeting(), update()]) as server:
+        with os.fdopen(writing, "wb") as out:
+            process = await asyncio.create_subprocess_exec(
+                *(*COMMAND, "--once", *flags, "--url", server.url), stdout=out, stderr=asyncio.subprocess.PIPE
+            )
+        _, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, errors) == (0, b"")
+
+
 # --- On a terminal ----------------------------------------------------------------------------------
 
 

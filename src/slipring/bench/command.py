@@ -142,17 +142,21 @@ def _check_outputs(outputs: Outputs) -> None:
 
 
 def _publish(record: BenchRecord, outputs: Outputs) -> None:
-    if outputs.json is not None:
-        results.write(record, outputs.json)
-    show(record)
-    if outputs.html is not None:
-        from slipring.bench.report import html
+    """Write the files, and print the tables. Neither prevents the other: standard output may be a pipe whose
+    reader has ended."""
+    try:
+        if outputs.json is not None:
+            results.write(record, outputs.json)
+        if outputs.html is not None:
+            from slipring.bench.report import html
 
-        html.write(record, outputs.html)
-    if outputs.svg is not None:
-        from slipring.bench.report import figure
+            html.write(record, outputs.html)
+        if outputs.svg is not None:
+            from slipring.bench.report import figure
 
-        figure.write(record, outputs.svg)
+            figure.write(record, outputs.svg)
+    finally:
+        show(record)
 
 
 def _exit_code(record: BenchRecord, options: BenchOptions) -> int:

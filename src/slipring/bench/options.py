@@ -16,7 +16,7 @@ from slipring.bench.measure.modes import MODES
 from slipring.bench.subject.endpoint import Target
 from slipring.bench.subject.engines import BadEngine, simulated_speed
 from slipring.bench.workloads.catalogue import DEPTHS, WORKLOADS
-from slipring.client_environment import KEY_VARIABLE, URL_VARIABLE, named_url, variable_name
+from slipring.client_environment import KEY_VARIABLE, URL_VARIABLE, api_key, named_url, variable_name
 from slipring.flag_values import text, whole
 
 _T = TypeVar("_T")
@@ -303,7 +303,7 @@ def _or_default(value: _T | None, default: _T) -> _T:
 
 def _key(variable: str | None, environ: Mapping[str, str]) -> str:
     for name in (variable,) if variable else _KEY_VARIABLES:
-        if key := environ.get(name, "").strip():
+        if key := api_key(name, environ):
             return key
     if variable:
         raise UsageError(f"--api-key-env: {variable} is not set")

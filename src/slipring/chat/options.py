@@ -7,7 +7,14 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slipring.client_environment import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, named_url, variable_name
+from slipring.client_environment import (
+    DEFAULT_URL,
+    KEY_VARIABLE,
+    URL_VARIABLE,
+    api_key,
+    named_url,
+    variable_name,
+)
 from slipring.flag_values import text, whole
 
 
@@ -60,10 +67,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> ChatOptions:
-    """Build the options from parsed flags (see ``add_flags``) and environment variables."""
+    """Build the options from parsed flags (see ``add_flags``) and environment variables. Raises
+    ``UnusableKey``."""
     return ChatOptions(
         url=namespace.url or named_url(environ) or DEFAULT_URL,
-        key=environ.get(namespace.api_key_env, "").strip(),
+        key=api_key(namespace.api_key_env, environ),
         key_variable=namespace.api_key_env,
         model=namespace.model,
         instructions=namespace.instructions,

@@ -13,7 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from slipring.client_environment import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, named_url, variable_name
+from slipring.client_environment import (
+    DEFAULT_URL,
+    KEY_VARIABLE,
+    URL_VARIABLE,
+    api_key,
+    named_url,
+    variable_name,
+)
 from slipring.flag_values import text
 from slipring.launch.clients import CLIENTS, Client, Target
 from slipring.launch.errors import CannotLaunch, KeyRefused
@@ -52,12 +59,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(arguments: argparse.Namespace) -> int:
-    """Run a client until it ends; return its exit code. Raises ``CannotLaunch``."""
+    """Run a client until it ends; return its exit code. Raises ``CannotLaunch``, ``UnusableKey``."""
     client = CLIENTS[arguments.client]
     program = shutil.which(client.program)
     if program is None:
         raise CannotLaunch(f"{client.program} is not installed: {client.install}")
-    key = os.environ.get(arguments.api_key_env, "").strip() or "any"
+    key = api_key(arguments.api_key_env, os.environ) or "any"
     try:
         with _server(arguments, client, key) as (url, described):
             target = Target(url, _model(client, arguments.model, described), key, described)

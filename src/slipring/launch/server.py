@@ -24,7 +24,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def describe(url: str, key: str) -> dict[str, Any]:
     """The models of a server, with what Codex wants to know about them. Raises ``CannotLaunch``."""
     if not _is_url(url):
-        raise CannotLaunch(f"cannot use {url}: not an http:// or https:// URL")
+        raise CannotLaunch(f"cannot use {url}: not a valid http:// or https:// URL")
     opener = build_opener(ProxyHandler({})) if urlsplit(url).hostname in _LOOPBACK else build_opener()
     try:
         request = Request(f"{url}/models?client_version=1", headers={"Authorization": f"Bearer {key}"})

@@ -112,8 +112,10 @@ def _print_text(view: View, address: str, out: TextIO) -> None:
 
     width = shutil.get_terminal_size((_PLAIN_WIDTH, 0)).columns
     console = Console(file=out, width=width, highlight=False)
-    for line in lines(view, address, width, None):
-        console.print(line, no_wrap=True, crop=True, end="\n")
+    with console.capture() as printed:  # rich itself would end the process if the reader has ended
+        for line in lines(view, address, width, None):
+            console.print(line, no_wrap=True, crop=True, end="\n")
+    out.write(printed.get())
 
 
 # --- Following the stream ---------------------------------------------------------------------------

@@ -104,6 +104,12 @@ async def test_an_unreachable_server_or_a_missing_key_is_a_startup_error() -> No
         LlamaEngine(LlamaOptions(model="http://127.0.0.1:9", key_env="NO_SUCH_KEY"))
 
 
+def test_a_key_that_no_header_can_carry_is_a_startup_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWO_KEYS", "sk-one\nsk-two")
+    with pytest.raises(StartupError, match=r"the variable TWO_KEYS .* holds more than a key"):
+        LlamaEngine(LlamaOptions(model="http://127.0.0.1:9", key_env="TWO_KEYS"))
+
+
 async def test_a_server_that_is_not_a_llama_server_is_a_startup_error() -> None:
     async with serve() as other:
         url = other.url.removesuffix("/v1")

@@ -114,3 +114,9 @@ async def test_a_key_that_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv(_KEY, raising=False)
     with pytest.raises(StartupError, match=f"{_KEY} has no API key"):
         await Moderations(ModerationsSettings("http://127.0.0.1:1", key_env=_KEY)).start()
+
+
+async def test_a_key_that_no_header_can_carry_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_KEY, "sk-one\nsk-two")
+    with pytest.raises(StartupError, match=f"{_KEY} holds more than a key"):
+        await Moderations(ModerationsSettings("http://127.0.0.1:1", key_env=_KEY)).start()

@@ -391,6 +391,36 @@ async def test_followers_are_disconnected_when_the_server_stops() -> None:
             await asyncio.wait_for(stopping, 60)
 
 
+async def test_a_store_that_is_away_is_logged_once_for_a_run_and_tried_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running(limits=Limits(run_lease_s=5.0)) as (engine, api):
+        begun = await api.begin()
+        runs = api.server.service.store.runs
+        really_append, tries_left = runs.append, 4
+
+        async def append(*given: Any, **more: Any) -> None:
+            nonlocal tries_left
+            if tries_left:
+                tries_left -= 1
+                waited.append(live._retry_s)
+                raise Unavailable("gone")
+            await really_append(*given, **more)
+
+        waited: list[float] = []
+        (live,) = api.server.server.background._runs.values()
+        runs.append = append
+        performance = await engine.next()
+        performance.say("a")
+        await until(lambda: not tries_left)
+        performance.finish()
+        done = await api.ended(begun["id"])
+    assert done["output"][0]["content"][0]["text"] == "a"
+    assert waited == [0.0, 0.1, 0.2, 0.4]
+    assert live._retry_s == 0.0
+    assert caplog.messages.count(f"cannot write events of run {begun['id']} yet: gone") == 1
+
+
 async def test_the_engine_is_not_pulled_while_the_store_does_not_keep_up() -> None:
     limits = Limits(send_buffer_bytes=1000)
     async with running(limits=limits) as (engine, api):

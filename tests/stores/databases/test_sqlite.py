@@ -31,6 +31,11 @@ def add(name: str, url: str = "") -> Statement:
     return Statement(ADD, (name, url))
 
 
+async def limit_pages(database: SqliteDatabase, count: int) -> None:
+    """As a disk does that is full; with a large number, the disk has room again."""
+    await database.write(Statement(f"PRAGMA max_page_count = {count}"))
+
+
 async def names(database: SqliteDatabase) -> list[str]:
     return [name for (name,) in await database.read(ALL)]
 
@@ -364,3 +369,31 @@ async def test_starting_waits_for_another_process_that_holds_the_file(
     await database.start()
     await database.close()
     assert len(waited) == 1
+
+
+async def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
+    database: SqliteDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    await limit_pages(database, 1)
+    for number in range(3):
+        with pytest.raises(Unavailable):
+            await database.write(add(str(number), "x" * 10_000_000))
+    assert database.failed_writes == 3
+    assert caplog.messages == ["store sqlite: writing fails: database or disk is full"]
+    await limit_pages(database, 1_000_000)
+    await database.write(add("a"))
+    assert caplog.messages[1:] == ["store sqlite: writing works again"]
+
+
+async def test_a_shortage_lasts_until_the_disk_has_room(
+    database: SqliteDatabase, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_free_bytes", lambda path: 2**20)
+    await database.try_out()
+    await database.write(add("a"))
+    assert database.trouble == "the disk has only 1 MiB left"
+    await database.try_out()
+    assert caplog.messages == ["store sqlite: the disk has only 1 MiB left"]
+    monkeypatch.setattr(sqlite, "_free_bytes", lambda path: 2**40)
+    await database.try_out()
+    assert database.trouble is None

@@ -24,9 +24,11 @@ def load(options: LoadOptions) -> int:
     with LoadProgress(len(options.levels)) as progress:
         running = Load(options, progress)
         was_interrupted = run_until_interrupted(running.run())
-    show(running.record)
-    if options.json is not None:
-        results.write(running.record, options.json)
+    try:
+        if options.json is not None:
+            results.write(running.record, options.json)
+    finally:  # after the file: standard output may be a pipe whose reader has ended
+        show(running.record)
     if was_interrupted:
         print_interrupted()
         return INTERRUPTED

@@ -10,6 +10,7 @@ from slipring.bench.load.results import ServiceLevel
 from slipring.bench.measure.modes import MODES
 from slipring.bench.options import add_target_flags, loop_flags, number, share, target_from_namespace
 from slipring.bench.subject.endpoint import Target
+from slipring.client_environment import api_key
 from slipring.flag_values import whole
 
 _MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
@@ -170,7 +171,7 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
     if namespace.bare and (namespace.mode != "websocket" or target.url is not None):
         raise UsageError("--bare compares with the server that the bench starts, over --mode websocket")
     flood_key_variable = namespace.flood_key_env
-    flood_key = environ.get(flood_key_variable, "").strip() if flood_key_variable is not None else None
+    flood_key = api_key(flood_key_variable, environ) if flood_key_variable is not None else None
     if flood_key == "":
         raise UsageError(f"--flood-key-env: {flood_key_variable} is not set")
     return LoadOptions(

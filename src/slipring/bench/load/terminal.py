@@ -48,16 +48,16 @@ class LoadProgress:
 
 def show(record: LoadRecord) -> None:
     """Print the record to standard output."""
-    console = wide_console()
-    if record.levels:
-        console.print(_table(record))
     endpoint = record.endpoint
     what = endpoint.url or f"a slipring server started by the bench, engine {endpoint.engine}"
-    console.print(escape(f"Measured: {what}; model {endpoint.model}."))
-    if simulated := simulation(endpoint):
-        console.print(escape(f"Simulated. {simulated}"))
-    for line in (*verdict(record), *bare_verdict(record), *flood_verdict(record)):
-        console.print(line)
+    with wide_console() as console:
+        if record.levels:
+            console.print(_table(record))
+        console.print(escape(f"Measured: {what}; model {endpoint.model}."))
+        if simulated := simulation(endpoint):
+            console.print(escape(f"Simulated. {simulated}"))
+        for line in (*verdict(record), *bare_verdict(record), *flood_verdict(record)):
+            console.print(line)
 
 
 def verdict(record: LoadRecord) -> list[str]:

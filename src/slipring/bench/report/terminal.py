@@ -1,5 +1,9 @@
 """Prints a record to the terminal: one table for each workload, followed by its result in words."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -36,14 +40,21 @@ _WIDE_COLUMNS = (*_COLUMNS, "created", "CPU/turn", "output", "cached", "history"
 
 def show(record: BenchRecord) -> None:
     """Print the record to standard output."""
-    console = wide_console()
-    console.print(render(record, is_wide=console.width >= _WIDE))
+    with wide_console() as console:
+        console.print(render(record, is_wide=console.width >= _WIDE))
 
 
-def wide_console() -> Console:
-    """A console for standard output; wide if that is not a terminal."""
+@contextmanager
+def wide_console() -> Iterator[Console]:
+    """A console whose text is printed to standard output at the end; wide if that is not a terminal. Raises
+    ``OSError``: rich itself would end the process if the reader of standard output has ended."""
     console = Console()
-    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+    if not console.is_terminal:
+        console = Console(width=_PLAIN_WIDTH)
+    with console.capture() as printed:
+        yield console
+    sys.stdout.write(printed.get())
+    sys.stdout.flush()
 
 
 def render(record: BenchRecord, *, is_wide: bool = False) -> RenderableType:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from slipring.engines.options import option, read_pairs
+from slipring.engines.remote.upstream import usable_key
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.errors import StartupError
 
@@ -47,13 +48,10 @@ class LlamaOptions:
         return self.model.startswith(("http://", "https://"))
 
     def key(self) -> str:
-        """The API key of an external server. Raises ``StartupError`` if its variable is not set."""
+        """The API key of an external server. Raises ``StartupError`` if its variable holds none."""
         if not self.key_env:
             return ""
-        key = os.environ.get(self.key_env, "")
-        if not key:
-            raise StartupError(f"--engine llama: the variable {self.key_env} (key_env) is empty")
-        return key
+        return usable_key("llama", f"the variable {self.key_env} (key_env)", os.environ.get(self.key_env, ""))
 
     @property
     def serves_one_tenant(self) -> bool:

@@ -73,8 +73,14 @@ def read_key(kind: str, options: UpstreamOptions) -> str:
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise StartupError(f"--engine {kind}: cannot read {source}: {reason}") from None
-    key = key.strip()
-    if source and not key:
+    return usable_key(kind, source, key) if source else ""
+
+
+def usable_key(kind: str, source: str, given: str) -> str:
+    """A key that was read from ``source``, without the line end that a file may have added. Raises
+    ``StartupError`` if it is empty or no header can carry it."""
+    key = given.strip()
+    if not key:
         raise StartupError(f"--engine {kind}: {source} is empty")
     if not (key.isascii() and key.isprintable()):
         raise StartupError(f"--engine {kind}: {source} holds more than a key: no header can carry it")

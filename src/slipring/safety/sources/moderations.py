@@ -59,6 +59,10 @@ class Moderations:
             key = os.environ.get(name, "").strip()
             if not key:
                 raise StartupError(f"the environment variable {name} has no API key")
+            if not (key.isascii() and key.isprintable()):
+                raise StartupError(
+                    f"the environment variable {name} holds more than a key: no header can carry it"
+                )
             headers["Authorization"] = f"Bearer {key}"
         self._session = aiohttp.ClientSession(
             headers=headers,

@@ -81,6 +81,8 @@ class LiveRun(Sink):
         self._unwritten_bytes = 0
         self._last_sent = self._last_written = -1
         """Numbers of events."""
+        self._retry_s = 0.0
+        """Time between the last write, which failed, and the next; 0 if it did not fail."""
         self._is_urgent = asyncio.Event()
         """Whether a hosted call waits until everything is written."""
         self._response: Response | None = None
@@ -222,12 +224,16 @@ class LiveRun(Sink):
                 tenure, batch, response, lease_until=self._lease(), beginning=beginning
             )
         except ApiError as error:  # retried: the store may be back before the lease expires
-            log.warning("cannot write events of run %s: %s", tenure.response_id, error.message)
+            if not self._retry_s:
+                log.warning("cannot write events of run %s yet: %s", tenure.response_id, error.message)
             self._beginning = self._beginning or beginning
             self._unwritten = batch + self._unwritten
             self._unwritten_bytes += sum(len(event.data) for event in batch)
-            await asyncio.sleep(_BATCH_S)
+            longest_s = self._service.config.limits.run_lease_s / 10
+            self._retry_s = max(_BATCH_S, min(2 * self._retry_s, longest_s))
+            await asyncio.sleep(self._retry_s)
             return
+        self._retry_s = 0.0
         self._note_written(batch)
 
     def _take_beginning(self) -> Beginning | None:

@@ -4,6 +4,7 @@ Each SQL statement is written once, for SQLite and PostgreSQL alike: placeholder
 BIGINT, DOUBLE PRECISION and BYTEA, and only syntax that both databases accept is used.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from msgspec import Struct
 
 from slipring.errors import Unavailable
 from slipring.stores.databases import schema
+
+log = logging.getLogger(__name__)
 
 Row = tuple[Any, ...]
 
@@ -30,11 +33,12 @@ class Statement(Struct, frozen=True):
 
 class Unusable(Unavailable):
     """The database cannot be used. ``reason`` says why to operators: it contains no address and no
-    content."""
+    content. ``detail``, as of every ``ApiError``, is for the log, and may contain addresses."""
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(self, message: str, reason: str, detail: str | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.detail = detail or reason
 
 
 class OutcomeUnknown(Unusable):
@@ -59,7 +63,11 @@ class UniqueViolated(WriteRefused):
 
 
 class Database(ABC):
-    """Executes SQL. Raises ``Unavailable`` when the database cannot be reached or cannot write."""
+    """Executes SQL. Raises ``Unavailable`` when the database cannot be reached or cannot write.
+
+    Logs the first of equal failures, and the end of an outage: what is tried again while the disk is full
+    must not fill the log too.
+    """
 
     name: str
     is_shared: bool
@@ -70,12 +78,13 @@ class Database(ABC):
     """Writes that raised ``Unavailable``."""
     _read_trouble: str | None = None
     _write_trouble: str | None = None
+    _shortage: str | None = None
 
     @property
     def trouble(self) -> str | None:
-        """Why the last write failed, else why the last read did; None if neither has failed. A disk that is
-        full can still be read."""
-        return self._write_trouble or self._read_trouble
+        """Why the last write failed, else why the last read did, else why the next write may; None if nothing
+        is known to be wrong. A disk that is full can still be read."""
+        return self._write_trouble or self._read_trouble or self._shortage
 
     @abstractmethod
     async def start(self) -> None:
@@ -90,8 +99,9 @@ class Database(ABC):
         try:
             rows = await self._read(sql, args)
         except Unavailable as error:
-            self._read_trouble = _reason(error)
+            self._read_trouble = self._note_failure("reading", self._read_trouble, error)
             raise
+        self._note_success("reading", self._read_trouble)
         self._read_trouble = None
         return rows
 
@@ -100,9 +110,12 @@ class Database(ABC):
         with suppress(Unavailable):
             await self.write(Statement(schema.TOUCH))
             await self.read(schema.READ_VERSION)
-            self._write_trouble = await self._shortage()
+            shortage = await self._look_for_shortage()
+            if shortage is not None and self._shortage is None:
+                log.warning("store %s: %s", self.name, shortage)
+            self._shortage = shortage
 
-    async def _shortage(self) -> str | None:
+    async def _look_for_shortage(self) -> str | None:
         """Why larger writes would fail although a small one did not; None if that is not known."""
         return None
 
@@ -117,12 +130,25 @@ class Database(ABC):
             rows = await self._write(statements)
         except Unavailable as error:
             self.failed_writes += 1
-            self._write_trouble = _reason(error)
+            self._write_trouble = self._note_failure("writing", self._write_trouble, error)
             raise
+        self._note_success("writing", self._write_trouble)
         self._write_trouble = None
         if self.on_commit is not None:
             self.on_commit(time.perf_counter() - called_at)
         return rows
+
+    def _note_failure(self, what: str, trouble: str | None, error: Unavailable) -> str:
+        """Log the error unless the failure before had the same reason; return the reason."""
+        if not isinstance(error, Unusable):
+            return error.message
+        if error.reason != trouble:
+            log.error("store %s: %s fails: %s", self.name, what, error.detail)
+        return error.reason
+
+    def _note_success(self, what: str, trouble: str | None) -> None:
+        if trouble is not None:
+            log.warning("store %s: %s works again", self.name, what)
 
     @abstractmethod
     async def _read(self, sql: str, args: Sequence[Any]) -> list[Row]:
@@ -139,10 +165,6 @@ class Database(ABC):
     async def largest_tenants(self, count: int) -> list[tuple[str, int]]:
         """Return the tenants with the most data in this process's memory, and the bytes of each."""
         return []
-
-
-def _reason(error: Unavailable) -> str:
-    return error.reason if isinstance(error, Unusable) else error.message
 
 
 def batches(statements: Sequence[Statement]) -> list[list[Statement]]:

@@ -10,7 +10,6 @@ needs PgBouncer 1.21 or newer with ``max_prepared_statements`` of at least 100.
 """
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -34,8 +33,6 @@ from slipring.stores.databases.database import (
     Unusable,
     batches,
 )
-
-log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
@@ -283,5 +280,4 @@ def _reason(error: BaseException) -> str:
 
 
 def _unavailable(error: BaseException, kind: type[Unusable] = Unusable) -> Unusable:
-    log.error("PostgreSQL store unavailable: %s", _reason(error))
-    return kind(_UNREACHABLE, f"it cannot be reached: {type(error).__name__}")
+    return kind(_UNREACHABLE, f"it cannot be reached: {type(error).__name__}", _reason(error))

@@ -7,7 +7,6 @@ database has only the one thread.
 """
 
 import asyncio
-import logging
 import os
 import shutil
 import threading
@@ -33,8 +32,6 @@ from slipring.stores.databases.database import (
     UniqueViolated,
     Unusable,
 )
-
-log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 OLDEST = (3, 51, 3)
@@ -144,7 +141,7 @@ class SqliteDatabase(Database):
     async def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         return await self._submit(self._writes, statements, is_write=True)
 
-    async def _shortage(self) -> str | None:
+    async def _look_for_shortage(self) -> str | None:
         # A small write may fit into what the write-ahead log has already.
         if self._path is None:
             return None
@@ -324,7 +321,6 @@ def _commit(connection: apsw.Connection) -> None:
     try:
         connection.execute("COMMIT")
     except apsw.IOError as error:
-        log.error("SQLite store failed: %s", error)
         raise OutcomeUnknown(_UNUSABLE, str(error)) from None
 
 
@@ -357,6 +353,5 @@ def _translated(error: Exception) -> Exception:
             return ForeignKeyViolated(str(error))
         return UniqueViolated(str(error)) if code in _UNIQUE else error
     if isinstance(error, apsw.Error) and not isinstance(error, apsw.SQLError | apsw.BindingsError):
-        log.error("SQLite store failed: %s", error)
         return Unusable(_UNUSABLE, str(error))
     return error
