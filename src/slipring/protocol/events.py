@@ -334,14 +334,18 @@ class SteerAccepted(Event, tag="response.steer.accepted", kw_only=True):
 
 
 class RequiredInput(Struct):
-    """A call output that the client must send before the response can continue, without its result."""
+    """What the client must send before the response can continue: a call output without its result, or an
+    approval without the decision."""
 
     type: str
-    call_id: str
+    call_id: str | UnsetType = UNSET
+    """For outputs."""
     name: str | UnsetType = UNSET
     """For functions."""
     execution: Literal["client"] | UnsetType = UNSET
     """For tool searches."""
+    approval_request_id: str | UnsetType = UNSET
+    """For approvals."""
 
 
 class SteerPending(Event, tag="response.steer.pending", kw_only=True):

@@ -382,20 +382,41 @@ def test_a_used_approval_fails_a_background_response() -> None:
     assert types(connection.claim()) == ["failed"]
 
 
-def test_a_steer_ends_an_approved_call() -> None:
+def test_a_steer_waits_for_an_approved_call() -> None:
     connection = Connection()
     asked = request(connection)
     approve(connection, asked["id"], answer(requests_in(asked)[0]))
     connection.claim()
     (call_id,) = running(connection)
     steer = {"type": "response.steer", "previous_response_id": "resp_2", "input": "stop"}
-    connection.receive(json.dumps(steer))
-    assert connection.cancelled_calls == [call_id]
+    assert types(connection.receive(json.dumps(steer))) == ["steer.accepted"]
+    connection.end_call(call_id, "42")
+    assert connection.cancelled_calls == []
     steered = connection.order.responses[-1]
     assert (steered["status"], kinds(steered)) == ("incomplete", ["mcp_call"])
-    assert told(connection.job())[:2] == ["hi", 'call f{"a":1}']
-    assert told(connection.job())[2].startswith("output The call was cancelled.")
-    assert told(connection.job())[3:] == ["stop"]
+    assert told(connection.job()) == ["hi", 'call f{"a":1}', "output 42", "stop"]
+
+
+@pytest.mark.parametrize("reason", ["stop", "steered"])
+def test_steers_wait_for_the_decision_about_a_call(reason: Any) -> None:
+    """As for the outputs of the client's own calls: otherwise the call would count as denied."""
+    connection = Connection()
+    begin(connection, tools=ASKING)
+    connection.generate(Text("Well, "))
+    connection.steer("resp_1", "hurry")
+    connection.generate(*hosted())
+    assert not connection.job().stop.asked
+    sent = connection.finish(reason=reason)
+    assert types(sent)[-2:] == ["completed", "steer.pending"]
+    asked = connection.order.responses[-1]
+    (request_id,) = requests_in(asked)
+    (pending,) = [event for event in sent if event["type"] == "response.steer.pending"]
+    assert pending["required_input"] == [{"type": "mcp_approval_response", "approval_request_id": request_id}]
+    approve(connection, asked["id"], answer(request_id))
+    connection.claim()
+    (call_id,) = running(connection)
+    connection.end_call(call_id, "42")
+    assert told(connection.job())[-2:] == ["output 42", "hurry"]
 
 
 def test_an_approved_call_is_cancelled_with_its_connection() -> None:

@@ -1,5 +1,8 @@
 """Steering over a real socket, with a scripted engine and with the simulated one."""
 
+import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +11,7 @@ from slipring.core.generation import CallArguments, CallStarted, Thought
 from slipring.core.limits import Limits
 from slipring.errors import InvalidRequest, ServerError
 from tests.harness import TERMINAL, PuppetEngine, Socket, serve
+from tests.mcp.fakes import Exchange, FakeServer, Reply, serving, text
 
 Json = dict[str, Any]
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -215,9 +219,7 @@ async def test_the_simulated_engine_stops_when_steered_and_continues(after_token
         target = await created(socket, input="hi", max_output_tokens=100)
         await socket.until("response.output_text.delta")
         await steered(socket, target)
-        events = await socket.until(*TERMINAL)
-        assert sum(event["type"] == "response.output_text.delta" for event in events) <= after_tokens + 2
-        ended = events[-1]["response"]
+        ended = (await socket.until(*TERMINAL))[-1]["response"]
         assert ended["incomplete_details"] == STEERED
         successor = (await socket.until("response.created"))[-1]["response"]["id"]
         await socket.until("response.output_text.delta")
@@ -225,3 +227,35 @@ async def test_the_simulated_engine_stops_when_steered_and_continues(after_token
         second = (await socket.until(*TERMINAL))[-1]["response"]
         assert second["usage"]["input_tokens_details"]["cached_tokens"] > ended["usage"]["input_tokens"]
         await socket.until(*TERMINAL)
+
+
+async def test_a_steer_waits_for_a_hosted_call_that_has_begun(tmp_path: Path) -> None:
+    """The call may have effects, and the response that follows reads its result."""
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def slow(exchange: Exchange) -> Reply:
+        begun.set()
+        await released.wait()
+        return text("42")
+
+    fake = FakeServer(modern=True)
+    fake.calls["add"] = slow
+    call = {"function_call": {"name": "add", "namespace": "fake", "arguments": {}}}
+    script = tmp_path / "script.jsonl"
+    script.write_text("\n".join(json.dumps(steps) for steps in ([call], [{"text": "Well."}])))
+    async with (
+        serving(fake),
+        serve(f"simulated:tokens_per_s=0,script={script}", mcp_urls="any") as server,
+        server.connect() as socket,
+    ):
+        tool = {"type": "mcp", "server_label": "fake", "server_url": fake.url, "require_approval": "never"}
+        target = await created(socket, input="hi", tools=[tool])
+        await begun.wait()
+        assert (await steered(socket, target))["type"] == "response.steer.accepted"
+        released.set()
+        ended = (await socket.until(*TERMINAL))[-1]["response"]
+        assert ended["incomplete_details"] == STEERED
+        made = ended["output"][-1]
+        assert (made["type"], made["status"], made["output"]) == ("mcp_call", "completed", "42")
+        followed = (await socket.until(*TERMINAL))[-1]["response"]
+        assert (followed["status"], followed["previous_response_id"]) == ("completed", target)

@@ -177,7 +177,7 @@ class Session:
         return self.lifecycle.advance(now)
 
     def _steer(self, steer: Steer, now: float) -> list[Action]:
-        """Accept or refuse a steer. A response that waits for hosted calls is ended for it at once."""
+        """Accept or refuse a steer. A response that waits for lists of tools is ended for it at once."""
         answer = Send([self._live_input.steer(steer, self.lifecycle.cache, self._lifetime.refusal)])
         turn = self.lifecycle.lanes.find(steer.target)
         return [answer] if turn is None else [answer, *self.lifecycle.yield_to_steers(turn, now)]

@@ -309,8 +309,6 @@ class TurnLifecycle:
 
     def _after_step(self, turn: Turn, now: float) -> list[Action]:
         """A step has ended and another one may follow."""
-        if turn.yields_to_steers:
-            return self.yield_to_steers(turn, now)
         # The calls that the model's last words have completed.
         due = self.due_calls(turn)
         return due if turn.is_calling else [*due, *self._go_on(turn, now)]
@@ -620,24 +618,23 @@ class TurnLifecycle:
     # Responses of several steps.
 
     def yield_to_steers(self, turn: Turn, now: float) -> list[Action]:
-        """End a response that waits for hosted calls, or for lists of tools, if it has steers that can follow
-        it. One that waits for lists ends once its input has passed: its successor continues that."""
-        if turn.is_listing and turn.steers is not None:
-            if turn.checks is not None and not turn.checks.is_settled:
-                return []
-            turn.stages.lap("list")
-            return [Cancel(turn), Send(turn.end_waiting("steered")), *self._conclude(turn, now)]
-        if not turn.yields_to_steers:
+        """End a response that waits for lists of tools, if it has steers, once its input has passed: its
+        successor continues that. One that waits for hosted calls ends after them: what has begun may have
+        effects, and the response that follows reads the results."""
+        if not turn.is_listing or turn.steers is None:
             return []
-        cancelled = [CancelTools(turn)] if turn.is_calling else []
-        return [*cancelled, Send(turn.end_waiting("steered")), *self._go_on(turn, now)]
+        if turn.checks is not None and not turn.checks.is_settled:
+            return []
+        turn.stages.lap("list")
+        return [Cancel(turn), Send(turn.end_waiting("steered")), *self._conclude(turn, now)]
 
     def _go_on(self, turn: Turn, now: float) -> list[Action]:
         """No hosted call of a paused response runs any more: resume it, end it, or wait for its client."""
         if turn.output.calls_hosted:
+            steered = turn.end_waiting("steered") if turn.yields_to_steers else []
             may_wait = self._lifetime.accepts_turns
-            emitted = Send(pauses.calls_ended(turn, now + self._limits.rollout_wait_s, may_wait=may_wait))
-            return [emitted, *self._go_on(turn, now)]
+            emitted = pauses.calls_ended(turn, now + self._limits.rollout_wait_s, may_wait=may_wait)
+            return [Send(steered + emitted), *self._go_on(turn, now)]
         if turn.must_end:
             # Pieces of outputs that a rollout still waits for can arrive after its end.
             ended = [] if turn.rollout is not None else self.growing_outputs.end(turn.output.response_id)

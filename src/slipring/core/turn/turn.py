@@ -459,12 +459,12 @@ class Turn:
     @property
     def yields_to_steers(self) -> bool:
         """Whether this is a paused response that waits for hosted calls, or has just waited for them, and
-        has steers that can follow it at once."""
+        has steers that can follow it then."""
         has_called = self.phase is Phase.PAUSED and self.output.calls_hosted
         is_steered = self.steers is not None or (
             self.finished is not None and self.finished.reason == "steered"
         )
-        return has_called and is_steered and not self.output.calls
+        return has_called and is_steered and not self.output.asks_client
 
     @property
     def is_calling(self) -> bool:
@@ -567,8 +567,8 @@ class Turn:
         elif self.waits_for_client:
             self.stages.lap("client")
         reason = finished.reason
-        if reason == "steered" and self.output.calls:
-            reason = "stop"  # the client must answer the calls first
+        if reason == "steered" and self.output.asks_client:
+            reason = "stop"  # the client must answer first
         stopped = reason == "stop"
         # A steered answer ends after whole reasoning items, but possibly within a message.
         is_whole = stopped or (reason == "steered" and self.output.last_words is None)

@@ -197,6 +197,11 @@ class Output:
         return self._awaits_output or isinstance(self._open, Call | WholeCall)
 
     @property
+    def asks_client(self) -> bool:
+        """Whether the client has to answer a tool call, or to decide about one, finished or open."""
+        return self.calls or self.asks_approval or isinstance(self._open, OpenApproval)
+
+    @property
     def calls_hosted(self) -> bool:
         """Whether the model has called hosted tools whose results no step has processed."""
         hosted = self.hosted

@@ -109,11 +109,11 @@ class Steers:
         """Whether the engine may end the answer now, after these deltas.
 
         Text may be ended after a sentence, or after the bound on pieces. Between message parts, true means
-        that the engine ends after the reasoning in progress. An answer with a tool call is never ended early:
-        only the client's output could follow it.
+        that the engine ends after the reasoning in progress. An answer with a call that the client runs or
+        approves is never ended early: only the client's output or decision could follow it.
         """
         output = self._output
-        if output.calls:
+        if output.asks_client:
             return False
         self._left -= sum(isinstance(delta, Text | Refused) for delta in deltas)
         text = output.last_words
@@ -147,14 +147,17 @@ def not_running(steer: Steer, state: ResponseState | None) -> SteerRefused:
 
 
 def requires_input(state: ResponseState) -> bool:
-    """Whether the response can be continued only with outputs that the client must send."""
-    return any(call.required for call in state.carry.open_calls.values())
+    """Whether the client has to send outputs, or decisions about calls, before its steers can follow."""
+    return bool(state.carry.approvals) or any(call.required for call in state.carry.open_calls.values())
 
 
 def required_input(output: tuple[Item, ...], carry: Carry) -> list[RequiredInput]:
-    """The outputs that the client must send for calls in ``output``. Earlier calls have been answered."""
+    """The outputs that the client must send for calls in ``output``, and its decisions about those that need
+    approval. Earlier ones have been answered."""
     stubs = []
     for item in output:
+        if item.id is not None and item.id in carry.approvals:
+            stubs.append(RequiredInput("mcp_approval_response", approval_request_id=item.id))
         call = carry.open_calls.get(item.call_id or "")
         if item.call_id is not None and call is not None and call.required and input_items.is_call(item):
             stubs.append(_stub(item.type, item.call_id, item.body()))
