@@ -31,10 +31,11 @@ from slipring.core.generation import (
 from slipring.engines.catalog import open_engine
 from slipring.engines.chat import ChatEngine
 from slipring.engines.chat.answer import ChatAnswer
-from slipring.engines.chat.chunks import Chunk
+from slipring.engines.chat.chunks import Chunk, ChunkReader
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, Written, write_request
+from slipring.engines.chat.returned_fields import Details
 from slipring.engines.chat.tools import EMPTY, toolbox
 from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
@@ -977,6 +978,116 @@ def test_an_error_in_the_stream_means_the_same_as_its_http_status(error: Any, ki
 def test_a_malformed_chunk_fails(payload: bytes) -> None:
     with pytest.raises(ServerError):
         read(payload)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"choices":[{"delta":{"content":"a\\ud83d',
+        b'{"choices":[{"delta":{"content":"\\ud83d"}}],"x":' + b"1" * 5000 + b"}",
+    ],
+)
+def test_a_chunk_that_is_cut_within_a_character_fails(payload: bytes) -> None:
+    with pytest.raises(ServerError):
+        read(payload)
+
+
+def test_why_an_answer_cannot_be_read_is_for_operators() -> None:
+    with pytest.raises(ServerError) as failed:
+        read(b'{"choices":[{"delta":{"content":"private"},"finish_reason":[]}]}')
+    assert "finish_reason" in failed.value.detail
+    assert "private" not in failed.value.detail
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind"),
+    [
+        (b'[{"error":{"code":429,"message":"slow"}}]', RateLimited),
+        (b'"overloaded"', Retryable),
+        (b'{"object":"error","message":"cut \\ud83d","code":400}', InvalidRequest),
+    ],
+)
+def test_errors_in_the_stream_that_are_no_objects_or_no_unicode(payload: bytes, kind: type[ApiError]) -> None:
+    with pytest.raises(kind):
+        read(payload)
+
+
+def test_half_of_a_character_joins_only_the_chunk_that_follows() -> None:
+    first, plain, last = (
+        b'{"choices":[{"delta":{"content":"%s"}}]}' % text for text in (b"a\\ud83d", b"b", b"\\ude00c")
+    )
+    assert joined(read(first, last)) == [Prefilled(), Text("a\U0001f600c")]
+    assert joined(read(first, plain, last)) == [Prefilled(), Text("ab\ufffdc")]
+
+
+def test_halves_of_characters_are_not_collected() -> None:
+    reader = ChunkReader()
+    for number in range(100):
+        reader.read(b'{"x%d":"\\ud83d","choices":[{"delta":{"content":"\\ud83d"}}]}' % number)
+    assert len(reader._halves) == 2
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"index": None, "delta": {"content": "a"}},
+        {"delta": {"content": "a"}, "logprobs": []},
+        {"delta": {"content": "a"}, "logprobs": {"content": [{"token": "a", "logprob": None}]}},
+        {"delta": {"content": "a", "reasoning_details": {"x": 1}}},
+        {"delta": {"content": "a", "reasoning_details": ["x", None]}},
+    ],
+)
+def test_fields_of_other_types_that_nothing_depends_on_fail_no_answer(choice: Any) -> None:
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX), logprobs=True)
+    deltas, fault = answer.read([json.dumps({"choices": [choice]}).encode()])
+    assert (deltas, fault) == ([Prefilled(), Text("a")], None)
+
+
+def test_calls_may_be_numbered_by_texts_and_named_by_numbers() -> None:
+    pieces: list[Json] = [
+        {"index": "0", "id": 7, "function": {"name": "get_weather", "arguments": '{"city":'}},
+        {"index": "1", "id": 8, "function": {"name": "add", "arguments": '{"a":'}},
+        {"index": "0", "function": {"arguments": '"Rome"}'}},
+        {"index": "1", "function": {"arguments": "1}"}},
+    ]
+    assert calls_of(*pieces) == [("get_weather", {"city": "Rome"}), ("add", {"a": 1})]
+
+
+def test_a_whole_message_after_its_deltas_repeats_them() -> None:
+    called = {"id": "a", "function": {"name": "get_weather", "arguments": '{"city":"Rome"}'}}
+    streamed = [delta_of(content="hi"), pieces_of({"index": 0, **called})]
+    whole = {"content": "hi", "tool_calls": [{"function": called["function"]}]}
+    last = {"choices": [{"index": 0, "message": whole, "finish_reason": "tool_calls"}]}
+    repeated = msgspec.json.decode(msgspec.json.encode(last), type=Chunk)
+    assert content_of(*streamed, repeated) == content_of(*streamed)
+
+
+def test_details_of_reasoning_are_joined_by_their_type_index_and_id() -> None:
+    def of(*pieces: Any) -> Any:
+        details = Details()
+        for piece in pieces:
+            details.add([piece])
+        return details.joined()
+
+    text, sealed = {"type": "reasoning.text", "index": 0}, {"type": "reasoning.encrypted"}
+    assert of(
+        {**text, "text": "a", "signature": None}, {**text, "text": "b"}, {**text, "signature": "s"}
+    ) == [{**text, "text": "ab", "signature": "s"}]
+    assert of({**text, "text": None}, {**text, "text": "b"}) == [{**text, "text": "b"}]
+    each = [{**sealed, "id": "1", "data": "x"}, {**sealed, "id": "2", "data": "y"}]
+    assert of(*each) == each
+    assert of({**sealed, "id": "1", "data": "x"}, {**sealed, "data": "y"}) == [
+        {**sealed, "id": "1", "data": "xy"}
+    ]
+    assert of() == []
+
+
+def test_details_that_are_too_long_are_not_collected() -> None:
+    details = Details()
+    for _ in range(100):
+        details.add([{"type": "a", "text": "x" * 10_000, "more": [1]}])
+    assert details.joined() == []
+    assert details._growing == {}
 
 
 @asynccontextmanager

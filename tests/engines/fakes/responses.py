@@ -87,6 +87,7 @@ class FakeResponsesServer(FakeServer):
         """What it was sent, byte for byte."""
         self.peers: list[Peer] = []
         self.refuses_upgrade: int | None = 426 if transport == "sse" else None
+        self.refusal_headers: dict[str, str] = {}
         self.upgrades = 0
         self.names_lanes = True
         """Whether events carry a ``stream_id``: those of upstreams without lanes do not."""
@@ -182,7 +183,11 @@ class FakeResponsesServer(FakeServer):
     async def _upgrade(self, request: web.Request) -> web.StreamResponse:
         self.upgrades += 1
         if self.refuses_upgrade is not None:
-            return web.json_response({"error": {"message": "no sockets"}}, status=self.refuses_upgrade)
+            return web.json_response(
+                {"error": {"message": "no sockets"}},
+                status=self.refuses_upgrade,
+                headers=self.refusal_headers,
+            )
         ws = web.WebSocketResponse(max_msg_size=64 * 2**20, autoping=False)
         await ws.prepare(request)
         peer = Peer(ws, {name.lower(): value for name, value in request.headers.items()})

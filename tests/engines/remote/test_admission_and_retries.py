@@ -138,6 +138,8 @@ async def test_a_model_that_fails_closes_no_other() -> None:
     gate.require_admission("t", "two")
     with gate.admission("t", "two"):
         assert [word async for word in await gate.begin(lambda: BegunStream.begin(engine.attempt()), "two")]
+    # A server that serves other models is not to be taken out of service.
+    assert gate.trouble is None
     await gate.close()
 
 

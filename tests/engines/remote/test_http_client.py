@@ -17,6 +17,7 @@ from slipring.engines.remote.http_client import (
     BadStatus,
     EventStream,
     HttpClient,
+    HttpFailure,
     RedirectedElsewhere,
     TimedOut,
     Unreachable,
@@ -596,6 +597,105 @@ async def test_a_server_that_redirects_without_end_fails() -> None:
     async with serving(answer) as url, HttpClient(url, {}) as client:
         with pytest.raises(Unreadable, match="without end"):
             await batches(client)
+
+
+@pytest.mark.parametrize("status", [404, 500])
+async def test_an_address_to_which_a_server_redirected_is_forgotten_when_it_refuses(status: int) -> None:
+    redirects = ["/x?there"]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if redirects and not request.query_string:
+            return web.Response(status=307, headers={"Location": redirects[0]})
+        if not redirects and request.query_string:
+            return web.Response(status=status)
+        return web.Response(body=b"data: %d\n\n" % len(request.query_string))
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        assert await batches(client) == [[b"5"]]
+        redirects.clear()
+        with pytest.raises(BadStatus):
+            await batches(client)
+        assert await batches(client) == [[b"0"]]
+
+
+@pytest.mark.parametrize("location", ["http://[::1/x", "//127.0.0.1:99999/x", "http://127.0.0.1:a/x"])
+async def test_a_redirect_to_no_address_fails(location: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": location})
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        for ask in (batches(client), client.query("/x", [b"{}"]), client.query("/x")):
+            with pytest.raises(HttpFailure):
+                await ask
+
+
+async def test_a_redirect_with_a_password_is_not_followed() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": f"http://me:hush@{request.host}/x?there"})
+
+    async with serving(answer) as url, HttpClient(url, {"Authorization": "Bearer x"}) as client:
+        for ask in (batches(client), client.query("/x", [b"{}"]), client.query("/x")):
+            with pytest.raises(RedirectedElsewhere) as refused:
+                await ask
+            assert "hush" not in str(refused.value)
+
+
+async def test_a_document_that_is_left_unread_ends_its_request() -> None:
+    begun, left = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await stream.prepare(request)
+        await stream.write(b"{")
+        begun.set()
+        try:
+            while True:
+                await stream.write(b" " * 2**16)
+        except ConnectionError:
+            left.set()
+            raise
+        return stream
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        asked = asyncio.create_task(batches(client))
+        await begun.wait()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await asyncio.wait_for(left.wait(), 60)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n", [[b"1", b"2"]]),
+        (b'event: error\ndata: {"x":1}', [[b'{"x":1}']]),
+        (b": nothing\n\n", []),
+        (b'\xef\xbb\xbf{"x":1}', [[b'{"x":1}']]),
+    ],
+)
+async def test_a_document_may_be_a_stream(body: bytes, expected: list[list[bytes]]) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json")
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        assert await batches(client) == expected
+
+
+def test_a_byte_order_mark_may_come_in_pieces() -> None:
+    payloads = _Payloads()
+    found = [each for byte in b"\xef\xbb\xbfdata: 1\n\n" for each in payloads.take(bytes((byte,)))]
+    assert found == [b"1"]
+
+
+async def test_the_words_of_a_status_are_not_the_servers() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=401, reason="Wrong key hush")
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        with pytest.raises(BadStatus) as refused:
+            await client.query("/x")
+        assert str(refused.value) == "401 Unauthorized"
 
 
 @pytest.mark.parametrize("location", ["", "ftp://127.0.0.1/x"])

@@ -17,6 +17,7 @@ from slipring.engines.remote.upstream import (
     read_each,
     read_key,
     startup_errors,
+    without_secret,
 )
 from slipring.engines.remote.upstream_errors import refusal
 from slipring.errors import InvalidRequest, RateLimited, ServerError, StartupError
@@ -55,6 +56,42 @@ def test_refusals_that_are_not_the_clients_fault_are_no_invalid_requests() -> No
         assert isinstance(refusal(status, b'{"error": "inside"}', {}), Retryable)
         assert "inside" not in refusal(status, b'{"error": "inside"}', {}).message
     assert type(refusal(301, b"", {})) is ServerError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("wrong key My/Key+12 given", "wrong key (secret) given"),
+        ("wrong key my/key+12 given", "wrong key (secret) given"),
+        ("?key=My%2FKey%2B12&x", "?key=(secret)&x"),
+        ("?key=My%2fKey%2b12&x", "?key=(secret)&x"),
+        ("wrong key My/Ke…", "wrong key (secret)"),
+        ("wrong key My/Key+1", "wrong key (secret)"),
+        ("wrong key My/", "wrong key My/"),
+        ("", ""),
+    ],
+)
+def test_keys_are_removed_in_every_form(text: str, expected: str) -> None:
+    assert without_secret(text, "My/Key+12") == expected
+    assert without_secret(text, "") == text
+
+
+@pytest.mark.parametrize("before", range(470, 505, 3))
+async def test_no_part_of_a_key_remains_where_a_message_is_cut(
+    before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "correct-horse-battery")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": f"{'x' * before} correct-horse-battery no"}, status=400)
+
+    async with serving(answer) as url:
+        upstream = Upstream("chat", UpstreamOptions(url=url, key_env="KEY"))
+        await upstream.start()
+        with pytest.raises(InvalidRequest) as refused:
+            await upstream.post("/x", [b"{}"])
+        await upstream.close()
+    assert "corr" not in refused.value.message + refused.value.detail
 
 
 def test_keys_come_from_variables_and_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Errors of servers: their forms, what they mean to API clients, and what only operators may see."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -36,6 +37,10 @@ GEMINI = [
         {"message": "too hot"},
         {"detail": "too hot"},
         {"detail": [{"loc": ["body"], "msg": "too hot"}]},
+        {"error": True, "message": "too hot"},
+        {"error": "Bad Request", "message": "too hot", "statusCode": 400},
+        {"error": {"message": "too hot", "detail": {"line": 1}, "errors": [{"message": "a part of it"}]}},
+        {"message": "too hot", "error": {"code": "x"}},
         "too hot",
     ],
 )
@@ -58,6 +63,12 @@ def test_the_message_of_an_error_is_found_in_every_form(body: Any) -> None:
         (b"{}", ""),
         (b"[" * 100_000, "[" * 500 + "…"),
         (b'{"error":{"x":1}}', '{"x":1}'),
+        (b'{"error":{"message":"cut \\ud83d here"}}', "cut \ufffd here"),
+        (b'\xef\xbb\xbf{"error":{"message":"too hot"}}', "too hot"),
+        (b"<title>x</title><style>p{}</style><p>a &lt; b<script>1</script></p>", "x a < b"),
+        (b"<head><body>too hot", "too hot"),
+        (b"too hot<script", "too hot<script"),
+        (b"too hot<style>", "too hot"),
     ],
 )
 def test_other_bodies_are_read_as_text(body: bytes, message: str) -> None:
@@ -143,6 +154,8 @@ def test_what_clients_may_not_see_is_for_operators(status: int, kind: type[ApiEr
         ({"error": {"message": "x", "code": "insufficient_quota"}}, 429),
         ({"error": {"message": "x", "code": 7, "type": "weird"}}, 500),
         (GEMINI, 429),
+        ({"error": {"code": 404, "message": "x", "errors": [{"message": "y", "reason": "z"}]}}, 404),
+        ({"status": 503, "error": {"message": "x"}}, 503),
     ],
 )
 def test_an_error_without_a_status_of_http_states_its_own(payload: Any, status: int) -> None:
@@ -159,6 +172,8 @@ def test_an_error_without_a_status_of_http_states_its_own(payload: Any, status: 
         ({"Retry-After": "soon"}, None),
         ({"Retry-After": "nan"}, None),
         ({"Retry-After": "-3"}, 0.0),
+        ({"Retry-After": "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"}, None),
+        ({"Retry-After": "9" * 500}, 86400.0),
         ({}, None),
     ],
 )
@@ -188,6 +203,30 @@ def test_keys_in_messages_are_removed(secret: str) -> None:
         error = refusal(status, json.dumps({"error": {"message": f"wrong key {secret} given"}}).encode(), {})
         assert secret not in error.message + error.detail
         assert "wrong key (secret) given" in error.detail
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps({"error": {"message": "-eyJ" * 16_000}}).encode(),
+        b"<" * 2**16,
+        b"<script " * 2**13,
+        b"<a" * 2**15,
+        b"<" + b"a" * 2**16,
+    ],
+)
+def test_an_error_costs_no_more_than_its_length(body: bytes) -> None:
+    began = time.process_time()
+    assert len(refusal(400, body, {}).message) < 600
+    # 0.02 s here; 11 to 21 s if the rest of the text is searched from each beginning of a match.
+    assert time.process_time() - began < 3
+
+
+def test_names_of_errors_are_cut_and_have_no_keys() -> None:
+    error = refusal(500, json.dumps({"error": {"code": "sk-abcdefgh12345\n" + "x\n" * 9999}}).encode(), {})
+    assert "sk-abc" not in error.detail
+    assert "\n" not in error.detail
+    assert len(error.detail) < 1100
 
 
 KEYS = st.sampled_from(["error", "errors", "detail", "message", "code", "status"]) | st.text()

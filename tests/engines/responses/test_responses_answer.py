@@ -556,3 +556,35 @@ def test_items_in_odd_forms_fail_no_answer() -> None:
     assert (deltas[-1].input_tokens, deltas[-1].output_tokens) == (7, 0)
     with pytest.raises(ServerError):
         deltas_of(answer(), event("output_item.done", output_index=0, item={"type": "message", "content": 7}))
+
+
+def test_items_of_the_final_response_are_recognised_under_other_ids_and_numbers() -> None:
+    done = [
+        event("output_item.done", **{**call(0, "a", arguments="{}"), "output_index": 1}),
+        event("output_item.done", **{**call(1, "b", arguments="{}"), "output_index": 2}),
+    ]
+    output = [{**call(number, name, arguments="{}")["item"], "id": name} for number, name in enumerate("ab")]
+    deltas = deltas_of(answer(), *done, event("completed", response={"id": "r", "output": output}))
+    assert [delta.name for delta in deltas if isinstance(delta, CallStarted)] == ["a", "b"]
+
+
+def test_an_item_that_ends_twice_is_one() -> None:
+    done = event("output_item.done", **call(0, "a", arguments="{}"))
+    another = event("output_item.done", **call(0, "a", arguments="{}", call_id="other"))
+    deltas = deltas_of(answer(), done, done, another)
+    assert [type(delta) for delta in deltas].count(CallStarted) == 2
+
+
+def test_fields_without_a_value_may_be_null() -> None:
+    nothing = dict.fromkeys(("call_id", "name", "arguments", "input", "summary", "encrypted_content"))
+    parts = [{"type": "output_text", "text": "hi", "refusal": None}, {"type": "refusal", "text": None}]
+    message = {**MESSAGE, **nothing, "content": parts}
+    called = {**call(1, "a", arguments="{}", input=None, content=None)["item"]}
+    deltas = deltas_of(
+        answer(),
+        event("created", response={"id": None}),
+        event("output_item.done", output_index=0, item=message),
+        event("output_item.done", output_index=1, item=called),
+        event("completed", response={"id": None, "output": None, "usage": None}),
+    )
+    assert deltas == [Text("hi"), CallStarted("function", "a"), CallArguments("{}"), CallEnded(), DONE]

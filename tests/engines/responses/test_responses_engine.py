@@ -659,6 +659,21 @@ async def test_requests_are_posted_for_a_while_after_an_upgrade_that_failed(
         assert (fake.upgrades, len(fake.peers)) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    "location",
+    [
+        *("http://[::1/x", "//127.0.0.1:99999/", "http://127.0.0.1:1/elsewhere", "http://me:hush@localhost/"),
+        *("/v1/responses", "ftp://127.0.0.1/x", ""),
+    ],
+)
+async def test_requests_are_posted_after_an_upgrade_that_is_redirected(location: str) -> None:
+    async with running("auto") as (fake, server), server.connect() as socket:
+        fake.refuses_upgrade, fake.refusal_headers = 301, {"Location": location}
+        assert (await socket.response(**ASK))["status"] == "completed"
+        assert (await socket.response(**ASK))["status"] == "completed"
+        assert len(fake.peers) == 0
+
+
 async def test_an_upgrade_that_fails_is_an_error_if_only_sockets_are_wanted() -> None:
     async with running("websocket", retries=1) as (fake, server), server.connect() as socket:
         fake.refuses_upgrade = 503

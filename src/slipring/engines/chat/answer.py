@@ -1,16 +1,24 @@
 """Translates the chunks of a Chat Completions stream into deltas."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, structs
 
 from slipring.core.generation import Delta, Finished, Prefilled, Refused, Text, Thought
 from slipring.engines.chat.call_assembly import CallAssembly
-from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ChunkReader, ContentPart, Usage
+from slipring.engines.chat.chunks import (
+    Choice,
+    Chunk,
+    ChunkDelta,
+    ChunkReader,
+    ContentPart,
+    Usage,
+    read_logprobs,
+)
 from slipring.engines.chat.request_body import Written
-from slipring.engines.chat.returned_fields import NONE, ReturnedAnswer, ReturnedFields, merge_details
+from slipring.engines.chat.returned_fields import NONE, Details, ReturnedAnswer, ReturnedFields, kept
 from slipring.errors import ApiError, ServerError
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
@@ -58,13 +66,13 @@ class ChatAnswer:
             else None
         )
         self._chunks = ChunkReader()
-        self._begun = False
+        self._begun = self._streams = False
         self._reason: Reason | None = None
         self._usage = Usage()
         self._logprobs: list[Logprob] = []
         self._returned = NONE
-        self._details: list[dict[str, Any]] = []
         """What the server wants back with the message."""
+        self._details = Details()
         self._held: list[Delta] = []
         """Text and reasoning that came while a call was incomplete: items are emitted one at a time."""
 
@@ -80,6 +88,7 @@ class ChatAnswer:
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             unreadable = ServerError("The engine's answer cannot be read.")
             unreadable.__cause__ = error
+            unreadable.detail = str(error)
             return deltas, unreadable
         return deltas, None
 
@@ -90,11 +99,12 @@ class ChatAnswer:
             if chunk.is_empty:
                 return deltas
             self._begun = True
+            self._streams = any(choice.delta is not None for choice in chunk.choices or ())
             deltas.append(Prefilled())
         if chunk.usage:
             self._usage = Usage.of(chunk.usage)
         for choice in chunk.choices or ():
-            if choice.index == 0:
+            if not choice.index:
                 self._take_choice(choice, deltas)
         return deltas
 
@@ -131,8 +141,9 @@ class ChatAnswer:
 
     def _take_choice(self, choice: Choice, deltas: list[Delta]) -> None:
         if choice.logprobs is not None and self._wants_logprobs:
-            self._logprobs += [each.as_logprob() for each in choice.logprobs.content or ()]
-        delta = choice.delta or choice.message
+            self._logprobs += read_logprobs(choice.logprobs)
+        # A whole message after deltas repeats them.
+        delta = choice.delta or (None if self._streams else choice.message)
         if delta is not None:
             if (text := delta.only_text) and self._passes_text_on:
                 deltas.append(Text(text))  # the hot path, once per token of a text
@@ -150,14 +161,14 @@ class ChatAnswer:
 
     def _keep(self, delta: ChunkDelta) -> None:
         """Keep what the server wants back with the message."""
-        merge_details(self._details, delta.reasoning_details or [])
-        kept = (delta.extra_content, delta.provider_specific_fields)
-        copies = (raw if raw is UNSET else Raw(bytes(raw)) for raw in kept)
-        self._returned = self._returned.updated(ReturnedFields(*copies))
+        self._details.add(delta.details)
+        fields = ReturnedFields(kept(delta.extra_content), kept(delta.provider_specific_fields))
+        self._returned = self._returned.updated(fields)
 
     def _position_left(self) -> Written:
         """The position, with what the server wants back with the answer."""
-        details = Raw(msgspec.json.encode(self._details)) if self._details else UNSET
+        joined = self._details.joined()
+        details = Raw(msgspec.json.encode(joined)) if joined else UNSET
         message = self._returned.updated(ReturnedFields(reasoning_details=details))
         returned = ReturnedAnswer(message, self._calls.returned).bounded()
         return structs.replace(self._position, returned=returned) if returned.size_bytes else self._position

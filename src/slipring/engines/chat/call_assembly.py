@@ -13,11 +13,11 @@ never made up.
 from collections.abc import Mapping
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta
 from slipring.engines.chat.chunks import CallPiece
-from slipring.engines.chat.returned_fields import NONE, ReturnedFields
+from slipring.engines.chat.returned_fields import NONE, ReturnedFields, kept
 from slipring.errors import ServerError
 from slipring.prompts.parsing.calls.json_scanner import JsonScanner
 from slipring.protocol.tools import CallableTool
@@ -44,7 +44,7 @@ class _Call:
         *("pieces", "returned", "tool"),
     )
 
-    def __init__(self, id: str) -> None:
+    def __init__(self, id: str | int) -> None:
         self.id = id
         self.name = ""
         self.tool: CallableTool | None = None
@@ -105,7 +105,7 @@ class CallAssembly:
         """``names``: the tools that were sent, by the names that the model uses."""
         self._names = names
         self._calls: list[_Call] = []
-        self._at: dict[int, _Call] = {}
+        self._at: dict[int | str, _Call] = {}
         self._current = 0
         self._growing: _Call | None = None
         """The last call, if its arguments are emitted as they come."""
@@ -151,7 +151,7 @@ class CallAssembly:
             return []
         if piece.extra_content is not UNSET or piece.provider_specific_fields is not UNSET:
             call.returned = call.returned.updated(
-                ReturnedFields(_kept(piece.extra_content), _kept(piece.provider_specific_fields))
+                ReturnedFields(kept(piece.extra_content), kept(piece.provider_specific_fields))
             )
         # A name comes before the arguments: whole or in pieces, and some servers repeat it.
         if name and not call.pieces and not (call.name in self._names and name == call.name):
@@ -261,12 +261,7 @@ class CallAssembly:
         deltas.append(CallEnded(call.is_complete or not cut_off))
 
 
-def _kept(raw: Raw | UnsetType) -> Raw | UnsetType:
-    """A copy: the field refers to the whole chunk otherwise."""
-    return raw if raw is UNSET else Raw(bytes(raw))
-
-
-def _differ(id: str | None, other: str) -> bool:
+def _differ(id: str | int | None, other: str | int) -> bool:
     return bool(id and other and id != other)
 
 

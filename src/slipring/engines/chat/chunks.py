@@ -9,8 +9,11 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from slipring.engines.remote.token_counts import token_count
 from slipring.engines.remote.upstream_errors import reported
 from slipring.protocol.responses import Logprob, TopLogprob
+from slipring.surrogates import repaired
 
 _SURROGATE = b"\\ud"
+_OTHER_ERRORS = (b"[{", b'"')
+"""How errors begin that are no object: a list of objects, a text."""
 
 
 class FunctionPiece(Struct, gc=False):
@@ -20,8 +23,8 @@ class FunctionPiece(Struct, gc=False):
 
 
 class CallPiece(Struct, gc=False):
-    index: int | None = None
-    id: str | None = None
+    index: int | str | None = None
+    id: str | int | None = None
     function: FunctionPiece | None = None
     extra_content: Raw | UnsetType = UNSET
     provider_specific_fields: Raw | UnsetType = UNSET
@@ -38,7 +41,7 @@ class ChunkDelta(Struct, gc=False):
     content: str | list[ContentPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    reasoning_details: list[dict[str, Any]] | None = None
+    reasoning_details: Any = None
     refusal: str | None = None
     tool_calls: list[CallPiece] | None = None
     extra_content: Raw | UnsetType = UNSET
@@ -50,8 +53,14 @@ class ChunkDelta(Struct, gc=False):
         plain = self.reasoning_content or self.reasoning
         if plain or not self.reasoning_details:
             return plain or ""
-        texts = (detail.get("text") or detail.get("summary") for detail in self.reasoning_details)
+        texts = (detail.get("text") or detail.get("summary") for detail in self.details)
         return "".join(text for text in texts if isinstance(text, str))
+
+    @property
+    def details(self) -> list[dict[str, Any]]:
+        """The details of the reasoning; none if they are no list of objects."""
+        found = self.reasoning_details
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
     @property
     def only_text(self) -> str:
@@ -84,17 +93,25 @@ class TokenLogprob(Struct, gc=False):
         return Logprob(self.token, self.logprob, self.bytes or [], top)
 
 
-class Logprobs(Struct, gc=False):
+class _Logprobs(Struct, gc=False):
     content: list[TokenLogprob] | None = None
 
 
+def read_logprobs(sent: Any) -> list[Logprob]:
+    """The logprobs of a choice; none if they have another form."""
+    try:
+        return [each.as_logprob() for each in msgspec.convert(sent, _Logprobs).content or ()]
+    except msgspec.ValidationError:
+        return []
+
+
 class Choice(Struct, gc=False):
-    index: int = 0
+    index: int | None = 0
     delta: ChunkDelta | None = None
     message: ChunkDelta | None = None
     """The whole answer, of servers that do not stream."""
     finish_reason: str | None = None
-    logprobs: Logprobs | None = None
+    logprobs: Any = None
 
     @property
     def is_empty(self) -> bool:
@@ -147,6 +164,10 @@ _chunk = msgspec.json.Decoder(Chunk)
 _outline = msgspec.json.Decoder(_Outline)
 
 
+def _is_error(payload: bytes) -> bool:
+    return _outline.decode(repaired(payload)).is_error
+
+
 class ChunkReader:
     """Decodes the chunks of one answer."""
 
@@ -154,29 +175,46 @@ class ChunkReader:
 
     def __init__(self) -> None:
         self._halves: dict[str, str] = {}
-        """The first halves of surrogate pairs that a server has split between two chunks, by their place."""
+        """The first halves of surrogate pairs that a server has split between two chunks, by their place
+        in the chunk before."""
 
     def read(self, payload: bytes) -> Chunk:
-        """Decode a chunk. Raises the error that comes in its place."""
+        """Decode a chunk. Raises the error that comes in its place, or ``msgspec.DecodeError``."""
         try:
             chunk = _chunk.decode(payload)
-        except msgspec.DecodeError:
-            if _SURROGATE not in payload.lower():
-                raise
-            chunk = _chunk.decode(msgspec.json.encode(self._joined(json.loads(payload), "")))
-        if chunk.error or (not chunk.choices and chunk.usage is None and _outline.decode(payload).is_error):
+            if self._halves:
+                self._halves = {}
+        except msgspec.DecodeError as error:
+            chunk = self._read_odd(payload, error)
+        if chunk.error or (not chunk.choices and chunk.usage is None and _is_error(payload)):
             raise reported(payload)
         return chunk
 
-    def _joined(self, value: Any, place: str) -> Any:
-        """The same value without lone surrogates: halves that belong together are joined, others replaced."""
+    def _read_odd(self, payload: bytes, error: msgspec.DecodeError) -> Chunk:
+        """Read what is no chunk as it is: one with half of a surrogate pair, or an error."""
+        if isinstance(error, msgspec.ValidationError):
+            if payload.startswith(_OTHER_ERRORS):
+                raise reported(payload)
+            raise error
+        if _SURROGATE not in payload.lower():
+            raise error
+        earlier, self._halves = self._halves, {}
+        try:
+            parsed = json.loads(payload)
+        except ValueError:
+            raise error from None
+        return _chunk.decode(msgspec.json.encode(self._joined(parsed, "", earlier)))
+
+    def _joined(self, value: Any, place: str, earlier: dict[str, str]) -> Any:
+        """The same value without lone surrogates: halves that belong together are joined, others replaced.
+        ``earlier``: the halves of the chunk before."""
         if isinstance(value, dict):
-            return {name: self._joined(each, f"{place}.{name}") for name, each in value.items()}
+            return {name: self._joined(each, f"{place}.{name}", earlier) for name, each in value.items()}
         if isinstance(value, list):
-            return [self._joined(each, f"{place}.{index}") for index, each in enumerate(value)]
+            return [self._joined(each, f"{place}.{index}", earlier) for index, each in enumerate(value)]
         if not isinstance(value, str):
             return value
-        text = self._halves.pop(place, "") + value
+        text = earlier.get(place, "") + value
         if text and "\ud800" <= text[-1] <= "\udbff":
             text, self._halves[place] = text[:-1], text[-1]
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -8,12 +8,18 @@ other.
 
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 _MOST_BYTES = 256 * 2**10
 """Of one answer. An answer that has more is sent back without them."""
 _GROWING = ("text", "summary", "data")
 """The fields of a detail that come in pieces."""
+
+
+def kept(raw: Raw | UnsetType) -> Raw | UnsetType:
+    """A copy of a field, which refers to the whole chunk otherwise; nothing if it is too long."""
+    return UNSET if raw is UNSET or len(bytes(raw)) > _MOST_BYTES else Raw(bytes(raw))
 
 
 class ReturnedFields(Struct, frozen=True, gc=False):
@@ -54,13 +60,53 @@ class ReturnedAnswer(Struct, frozen=True):
         return self if self.size_bytes <= _MOST_BYTES else ReturnedAnswer()
 
 
-def merge_details(details: list[dict[str, Any]], pieces: list[dict[str, Any]]) -> None:
-    """Append pieces of `reasoning_details` to those that came before: pieces of one detail are joined."""
-    for piece in pieces:
-        last = details[-1] if details else {}
-        if not details or any(last.get(name) != piece.get(name) for name in ("type", "index")):
-            details.append(dict(piece))
-            continue
-        for name, value in piece.items():
-            grows = name in _GROWING and isinstance(value, str) and isinstance(last.get(name), str)
-            last[name] = last[name] + value if grows else value if value is not None else last.get(name)
+class Details:
+    """The `reasoning_details` of one answer, joined from pieces."""
+
+    __slots__ = ("_details", "_growing", "_size_chars")
+
+    def __init__(self) -> None:
+        self._details: list[dict[str, Any]] = []
+        self._growing: dict[str, list[str]] = {}
+        """The pieces of the last detail's texts: joined when it ends, which takes less than with each."""
+        self._size_chars = 0
+
+    def add(self, pieces: list[dict[str, Any]]) -> None:
+        """Append pieces; those of one detail are joined. Too many are dropped, all together."""
+        for piece in pieces:
+            if self._size_chars > _MOST_BYTES:
+                self._details, self._growing = [], {}
+                return
+            last = self._details[-1] if self._details else {}
+            if not self._details or _begins_another(last, piece):
+                self._end()
+                last = {}
+                self._details.append(last)
+            for name, value in piece.items():
+                self._size_chars += len(name) + len(
+                    value if isinstance(value, str) else msgspec.json.encode(value)
+                )
+                if name in _GROWING and isinstance(value, str):
+                    self._growing.setdefault(name, []).append(value)
+                    last.setdefault(name, "")
+                elif value is not None or name not in last:
+                    last[name] = value
+
+    def joined(self) -> list[dict[str, Any]]:
+        self._end()
+        return self._details
+
+    def _end(self) -> None:
+        """Join the texts of the last detail."""
+        for name, texts in self._growing.items():
+            self._details[-1][name] = (self._details[-1][name] or "") + "".join(texts)
+        self._growing = {}
+
+
+def _begins_another(last: dict[str, Any], piece: dict[str, Any]) -> bool:
+    """Whether a piece is of another detail than the last one. Encrypted ones have ids, and often one index
+    for all."""
+    ids = last.get("id"), piece.get("id")
+    if None not in ids and ids[0] != ids[1]:
+        return True
+    return any(last.get(name) != piece.get(name) for name in ("type", "index"))

@@ -307,12 +307,14 @@ class Gate(JobQueue):
 
     @property
     def trouble(self) -> str | None:
-        """Why jobs are refused at present; None if they are not."""
-        return next((each.trouble for each in self._breakers.values() if each.trouble is not None), None)
+        """Why jobs are refused at present; None if those of any model that was used are not."""
+        troubles = [each.trouble for each in self._breakers.values()]
+        return troubles[0] if troubles and None not in troubles else None
 
     def described(self, engine: live.Engine) -> live.Engine:
-        """The status of an engine, with its queue and its breaker."""
-        breaker = "closed" if self.trouble is None else "open"
+        """The status of an engine, with its queue and its breakers: open if that of any model is."""
+        is_open = any(each.trouble is not None for each in self._breakers.values())
+        breaker = "open" if is_open else "closed"
         return structs.replace(engine, running=self.running, waiting=self.waiting, breaker=breaker)
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http.client import responses
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
@@ -36,6 +37,7 @@ _MOST_AT_ONCE = 2**20
 """Bytes of a request that is written at once. A longer one waits for the server to read it."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
+_FAILING = 400
 _LONGEST_LINE = 64 * 2**20
 _LONGEST_ANSWER = 256 * 2**20
 """Bytes of a JSON answer that are read."""
@@ -313,6 +315,8 @@ class HttpClient:
             for _ in range(_MOST_REDIRECTS):
                 answer = await post(target)
                 if answer.status not in _REDIRECTS:
+                    if answer.status >= _FAILING:
+                        self._moved.pop(url, None)
                     return answer
                 answer.release()
                 target = _redirect_target(target, answer.headers.get("Location", ""))
@@ -377,7 +381,13 @@ class EventStream:
                 answer.release()
                 raise Unreadable("a web page instead of an answer")
             if kind == "application/json" or kind.endswith("+json"):
-                self._whole = [await _read(answer, _LONGEST_LINE)]
+                try:
+                    whole = (await _read(answer, _LONGEST_LINE)).removeprefix(_BOM)
+                finally:
+                    answer.release()
+                # Some servers stream events under the type of a document.
+                is_stream = whole.startswith((b"data:", b"event:", b":"))
+                self._whole = self._payloads.take(whole + b"\n") if is_stream else [whole]
                 self._at_end = True
         except _FAILURES as error:
             raise _failure(error) from error
@@ -483,9 +493,6 @@ class _Payloads:
             and chunk.find(b"\n") == len(chunk) - 2
         ):
             return [chunk[6:-2]]  # one event by itself: most reads of a stream that is generated
-        if not self._has_begun:
-            self._has_begun = True
-            chunk = chunk.removeprefix(_BOM)
         if self._rest_bytes > _LONGEST_LINE:
             raise Unreadable("a line of the stream is too long")
         lines, end, rest = chunk.rpartition(b"\n")
@@ -495,6 +502,9 @@ class _Payloads:
             return []
         if self._rest:
             lines = b"".join([*self._rest, lines])
+        if not self._has_begun:
+            self._has_begun = True
+            lines = lines.removeprefix(_BOM)
         # Empty data keeps a connection alive.
         found = [payload for each in _PAYLOAD.findall(lines) if (payload := each.strip())]
         self._rest, self._rest_bytes = [rest] if rest else [], len(rest)
@@ -555,7 +565,9 @@ async def _bad_status(answer: Answer) -> BadStatus:
             async with asyncio.timeout(_ERROR_BODY_S):
                 while len(body) < _LONGEST_ERROR and (piece := await answer.content.readany()):
                     body += piece
-        return BadStatus(answer.status, answer.reason or "", body[:_LONGEST_ERROR], answer.headers)
+        # Not the server's own words: they may repeat a key.
+        phrase = responses.get(answer.status, "")
+        return BadStatus(answer.status, phrase, body[:_LONGEST_ERROR], answer.headers)
     finally:
         answer.release()
 
@@ -579,10 +591,14 @@ def _content_type(answer: Answer) -> str:
 
 def _redirect_target(url: str, location: str) -> str:
     """Where a redirect leads, if that is the same host, by the same scheme or by TLS instead of none."""
-    target = urljoin(url, location)
-    old, new = urlsplit(url), urlsplit(target)
-    is_upgrade = (old.scheme, new.scheme) == ("http", "https")
-    if not location or old.hostname != new.hostname or not (is_upgrade or _origin(target) == _origin(url)):
+    try:
+        target = urljoin(url, location)
+        old, new = urlsplit(url), urlsplit(target)
+        is_upgrade = (old.scheme, new.scheme) == ("http", "https")
+        is_here = is_upgrade or _origin(target) == _origin(url)
+    except ValueError as error:
+        raise Unreadable("it redirects to an address that cannot be read") from error
+    if not location or old.hostname != new.hostname or not is_here or new.username is not None:
         raise RedirectedElsewhere(new.netloc.rpartition("@")[2] or "nowhere")
     return target
 

@@ -5,6 +5,7 @@ Engines give bodies as ready bytes and parse the payloads that come back.
 
 import hmac
 import os
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from slipring.core.generation import Job
 from slipring.engines.options import option
@@ -38,6 +40,9 @@ DYNAMO_SESSION = "x-dynamo-session-id"
 DYNAMO_FINAL = "x-dynamo-session-final"
 """On a request of its own: its branch has ended."""
 _DYNAMO_PARENT = "x-dynamo-parent-session-id"
+_REMOVED = "(secret)"
+_SHORTEST_CUT = 4
+"""Characters of a key that are recognised where a text ends within it."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -134,7 +139,7 @@ class Upstream:
         self._options = options
         self._query = f"?{options.query}" if options.query else ""
         self.headers = _key_headers(kind, options)
-        self._secrets = [value.removeprefix("Bearer ") for value in self.headers.values()]
+        self._secret = next((value.removeprefix("Bearer ") for value in self.headers.values()), "")
         self._affinity = [name.strip().lower() for name in options.affinity.split(";") if name.strip()]
         self.client = HttpClient(self.url, self.headers, connect_timeout_s=options.connect_timeout_s)
 
@@ -207,13 +212,26 @@ class Upstream:
             raise
 
     def _redacted(self, error: ApiError) -> ApiError:
-        for secret in self._secrets:
-            error.message = error.message.replace(secret, "(secret)")
-            error.detail = error.detail.replace(secret, "(secret)")
+        error.message = without_secret(error.message, self._secret)
+        error.detail = without_secret(error.detail, self._secret)
         return error
 
     def _idle_s(self) -> float:
         return self._options.idle_timeout_s
+
+
+def without_secret(text: str, secret: str) -> str:
+    """A text of a server without a key of ours: as it is, in another case, encoded as in a URL, or cut off
+    with the text's end."""
+    if not secret or not text:
+        return text
+    forms = {secret, quote(secret), quote(secret, safe="")}
+    text = re.sub("|".join(map(re.escape, forms)), _REMOVED, text, flags=re.IGNORECASE)
+    cut = text.removesuffix("…")
+    for length in range(min(len(secret), len(cut)), _SHORTEST_CUT - 1, -1):
+        if cut.endswith(secret[:length]):
+            return cut[:-length] + _REMOVED
+    return text
 
 
 def api_failure(failure: HttpFailure) -> ApiError:

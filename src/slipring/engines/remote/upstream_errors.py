@@ -6,6 +6,7 @@ a refusal that it can do something about. Any other text is for operators alone:
 logged. Both are cut, and what looks like a key is removed.
 """
 
+import html
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -17,15 +18,21 @@ from msgspec import Struct
 
 from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
 from slipring.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError
+from slipring.surrogates import repaired
 
 _LONGEST_MESSAGE = 500
+_LONGEST_SEARCHED = 2048
+"""Characters that are searched for secrets: more than a message has, so that none of them is cut in two."""
 _LONGEST_BODY = 2**16
 """Bytes of an error that are read. An error that says more is no error message."""
 _LONGEST_WAIT_S = 24 * 3600.0
 _SECRET = re.compile(
-    r"\b(?:sk|pk|rk|gsk|xai|hf|key|api[-_]?key)[-_][\w*.…-]{6,}|\bAIza[\w-]{20,}|\beyJ[\w-]{10,}\.[\w.-]+|(?i:bearer)\s+[^\s\"',]+"
+    r"\b(?:sk|pk|rk|gsk|xai|hf|key|api[-_]?key)[-_][\w*.…-]{6,}|\bAIza[\w-]{20,}|\beyJ[\w-]{10,}+\.[\w.-]+|(?i:bearer)\s+[^\s\"',]+"
 )
-_HTML = re.compile(r"<(?:script|style|head)\b.*?</(?:script|style|head)>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"<(/?\w*+)[^<>]*+>")
+_HIDDEN = frozenset({"head", "script", "style"})
+"""Elements of a page that are no text."""
+_BOM = b"\xef\xbb\xbf"
 _TOO_LONG = re.compile(
     r"context_length_exceeded|exceed_context_size|maximum context length|context[_ -]?(?:window|size|length) "
     r"(?:is )?(?:exceeded|overflow)|exceeds? the (?:\w+ ){0,2}context|longer than the model'?s context|"
@@ -46,7 +53,9 @@ _CLIENTS_FAULT = re.compile(
     r"|not_?found|missing",
     re.IGNORECASE,
 )
+_MESSAGES = ("message", "msg", "detail", "error_message", "title")
 _NAMES = ("code", "type", "status", "status_code", "error_type")
+_KNOWN = (*_NAMES, *_MESSAGES)
 _UNAVAILABLE = frozenset({408, 425, 498, 499, 502, 503, 504, 529})
 """Statuses of a server that is not available at the moment."""
 _CONFLICT = 409
@@ -77,9 +86,9 @@ def read_error(
     body: bytes, status: int | None = None, headers: Mapping[str, str] | None = None
 ) -> UpstreamError:
     """Read an error in any of the usual forms. ``status``: that of HTTP, if it says anything."""
-    body = body[:_LONGEST_BODY]
+    body = body[:_LONGEST_BODY].removeprefix(_BOM)
     try:
-        parsed = msgspec.json.decode(body)
+        parsed = msgspec.json.decode(repaired(body))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         parsed = _plain(body)
     fields = _fields(parsed)
@@ -89,6 +98,7 @@ def read_error(
     retry_after_s = _retry_after(headers or {})
     if retry_after_s is None:
         retry_after_s = _stated_delay(parsed)
+    names = _cut(names)
     return UpstreamError(
         status or stated or _status_of_names(names), names, _cut(_message(fields)), retry_after_s
     )
@@ -143,41 +153,64 @@ def _too_long(message: str) -> ApiError:
 
 
 def _fields(parsed: Any) -> dict[str, Any]:
-    """The object that describes the error, wherever the document has it."""
-    for _ in range(4):
+    """The object that describes the error, wherever the document has it, with the names and the message that
+    only the objects around it have."""
+    around: dict[str, Any] = {}
+    for _ in range(5):
         if isinstance(parsed, list):
             parsed = next(iter(parsed), None)
-        elif isinstance(parsed, dict) and (
-            name := next((name for name in ("error", "errors", "detail") if parsed.get(name)), None)
-        ):
-            inner = parsed[name]
-            others = {each: parsed[each] for each in parsed if each != name}
-            parsed = {**others, "message": inner} if isinstance(inner, str) else inner
+        elif isinstance(parsed, dict) and (name := _inner(parsed)) is not None:
+            around |= {each: parsed[each] for each in _KNOWN if each != name and parsed.get(each)}
+            parsed = parsed[name]
         else:
             break
     if isinstance(parsed, dict):
-        return parsed
-    return {"message": parsed} if parsed else {}
+        return {**around, **parsed}
+    return {**around, "message": parsed} if parsed else around
+
+
+def _inner(parsed: Mapping[str, Any]) -> str | None:
+    """The field of an object that describes the error; None if the object itself does."""
+    if isinstance(parsed.get("error"), dict | list) and parsed["error"]:
+        return "error"
+    if _text(parsed):
+        return None
+    return next((each for each in ("error", "errors", "detail") if parsed.get(each)), None)
 
 
 def _message(fields: Mapping[str, Any]) -> str:
-    for name in ("message", "msg", "detail", "error_message", "title"):
-        found = fields.get(name)
-        if isinstance(found, str) and found:
-            return found
-        if found:
-            return msgspec.json.encode(found).decode()
-    return msgspec.json.encode(fields).decode() if fields else ""
+    if text := _text(fields):
+        return text
+    found = next((fields[name] for name in _MESSAGES if fields.get(name)), fields)
+    return msgspec.json.encode(found).decode() if found else ""
+
+
+def _text(fields: Mapping[str, Any]) -> str:
+    texts = (fields.get(name) for name in _MESSAGES)
+    return next((text for text in texts if isinstance(text, str) and text), "")
 
 
 def _plain(body: bytes) -> str:
     """The text of a body that is no JSON, such as a proxy's page, without its tags."""
-    text = body.decode(errors="replace").strip()
-    return " ".join(_HTML.sub(" ", text).split())
+    text = body.decode(errors="replace")
+    shown: list[str] = []
+    hidden, end = "", 0
+    for tag in _TAG.finditer(text):
+        name = tag[1].lower()
+        if not hidden:
+            shown.append(text[end : tag.start()])
+            hidden = name if name in _HIDDEN else ""
+        elif name in (f"/{hidden}", "body"):
+            hidden = ""
+        end = tag.end()
+    if not hidden:
+        shown.append(text[end:])
+    return html.unescape(" ".join(shown))
 
 
 def _cut(text: str) -> str:
-    text = _SECRET.sub("(secret)", " ".join(text.split()))
+    text = " ".join(text.split())
+    text = _SECRET.sub("(secret)", text[:_LONGEST_SEARCHED])
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
 
 
@@ -207,7 +240,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return _bounded(seconds)
     try:
         date = parsedate_to_datetime(text) if text else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if date is None:
         return None

@@ -37,9 +37,9 @@ from slipring.errors import ApiError, InvalidRequest, ServerError, forget_frames
 log = logging.getLogger("slipring")
 
 _COUNT_S = 10.0
+"""How long a count may take before an estimate is used."""
 _POSTS_S = 60.0
 """How long requests are POSTs after an upgrade that was not answered."""
-"""How long a count may take before an estimate is used."""
 _ROOM = 64 * 1024
 """Bytes of a frame that are left for everything but items, tools and instructions."""
 _CAPABILITIES = Capabilities(logprobs=True, images=True, files=True)

@@ -93,9 +93,10 @@ _COMMON = frozenset(events.CallEvent.__struct_fields__)
 
 
 class _Part(Struct, gc=False):
+    # Some servers write every field that an object may have, with null where it has none.
     type: str = ""
-    text: str = ""
-    refusal: str = ""
+    text: str | None = None
+    refusal: str | None = None
     logprobs: list[EventTokenLogprobs] | None = None
     annotations: list[Raw] | None = None
 
@@ -105,10 +106,10 @@ class _Item(Struct, gc=False):
     id: str | None = None
     call_id: str | None = None
     status: Any = None
-    name: str = ""
+    name: str | None = None
     namespace: str | None = None
     arguments: Any = ""
-    input: str = ""
+    input: str | None = None
     encrypted_content: str | None = None
     content: list[_Part] | str | None = None
     summary: list[_Part] | None = None
@@ -133,7 +134,7 @@ class _Incomplete(Struct, gc=False):
 
 
 class _Response(Struct, gc=False):
-    id: str = ""
+    id: str | None = None
     status: str | None = None
     output: list[Raw] | None = None
     usage: Any = None
@@ -193,6 +194,8 @@ class ResponsesAnswer:
         self._count = 0
         self._ended: set[int | str] = set()
         """The keys and ids of items whose end has come."""
+        self._ends = 0
+        """How many that are: upstreams may have other ids and numbers in the final response."""
         self._kind = ""
         """The type of the item that was emitted last."""
         self._summaries = 0
@@ -238,6 +241,8 @@ class ResponsesAnswer:
         key = self._key(event, item.id)
         opened = self._items.get(key) if key is not None else None
         if opened is None:
+            if self._is_repeated(event, item):
+                return []
             opened = self._open_item(event, item)
         if opened.passes:
             self._end_passed(opened, event.item)
@@ -246,10 +251,16 @@ class ResponsesAnswer:
         if item.type == "reasoning" and item.encrypted_content:
             opened.thought = without_id(bytes(event.item))
         opened.done = True
+        self._ends += 1
         self._ended.add(opened.key)
         if item.id is not None:
             self._ended.add(item.id)
         return self._emit()
+
+    def _is_repeated(self, event: Event, item: _Item) -> bool:
+        """Whether the end of an item comes once more: of the same id, at the same place, of the same call."""
+        is_known = item.id in self._ended and event.output_index in self._ended
+        return is_known and (not item.call_id or item.call_id in self.call_ids)
 
     def _open_item(self, event: Event, item: _Item) -> _OpenItem:
         passes = item.type in self._passed_types
@@ -471,7 +482,7 @@ class ResponsesAnswer:
     # The end.
 
     def _created(self, event: Event) -> list[Delta]:
-        self.upstream_id = _response.decode(event.response).id
+        self.upstream_id = _response.decode(event.response).id or ""
         return []
 
     def _failed(self, event: Event) -> list[Delta]:
@@ -480,12 +491,12 @@ class ResponsesAnswer:
     def _finished(
         self, response: _Response, reason: Literal["stop", "max_output_tokens", "content_filter"]
     ) -> list[Delta]:
-        self.upstream_id = response.id
+        self.upstream_id = response.id or ""
         self.ended = True
         deltas: list[Delta] = []
         for number, item in enumerate(response.output or ()):
             # Items that came in the last event alone, or whose end did.
-            if not self._has_ended(number, item):
+            if self._ends < len(response.output or ()) and not self._has_ended(number, item):
                 deltas += self._item_done(Event(output_index=number, item=item))
         for opened in self._items.values():
             if opened.call_id is not None and not opened.done:
@@ -582,7 +593,7 @@ def _of_part(part: _Part) -> Delta | None:
 
 def _arguments_of(item: _Item) -> str:
     """A call's arguments as text. Those of a search for tools come as JSON, not as a string."""
-    arguments = item.arguments or item.input
+    arguments = item.arguments or item.input or ""
     return arguments if isinstance(arguments, str) else wire.encode(arguments).decode()
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from slipring.core.generation import UpstreamTools
 from slipring.engines.remote.admission_and_retries import Retryable
+from slipring.engines.remote.upstream import without_secret
 from slipring.engines.remote.upstream_errors import api_error, read_error
 from slipring.engines.responses.events import Event
 from slipring.errors import ApiError, ServerError
@@ -78,8 +79,8 @@ def without_ids(error: ApiError, tools: UpstreamTools | None = None) -> ApiError
     """The same error without the upstream's ids in its message, and without the secrets of ``tools``."""
     error.message = _ID.sub("(id)", error.message)
     for secret in tools.secrets if tools is not None else ():
-        error.message = error.message.replace(secret, "(secret)")
-        error.detail = error.detail.replace(secret, "(secret)")
+        error.message = without_secret(error.message, secret)
+        error.detail = without_secret(error.detail, secret)
     return error
 
 

@@ -17,7 +17,7 @@ import aiohttp
 
 from slipring.core.generation import Job
 from slipring.engines.remote.admission_and_retries import Retryable
-from slipring.engines.remote.http_client import RedirectedElsewhere
+from slipring.engines.remote.http_client import HttpFailure
 from slipring.engines.remote.upstream import Upstream, api_failure
 from slipring.engines.remote.upstream_errors import refusal
 from slipring.engines.responses.options import ResponsesOptions
@@ -149,7 +149,7 @@ class Pool:
             if error.status in _FAILING:
                 raise fault from error
             raise SocketsUnsupported(fault, for_good=error.status < 500) from error
-        except RedirectedElsewhere as error:
+        except HttpFailure as error:  # a redirect that is not followed
             raise SocketsUnsupported(api_failure(error), for_good=False) from error
         except aiohttp.ClientConnectorError as error:
             raise Retryable("The engine cannot be reached.") from error
