@@ -26,6 +26,8 @@ SECOND = Answer(
     calls=(Call("note", {"text": 'It is "sunny":\n  21', "tags": ["1", "x"], "final": True}, index=1),),
 )
 LAST = Answer(thoughts="Done.", text="It is sunny.")
+ASKED_TO_THINK = {"deepseek_v3_2": {"effort": "high"}}
+"""Families that think only if they are asked to: their template drops thoughts otherwise."""
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +68,14 @@ async def test_the_agents_sdk_runs_a_loop_of_two_tools(family: str, tmp_path: Pa
         called.append((text, tags, final))
         return "Noted."
 
-    agent = late.agents.Agent(name="a", model="smollm2", instructions="Use tools.", tools=[get_weather, note])
+    settings = late.agents.ModelSettings(reasoning=ASKED_TO_THINK.get(family))
+    agent = late.agents.Agent(
+        name="a",
+        model="smollm2",
+        instructions="Use tools.",
+        tools=[get_weather, note],
+        model_settings=settings,
+    )
     async with serving(tmp_path, family) as (fake, server):
         provider = late.agents.OpenAIProvider(
             base_url=server.url, api_key="any", use_responses_websocket=True
@@ -124,6 +133,8 @@ async def test_the_openai_client_runs_a_loop_of_two_tools(family: str, tmp_path:
         client.responses.connect() as connection,
     ):
         fields: dict[str, Any] = {"model": "smollm2", "input": "weather in Rome?", "tools": TOOLS}
+        if family in ASKED_TO_THINK:
+            fields["reasoning"] = ASKED_TO_THINK[family]
         for answer in (FIRST, SECOND, LAST):
             await connection.response.create(**fields, store=False)
             response: Any = None

@@ -26,6 +26,13 @@ _NO_FIELD = (
 
 CHOICES = (
     Choice(
+        "deepseek_r1",
+        _ANY,
+        ("chain: loop of two, *: parsed",),
+        "The answer closes a thought that slipring's prompt has not opened. A mark that closes nothing is "
+        "never text here.",
+    ),
+    Choice(
         "qwen3_5 qwen3_6 qwen3_8 nemotron_3 glm_4_5 glm_4_7 glm_5_1 glm_5_3 "
         "laguna_xs_2 laguna_s_2_1 hunyuan_3 minimax_m2",
         _ANY,
