@@ -25,7 +25,7 @@ class Silent:
 
 
 def options(url: str, service_level: ServiceLevel = EASY, **settings: Any) -> LoadOptions:
-    settings = {"connections": 4, "ramp_s": 0.0, "hold_s": 0.3, "think_ms": 1.0, **settings}
+    settings = {"connections": 4, "ramp_s": 0.0, "hold_s": 1.0, "think_ms": 1.0, **settings}
     return LoadOptions(target=Target(url=url, timeout_s=60), service_level=service_level, **settings)
 
 

@@ -40,7 +40,7 @@ async def test_the_load_ends_when_the_service_level_is_violated() -> None:
 @pytest.mark.parametrize("fault", ["swaps deltas", "forgets the chain"])
 async def test_faulty_answers_count_as_errors(fault: str) -> None:
     async with running(Faulty(fault)) as url:
-        record = await loaded(options(url))
+        record = await loaded(options(url, hold_s=3.0))
     (level,) = record.levels
     assert level.failed > 0
     assert all(reason.startswith("wrong answer: ") for reason in level.errors)
