@@ -318,7 +318,7 @@ class Job(Struct, frozen=True):
     cache_key: str | None = None
     """The client's ``prompt_cache_key``: jobs with the same key are likely to share a prefix."""
     is_summary: bool = False
-    """Whether it writes the summary of a compaction: nobody reads along, and it may wait for other jobs."""
+    """Whether it writes the summary of a compaction: no client reads it, and it may wait for other jobs."""
     upstream_tools: UpstreamTools | None = None
     """Set if the engine's server runs tools of this request."""
     stop: Stop = field(default_factory=Stop)

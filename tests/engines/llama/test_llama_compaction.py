@@ -1,7 +1,11 @@
 """Compaction with the real embedded model: cached tokens are not prefilled again."""
 
+import asyncio
 from typing import Any
 
+import pytest
+
+from slipring.engines.llama import LlamaEngine
 from tests.harness import TERMINAL
 from tests.model import ServeModel
 
@@ -36,3 +40,34 @@ async def test_a_summary_and_the_compacted_chain_prefill_only_new_tokens(
         last = await socket.response(input="Go on.", previous_response_id=third["id"], **GREEDY)
         assert cached(last) > 100  # the compacted context and the answer to it
         assert not server.service.render_fallbacks
+
+
+class Watched(asyncio.Semaphore):
+    """Tells when a summary asks for its turn."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.asked = asyncio.Event()
+
+    async def acquire(self) -> bool:  # type: ignore[override]
+        self.asked.set()
+        return await super().acquire()
+
+
+async def test_a_summary_that_waits_for_its_turn_keeps_no_answer_waiting(
+    tiny: ServeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trigger = [{"role": "user", "content": SENTENCE}, {"type": "compaction_trigger"}]
+    async with tiny() as server, server.connect() as socket:
+        engine = server.server.catalog.engines[0]
+        assert isinstance(engine, LlamaEngine)
+        assert engine._summaries._value == max(1, len(engine._slots._all) - 1)
+        turns = Watched()
+        monkeypatch.setattr(engine, "_summaries", turns)
+        summary = asyncio.create_task(server.post(input=trigger, store=False))
+        await turns.asked.wait()
+        assert (await socket.response(input="Hi", **GREEDY))["output"]
+        assert not summary.done()
+        turns.release()
+        status, body = await summary
+        assert (status, body["output"][0]["type"]) == (200, "compaction")

@@ -105,13 +105,13 @@ class _UpstreamItem(Struct, eq=False):
     owed: _Owed
     streamed: list[str] = []
     """The pieces of its text."""
-    told: list[str] = []
+    event_texts: list[str] = []
     """Other texts of events about it."""
 
     def subjects(self, ended: Item | None) -> list[Subject]:
         """What is inspected of it. ``ended``: the whole item; None if it was broken off."""
         forms = [self.item] if ended is None else [ended, self.item]
-        return upstream_subjects(forms, ["".join(self.streamed), *self.told])
+        return upstream_subjects(forms, ["".join(self.streamed), *self.event_texts])
 
     def take(self, fields: dict[str, object]) -> int:
         """Note the texts of an event about it; returns their length."""
@@ -120,7 +120,7 @@ class _UpstreamItem(Struct, eq=False):
         if isinstance(piece, str):
             self.streamed.append(piece)
         else:
-            self.told += texts_in(raw)
+            self.event_texts += texts_in(raw)
         return len(raw)
 
 

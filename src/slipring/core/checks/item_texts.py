@@ -1,4 +1,4 @@
-"""The texts in the JSON of an item: every string, the keys of free objects, and fields that nobody knows.
+"""The texts in the JSON of an item: every string, the keys of free objects, and unknown fields.
 
 What an item carries is stored and sent with it, whether a model reads it or not. So all of it is inspected,
 except what ``NOT_INSPECTED`` names: a field that is added to the API is inspected without being listed here.

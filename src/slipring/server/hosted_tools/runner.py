@@ -118,7 +118,7 @@ class ToolRunner:
     ) -> AsyncGenerator[tuple[str, FetchedList], None]:
         """Fetch the lists of servers, all at once, and yield each when it has ended, by its label. They have
         only what operator and key permit, and are together no larger than the tools that a client could send
-        itself. Whoever stops before the end cancels the others."""
+        itself. A caller that stops before the end cancels the others."""
         tasks = {
             label: asyncio.create_task(self._list(label, server, tenant)) for label, server in servers.items()
         }
