@@ -162,7 +162,7 @@ class LiveRun(Sink):
         """Start the response. Raises ``RunRefused``."""
         session = self.driver.session
         self.driver.run(session.create(request, stages, size_bytes=size_bytes, now=now(), detached=True))
-        self._turn = next(iter(session.turns()), None)
+        self._turn = next(iter(session.running_and_queued()), None)
         return await self._opened
 
     async def open(self) -> None:

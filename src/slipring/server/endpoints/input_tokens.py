@@ -26,7 +26,7 @@ async def count_tokens(service: Service, request: web.Request, caller: Caller) -
     create = await decode_create(service, request, caller, body, stages, read_create)
     create.store, create.background, create.context_management = False, None, None
     session = service.open_exchange(caller)
-    session.lifecycle.counts_only = True
+    session.shared.counts_only = True
     reply = JsonReply()
     driver = exchange_driver(service, caller, session, reply, origin_of(request, "http"))
     return await answer(driver, reply, create, stages, len(body))
