@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from slipring.base.errors import Unavailable
 from slipring.core.chain import item_ids
-from slipring.errors import Unavailable
 from slipring.stores.base import Appended, Conversation, LeaseLost
 from slipring.stores.databases.database import Statement
 from slipring.stores.databases.postgres import PostgresDatabase

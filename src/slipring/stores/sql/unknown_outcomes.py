@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from slipring.errors import Unavailable
+from slipring.base.errors import Unavailable
 
 _T = TypeVar("_T")
 _PAUSES_S = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
