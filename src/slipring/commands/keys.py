@@ -17,9 +17,10 @@ from slipring.base.progress import ProgressLine
 from slipring.base.standard_streams import print_encoded
 from slipring.config.settings import Config, ConfigError, add_flags
 from slipring.protocol import wire
-from slipring.stores.base import Key, Store
 from slipring.stores.catalog import open_store
 from slipring.stores.key_token import Token
+from slipring.stores.keys import Key
+from slipring.stores.store import Store
 
 NOT_REVOKED = 1
 _COLUMNS = ("ID", "TENANT", "NAME", "MODELS", "MCP", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED")

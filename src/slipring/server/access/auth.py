@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from slipring.base.errors import AuthenticationFailed, PermissionDenied, StartupError, Unavailable
 from slipring.config.settings import split_api_key
-from slipring.stores.base import Key, Keys
 from slipring.stores.key_token import Token, digest
+from slipring.stores.keys import Key, Keys
 
 DEFAULT_TENANT = "default"
 _UNMATCHABLE = digest("")
