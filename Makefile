@@ -103,7 +103,7 @@ test-oracles: .venv/.dev .venv-oracles/.ready ## prompts and parsed answers agai
 	$(BIN)/python -m tests.prompts.oracles.live --tools .venv-oracles $(if $(DIR),--templates $(DIR)) $(if $(WRITE),--write) $(ARGS)
 
 test-browser: .venv/.dev ## the live page and the report of `slipring bench` in a browser: the machine's Chromium, else one installed into .browser
-	chromium=$$($(BIN)/python -m tests.bench.chromium .browser) && SLIPRING_TEST_CHROMIUM=$$chromium $(BIN)/python -m pytest -m browser $(ARGS)
+	chromium=$$($(BIN)/python -m tests.commands.bench.chromium .browser) && SLIPRING_TEST_CHROMIUM=$$chromium $(BIN)/python -m pytest -m browser $(ARGS)
 
 fuzz: .venv/.dev .venv-fuzz/.ready ## requests of every kind, made from the OpenAPI document (FUZZ_SECONDS=600 for more, SEED=1 to choose)
 	$(BIN)/python -m tests.fuzz --tools .venv-fuzz/bin $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from slipring.base.surrogates import repaired
 from slipring.engines.chat.chunks import Chunk
 from slipring.engines.chat.odd_chunks import read_odd_chunk
 from slipring.engines.remote.upstream_errors import reported
-from slipring.surrogates import repaired
 
 _SURROGATE = b"\\ud"
 _OTHER_ERRORS = (b"[{", b'"')
