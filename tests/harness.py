@@ -19,7 +19,7 @@ from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Jo
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine, Level
 from slipring.server.process.server import Server
-from slipring.stores.base import Store
+from slipring.stores.store import Store
 from tests import wire
 
 TERMINAL = ("response.completed", "response.failed", "response.incomplete")

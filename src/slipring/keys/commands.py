@@ -18,8 +18,9 @@ from slipring.keys.token import Token
 from slipring.progress import ProgressLine
 from slipring.protocol import wire
 from slipring.standard_streams import print_encoded
-from slipring.stores.base import Key, Store
 from slipring.stores.catalog import open_store
+from slipring.stores.keys import Key
+from slipring.stores.store import Store
 
 NOT_REVOKED = 1
 _COLUMNS = ("ID", "TENANT", "NAME", "MODELS", "MCP", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED")

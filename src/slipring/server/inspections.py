@@ -18,7 +18,7 @@ from slipring.core.turn.turn_checks import Audit
 from slipring.errors import ApiError
 from slipring.safety.inspector import Inspector
 from slipring.server.access.auth import Caller
-from slipring.stores.base import Responses
+from slipring.stores.responses import Responses
 
 log = logging.getLogger("slipring")
 

@@ -59,7 +59,7 @@ from slipring.server.observation.ended_turns import (
 from slipring.server.prefills import Prefills
 from slipring.server.request_decoding import RequestDecoder
 from slipring.server.tenant_slots import TenantSlots
-from slipring.stores.base import Store
+from slipring.stores.store import Store
 
 log = logging.getLogger("slipring")
 

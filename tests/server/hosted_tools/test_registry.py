@@ -11,7 +11,7 @@ from slipring.mcp import HttpServer, Reach, StdioServer
 from slipring.mcp_registrations import HeaderVariable, McpRegistration
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.server.hosted_tools.registry import Registry, ServerRefused, Target
-from slipring.stores.base import Key
+from slipring.stores.keys import Key
 from tests.stores.samples import key
 
 TOKEN = "operator-token-1234567890"

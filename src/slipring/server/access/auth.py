@@ -16,7 +16,7 @@ from msgspec import Struct
 from slipring.config import split_api_key
 from slipring.errors import AuthenticationFailed, PermissionDenied, StartupError, Unavailable
 from slipring.keys.token import Token, digest
-from slipring.stores.base import Key, Keys
+from slipring.stores.keys import Key, Keys
 
 DEFAULT_TENANT = "default"
 _UNMATCHABLE = digest("")

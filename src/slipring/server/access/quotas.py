@@ -17,7 +17,7 @@ from typing import Literal
 from msgspec import Struct
 
 from slipring.errors import RateLimited, Unavailable
-from slipring.stores.base import Key, Keys, Usage
+from slipring.stores.keys import Key, Keys, Usage
 
 log = logging.getLogger("slipring")
 

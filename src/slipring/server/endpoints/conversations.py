@@ -35,7 +35,7 @@ from slipring.server.endpoints import paging
 from slipring.server.id_minting import mint
 from slipring.server.replies import json_response
 from slipring.server.service import Service
-from slipring.stores.base import Conversation
+from slipring.stores.conversations import Conversation
 
 
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:

@@ -36,7 +36,7 @@ from slipring.server.transports.http_replies import (
     origin_of,
     read_create,
 )
-from slipring.stores.base import Page
+from slipring.stores.conversations import Page
 
 _fields = json.Decoder(dict[str, Raw])
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from slipring.errors import InvalidRequest
-from slipring.stores.base import Approvals
+from slipring.stores.used_approvals import Approvals
 
 
 async def claim(approvals: Approvals, tenant: str, ids: Sequence[str]) -> None:

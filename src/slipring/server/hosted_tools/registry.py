@@ -26,7 +26,7 @@ from slipring.mcp import (
 from slipring.mcp_registrations import BuiltinMapping, McpRegistration
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_tools import McpTool
-from slipring.stores.base import Key
+from slipring.stores.keys import Key
 
 _ENVELOPE_BYTES = 64 * 1024
 """Of a message, around its result."""

@@ -42,8 +42,8 @@ from slipring.server.process.runtime import shorten_switch_interval
 from slipring.server.process.shutdown import StopRequest, run_until
 from slipring.server.process.worker_messages import Serving
 from slipring.server.service import Service, shutting_down
-from slipring.stores.base import Store
 from slipring.stores.catalog import open_store
+from slipring.stores.store import Store
 
 if TYPE_CHECKING:
     from slipring.server.recording.recorder import Recorder

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from slipring.stores.base import Node
-from slipring.stores.sql.store import SqlStore
+from slipring.stores.cluster import Node
+from slipring.stores.store import Store
 from tests.stores.conftest import StoreLocation
 
 
-async def test_nodes_are_announced_found_and_removed(store: SqlStore) -> None:
+async def test_nodes_are_announced_found_and_removed(store: Store) -> None:
     cluster = store.cluster
     assert await cluster.find("n") is None
     await cluster.announce(Node("n", "http://a", 1.5))

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from slipring.stores.base import Usage
 from slipring.stores.databases.database import UniqueViolated
-from slipring.stores.sql.store import SqlStore
+from slipring.stores.keys import Usage
+from slipring.stores.store import Store
 from tests.stores.conftest import StoreLocation
 from tests.stores.samples import key
 
 
-async def test_keys_are_created_found_listed_and_revoked(store: SqlStore) -> None:
+async def test_keys_are_created_found_listed_and_revoked(store: Store) -> None:
     keys = store.keys
     assert await keys.exist() is False
     assert await keys.find("k1") is None
@@ -44,7 +44,7 @@ async def test_keys_are_created_found_listed_and_revoked(store: SqlStore) -> Non
     assert await keys.exist() is True
 
 
-async def test_usage_adds_up_within_a_window(store: SqlStore) -> None:
+async def test_usage_adds_up_within_a_window(store: Store) -> None:
     spend = store.keys.spend
     assert await spend([], expires_at=10) == []
     minute, day = Usage("k", "minute:1", 1, 20), Usage("k", "day:1", 2, 30)

@@ -1,12 +1,30 @@
-"""Removes expired and deleted rows that no other row needs, and keeps the memory store within its bounds.
+"""How long rows are kept. Removes expired and deleted rows that no other row needs, and keeps the memory
+store within its bounds.
 
 Safe while other writes run: foreign keys keep a row that a new response has come to refer to.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from slipring.stores.databases.database import Database, ForeignKeyViolated, Row, Statement
-from slipring.stores.sql.retention import NEVER
+
+NEVER = 2**62
+"""The ``expires_at`` of data that does not expire."""
+
+
+class Expiry:
+    """Computes when data expires: ``retention_s`` after its creation; never if that is 0."""
+
+    def __init__(self, retention_s: float, clock: Callable[[], float]) -> None:
+        self._retention_s = retention_s
+        self._clock = clock
+
+    def expires_at(self, created_at: int) -> int:
+        return created_at + int(self._retention_s) if self._retention_s else NEVER
+
+    def now(self) -> int:
+        return int(self._clock())
+
 
 # Removes what had expired by $1: at most $2 rows of at most $3 chains. Returns the heads that the rows had.
 # Walks from the end of each chain towards its root, up to the first row that another branch needs. The DELETE

@@ -1,24 +1,24 @@
-"""The SQL store: assembles its parts on one database."""
+"""The store: responses, conversations, runs, used approvals, API keys and nodes, on one database."""
 
 import math
 import time
 from collections.abc import Callable
 
 from slipring.core.chain.state import Positions
-from slipring.stores import base
+from slipring.stores.cluster import Cluster
+from slipring.stores.conversations import Conversations
 from slipring.stores.databases.database import Database
-from slipring.stores.sql.approvals import SqlApprovals
-from slipring.stores.sql.cluster import SqlCluster
-from slipring.stores.sql.conversations import SqlConversations
-from slipring.stores.sql.keys import SqlKeys
-from slipring.stores.sql.pruning import Pruning
-from slipring.stores.sql.recent_states import RecentStates
-from slipring.stores.sql.responses import SqlResponses
-from slipring.stores.sql.retention import Expiry
-from slipring.stores.sql.runs import SqlRuns
+from slipring.stores.keys import Keys
+from slipring.stores.pruning import Expiry, Pruning
+from slipring.stores.recent_states import RecentStates
+from slipring.stores.responses import Responses
+from slipring.stores.runs import Runs
+from slipring.stores.used_approvals import Approvals
 
 
-class SqlStore(base.Store):
+class Store:
+    """The six parts of a store, on one database."""
+
     def __init__(
         self,
         database: Database,
@@ -42,32 +42,40 @@ class SqlStore(base.Store):
         self._database = database
         self._pruning = Pruning(database, max_bytes=max_bytes, tenant_max_bytes=tenant_max_bytes)
         expiry = Expiry(retention_s, clock)
-        self.responses = SqlResponses(database, RecentStates(recent_bytes), expiry, positions)
-        self.conversations = SqlConversations(database, expiry)
-        self.runs = SqlRuns(database, expiry)
-        self.approvals = SqlApprovals(database, expiry)
-        self.keys = SqlKeys(database)
-        self.cluster = SqlCluster(database)
+        self.responses = Responses(database, RecentStates(recent_bytes), expiry, positions)
+        self.conversations = Conversations(database, expiry)
+        self.runs = Runs(database, expiry)
+        self.approvals = Approvals(database, expiry)
+        self.keys = Keys(database)
+        self.cluster = Cluster(database)
 
     @property
     def failed_writes(self) -> int:
+        """Writes that failed because the store could not be used."""
         return self._database.failed_writes
 
     @property
     def trouble(self) -> str | None:
+        """Why the store could not be used the last time; None if it could. For operators: contains no address
+        and no content."""
         return self._database.trouble
 
     async def try_out(self) -> None:
+        """Use the store without changing anything, so that ``trouble`` is up to date."""
         await self._database.try_out()
 
     def watch_commits(self, on_commit: Callable[[float], None]) -> None:
+        """Call ``on_commit`` with the seconds that each write took, from the call to the commit."""
         self._database.on_commit = on_commit
 
     async def start(self) -> None:
+        """Connect. Raises ``StartupError`` with a one-line message for the operator if that fails."""
         await self._database.start()
 
     async def close(self) -> None:
         await self._database.close()
 
     async def prune(self, now: float, limit: int = 1000) -> int:
+        """Remove expired and deleted rows that no other row needs, at most ``limit`` of each kind, or a few
+        times as many small ones; return how many were removed. 0: nothing was found to remove for now."""
         return await self._pruning.prune(now, limit)

@@ -1,8 +1,9 @@
 """What pruning removes when data is unreferenced or takes too much memory."""
 
 from slipring.core.chain.head import Head
-from slipring.stores.base import Conversation, RunEvent
-from slipring.stores.sql.store import SqlStore
+from slipring.stores.conversations import Conversation
+from slipring.stores.runs import RunEvent
+from slipring.stores.store import Store
 from tests.stores.conftest import StoreLocation
 from tests.stores.samples import HEAD, TOOLS, chain, message, response, state
 
@@ -43,9 +44,9 @@ async def test_a_full_memory_store_removes_finished_runs_before_responses() -> N
     await store.responses.save("t", state("resp_kept"))
     done, running = response("resp_done", status="completed"), response("resp_running")
     for each in (done, running):
-        tenure = await store.runs.open("t", response(each.id, status="queued"), [], owner="a", lease_until=9)
+        lease = await store.runs.open("t", response(each.id, status="queued"), [], owner="a", lease_until=9)
         events = [RunEvent(number, b"x" * 500) for number in range(300)]
-        await store.runs.append(tenure, events, each, lease_until=9)
+        await store.runs.append(lease, events, each, lease_until=9)
     while await store.prune(0):
         pass
     assert await store.runs.read("t", "resp_done") is None
@@ -123,9 +124,9 @@ async def test_every_byte_of_a_tenant_is_uncounted_when_its_row_is_removed() -> 
     await store.responses.save("t", state("resp_1", head=HEAD, created_at=1000))
     await store.conversations.create("t", Conversation(id="conv_1", created_at=1000), [message("msg_1")])
     await store.conversations.update("t", "conv_1", {"x": "y" * 300})
-    tenure = await store.runs.open("t", response("resp_2", created_at=1000), [], owner="a", lease_until=9)
+    lease = await store.runs.open("t", response("resp_2", created_at=1000), [], owner="a", lease_until=9)
     done = response("resp_2", status="completed", metadata={"x": "y" * 300})
-    await store.runs.append(tenure, [RunEvent(0, b"x" * 500)], done, lease_until=9)
+    await store.runs.append(lease, [RunEvent(0, b"x" * 500)], done, lease_until=9)
     await store.approvals.claim("t", ["mcpr_1"])
     assert await store.responses.delete("t", "resp_1")
     assert await store.conversations.delete("t", "conv_1")
@@ -138,7 +139,7 @@ async def test_every_byte_of_a_tenant_is_uncounted_when_its_row_is_removed() -> 
     await location.close()
 
 
-async def heads(store: SqlStore) -> int:
+async def heads(store: Store) -> int:
     ((count,),) = await store._database.read("SELECT count(*) FROM slipring_heads")
     return int(count)
 
@@ -153,7 +154,7 @@ async def test_heads_are_removed_with_the_last_response_that_has_them(location: 
     assert await heads(store) == 0
 
 
-async def test_unreferenced_heads_are_looked_for_in_slices(store: SqlStore) -> None:
+async def test_unreferenced_heads_are_looked_for_in_slices(store: Store) -> None:
     names = [f"resp_{number}" for number in range(25)]
     for name in names:
         await store.responses.save("t", state(name, head=Head(instructions=name, tools=TOOLS)))
@@ -167,7 +168,7 @@ async def test_unreferenced_heads_are_looked_for_in_slices(store: SqlStore) -> N
     assert sum([await store.prune(0, limit=1) for _ in range(2)]) == 1, "the next pass begins at the start"
 
 
-async def test_unreferenced_heads_are_removed(store: SqlStore) -> None:
+async def test_unreferenced_heads_are_removed(store: Store) -> None:
     first = state("resp_1", head=HEAD)
     await store.responses.save("t", first)
     await store.responses.save("t", state("resp_2"))

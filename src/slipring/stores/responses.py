@@ -18,8 +18,8 @@ from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.errors import Unavailable
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
-from slipring.stores import base
-from slipring.stores.base import Appended, LeaseLost, Tenure
+from slipring.stores import response_rows
+from slipring.stores.conversations import Appended, append_statements
 from slipring.stores.databases.database import (
     Database,
     ForeignKeyViolated,
@@ -27,14 +27,12 @@ from slipring.stores.databases.database import (
     RequiredRowMissing,
     Row,
     Statement,
+    until_known,
 )
-from slipring.stores.sql import response_rows
-from slipring.stores.sql.conversations import append_statements
-from slipring.stores.sql.recent_states import RecentStates
-from slipring.stores.sql.response_rows import Record
-from slipring.stores.sql.retention import Expiry
-from slipring.stores.sql.runs import require_tenure
-from slipring.stores.sql.unknown_outcomes import until_known
+from slipring.stores.pruning import Expiry
+from slipring.stores.recent_states import RecentStates
+from slipring.stores.response_rows import Record
+from slipring.stores.runs import Lease, LeaseLost, require_lease
 
 _INSERT_HEAD = """
 INSERT INTO slipring_heads (tenant, digest, instructions, tools) VALUES ($1, $2, $3, $4)
@@ -108,7 +106,9 @@ _YIELD_EVERY = 100
 """States that are decoded before the event loop runs other tasks."""
 
 
-class SqlResponses(base.Responses):
+class Responses:
+    """Stored responses and their chains."""
+
     def __init__(
         self, database: Database, recent: RecentStates, expiry: Expiry, positions: Positions | None
     ) -> None:
@@ -123,10 +123,15 @@ class SqlResponses(base.Responses):
         state: ResponseState,
         *,
         appended: Appended | None = None,
-        tenure: Tenure | None = None,
+        lease: Lease | None = None,
     ) -> None:
+        """Store a finished response and its chain, and append to its conversation, in one transaction.
+
+        Ancestors with ``store: false`` are stored too, but cannot be found by their ids. Raises
+        ``LeaseLost``, and stores nothing, if ``lease`` has ended.
+        """
         after = append_statements(tenant, state.id, appended) if appended is not None else []
-        before = [require_tenure(tenure)] if tenure is not None else []
+        before = [require_lease(lease)] if lease is not None else []
         try:
             await self._save(tenant, state, before, after)
         except OutcomeUnknown:
@@ -136,6 +141,7 @@ class SqlResponses(base.Responses):
         self._recent.remember(tenant, state)
 
     async def load(self, tenant: str, response_id: str) -> ResponseState | None:
+        """Return a response with its whole chain, ready to be continued."""
         state = self._recent.find(tenant, response_id)
         now = self._expiry.now()
         if state is not None:
@@ -156,6 +162,7 @@ class SqlResponses(base.Responses):
         return state
 
     async def retrieve(self, tenant: str, response_id: str) -> Response | None:
+        """Return only the response object, with its instructions, tools and output."""
         rows = await self._database.read(_RETRIEVE, tenant, response_id, self._expiry.now())
         if not rows:
             return None
@@ -164,6 +171,7 @@ class SqlResponses(base.Responses):
         return response_rows.unpack_response(response, head, response_rows.unpack_items(output))
 
     async def load_items(self, tenant: str, wanted_ids: Iterable[str]) -> dict[str, Item]:
+        """Return the items of stored responses that have these ids, by id. Unknown ids are left out."""
         wanted: dict[str, dict[str, Place]] = {}
         for item_id in wanted_ids:
             place = item_ids.place_of(item_id)
@@ -177,10 +185,12 @@ class SqlResponses(base.Responses):
         return found
 
     async def judge(self, tenant: str, response_id: str, verdicts: NodeVerdicts) -> None:
+        """Replace the verdicts of a stored response, if there is one with this id."""
         packed = response_rows.pack_verdicts(verdicts)
         await self._database.write(Statement(_JUDGE, (tenant, response_id, packed)))
 
     async def delete(self, tenant: str, response_id: str) -> bool:
+        """Make a response unreachable; responses that continue it stay usable. False: there was none."""
         hide = Statement(_HIDE, (tenant, response_id, self._expiry.now()))
         remove = Statement(_REMOVE, (tenant, response_id))
         try:

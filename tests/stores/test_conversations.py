@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from slipring.protocol.items import Item
-from slipring.stores.base import Appended, Conversation, Page, UnknownItem
+from slipring.stores.conversations import Appended, Conversation, Page, UnknownItem
 from slipring.stores.databases.database import UniqueViolated
-from slipring.stores.sql.store import SqlStore
+from slipring.stores.store import Store
 from tests.stores.conftest import StoreLocation
 from tests.stores.samples import message, state
 
@@ -23,13 +23,13 @@ def names(found: "list[Item] | tuple[Item, ...]") -> list[str | None]:
     return [item.id for item in found]
 
 
-async def listed(store: SqlStore, **page: object) -> tuple[list[str | None], bool]:
+async def listed(store: Store, **page: object) -> tuple[list[str | None], bool]:
     found = await store.conversations.items("t", "conv_1", Page(**page))  # type: ignore[arg-type]
     assert found is not None
     return names(found[0]), found[1]
 
 
-async def test_a_conversation_is_created_read_updated_and_deleted(store: SqlStore) -> None:
+async def test_a_conversation_is_created_read_updated_and_deleted(store: Store) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))
     assert await conversations.read("t", "conv_1") == CONVERSATION
@@ -45,7 +45,7 @@ async def test_a_conversation_is_created_read_updated_and_deleted(store: SqlStor
     assert await conversations.all_items("t", "conv_1") == ()
 
 
-async def test_tenants_cannot_see_each_others_data(store: SqlStore) -> None:
+async def test_tenants_cannot_see_each_others_data(store: Store) -> None:
     conversations = store.conversations
     await conversations.create("a", CONVERSATION, items("x"))
     assert await conversations.read("b", "conv_1") is None
@@ -64,7 +64,7 @@ async def test_tenants_cannot_see_each_others_data(store: SqlStore) -> None:
     assert (thread.version, thread.tip, names(thread.added)) == (0, None, ["x"])
 
 
-async def test_items_are_listed_in_pages(store: SqlStore) -> None:
+async def test_items_are_listed_in_pages(store: Store) -> None:
     await store.conversations.create("t", CONVERSATION, items("a", "b"))
     assert await store.conversations.add("t", "conv_1", items("c", "d", "e")) is True
     assert await listed(store, ascending=True) == (["a", "b", "c", "d", "e"], False)
@@ -121,7 +121,7 @@ async def test_the_positions_of_deleted_items_are_removed_after_a_day(location: 
     assert await store.prune(location.now + 86_400) == 0
 
 
-async def test_a_response_becomes_the_tip_and_later_items_follow_it(store: SqlStore) -> None:
+async def test_a_response_becomes_the_tip_and_later_items_follow_it(store: Store) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))
     await conversations.append("t", "resp_1", Appended("conv_1", 0, tuple(items("q", "r"))))
@@ -136,7 +136,7 @@ async def test_a_response_becomes_the_tip_and_later_items_follow_it(store: SqlSt
     assert names(await conversations.all_items("t", "conv_1")) == ["a", "q", "r", "b", "c"]
 
 
-async def test_two_responses_from_the_same_version_leave_no_tip(store: SqlStore) -> None:
+async def test_two_responses_from_the_same_version_leave_no_tip(store: Store) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))
     await asyncio.gather(
@@ -178,7 +178,7 @@ async def test_concurrent_additions_are_all_kept_in_order(location: StoreLocatio
     assert thread.version == 30
 
 
-async def test_an_item_with_an_existing_id_is_skipped(store: SqlStore) -> None:
+async def test_an_item_with_an_existing_id_is_skipped(store: Store) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))
     saved = state("resp_1")
@@ -191,7 +191,7 @@ async def test_an_item_with_an_existing_id_is_skipped(store: SqlStore) -> None:
     assert (thread.tip, names(thread.added)) == ("resp_1", ["c"])
 
 
-async def test_an_item_gets_its_spare_id_if_its_own_is_taken(store: SqlStore) -> None:
+async def test_an_item_gets_its_spare_id_if_its_own_is_taken(store: Store) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))
     twins = (message("a", "2"), message("b", "3"), message("b", "4"), message("c", "5"))
@@ -206,7 +206,7 @@ async def test_an_item_gets_its_spare_id_if_its_own_is_taken(store: SqlStore) ->
     assert await conversations.item("t", "conv_1", "spare_2") == found[3]
 
 
-async def test_items_are_found_by_their_ids_alone(store: SqlStore) -> None:
+async def test_items_are_found_by_their_ids_alone(store: Store) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a", "b", "c"))
     second = structs.replace(CONVERSATION, id="conv_2")
@@ -220,7 +220,7 @@ async def test_items_are_found_by_their_ids_alone(store: SqlStore) -> None:
     assert await conversations.find_items("t", ["b"], "conv_3") == {}
 
 
-async def test_deleting_an_item_in_the_context_of_the_tip_clears_the_tip(store: SqlStore) -> None:
+async def test_deleting_an_item_in_the_context_of_the_tip_clears_the_tip(store: Store) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))
     await conversations.append("t", "resp_1", Appended("conv_1", 0, tuple(items("b"))))
@@ -236,7 +236,7 @@ async def test_deleting_an_item_in_the_context_of_the_tip_clears_the_tip(store: 
     assert (thread.version, thread.tip, names(thread.added)) == (4, None, ["a", "d"])
 
 
-async def test_deleting_an_item_during_a_turn_leaves_no_tip(store: SqlStore) -> None:
+async def test_deleting_an_item_during_a_turn_leaves_no_tip(store: Store) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a", "b"))
     await conversations.delete_item("t", "conv_1", "a")
@@ -246,7 +246,7 @@ async def test_deleting_an_item_during_a_turn_leaves_no_tip(store: SqlStore) -> 
     assert (thread.tip, names(thread.added)) == (None, ["b", "c"])
 
 
-async def test_saving_a_response_appends_to_its_conversation(store: SqlStore) -> None:
+async def test_saving_a_response_appends_to_its_conversation(store: Store) -> None:
     await store.conversations.create("t", CONVERSATION, ())
     await store.responses.save("t", state("resp_1"), appended=Appended("conv_1", 0, tuple(items("a"))))
     thread = await store.conversations.thread("t", "conv_1")

@@ -1,6 +1,6 @@
 """Background runs: their owners, events and final status.
 
-A tenure is the owner's name and an epoch. Every write about a run begins with an update that matches only
+A lease is the owner's name and an epoch. Every write about a run begins with an update that matches only
 while the run is open and has this epoch, so that a node that has lost the run cannot change it. A run whose
 response has been saved cannot fail or be cancelled any more: it ends with the saved response. A run that has
 ended cannot be found after its retention, whether or not its row has been removed.
@@ -8,13 +8,71 @@ ended cannot be found after its retention, whether or not its row has been remov
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+
+from slipring.core.chain.head import Head
 from slipring.protocol import wire
-from slipring.protocol.responses import Response
-from slipring.stores import base
-from slipring.stores.base import Beginning, LeaseLost, Run, RunEvent, Tenure
-from slipring.stores.databases.database import Database, RequiredRowMissing, Row, Statement
-from slipring.stores.sql import response_rows
-from slipring.stores.sql.retention import Expiry
+from slipring.protocol.items import Item
+from slipring.protocol.responses import Response, Status
+from slipring.stores import response_rows
+from slipring.stores.databases.database import Database, RequiredRowMissing, Statement
+from slipring.stores.pruning import Expiry
+
+
+class LeaseLost(Exception):
+    """The node no longer owns the run: it was cancelled, or its lease expired and another node took it
+    over."""
+
+
+class Lease(Struct, frozen=True):
+    """Proof that a node owns a background run, sent with every write about the run.
+
+    A lease ends when the run ends, is taken over, or is deleted; writes with it then raise ``LeaseLost``.
+    """
+
+    tenant: str
+    response_id: str
+    owner: str
+    epoch: int
+
+
+class Run(Struct, frozen=True):
+    """A background response as it is recorded in the store."""
+
+    tenant: str
+    response_id: str
+    status: Status
+    owner: str
+    epoch: int
+    lease_until: float
+    last_sequence: int
+    """The sequence number of the newest event; -1 before the first."""
+    response: bytes
+    """The response object as JSON, as of the last write."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.status in ("queued", "in_progress")
+
+
+class Beginning(Struct, frozen=True):
+    """What the response of a run began with."""
+
+    parent_id: str | None
+    """The response that it continues."""
+    head: Head
+    input: tuple[Item, ...]
+    is_upstream: bool = False
+    """Whether an upstream runs its hosted tools."""
+
+
+class RunEvent(Struct, frozen=True):
+    """One streaming event of a background response."""
+
+    sequence_number: int
+    data: bytes
+    """The event as JSON."""
+
 
 _FIRST_EPOCH = 1
 _OPEN_STATUSES = ("queued", "in_progress")
@@ -66,6 +124,7 @@ WHERE tenant = $1 AND response_id = $2 AND owner = $3 AND epoch = $4
     AND status IN ('queued', 'in_progress')
 RETURNING epoch
 """
+# In the order of the fields of ``Run``.
 _COLUMNS = "tenant, response_id, status, owner, epoch, lease_until, last_sequence, response"
 _SEIZE = f"""
 UPDATE slipring_runs SET epoch = epoch + 1, owner = $4, lease_until = $5
@@ -111,13 +170,13 @@ RETURNING response_id
 """
 
 
-def require_tenure(tenure: Tenure) -> Statement:
-    """Return a statement that rolls back the write it is part of if the tenure has ended."""
-    return Statement(_HOLD, _key(tenure), requires_row=True)
+def require_lease(lease: Lease) -> Statement:
+    """Return a statement that rolls back the write it is part of if the lease has ended."""
+    return Statement(_HOLD, _key(lease), requires_row=True)
 
 
-def _key(tenure: Tenure) -> tuple[str, str, str, int]:
-    return tenure.tenant, tenure.response_id, tenure.owner, tenure.epoch
+def _key(lease: Lease) -> tuple[str, str, str, int]:
+    return lease.tenant, lease.response_id, lease.owner, lease.epoch
 
 
 def _insert(
@@ -141,21 +200,12 @@ def _newest(events: Sequence[RunEvent]) -> int:
     return events[-1].sequence_number if events else -1
 
 
-def _run(row: Row) -> Run:
-    tenant, response_id, status, owner, epoch, lease_until, last_sequence, response = row
-    return Run(
-        tenant=tenant,
-        response_id=response_id,
-        status=status,
-        owner=owner,
-        epoch=epoch,
-        lease_until=lease_until,
-        last_sequence=last_sequence,
-        response=response,
-    )
+class Runs:
+    """Background runs, their events, and the leases of their owners.
 
+    A run that has ended is gone when its retention is over. An open run is kept until it ends.
+    """
 
-class SqlRuns(base.Runs):
     def __init__(self, database: Database, expiry: Expiry) -> None:
         self._database = database
         self._expiry = expiry
@@ -169,47 +219,59 @@ class SqlRuns(base.Runs):
         owner: str,
         lease_until: float,
         beginning: Beginning | None = None,
-    ) -> Tenure:
+    ) -> Lease:
+        """Record a new run with its first events, owned by the node ``owner``. ``beginning``: to be kept
+        until the run ends."""
         expires_at = self._expiry.expires_at(response.created_at)
         args = (tenant, response.id, response.status, owner, _FIRST_EPOCH, float(lease_until))
         opened = Statement(_OPEN, (*args, _newest(events), wire.encode(response), expires_at))
         begun = _begin(tenant, response, beginning)
         await self._database.write(opened, *_insert(tenant, response.id, events), *begun)
-        return Tenure(tenant=tenant, response_id=response.id, owner=owner, epoch=_FIRST_EPOCH)
+        return Lease(tenant, response.id, owner, _FIRST_EPOCH)
 
     async def append(
         self,
-        tenure: Tenure,
+        lease: Lease,
         events: Sequence[RunEvent],
         response: Response,
         *,
         lease_until: float,
         beginning: Beginning | None = None,
     ) -> None:
+        """Write events, the current response object and its status, and extend the lease. ``beginning``: to
+        be kept until the run ends, if none is kept yet.
+
+        A terminal status ends the run and its lease. Events that are already stored are not changed, so a
+        write may be repeated. Raises ``LeaseLost`` if the lease has ended, and if the status is ``failed``
+        or ``cancelled`` although the response has been saved: the run then stays open until it is ended with
+        the saved response.
+        """
         args = (response.status, wire.encode(response), float(lease_until), _newest(events))
-        appended = Statement(_APPEND, (*_key(tenure), *args), requires_row=True)
-        inserts = _insert(tenure.tenant, tenure.response_id, events, _APPEND_EVENT)
-        unsaved = self._unsaved(tenure.tenant, response)
+        appended = Statement(_APPEND, (*_key(lease), *args), requires_row=True)
+        inserts = _insert(lease.tenant, lease.response_id, events, _APPEND_EVENT)
+        unsaved = self._unsaved(lease.tenant, response)
         try:
             await self._database.write(
-                appended, *unsaved, *inserts, *_begin(tenure.tenant, response, beginning)
+                appended, *unsaved, *inserts, *_begin(lease.tenant, response, beginning)
             )
         except RequiredRowMissing:
-            raise LeaseLost(tenure.response_id) from None
+            raise LeaseLost(lease.response_id) from None
 
-    async def renew(self, tenures: Sequence[Tenure], *, lease_until: float) -> list[Tenure]:
-        if not tenures:
+    async def renew(self, leases: Sequence[Lease], *, lease_until: float) -> list[Lease]:
+        """Extend the leases; return those that have ended."""
+        if not leases:
             return []
         renewed = await self._database.write(
-            *(Statement(_RENEW, (*_key(tenure), float(lease_until))) for tenure in tenures)
+            *(Statement(_RENEW, (*_key(lease), float(lease_until))) for lease in leases)
         )
-        return [tenure for tenure, rows in zip(tenures, renewed, strict=True) if not rows]
+        return [lease for lease, rows in zip(leases, renewed, strict=True) if not rows]
 
     async def read(self, tenant: str, response_id: str) -> Run | None:
         rows = await self._database.read(_READ, tenant, response_id, self._expiry.now())
-        return _run(rows[0]) if rows else None
+        return Run(*rows[0]) if rows else None
 
     async def beginning(self, tenant: str, response_id: str) -> Beginning | None:
+        """Return what an open run began with. None: it has ended, or has not written that."""
         rows = await self._database.read(_BEGINNING, tenant, response_id)
         if not rows:
             return None
@@ -218,20 +280,31 @@ class SqlRuns(base.Runs):
         return Beginning(parent_id, head, response_rows.unpack_items(packed), bool(is_upstream))
 
     async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:
+        """Return up to ``limit`` events with a sequence number above ``after``, in order."""
         rows = await self._database.read(_EVENTS, tenant, response_id, self._expiry.now(), after, limit)
-        return [RunEvent(sequence_number=number, data=data) for number, data in rows]
+        return [RunEvent(*row) for row in rows]
 
     async def seize(
         self, run: Run, *, owner: str, lease_until: float, if_not_renewed: bool = False
     ) -> Run | None:
+        """Make ``owner`` the owner of an open run; the previous owner's lease ends.
+
+        None: the run has ended, or its owner has changed since ``run`` was read; with ``if_not_renewed`` also
+        if the owner has renewed its lease since then.
+        """
         args = (run.tenant, run.response_id, run.epoch, owner, float(lease_until))
         seized = Statement(_SEIZE, args)
         if if_not_renewed:
             seized = Statement(_SEIZE_IF_NOT_RENEWED, (*args, run.lease_until))
         (rows,) = await self._database.write(seized)
-        return _run(rows[0]) if rows else None
+        return Run(*rows[0]) if rows else None
 
     async def end(self, run: Run, response: Response, event: RunEvent) -> bool:
+        """End an open run with its final object and event, whichever node owns it; that node's lease ends.
+
+        False, and nothing is written: the run has changed since it was read, or the final status is
+        ``failed`` or ``cancelled`` although the response has been saved meanwhile.
+        """
         key = (run.tenant, run.response_id, run.epoch, run.last_sequence)
         args = (response.status, wire.encode(response), event.sequence_number)
         ended = Statement(_END, (*key, *args), requires_row=True)
@@ -252,13 +325,19 @@ class SqlRuns(base.Runs):
         return [Statement(_NOT_SAVED_OTHERWISE, args, requires_row=True)]
 
     async def expired(self, now: float, limit: int) -> list[Run]:
-        return [_run(row) for row in await self._database.read(_EXPIRED, float(now), limit)]
+        """Return up to ``limit`` open runs whose lease has expired, in the order of their leases."""
+        return [Run(*row) for row in await self._database.read(_EXPIRED, float(now), limit)]
 
     async def touch(self, run: Run) -> bool:
+        """Write to an open run without changing it, as soon as the store can write.
+
+        False: the run has ended, or its owner or its lease has changed since ``run`` was read.
+        """
         args = (run.tenant, run.response_id, run.epoch, run.lease_until)
         (rows,) = await self._database.write(Statement(_TOUCH, args))
         return bool(rows)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
+        """Delete a run and its events, which ends its lease. False: there was none."""
         (rows,) = await self._database.write(Statement(_DELETE, (tenant, response_id, self._expiry.now())))
         return bool(rows)

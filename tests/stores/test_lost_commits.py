@@ -9,12 +9,13 @@ import pytest
 
 from slipring.core.chain import item_ids
 from slipring.errors import Unavailable
-from slipring.stores.base import Appended, Conversation, LeaseLost
+from slipring.stores.conversations import Appended, Conversation
+from slipring.stores.databases import database
 from slipring.stores.databases.database import Statement
 from slipring.stores.databases.postgres import PostgresDatabase
 from slipring.stores.databases.sqlite import SqliteDatabase
-from slipring.stores.sql import unknown_outcomes
-from slipring.stores.sql.store import SqlStore
+from slipring.stores.runs import LeaseLost
+from slipring.stores.store import Store
 from tests.crash.unsynced import Recorder, failing
 from tests.stores.postgres_relay import Relay
 from tests.stores.samples import chain, message, response, same, state
@@ -36,8 +37,8 @@ async def near(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
 
 
 @pytest.fixture
-async def far(relay: Relay, near: PostgresDatabase) -> AsyncIterator[SqlStore]:
-    store = SqlStore(PostgresDatabase(relay.url), clock=lambda: 1000.0)
+async def far(relay: Relay, near: PostgresDatabase) -> AsyncIterator[Store]:
+    store = Store(PostgresDatabase(relay.url), clock=lambda: 1000.0)
     await store.start()
     yield store
     await store.close()
@@ -70,8 +71,8 @@ def disk(tmp_path: Path) -> Iterator[FailingOnce]:
 
 
 @pytest.fixture
-async def on_disk(disk: FailingOnce, tmp_path: Path) -> AsyncIterator[SqlStore]:
-    store = SqlStore(SqliteDatabase(str(tmp_path / "store.db")), clock=lambda: 1000.0)
+async def on_disk(disk: FailingOnce, tmp_path: Path) -> AsyncIterator[Store]:
+    store = Store(SqliteDatabase(str(tmp_path / "store.db")), clock=lambda: 1000.0)
     await store.start()
     yield store
     await store.close()
@@ -82,9 +83,7 @@ async def stored_ids(database: PostgresDatabase) -> list[str]:
 
 
 @pytest.mark.parametrize("text", [COMMIT, NAME])
-async def test_a_save_that_was_committed_is_reported_as_saved(
-    relay: Relay, far: SqlStore, text: bytes
-) -> None:
+async def test_a_save_that_was_committed_is_reported_as_saved(relay: Relay, far: Store, text: bytes) -> None:
     first, second = chain(2)
     if text is NAME:
         await far.responses.save("t", first)
@@ -97,7 +96,7 @@ async def test_a_save_that_was_committed_is_reported_as_saved(
 
 
 async def test_a_save_that_was_not_committed_is_repeated(
-    relay: Relay, far: SqlStore, near: PostgresDatabase
+    relay: Relay, far: Store, near: PostgresDatabase
 ) -> None:
     relay.lose_reply_to(IN_TRANSACTION)
     await far.responses.save("t", state("resp_1"))
@@ -105,7 +104,7 @@ async def test_a_save_that_was_not_committed_is_repeated(
     assert await stored_ids(near) == ["resp_1"]
 
 
-async def test_items_are_added_once_to_a_conversation(relay: Relay, far: SqlStore) -> None:
+async def test_items_are_added_once_to_a_conversation(relay: Relay, far: Store) -> None:
     await far.conversations.create("t", Conversation(id="conv_1", created_at=1), [])
     appended = Appended("conv_1", 0, (message("msg_1"),))
     relay.lose_reply_to(COMMIT)
@@ -118,7 +117,7 @@ async def test_items_are_added_once_to_a_conversation(relay: Relay, far: SqlStor
 
 @pytest.mark.parametrize("text", [COMMIT, b"slipring_conversation_items"])
 async def test_items_of_a_response_that_is_not_stored_are_added_once(
-    relay: Relay, far: SqlStore, text: bytes
+    relay: Relay, far: Store, text: bytes
 ) -> None:
     """Whether or not the first attempt was committed."""
     await far.conversations.create("t", Conversation(id="conv_1", created_at=1), [])
@@ -133,7 +132,7 @@ async def test_items_of_a_response_that_is_not_stored_are_added_once(
     assert await far.conversations.all_items("t", "conv_1") == appended.items
 
 
-async def test_an_append_of_nothing_new_may_be_repeated(relay: Relay, far: SqlStore) -> None:
+async def test_an_append_of_nothing_new_may_be_repeated(relay: Relay, far: Store) -> None:
     await far.conversations.create("t", Conversation(id="conv_1", created_at=1), [message("msg_1")])
     relay.lose_reply_to(COMMIT)
     await far.conversations.append("t", "resp_1", Appended("conv_1", 0, (message("msg_1"),)))
@@ -141,7 +140,7 @@ async def test_an_append_of_nothing_new_may_be_repeated(relay: Relay, far: SqlSt
 
 
 @pytest.mark.parametrize("text", [COMMIT, b"slipring_conversation_items"])
-async def test_a_conversation_is_created_once(relay: Relay, far: SqlStore, text: bytes) -> None:
+async def test_a_conversation_is_created_once(relay: Relay, far: Store, text: bytes) -> None:
     """Whether or not the first attempt was committed."""
     items = (message("msg_1"), message("msg_2"))
     relay.lose_reply_to(text)
@@ -150,7 +149,7 @@ async def test_a_conversation_is_created_once(relay: Relay, far: SqlStore, text:
     assert await far.conversations.all_items("t", "conv_1") == items
 
 
-async def test_a_conversation_without_items_is_created_once(relay: Relay, far: SqlStore) -> None:
+async def test_a_conversation_without_items_is_created_once(relay: Relay, far: Store) -> None:
     """The only statement is a transaction of its own."""
     created = Conversation(id="conv_1", created_at=1)
     relay.lose_reply_to(b"conv_1")
@@ -160,7 +159,7 @@ async def test_a_conversation_without_items_is_created_once(relay: Relay, far: S
 
 
 @pytest.mark.parametrize("text", [COMMIT, b"msg_3"])
-async def test_items_that_a_client_adds_are_added_once(relay: Relay, far: SqlStore, text: bytes) -> None:
+async def test_items_that_a_client_adds_are_added_once(relay: Relay, far: Store, text: bytes) -> None:
     """Whether or not the first attempt was committed, and also if some were there before."""
     await far.conversations.create("t", Conversation(id="conv_1", created_at=1), [message("msg_1")])
     relay.lose_reply_to(text)
@@ -174,7 +173,7 @@ async def test_items_that_a_client_adds_are_added_once(relay: Relay, far: SqlSto
 
 
 async def test_adding_to_a_conversation_that_is_deleted_meanwhile_is_refused(
-    relay: Relay, far: SqlStore, near: PostgresDatabase
+    relay: Relay, far: Store, near: PostgresDatabase
 ) -> None:
     await far.conversations.create("t", Conversation(id="conv_1", created_at=1), [])
     deleted = Statement("DELETE FROM slipring_conversations")
@@ -182,7 +181,7 @@ async def test_adding_to_a_conversation_that_is_deleted_meanwhile_is_refused(
     assert not await far.conversations.add("t", "conv_1", [message("msg_1")])
 
 
-async def test_what_a_failing_disk_rolls_back_is_written_again(disk: FailingOnce, on_disk: SqlStore) -> None:
+async def test_what_a_failing_disk_rolls_back_is_written_again(disk: FailingOnce, on_disk: Store) -> None:
     disk.fail_next()
     await on_disk.conversations.create("t", Conversation(id="conv_1", created_at=1), [message("msg_1")])
     disk.fail_next()
@@ -196,21 +195,21 @@ async def test_what_a_failing_disk_rolls_back_is_written_again(disk: FailingOnce
 
 @pytest.mark.parametrize("text", [COMMIT, IN_TRANSACTION])
 async def test_a_run_that_is_taken_over_meanwhile_keeps_what_was_committed_and_saves_nothing_else(
-    relay: Relay, far: SqlStore, near: PostgresDatabase, text: bytes
+    relay: Relay, far: Store, near: PostgresDatabase, text: bytes
 ) -> None:
-    tenure = await far.runs.open("t", response("resp_1"), [], owner="a", lease_until=1.0)
+    lease = await far.runs.open("t", response("resp_1"), [], owner="a", lease_until=1.0)
     taken = Statement("UPDATE slipring_runs SET owner = 'b', epoch = epoch + 1")
     relay.lose_reply_to(text, lambda: near.write(taken))
     with nullcontext() if text is COMMIT else pytest.raises(LeaseLost):
-        await far.responses.save("t", state("resp_1"), tenure=tenure)
+        await far.responses.save("t", state("resp_1"), lease=lease)
     assert relay.replies_lost == 1
     assert await stored_ids(near) == (["resp_1"] if text is COMMIT else [])
 
 
 async def test_an_outcome_that_cannot_be_found_out_is_reported_as_unknown(
-    relay: Relay, far: SqlStore, near: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+    relay: Relay, far: Store, near: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unknown_outcomes, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(database, "_PAUSES_S", (0.0, 0.0))
     relay.lose_reply_to(COMMIT, relay.stop_listening)
     with pytest.raises(Unavailable, match="not known"):
         await far.responses.save("t", state("resp_1"))

@@ -6,8 +6,8 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, OpenCall
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat
-from slipring.stores.sql import response_rows
-from slipring.stores.sql.response_rows import Record
+from slipring.stores import response_rows
+from slipring.stores.response_rows import Record
 from tests.stores.samples import HEAD, TOOLS, chain, message, same, state
 
 FORMAT = TextFormat(kind="json_object", echo=Raw(b'{"type":"json_object"}'))

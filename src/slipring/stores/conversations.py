@@ -11,12 +11,11 @@ from contextlib import suppress
 from types import MappingProxyType
 
 import msgspec
+from msgspec import Struct
 
 from slipring.core.chain import item_ids
 from slipring.protocol import wire
 from slipring.protocol.items import Item, with_id
-from slipring.stores import base
-from slipring.stores.base import Appended, Conversation, Page, Thread, UnknownItem
 from slipring.stores.databases.database import (
     Database,
     OutcomeUnknown,
@@ -24,9 +23,53 @@ from slipring.stores.databases.database import (
     Row,
     Statement,
     UniqueViolated,
+    until_known,
 )
-from slipring.stores.sql.retention import Expiry
-from slipring.stores.sql.unknown_outcomes import until_known
+from slipring.stores.pruning import Expiry
+
+
+class Conversation(Struct, frozen=True):
+    id: str
+    created_at: int
+    metadata: dict[str, str] = {}
+
+
+class Thread(Struct, frozen=True):
+    """A conversation at the start of a turn: the response to continue from, and the items added after it."""
+
+    conversation: Conversation
+    version: int
+    """Incremented by every change of the items."""
+    tip: str | None
+    """The response whose context holds all items except those in ``added``. None: ``added`` has all items."""
+    added: tuple[Item, ...]
+
+
+class Appended(Struct, frozen=True):
+    """The items that a finished response adds to its conversation. Every item has an id."""
+
+    conversation_id: str
+    version: int
+    """The conversation's version when the turn began. If it is unchanged, the response becomes the tip. If
+    items were changed meanwhile, the conversation has no tip afterwards."""
+    items: tuple[Item, ...]
+    spare_ids: dict[int, str] = {}
+    """By index: the id that an item gets if the conversation has another one with its own. An item without
+    one is not added then."""
+
+
+class UnknownItem(Exception):
+    """The item after which a page begins was never in the list."""
+
+
+class Page(Struct, frozen=True):
+    """The part of a list to return."""
+
+    limit: int = 20
+    ascending: bool = False
+    after: str | None = None
+    """The id of the last item of the previous page."""
+
 
 _CREATE = """
 INSERT INTO slipring_conversations
@@ -195,12 +238,15 @@ def _read(row: Row) -> Conversation:
     return Conversation(id=row[0], created_at=row[1], metadata=_metadata.decode(row[2]))
 
 
-class SqlConversations(base.Conversations):
+class Conversations:
+    """Conversations and their items."""
+
     def __init__(self, database: Database, expiry: Expiry) -> None:
         self._database = database
         self._expiry = expiry
 
     async def create(self, tenant: str, conversation: Conversation, items: Sequence[Item]) -> None:
+        """Create a conversation with these items, each of which must have an id."""
         metadata = wire.encode(conversation.metadata)
         args = (tenant, conversation.id, conversation.created_at, metadata, len(items))
         statements = [Statement(_CREATE, args), *_insert(tenant, conversation.id, items)]
@@ -222,15 +268,18 @@ class SqlConversations(base.Conversations):
     async def update(
         self, tenant: str, conversation_id: str, metadata: dict[str, str]
     ) -> Conversation | None:
+        """Replace the metadata; return the conversation as it is now. None: there is no such conversation."""
         args = (tenant, conversation_id, wire.encode(metadata))
         (rows,) = await self._database.write(Statement(_UPDATE, args))
         return _read(rows[0]) if rows else None
 
     async def delete(self, tenant: str, conversation_id: str) -> bool:
+        """Delete a conversation with all its items. False: there was none."""
         (rows,) = await self._database.write(Statement(_DELETE, (tenant, conversation_id)))
         return bool(rows)
 
     async def add(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> bool:
+        """Add items to the end. False: there is no such conversation."""
         grow = Statement(_GROW, (tenant, conversation_id, len(items)))
 
         async def write() -> bool:
@@ -245,6 +294,7 @@ class SqlConversations(base.Conversations):
             return await until_known(write, "whether the conversation has the items")
 
     async def append(self, tenant: str, response_id: str, appended: Appended) -> None:
+        """Add the items of a response that is not stored. Does nothing if the conversation was deleted."""
         statements = append_statements(tenant, response_id, appended)
         try:
             await self._database.write(*statements)
@@ -263,6 +313,11 @@ class SqlConversations(base.Conversations):
             await until_known(again, "whether the conversation has the response's items")
 
     async def items(self, tenant: str, conversation_id: str, page: Page) -> tuple[list[Item], bool] | None:
+        """Return a page of items, and whether more follow. None: there is no such conversation.
+
+        ``after`` may name an item that has been deleted since. Raises ``UnknownItem`` if the conversation
+        never had it.
+        """
         cursor = _FIRST if page.ascending else _LAST
         if page.after is not None:
             rows = await self._database.read(_POSITION, tenant, conversation_id, page.after)
@@ -285,6 +340,8 @@ class SqlConversations(base.Conversations):
     async def find_items(
         self, tenant: str, item_ids: Iterable[str], conversation_id: str | None
     ) -> dict[str, Item]:
+        """Return items of this conversation, or else of any of the tenant's, by id. Unknown ids are left out,
+        and so are those of different items in several conversations."""
         found: dict[str, Item] = {}
         for item_id in item_ids:
             rows = []
@@ -306,6 +363,7 @@ class SqlConversations(base.Conversations):
         return bool(deleted)
 
     async def thread(self, tenant: str, conversation_id: str) -> Thread | None:
+        """Return what a turn needs to continue the conversation. None: there is no such conversation."""
         rows = await self._database.read(_THREAD, tenant, conversation_id)
         if not rows:
             return None
@@ -314,5 +372,6 @@ class SqlConversations(base.Conversations):
         return Thread(conversation=_read(rows[0]), version=version, tip=tip, added=added)
 
     async def all_items(self, tenant: str, conversation_id: str) -> tuple[Item, ...]:
+        """Return all items, oldest first: needed when the tip cannot be loaded any more."""
         rows = await self._database.read(_ALL_ITEMS, tenant, conversation_id)
         return tuple(_unpack(item_id, data) for item_id, data in rows)

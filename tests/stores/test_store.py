@@ -3,9 +3,9 @@
 import pytest
 
 from slipring.errors import StartupError
+from slipring.stores import response_rows
 from slipring.stores.databases import schema
 from slipring.stores.databases.database import Statement
-from slipring.stores.sql import response_rows
 from tests.stores.conftest import StoreLocation
 from tests.stores.samples import HEAD, TokenPositions, Tokens, key, same, state
 

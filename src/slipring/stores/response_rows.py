@@ -27,7 +27,7 @@ _response = msgspec.json.Decoder(Response)
 _verdicts = msgspec.msgpack.Decoder(NodeVerdicts)
 
 
-class _CarryDelta(Struct, omit_defaults=True):
+class _CarryDelta(Struct):
     """The fields of a ``Carry`` that differ from the parent's."""
 
     open_calls: dict[str, OpenCall] | UnsetType = UNSET
@@ -40,6 +40,7 @@ class _CarryDelta(Struct, omit_defaults=True):
 
 
 _carry = msgspec.json.Decoder(_CarryDelta)
+_CARRY_FIELDS = Carry.__struct_fields__
 
 
 class Record(Struct, frozen=True):
@@ -93,23 +94,13 @@ def unpack_response(data: bytes, head: Head, output: tuple[Item, ...]) -> Respon
 def pack_carry(carry: Carry, parent: Carry | None) -> bytes | None:
     """Encode the fields that differ from the parent's; None if none do."""
     before = parent if parent is not None else _NO_CARRY
-    if carry is before or carry == before:
+    if carry is before:
         return None
-    return wire.encode(
-        _CarryDelta(
-            open_calls=UNSET if carry.open_calls == before.open_calls else dict(carry.open_calls),
-            tools=UNSET if carry.tools == before.tools else carry.tools,
-            effort=UNSET if carry.effort == before.effort else carry.effort,
-            format=UNSET if carry.format == before.format else carry.format,
-            lists=(
-                UNSET
-                if carry.lists == before.lists
-                else {label: Raw(tools) for label, tools in carry.lists.items()}
-            ),
-            list_ids=UNSET if carry.list_ids == before.list_ids else dict(carry.list_ids),
-            approvals=UNSET if carry.approvals == before.approvals else dict(carry.approvals),
-        )
-    )
+    fields = {name: getattr(carry, name) for name in _CARRY_FIELDS}
+    changed = {name: value for name, value in fields.items() if value != getattr(before, name)}
+    if "lists" in changed:
+        changed["lists"] = {label: Raw(tools) for label, tools in carry.lists.items()}
+    return wire.encode(changed) if changed else None
 
 
 def unpack_carry(data: bytes | None, parent: Carry | None) -> Carry:
@@ -117,19 +108,10 @@ def unpack_carry(data: bytes | None, parent: Carry | None) -> Carry:
     if data is None:
         return before
     delta = _carry.decode(data)
-    return Carry(
-        open_calls=before.open_calls if delta.open_calls is UNSET else delta.open_calls,
-        tools=before.tools if delta.tools is UNSET else delta.tools,
-        effort=before.effort if delta.effort is UNSET else delta.effort,
-        format=before.format if delta.format is UNSET else delta.format,
-        lists=(
-            before.lists
-            if delta.lists is UNSET
-            else {label: bytes(tools) for label, tools in delta.lists.items()}
-        ),
-        list_ids=before.list_ids if delta.list_ids is UNSET else delta.list_ids,
-        approvals=before.approvals if delta.approvals is UNSET else delta.approvals,
-    )
+    fields = {name: getattr(delta, name) for name in _CARRY_FIELDS}
+    if delta.lists is not UNSET:
+        fields["lists"] = {label: bytes(tools) for label, tools in delta.lists.items()}
+    return structs.replace(before, **{name: value for name, value in fields.items() if value is not UNSET})
 
 
 def pack_verdicts(verdicts: NodeVerdicts | None) -> bytes | None:
@@ -138,24 +120,6 @@ def pack_verdicts(verdicts: NodeVerdicts | None) -> bytes | None:
 
 def unpack_verdicts(data: bytes | None) -> NodeVerdicts | None:
     return None if data is None else _verdicts.decode(data)
-
-
-def columns(state: ResponseState, positions: Positions | None) -> tuple[Any, ...]:
-    """Return the values of a row that follow ``expires_at``, from ``parent_id`` on."""
-    response, parent = state.response, state.parent
-    return (
-        parent.id if parent is not None else None,
-        response.status,
-        response.model,
-        response.created_at,
-        state.head.digest,
-        pack_response(response),
-        pack_items(state.input),
-        pack_items(state.output),
-        pack_carry(state.carry, parent.carry if parent is not None else None),
-        _pack_position(state, positions),
-        pack_verdicts(state.verdicts),
-    )
 
 
 def record(state: ResponseState, positions: Positions | None) -> Record:
@@ -171,6 +135,13 @@ def record(state: ResponseState, positions: Positions | None) -> Record:
         position=_pack_position(state, positions),
         verdicts=pack_verdicts(state.verdicts),
     )
+
+
+def columns(state: ResponseState, positions: Positions | None) -> tuple[Any, ...]:
+    """Return the values of a row that follow ``expires_at``, from ``parent_id`` on."""
+    response, parent_id = state.response, state.parent.id if state.parent is not None else None
+    own = structs.astuple(record(state, positions))
+    return (parent_id, response.status, response.model, response.created_at, *own[1:])
 
 
 def _pack_position(state: ResponseState, positions: Positions | None) -> bytes | None:

@@ -3,11 +3,47 @@
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import Struct
 
 from slipring.protocol import wire
-from slipring.stores import base
-from slipring.stores.base import Key, Usage
 from slipring.stores.databases.database import Database, Row, Statement
+
+
+class Key(Struct, frozen=True):
+    """An API key: its limits and the digest of its secret."""
+
+    id: str
+    tenant: str
+    digest: bytes
+    """SHA-256 of the secret."""
+    created_at: int
+    name: str = ""
+    models: tuple[str, ...] = ()
+    """The models that the key may use; empty: all."""
+    requests_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    mcp_servers: tuple[str, ...] | None = None
+    """The registered MCP servers that the key may use, by name; None: all, and what ``mcp_urls`` allows."""
+    mcp_tools: tuple[str, ...] = ()
+    """Tools as ``SERVER.TOOL``: of a server that is named here, the key may use only these."""
+    revoked_at: int | None = None
+
+    @property
+    def limits_mcp(self) -> bool:
+        """Whether it may not use every MCP server and tool."""
+        return self.mcp_servers is not None or bool(self.mcp_tools)
+
+
+class Usage(Struct, frozen=True):
+    """The requests and tokens of one key in one time window."""
+
+    key_id: str
+    window: str
+    """The name of the window, such as ``minute:29384756``. The caller chooses it; the store only compares
+    it."""
+    requests: int = 0
+    tokens: int = 0
+
 
 _COLUMNS = (
     "id, tenant, digest, created_at, name, models, requests_per_minute, tokens_per_day,"
@@ -47,7 +83,9 @@ def _key(row: Row) -> Key:
     )
 
 
-class SqlKeys(base.Keys):
+class Keys:
+    """API keys and their usage."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -62,18 +100,23 @@ class SqlKeys(base.Keys):
         await self._database.write(Statement(_CREATE, (*identity, *limits, key.revoked_at)))
 
     async def find(self, key_id: str) -> Key | None:
+        """Return a key by its id, even if it is revoked."""
         rows = await self._database.read(_FIND, key_id)
         return _key(rows[0]) if rows else None
 
     async def revoke(self, key_id: str, now: int) -> bool:
+        """Revoke a key as of ``now``. False: there is no such key, or it is revoked already."""
         (rows,) = await self._database.write(Statement(_REVOKE, (key_id, now)))
         return bool(rows)
 
     async def exist(self) -> bool:
+        """Return whether any key exists, revoked ones included: revoking the last key must not disable
+        authentication."""
         return bool(await self._database.read(_EXIST))
 
     async def spend(self, spent: Sequence[Usage], *, expires_at: float) -> list[Usage]:
         # Rows are locked in a fixed order, so that two nodes cannot deadlock.
+        """Add usage to its windows; return the totals, in the same order. Adding 0 reads a total."""
         order = sorted(range(len(spent)), key=lambda index: (spent[index].key_id, spent[index].window))
         written = await self._database.write(*(_spend(spent[index], expires_at) for index in order))
         totals = dict(zip(order, written, strict=True))
@@ -84,6 +127,7 @@ class SqlKeys(base.Keys):
         ]
 
     async def list(self) -> list[Key]:
+        """Return all keys, oldest first."""
         return [_key(row) for row in await self._database.read(_LIST)]
 
 

@@ -11,7 +11,7 @@ from slipring.core.checks.node_verdicts import Finding, NodeVerdicts
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import ConversationEcho, InputTokensDetails, OutputTokensDetails, Usage
-from slipring.stores.sql.store import SqlStore
+from slipring.stores.store import Store
 from tests.stores.conftest import StoreLocation
 from tests.stores.samples import (
     HEAD,
@@ -27,7 +27,7 @@ from tests.stores.samples import (
 )
 
 
-async def test_a_saved_state_is_loaded_from_memory(store: SqlStore) -> None:
+async def test_a_saved_state_is_loaded_from_memory(store: Store) -> None:
     first, second = chain(2)
     await store.responses.save("t", first)
     await store.responses.save("t", second)
@@ -35,7 +35,7 @@ async def test_a_saved_state_is_loaded_from_memory(store: SqlStore) -> None:
     assert await store.responses.load("t", "resp_0") is first
 
 
-async def test_an_unknown_response_is_not_found(store: SqlStore) -> None:
+async def test_an_unknown_response_is_not_found(store: Store) -> None:
     assert await store.responses.load("t", "resp_0") is None
     assert await store.responses.retrieve("t", "resp_0") is None
     assert await store.responses.delete("t", "resp_0") is False
@@ -58,14 +58,14 @@ async def test_verdicts_are_saved_and_can_be_replaced(durable: StoreLocation) ->
     assert await store.responses.load("t", "resp_1") is None
 
 
-async def test_ids_may_contain_any_characters(store: SqlStore) -> None:
+async def test_ids_may_contain_any_characters(store: Store) -> None:
     for odd in ("\0", "resp_\0x", "'; DROP TABLE slipring_responses; --", "ü" * 500, "$1"):
         assert await store.responses.load("t", odd) is None
         await store.responses.save("t", state(odd))
         assert ids(await store.responses.load("t", odd)) == [odd]
 
 
-async def test_tenants_cannot_see_each_others_data(store: SqlStore) -> None:
+async def test_tenants_cannot_see_each_others_data(store: Store) -> None:
     ours, theirs = state("resp_1", model="ours"), state("resp_1", model="theirs")
     await store.responses.save("a", ours)
     item_id = ours.output[0].id or ""
@@ -203,7 +203,7 @@ async def test_unstored_ancestors_are_kept_but_not_found(durable: StoreLocation)
     assert await again.prune(durable.now) == 0
 
 
-async def test_a_response_that_is_saved_after_its_descendant_is_found(store: SqlStore) -> None:
+async def test_a_response_that_is_saved_after_its_descendant_is_found(store: Store) -> None:
     first, second = chain(2)
     await store.responses.save("t", second)
     assert await store.responses.load("t", "resp_0") is None
@@ -285,7 +285,7 @@ async def test_an_expired_response_is_not_found_but_its_descendants_are(location
     assert await store.prune(1050) == 0
 
 
-async def test_items_are_found_by_their_ids(store: SqlStore) -> None:
+async def test_items_are_found_by_their_ids(store: Store) -> None:
     theirs = message("msg_theirs", role="user")
     unnamed = message(None, "anonymous", role="user")
     saved = state("resp_abc", given=(theirs, unnamed))

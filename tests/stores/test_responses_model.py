@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
-from slipring.stores.sql.store import SqlStore
+from slipring.stores.store import Store
 from tests.stores.conftest import StoreLocation
 from tests.stores.samples import HEAD, TokenPositions, Tokens, same, state
 
@@ -40,7 +40,7 @@ class Model:
         self.found: set[str] = set()
         self.deleted: set[str] = set()
 
-    async def check(self, store: SqlStore) -> None:
+    async def check(self, store: Store) -> None:
         for each in self.made:
             loaded = await store.responses.load(self.tenant, each.id)
             if each.id in self.found:
@@ -48,7 +48,7 @@ class Model:
             else:
                 assert loaded is None
 
-    async def step(self, store: SqlStore, what: str, where: int, choice: int) -> None:
+    async def step(self, store: Store, what: str, where: int, choice: int) -> None:
         if what == "make" or not self.made:
             parent = self.made[where % len(self.made)] if self.made and where % 5 else None
             self.made.append(make(f"resp_{len(self.made)}", parent, choice))

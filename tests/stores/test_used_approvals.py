@@ -2,18 +2,18 @@
 
 import asyncio
 
-from slipring.stores.sql.store import SqlStore
+from slipring.stores.store import Store
 from tests.stores.conftest import StoreLocation
 
 
-async def test_an_approval_is_good_once(store: SqlStore) -> None:
+async def test_an_approval_is_good_once(store: Store) -> None:
     claim = store.approvals.claim
     assert await claim("t", ["mcpr_1"]) is True
     assert await claim("t", ["mcpr_1"]) is False
     assert await claim("u", ["mcpr_1"]) is True  # another tenant's
 
 
-async def test_a_claim_uses_all_of_its_approvals_or_none(store: SqlStore) -> None:
+async def test_a_claim_uses_all_of_its_approvals_or_none(store: Store) -> None:
     claim = store.approvals.claim
     assert await claim("t", ["b"]) is True
     assert await claim("t", ["a", "b", "c"]) is False
