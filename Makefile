@@ -103,7 +103,7 @@ test-oracles: .venv/.dev .venv-oracles/.ready ## prompts and parsed answers agai
 	$(BIN)/python -m tests.prompts.oracles.live --tools .venv-oracles $(if $(DIR),--templates $(DIR)) $(if $(WRITE),--write) $(ARGS)
 
 test-browser: .venv/.dev ## the live page and the report of `slipring bench` in a browser: the machine's Chromium, else one installed into .browser
-	chromium=$$($(BIN)/python -m tests.bench.chromium .browser) && SLIPRING_TEST_CHROMIUM=$$chromium $(BIN)/python -m pytest -m browser $(ARGS)
+	chromium=$$($(BIN)/python -m tests.commands.bench.chromium .browser) && SLIPRING_TEST_CHROMIUM=$$chromium $(BIN)/python -m pytest -m browser $(ARGS)
 
 record-wire: .venv/.dev ## record what servers send to clients in the tests of core and server (DIR=… is the recording, ARGS=tests/server/transports for some)
 	@test -n "$(DIR)" || { echo "DIR is not set: it names the directory of the recording"; exit 1; }

@@ -12,10 +12,10 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable
 
+from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
 from slipring.core.ports import NO_BETAS, Betas
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
-from slipring.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
