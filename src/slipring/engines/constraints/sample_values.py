@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec import Struct
 
+from slipring.base.errors import InvalidRequest
 from slipring.engines.constraints import grammar_matcher
-from slipring.errors import InvalidRequest
 from slipring.protocol import wire
 from slipring.protocol.definitions import Grammar
 

@@ -8,12 +8,12 @@ from itertools import cycle, islice, pairwise
 
 from msgspec import Struct
 
+from slipring.base.errors import ApiError, InvalidRequest, TooExpensive
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text
 from slipring.engines.constraints.answer_form import CalledTool
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.sample_values import EMPTY_OBJECT, SampleDocument, document_for, input_for
 from slipring.engines.simulated.options import SimulatedOptions
-from slipring.errors import ApiError, InvalidRequest, TooExpensive
 from slipring.protocol.tools import CallableTool
 
 WORDS = (
