@@ -675,7 +675,10 @@ def test_the_example_in_the_documentation_prints_what_it_says(capsys: pytest.Cap
 
 def written_calls(source: str, detected: DetectedFormat) -> int:
     """How many calls of an answer a template writes: one or two."""
-    both, one = (written_answer(source, detected, an_answer(detected, calls=calls))[0] for calls in (2, 1))
+    both, one = (
+        written_answer(source, detected, an_answer(detected, text="", thoughts="", calls=calls))[0]
+        for calls in (2, 1)
+    )
     return 2 if len(both) > len(one) else 1
 
 
