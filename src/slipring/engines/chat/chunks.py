@@ -146,7 +146,7 @@ class Chunk(Struct, gc=False):
         return self.usage is None and all(choice.is_empty for choice in self.choices or ())
 
 
-class _Outline(Struct):
+class _BareError(Struct):
     """What a payload without choices may be: an error that is not in a field of its own."""
 
     object: Any = None
@@ -161,7 +161,7 @@ class _Outline(Struct):
 
 
 _chunk = msgspec.json.Decoder(Chunk)
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_BareError)
 
 
 def _is_error(payload: bytes) -> bool:
