@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import (
@@ -29,16 +30,15 @@ from slipring.core.generation import (
     Thought,
 )
 from slipring.engines.catalog import open_engine
-from slipring.engines.chat import ChatEngine
 from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.chunks import Chunk, ChunkReader
+from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, Written, write_request
 from slipring.engines.chat.returned_fields import Details
 from slipring.engines.chat.tools import EMPTY, toolbox
 from slipring.engines.remote.admission_and_retries import Retryable
-from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 from slipring.prompts.templates.chat_messages import short_id
 from slipring.protocol.items import CALL_OF_OUTPUT, Item
 from slipring.protocol.tools import Offer, Toolset

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.chat import ChatEngine
+from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.options import ChatOptions
 from tests.engines.fakes.providers import CALLS, PROVIDERS, TEXT, Failure, Provider, ProviderServer
 from tests.harness import serve

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, structs
 
+from slipring.base.errors import ApiError, ServerError
 from slipring.core.generation import Delta, Finished, Prefilled, Refused, Text, Thought
 from slipring.engines.chat.call_assembly import CallAssembly
 from slipring.engines.chat.chunks import (
@@ -19,7 +20,6 @@ from slipring.engines.chat.chunks import (
 )
 from slipring.engines.chat.request_body import Written
 from slipring.engines.chat.returned_fields import NONE, Details, ReturnedAnswer, ReturnedFields, kept
-from slipring.errors import ApiError, ServerError
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.protocol.responses import Logprob

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import UNSET, Struct
 
+from slipring.base.errors import ServerError
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta
 from slipring.engines.chat.chunks import CallPiece
 from slipring.engines.chat.returned_fields import NONE, ReturnedFields, kept
-from slipring.errors import ServerError
 from slipring.prompts.parsing.calls.json_scanner import JsonScanner
 from slipring.protocol.tools import CallableTool
 

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from slipring.base.surrogates import repaired
 from slipring.engines.remote.token_counts import token_count
 from slipring.engines.remote.upstream_errors import reported
 from slipring.protocol.responses import Logprob, TopLogprob
-from slipring.surrogates import repaired
 
 _SURROGATE = b"\\ud"
 _OTHER_ERRORS = (b"[{", b'"')

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from aiohttp.abc import AbstractStreamWriter
 
-from slipring.aiohttp_internals import (
+from slipring.base.aiohttp_internals import (
     JsonPosts,
     MemoryPayload,
     PieceReader,
@@ -28,8 +28,8 @@ from slipring.aiohttp_internals import (
     StreamProtocol,
     fail_read,
 )
-from slipring.connection_failures import reason
-from slipring.surrogates import repaired
+from slipring.base.connection_failures import reason
+from slipring.base.surrogates import repaired
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""

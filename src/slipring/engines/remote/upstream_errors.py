@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from slipring.base.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError
+from slipring.base.surrogates import repaired
 from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
-from slipring.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError
-from slipring.surrogates import repaired
 
 _LONGEST_MESSAGE = 500
 _LONGEST_SEARCHED = 2048

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from slipring.aiohttp_internals import (
+from slipring.base.aiohttp_internals import (
     DECODED,
     ServerProtocol,
     is_client_fault,
@@ -20,7 +20,7 @@ from slipring.aiohttp_internals import (
     observe_requests,
     protocol_of,
 )
-from slipring.errors import ApiError, InvalidJson, InvalidRequest, ServerError
+from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
 from slipring.server.connections.reading_turns import LARGE_READ_BYTES, ReadingTurns
 from slipring.server.connections.registry import Connections, ConnectionState

@@ -14,9 +14,9 @@ from collections.abc import Awaitable
 
 from aiohttp import WSMsgType, web
 
-from slipring.aiohttp_internals import drop_messages, waiting_bytes_of
+from slipring.base.aiohttp_internals import drop_messages, waiting_bytes_of
+from slipring.base.errors import ApiError
 from slipring.core.session.actions import Action
-from slipring.errors import ApiError
 from slipring.protocol.events import Event
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
