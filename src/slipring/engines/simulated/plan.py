@@ -41,7 +41,7 @@ class Fail(Struct):
     error: ApiError
 
 
-Step = Emit | Stall | Fail
+AnswerStep = Emit | Stall | Fail
 
 _WORD_STEPS = [Emit([Text(f" {word}")]) for word in WORDS]
 """Built once, so that at thousands of tokens per second the simulation costs little of what is measured."""
@@ -89,7 +89,9 @@ async def prepare(job: Job, tool_outputs: int, options: SimulatedOptions, compil
     return Content()
 
 
-def plan_answer(job: Job, content: Content, options: SimulatedOptions, mark: str = "") -> Iterator[Step]:
+def plan_answer(
+    job: Job, content: Content, options: SimulatedOptions, mark: str = ""
+) -> Iterator[AnswerStep]:
     """The steps of an answer. ``mark``: a text that it carries, in its first words or in a free string."""
     tokens = options.output_tokens
     if content.tools:
@@ -114,7 +116,7 @@ def tools_to_call(job: Job, tool_outputs: int, options: SimulatedOptions) -> tup
     return tools[:1] * calls
 
 
-def _call(tool: CallableTool, content: Content, tokens: int, mark: str) -> Iterator[Step]:
+def _call(tool: CallableTool, content: Content, tokens: int, mark: str) -> Iterator[AnswerStep]:
     """A call whose arguments are streamed in about ``tokens`` pieces."""
     if tool.kind != "custom":
         arguments = padded(content.document.with_text(mark), tokens)
@@ -123,7 +125,7 @@ def _call(tool: CallableTool, content: Content, tokens: int, mark: str) -> Itera
     yield from call_steps(CallStarted(tool.kind, tool.name, tool.namespace), arguments, tokens)
 
 
-def call_steps(started: CallStarted, arguments: str, count: int) -> Iterator[Step]:
+def call_steps(started: CallStarted, arguments: str, count: int) -> Iterator[AnswerStep]:
     """A call with its arguments in ``count`` pieces; it starts with the first and ends with the last."""
     steps: list[list[Delta]] = [[CallArguments(piece)] for piece in pieces(arguments, count)]
     steps[0].insert(0, started)
