@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipring.aiohttp_internals import PostedAnswer
+from slipring.base.aiohttp_internals import PostedAnswer
 from slipring.core.generation import Job
 from slipring.core.turn.turn import Turn
 from slipring.engines.chat.answer import ChatAnswer
@@ -17,7 +17,7 @@ from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.tokens.session_server import _SessionExchange
 from slipring.engines.tokens.sessions import Lease
 from slipring.engines.tokens.token_answer import TokenAnswer
-from slipring.engines.tokens.token_server import Exchange
+from slipring.engines.tokens.token_server import JobExchange
 from tests.engines.chains import turns
 from tests.engines.fakes.server import (
     FakeServer,
@@ -36,7 +36,7 @@ from tests.harness import Running
 from tests.server.raw import gone
 
 HOLDERS = (
-    *(BegunStream, ChatAnswer, EventStream, Exchange, Job, Lease, PostedAnswer, ResponsesAnswer, Ticket),
+    *(BegunStream, ChatAnswer, EventStream, JobExchange, Job, Lease, PostedAnswer, ResponsesAnswer, Ticket),
     *(TokenAnswer, Turn, _SessionExchange),
 )
 ENDINGS: list[tuple[Step, ...]] = [

@@ -8,8 +8,8 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import Any, Protocol
 
+from slipring.base.errors import InvalidRequest, ServerError, TooExpensive, Unavailable
 from slipring.core.tenant_cache import Key, TenantCache
-from slipring.errors import InvalidRequest, ServerError, TooExpensive, Unavailable
 from slipring.sandbox import pipe_messages
 from slipring.sandbox.call_queue import FairQueue
 from slipring.sandbox.child_process import ChildProcess
@@ -19,8 +19,8 @@ log = logging.getLogger("slipring")
 
 TASKS: Mapping[str, str] = {
     "check_grammar": "slipring.engines.constraints.grammar_matcher",
-    "draft_document": "slipring.engines.constraints.drafts",
-    "draft_input": "slipring.engines.constraints.drafts",
+    "sample_document": "slipring.engines.constraints.sample_values",
+    "sample_input": "slipring.engines.constraints.sample_values",
     "write_constraint": "slipring.engines.constraints.answer_constraint",
     "write_structural_tag": "slipring.engines.constraints.answer_constraint",
     "write_grammar": "slipring.engines.constraints.answer_grammar",

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.core.generation import CallArguments, CallStarted, Finished, Text
-from slipring.core.session.actions import Counted, Flush, Loaded
-from slipring.errors import (
+from slipring.base.errors import (
     ApiError,
     AuthenticationFailed,
     InvalidRequest,
@@ -15,6 +13,8 @@ from slipring.errors import (
     RateLimited,
     ServerError,
 )
+from slipring.core.generation import CallArguments, CallStarted, Finished, Text
+from slipring.core.session.actions import Counted, Flush, Loaded
 from tests.core.connection import (
     Connection,
     Server,

@@ -15,20 +15,20 @@ import jsonschema
 import pytest
 from msgspec import Raw
 
+from slipring.base.errors import StartupError
 from slipring.core.chain.head import Head
 from slipring.core.generation import CallEnded, CallStarted, Delta, Finished, Settings
 from slipring.core.limits import Limits
-from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Chunk
+from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.models import read_file
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.request_body import completion_body
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.sampling import Sampling
-from slipring.errors import StartupError
 from slipring.prompts.dialects.dialect import Block
-from slipring.prompts.rendering import Preface, Rendered, Step, empty
+from slipring.prompts.rendering import EncodedIds, Preface, Rendered, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol.requests import TEXT
 from slipring.protocol.tools import Offer, Toolset
@@ -202,7 +202,7 @@ async def test_logprobs_cover_every_token_of_the_answer(tiny: ServeModel) -> Non
 
 def test_the_request_body_has_the_tokens_and_the_sampling_settings() -> None:
     body = empty(Block.NONE).then((3,), Block.NONE).then((4, 5), Block.ASSISTANT)
-    rendered = Rendered("w", Preface(Head(), TEXT, Step.of((1, 2))), body)
+    rendered = Rendered("w", Preface(Head(), TEXT, EncodedIds.of((1, 2))), body)
     settings = Settings(
         temperature=0.5, top_p=0.9, seed=7, logprobs=True, top_logprobs=3, presence_penalty=1.5
     )

@@ -10,15 +10,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slipring.config import Config
+from slipring.base.errors import StartupError
+from slipring.config.settings import Config
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings, Text
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry
-from slipring.engines.responses import ResponsesEngine
+from slipring.engines.responses.engine import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.engines.responses.pool import _SILENCE_S
-from slipring.errors import StartupError
 from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
 from slipring.server.process.server import Server
@@ -546,7 +546,7 @@ async def test_sockets_that_do_not_answer_pings_are_dropped(monkeypatch: pytest.
 
 async def test_a_context_too_large_for_a_frame_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running("auto") as (fake, server), server.connect() as socket:
-        monkeypatch.setattr("slipring.engines.responses.MOST_FRAME_BYTES", 64 * 1024 + 100)
+        monkeypatch.setattr("slipring.engines.responses.engine.MOST_FRAME_BYTES", 64 * 1024 + 100)
         first = await socket.response(**ASK)
         await fake.peers[0].ws.close()
         await lost(server)

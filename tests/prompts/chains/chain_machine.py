@@ -14,12 +14,12 @@ from typing import Any
 import jinja2
 from msgspec import Raw, Struct, structs
 
+from slipring.base.errors import InvalidRequest
+from slipring.commands.inspection.sample_conversation import Answer as WrittenAnswer
+from slipring.commands.inspection.sample_conversation import control_names, emit, spell
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.errors import InvalidRequest
-from slipring.inspection.sample_conversation import Answer as WrittenAnswer
-from slipring.inspection.sample_conversation import control_names, emit, spell
 from slipring.prompts.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE, ChainChoice
 from slipring.prompts.parsing.call_writer import Call as WrittenCall
 from slipring.prompts.parsing.output_format import OutputFormat
@@ -249,7 +249,7 @@ class ChainMachine:
         format = renderer.output_format
         has_calls = format.calls is not None or format.is_harmony
         calls = wanted.calls if self._history.has_tools and has_calls else ()
-        if not renderer.detected.writes_several_calls or format.is_harmony:
+        if not renderer.forms.several_calls or format.is_harmony:
             calls = calls[:1]
         thoughts = (
             _THOUGHT

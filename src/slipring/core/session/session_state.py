@@ -1,5 +1,6 @@
 """What the turns of one session share: its limits and dependencies, its memory, and its outgoing actions."""
 
+from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.turn_policy import Policies
@@ -14,7 +15,6 @@ from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
 from slipring.core.turn import turn_reports
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol.events import Event
 from slipring.protocol.timing import TurnReport
 

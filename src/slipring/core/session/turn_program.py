@@ -20,6 +20,7 @@ prefill, no running call.
 
 from msgspec import Struct
 
+from slipring.base.errors import ApiError, InvalidPrompt, ServerError
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job
@@ -53,7 +54,6 @@ from slipring.core.turn.waits import (
     CutShort,
     Interrupted,
 )
-from slipring.errors import ApiError, InvalidPrompt, ServerError
 from slipring.protocol.events import Error, Event
 
 

@@ -8,6 +8,7 @@ turn no longer waits for has no effect.
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from slipring.base.errors import ApiError, ServerError
 from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import Delta, Prefill
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
@@ -33,7 +34,6 @@ from slipring.core.turn.foreseen_job import foreseen_job
 from slipring.core.turn.steps import pauses
 from slipring.core.turn.turn import Turn
 from slipring.core.turn.waits import ENDED, QUEUED, Blocked, CutShort, Interrupted, News, Wait
-from slipring.errors import ApiError, ServerError
 from slipring.protocol.events import Error, Event
 
 _Run = Coroutine[Wait[Any], Any, Settled | None]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec import Struct
 
-from slipring.errors import ApiError
+from slipring.base.errors import ApiError
 
 Result = TypeVar("Result")
 

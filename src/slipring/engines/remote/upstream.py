@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import Job
 from slipring.engines.options import option
-from slipring.engines.remote.admission_and_retries import Policy, Retryable
+from slipring.engines.remote.admission_and_retries import AdmissionPolicy, Retryable
 from slipring.engines.remote.http_client import (
     BadStatus,
     EventStream,
@@ -30,7 +31,6 @@ from slipring.engines.remote.http_client import (
     Unreadable,
 )
 from slipring.engines.remote.upstream_errors import refusal
-from slipring.errors import ApiError, ServerError, StartupError
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
 _KEYED = hmac.new(_SECRET, digestmod="sha256")
@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamOptions(Policy):
+class UpstreamOptions(AdmissionPolicy):
     """The options that all engines in front of HTTP servers share."""
 
     url: str = ""

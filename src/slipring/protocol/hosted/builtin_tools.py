@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.errors import UnsupportedParameter
+from slipring.base.errors import UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.wire import given
@@ -87,12 +87,12 @@ class SentBuiltin(Struct, frozen=True):
         return msgspec.json.decode(named, type=str) if named.startswith(b'"') else None
 
 
-class _Outline(Struct):
+class _ToolType(Struct):
     type: str | UnsetType = UNSET
 
 
 _tools = msgspec.json.Decoder(list[Raw])
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_ToolType)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.wire import given
@@ -168,12 +168,12 @@ def model_name(label: str, name: str) -> str:
     return f"{_UNSAFE.sub('_', name)[: most - len(digest) - 1]}_{digest}"
 
 
-class _Outline(Struct):
+class _ToolType(Struct):
     type: str
 
 
 _tools = msgspec.json.Decoder(list[Raw])
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_ToolType)
 _server = msgspec.json.Decoder(McpTool)
 _listed = msgspec.json.Decoder(list[ListedTool])
 

@@ -7,26 +7,26 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from slipring.config import Config
+from slipring.base.errors import StartupError
+from slipring.config.mcp_registrations import BuiltinMapping, McpRegistration
+from slipring.config.settings import Config
 from slipring.core.limits import Limits
-from slipring.errors import StartupError
 from slipring.mcp import (
     Credential,
     HttpServer,
     McpLimits,
     McpServer,
     Reach,
-    Refused,
+    RequestRefused,
     ReservedAddresses,
     StdioServer,
     UrlPolicy,
     admit,
     parse_url,
 )
-from slipring.mcp_registrations import BuiltinMapping, McpRegistration
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_tools import McpTool
-from slipring.stores.base import Key
+from slipring.stores.keys import Key
 
 _ENVELOPE_BYTES = 64 * 1024
 """Of a message, around its result."""
@@ -137,7 +137,7 @@ class Registry:
         try:
             servers = [server for server, _ in at_urls]
             found = admit(tool.server_label, url, policy, servers, self._limits, self.reserved)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             raise ServerRefused("server_url", refusal.message) from None
         for server, each in at_urls:
             if server is found:
@@ -152,7 +152,7 @@ class Registry:
         )
         try:
             server = _server(registration, limits, environ)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             raise StartupError(f"mcp server '{registration.name}': {refusal.message}") from None
         return _Registered(server, registration)
 
@@ -247,9 +247,9 @@ def _permitted(registration: McpRegistration, key: Key | None) -> frozenset[str]
 def _credential(tool: McpTool) -> Credential:
     try:
         Credential(tool.authorization)
-    except Refused:
+    except RequestRefused:
         raise ServerRefused("authorization", "it is empty or has characters that are not allowed") from None
     try:
         return Credential(tool.authorization, tool.headers)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         raise ServerRefused("headers", refusal.message) from None

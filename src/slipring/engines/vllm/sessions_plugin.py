@@ -1,0 +1,327 @@
+"""An endpoint plugin of vLLM: sessions, in which the engine keeps the context of a chain between its turns.
+
+Runs in the API process of a vLLM server, not in slipring's. vLLM loads it if slipring is installed beside it
+and ``VLLM_PLUGINS`` names it. A turn sends the ids that its session does not hold; vLLM appends them to a
+request that stays open (``StreamingInput``), with its KV.
+
+vLLM drops the last id that a turn has emitted, because it was never computed. So after each turn a session
+holds the ids of its prompts and all but the last of those that were emitted. A turn says how many ids it
+expects to be held, and is refused if there are more or fewer.
+
+Needs nothing of slipring but this module, and nothing beyond what vLLM installs.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+log = logging.getLogger("vllm.slipring")
+
+PATH = "/v1/slipring/sessions"
+"""Below ``/v1``, where vLLM asks for its key."""
+_LONGEST_IDLE_S = 86_400.0
+
+
+class Sampling(Struct, forbid_unknown_fields=True):
+    """The sampling of one turn, by the names of vLLM. What is not given is as the model's authors recommend.
+
+    Without seeds, log probabilities and constraints, which vLLM reads from a session's first turn only.
+    """
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] = []
+    detokenize: bool = True
+
+
+class Turn(Struct, forbid_unknown_fields=True):
+    """The body of a request for one turn."""
+
+    session: str
+    held: int
+    """How many ids the session holds; 0 opens it."""
+    prompt: list[int]
+    sampling: Sampling
+    cache_salt: str = ""
+    priority: int = 0
+    idle_s: float = 600.0
+
+
+class TurnRefused(Exception):
+    """A turn that is not begun."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Limits(Struct, frozen=True):
+    """What all sessions of a process may take."""
+
+    sessions: int
+    tokens: int
+    """What sessions hold cannot be used for anything else, so the longest request must fit beside them."""
+
+
+class Session:
+    """A request that stays open."""
+
+    def __init__(self, id: str, idle_s: float) -> None:
+        self.id = id
+        self.idle_s = idle_s
+        self.held = 0
+        """Ids that the engine holds, or will hold when the running turn has been prefilled."""
+        self.is_busy = True
+        """A turn has begun, and not ended."""
+        self.is_answered = False
+        """The request for that turn is being answered. Its client may leave before that."""
+        self.inputs: asyncio.Queue[Any] = asyncio.Queue()
+        self.outputs: AsyncGenerator[Any, None]
+        self.expiry: asyncio.TimerHandle | None = None
+
+
+class Sessions:
+    """The open sessions of one API process."""
+
+    def __init__(self, limits: Limits, generate: Callable[[Turn, AsyncIterator[Any]], Any]) -> None:
+        """``generate``: begins a request of the engine for the first turn of a session, whose inputs it reads
+        from the iterator."""
+        self.limits = limits
+        self._generate = generate
+        self._open: dict[str, Session] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def held_tokens(self) -> int:
+        return sum(session.held for session in self._open.values())
+
+    def begin(self, turn: Turn, make_input: Callable[[Turn], Any]) -> Session:
+        """Append a turn's ids to its session, which is opened if need be. Raises ``TurnRefused``."""
+        session = self._open.get(turn.session)
+        if not turn.prompt:
+            raise TurnRefused(400, "A turn needs at least one id.")
+        if (0 if session is None else session.held) != turn.held or (session is not None and session.is_busy):
+            raise TurnRefused(404, "There is no such session, or its context is another one.")
+        if session is None and len(self._open) >= self.limits.sessions:
+            raise TurnRefused(400, "There is no room for another session.")
+        if self.held_tokens + len(turn.prompt) > self.limits.tokens:
+            raise TurnRefused(400, "There is no room for so many ids.")
+        made = make_input(turn)
+        if session is None:
+            session = self._opened(turn)
+        session.is_busy = True
+        session.held += len(turn.prompt)
+        self._expire_later(session)
+        session.inputs.put_nowait(made)
+        return session
+
+    def _opened(self, turn: Turn) -> Session:
+        session = Session(turn.session, min(turn.idle_s, _LONGEST_IDLE_S))
+
+        async def inputs() -> AsyncIterator[Any]:
+            while True:
+                yield await session.inputs.get()
+
+        session.outputs = self._generate(turn, inputs())
+        self._open[session.id] = session
+        return session
+
+    def answer(self, session: Session) -> None:
+        """The request for a turn is being answered: until that ends, the session cannot expire."""
+        session.is_answered = True
+        if session.expiry is not None:
+            session.expiry.cancel()
+
+    def complete(self, session: Session, emitted: int) -> None:
+        """End a turn that has emitted so many ids. A session that was ended meanwhile stays busy, so that the
+        request which answers the turn closes it."""
+        if session.id not in self._open:
+            return
+        session.held += max(emitted - 1, 0)
+        session.is_busy = session.is_answered = False
+        self._expire_later(session)
+
+    def _expire_later(self, session: Session) -> None:
+        if session.expiry is not None:
+            session.expiry.cancel()
+        loop = asyncio.get_running_loop()
+        session.expiry = loop.call_later(session.idle_s, self.end, session.id)
+
+    def end(self, session_id: str) -> bool:
+        """End a session, also one whose turn runs. Returns whether there was one."""
+        session = self._open.pop(session_id, None)
+        if session is None:
+            return False
+        if session.expiry is not None:
+            session.expiry.cancel()
+        # If a turn is running, the request that answers it closes the generator: Python does not allow
+        # another task to close a generator that is running.
+        if not session.is_answered:
+            task = asyncio.ensure_future(session.outputs.aclose())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        return True
+
+
+def limits_of(config: Any) -> Limits:
+    """What sessions may take of an engine with this ``VllmConfig``: at most half of its requests and of its
+    KV cache, and only what the longest request leaves. Nothing where a session is not known to be safe."""
+    parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
+    reasons = {
+        "speculative decoding": config.speculative_config is not None,
+        "data parallelism": parallel.data_parallel_size > 1,
+        "several API processes": getattr(parallel, "_api_process_count", 1) > 1,
+        "KV transfer": config.kv_transfer_config is not None,
+        "a model with state beside its KV cache": model.is_hybrid or model.has_inner_state,
+    }
+    if found := [name for name, holds in reasons.items() if holds]:
+        log.warning("no sessions are opened, because of %s", ", ".join(found))
+        return Limits(0, 0)
+    tokens = (cache.num_gpu_blocks or 0) * cache.block_size
+    most = max(min(tokens // 2, tokens - model.max_model_len), 0)
+    return Limits(max(config.scheduler_config.max_num_seqs // 2, 1) if most else 0, most)
+
+
+class SessionsPlugin:
+    """What ``VLLM_PLUGINS=slipring_sessions`` loads."""
+
+    name = "slipring_sessions"
+    required_tasks = ("generate",)
+
+    def __init__(self) -> None:
+        self._sessions: Sessions | None = None
+        self._make_input: Callable[[Turn], Any]
+
+    def attach_router(self, app: Any) -> None:
+        app.router.routes += [
+            Route(PATH, self._status, methods=["GET"]),
+            Route(PATH, self._run, methods=["POST"]),
+            Route(PATH + "/{id}/end", self._end, methods=["POST"]),
+        ]
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        from vllm.engine.protocol import StreamingInput
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        recommended = engine_client.model_config.get_diff_sampling_param()
+
+        def params(turn: Turn) -> Any:
+            asked = msgspec.structs.asdict(turn.sampling)
+            given = {name: value for name, value in asked.items() if value is not None}
+            return SamplingParams(**{**recommended, **given}, output_kind=RequestOutputKind.DELTA)
+
+        def make_input(turn: Turn) -> Any:
+            prompt = {"prompt_token_ids": turn.prompt, "cache_salt": turn.cache_salt or None}
+            try:
+                return StreamingInput(prompt=prompt, sampling_params=params(turn))
+            except (ValueError, TypeError) as error:
+                raise TurnRefused(400, str(error)) from None
+
+        def generate(turn: Turn, inputs: AsyncIterator[Any]) -> Any:
+            id = f"slipring-{turn.session}"
+            return engine_client.generate(inputs, params(turn), id, priority=turn.priority)
+
+        self._make_input = make_input
+        self._sessions = Sessions(limits_of(engine_client.vllm_config), generate)
+
+    async def _status(self, request: Request) -> Response:
+        sessions = self._ready()
+        limits = sessions.limits
+        return JSONResponse(
+            {
+                "most_sessions": limits.sessions,
+                "most_tokens": limits.tokens,
+                "sessions": len(sessions),
+                "tokens": sessions.held_tokens,
+            }
+        )
+
+    async def _run(self, request: Request) -> Response:
+        sessions = self._ready()
+        try:
+            turn = decode_turn(await request.body())
+            session = sessions.begin(turn, self._make_input)
+        except msgspec.DecodeError as error:
+            return _refusal(400, str(error))
+        except TurnRefused as error:
+            return _refusal(error.status, str(error))
+        return StreamingResponse(answered(sessions, session, turn), media_type="text/event-stream")
+
+    async def _end(self, request: Request) -> Response:
+        return JSONResponse({"ended": self._ready().end(request.path_params["id"])})
+
+    def _ready(self) -> Sessions:
+        assert self._sessions is not None
+        return self._sessions
+
+
+decode_turn = msgspec.json.Decoder(Turn).decode
+
+
+async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGenerator[bytes, None]:
+    """The events of a turn, in the form of a streamed completion. A turn that does not end regularly, or
+    whose client leaves, ends its session."""
+    emitted, reason = 0, None
+    sessions.answer(session)
+    try:
+        while reason is None:
+            output = await anext(session.outputs)
+            for each in output.outputs:
+                emitted += len(each.token_ids)
+                reason = each.finish_reason
+                yield _event(
+                    choices=[
+                        {
+                            "text": each.text,
+                            "token_ids": list(each.token_ids),
+                            "finish_reason": reason,
+                            "stop_reason": each.stop_reason,
+                        }
+                    ]
+                )
+            if reason is not None:
+                cached = turn.held or output.num_cached_tokens or 0
+                sessions.complete(session, emitted)
+                yield _event(
+                    choices=[],
+                    usage={
+                        "prompt_tokens": turn.held + len(turn.prompt),
+                        "completion_tokens": emitted,
+                        "prompt_tokens_details": {"cached_tokens": cached},
+                    },
+                )
+                yield b"data: [DONE]\n\n"
+    except Exception as error:  # any failure of the engine becomes an error event for the client
+        log.info("a turn of a session has failed: %s", error)
+        code = 400 if isinstance(error, ValueError) else 500
+        yield _event(error={"message": str(error) or type(error).__name__, "code": code})
+    finally:
+        if session.is_busy:
+            sessions.end(session.id)
+            async with aclosing(session.outputs):
+                pass
+
+
+def _event(**fields: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(fields) + b"\n\n"
+
+
+def _refusal(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "code": status}}, status)
