@@ -20,7 +20,7 @@ prefill, no running call.
 
 from msgspec import Struct
 
-from slipring.base.errors import ApiError, InvalidPrompt, ServerError
+from slipring.base.errors import ApiError, InvalidPrompt, ServerError, forget_frames
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job
@@ -320,6 +320,7 @@ class TurnProgram:
     def _error(self, failure: Exception) -> ApiError:
         """Why the turn fails, for its client."""
         if isinstance(failure, ApiError):
+            forget_frames(failure)  # they refer to this program, whose frame refers to the error
             return failure
         if isinstance(failure, Interrupted):
             return failure.error

@@ -27,10 +27,10 @@ from slipring.core.session.actions import (
     StartPrefill,
     Work,
 )
+from slipring.core.session.foreseen_job import foreseen_job
 from slipring.core.session.session_state import SessionState
 from slipring.core.session.turn_program import Settled, TurnProgram
 from slipring.core.turn import turn_reports
-from slipring.core.turn.foreseen_job import foreseen_job
 from slipring.core.turn.steps import pauses
 from slipring.core.turn.turn import Turn
 from slipring.core.turn.waits import ENDED, QUEUED, Blocked, CutShort, Interrupted, News, Wait
