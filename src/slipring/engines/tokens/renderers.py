@@ -24,8 +24,8 @@ from slipring.engines.tokens.rendering_options import (
 from slipring.prompts.dialects.dialect import CHATML, DIALECTS
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Renderer
+from slipring.prompts.templates.template_engines import TemplateError
 from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
-from slipring.prompts.templates.template_values import TemplateError
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
