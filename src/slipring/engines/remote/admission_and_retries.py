@@ -326,6 +326,8 @@ class Gate(JobQueue):
                     raise
                 log.info("%s: %s; trying again", self._name, error.detail or error.message)
                 forget_frames(error)
+            finally:
+                start.limit = None  # it refers to the task, whose exception refers to this frame
             await asyncio.sleep(pause_s)
             retries -= 1
 
@@ -342,15 +344,14 @@ class _Start:
 
     __slots__ = ("_breaker", "has_begun", "limit")
 
-    limit: asyncio.Timeout
-
     def __init__(self, breaker: Breaker) -> None:
         self._breaker = breaker
         self.has_begun = False
+        self.limit: asyncio.Timeout | None = None
 
     def begin(self) -> None:
         """The answer has begun, if it had not: the engine works."""
-        if not self.has_begun and not self.limit.expired():
+        if not self.has_begun and self.limit is not None and not self.limit.expired():
             self.has_begun = True
             self.limit.reschedule(None)
             self._breaker.succeeded()
