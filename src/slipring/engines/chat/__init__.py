@@ -114,7 +114,7 @@ class _ChatReader(AnswerReader[bytes]):
     def __init__(
         self, job: Job, answer: ChatAnswer, cut: SteeredCut, emit: Emit, begin: Callable[[], None]
     ) -> None:
-        super().__init__(job, emit, begin)
+        super().__init__(job, emit if job.generate else _drop, begin)
         self.answer = answer
         self._cut = cut
 
@@ -127,3 +127,7 @@ class _ChatReader(AnswerReader[bytes]):
 
     def may_be_cut(self) -> bool:
         return self._cut.may_be_made()
+
+
+def _drop(deltas: list[Delta]) -> None:
+    """The deltas of a warmup are not wanted."""

@@ -51,7 +51,7 @@ class AnswerReader(ABC, Generic[T]):
     def __init__(self, job: Job, emit: Emit, begin: Callable[[], None] | None = None) -> None:
         """``begin`` is called once, when the answer begins."""
         self._stop = job.stop
-        self._emit = emit if job.generate else _drop
+        self._emit = emit
         self._begin = begin or _ignore
 
     def take(self, batch: list[T]) -> Awaitable[None] | None:
@@ -83,7 +83,3 @@ class AnswerReader(ABC, Generic[T]):
 
 def _ignore() -> None:
     return
-
-
-def _drop(deltas: list[Delta]) -> None:
-    """The deltas of a warmup are not wanted."""
