@@ -48,7 +48,7 @@ from slipring.prompts.rendering import Rendering
 from slipring.prompts.rendering_codec import RenderingCodec
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.stores.catalog import open_database
-from slipring.stores.sql.store import SqlStore
+from slipring.stores.store import Store
 
 Figures = dict[str, list[float]]
 
@@ -321,7 +321,7 @@ async def spent(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
     return result, {"wall_ms": round(wall_ms, 3), "cpu_ms": round(cpu_ms, 3)}
 
 
-async def next_turn(store: SqlStore, renderer: DialectRenderer, length: int) -> dict[str, Any]:
+async def next_turn(store: Store, renderer: DialectRenderer, length: int) -> dict[str, Any]:
     """Read a chain and render a turn after it; return the time of each, and the ids."""
 
     async def load() -> ResponseState | None:
@@ -346,8 +346,8 @@ async def with_and_without(spec: str, renderer: DialectRenderer, rounds: int) ->
     """
     database = open_database(spec)
     stores = {  # Neither has a cache: every load reads from the database.
-        "ids": SqlStore(database, positions=RenderingCodec()),
-        "items": SqlStore(database),
+        "ids": Store(database, positions=RenderingCodec()),
+        "items": Store(database),
     }
     await stores["ids"].start()
     is_planned = database.name == "postgresql"
@@ -364,7 +364,7 @@ async def with_and_without(spec: str, renderer: DialectRenderer, rounds: int) ->
     return figures
 
 
-async def read_all(stores: dict[str, SqlStore], renderer: DialectRenderer, rounds: int) -> dict[int, Any]:
+async def read_all(stores: dict[str, Store], renderer: DialectRenderer, rounds: int) -> dict[int, Any]:
     figures: dict[int, Any] = {length: {"ids": [], "items": []} for length in LENGTHS}
     for _ in range(rounds):
         for length in LENGTHS:

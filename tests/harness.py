@@ -14,12 +14,12 @@ from typing import Any
 import aiohttp
 from aiohttp import WSMsgType
 
-from slipring.config import Config
+from slipring.config.settings import Config
 from slipring.core.generation import Accepted, Capabilities, Delta, Emit, Finished, Job, Model, Text, deliver
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine, Level
 from slipring.server.process.server import Server
-from slipring.stores.base import Store
+from slipring.stores.store import Store
 from tests import wire
 
 TERMINAL = ("response.completed", "response.failed", "response.incomplete")

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from slipring.base.errors import ModelNotFound
 from slipring.core.generation import Accepted, Capabilities, Emit, Finished, Job, Model, Text, deliver
-from slipring.errors import ModelNotFound
 
 BAD = "bomb"
 

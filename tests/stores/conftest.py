@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipring.stores.catalog import open_database
-from slipring.stores.sql.store import SqlStore
+from slipring.stores.store import Store
 from tests.stores.postgres_relay import Relay
 
 KINDS = ("memory", "sqlite", "postgresql")
@@ -20,12 +20,12 @@ class StoreLocation:
     def __init__(self, spec: str) -> None:
         self.spec = spec
         self.now = 1000.0
-        self._opened: list[SqlStore] = []
+        self._opened: list[Store] = []
 
-    async def open(self, **options: Any) -> SqlStore:
+    async def open(self, **options: Any) -> Store:
         """Return a started store with an empty cache. Its clock is ``now``."""
         options = {"recent_bytes": 10**9, "clock": lambda: self.now, **options}
-        store = SqlStore(open_database(self.spec), **options)
+        store = Store(open_database(self.spec), **options)
         await store.start()
         self._opened.append(store)
         return store
@@ -67,7 +67,7 @@ async def durable(durable_spec: str) -> AsyncIterator[StoreLocation]:
 
 
 @pytest.fixture
-async def store(location: StoreLocation) -> SqlStore:
+async def store(location: StoreLocation) -> Store:
     return await location.open()
 
 

@@ -14,7 +14,8 @@ from slipring.protocol import wire
 from slipring.protocol.items import Item, user_message
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import Toolset
-from slipring.stores.base import Key, RunEvent
+from slipring.stores.keys import Key
+from slipring.stores.runs import RunEvent
 from tests.core.connection import function, node
 
 TOOLS = Toolset.read(Raw(wire.encode([function("add", description="Adds."), {"type": "web_search"}])))

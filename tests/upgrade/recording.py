@@ -14,10 +14,10 @@ import apsw
 from aiohttp import web
 
 from slipring.server.cluster.peers import PATH, SIGNATURE, Peers
-from slipring.stores.base import Cluster, Node
+from slipring.stores.cluster import Cluster, Node
+from tests.commands.test_cli import launched
 from tests.nodes.pairs import node_of
 from tests.nodes.test_nodes_parking import reset
-from tests.test_cli import launched
 from tests.upgrade.contents import ENGINE, FOREVER, Client, Json, socket_turn, tool_loop, write
 from tests.upgrade.files import create_key
 
@@ -150,15 +150,6 @@ class _Secret(Cluster):
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
-
-    async def announce(self, node: Node) -> None:
-        return
-
-    async def leave(self, node_id: str) -> None:
-        return
-
-    async def find(self, node_id: str) -> Node | None:
-        return None
 
     async def secret(self, name: str, proposal: bytes) -> bytes:
         return self._secret

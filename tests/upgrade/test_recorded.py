@@ -21,7 +21,7 @@ from aiohttp import web
 from slipring.server.clock import shared_now
 from slipring.server.cluster import peers
 from slipring.server.cluster.peers import SIGNATURE, Peers
-from slipring.stores.base import Node
+from slipring.stores.cluster import Node
 from slipring.stores.databases.schema import MIGRATIONS
 from tests.harness import Running, serve
 from tests.server.cluster.test_parking import cut

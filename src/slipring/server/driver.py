@@ -15,6 +15,7 @@ from typing import Any, TypeGuard, get_args
 
 from msgspec import structs
 
+from slipring.base.errors import ApiError, ServerError, conversation_not_found, forget_frames
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Delta, Emit, Job
@@ -50,7 +51,6 @@ from slipring.core.session.session import Session
 from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Joined, Turn
 from slipring.engines.constraints import custom_inputs
-from slipring.errors import ApiError, ServerError, conversation_not_found, forget_frames
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.server import inspections, padding
@@ -60,7 +60,8 @@ from slipring.server.cluster.state_lookup import States
 from slipring.server.hosted_tools import approvals, upstream_permission
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
-from slipring.stores.base import Appended, LeaseLost, Tenure
+from slipring.stores.conversations import Appended
+from slipring.stores.runs import Lease, LeaseLost
 
 log = logging.getLogger("slipring")
 
@@ -126,8 +127,8 @@ class Driver:
     __slots__ = (
         "__weakref__",
         "_cancelled",
+        "_lease",
         "_tasks",
-        "_tenure",
         "caller",
         "origin",
         "service",
@@ -145,17 +146,17 @@ class Driver:
         *,
         origin: Origin,
         states: States,
-        tenure: "asyncio.Future[Tenure] | None" = None,
+        lease: "asyncio.Future[Lease] | None" = None,
     ) -> None:
-        """``states``: looks up responses that the session does not have in memory. ``tenure``: for a
-        background run, the tenure that must be valid when its response is saved."""
+        """``states``: looks up responses that the session does not have in memory. ``lease``: for a
+        background run, the lease that must be valid when its response is saved."""
         self.service = service
         self.caller = caller
         self.session = session
         self.sink = sink
         self.origin = origin
         self.states = states
-        self._tenure = tenure
+        self._lease = lease
         self._tasks: dict[Subject, asyncio.Task[None]] = {}
         self._cancelled: set[asyncio.Task[None]] = set()
         """Tasks that the session has had cancelled, until they have ended: nothing follows from their end."""
@@ -520,8 +521,8 @@ class Driver:
         appended = _appended(joined, state) if joined is not None else None
         if turn.stores:
             # Shielded: the future is the run's, and must not be cancelled with this turn.
-            tenure = await asyncio.shield(self._tenure) if self._tenure is not None else None
-            await store.responses.save(tenant, state, appended=appended, tenure=tenure)
+            lease = await asyncio.shield(self._lease) if self._lease is not None else None
+            await store.responses.save(tenant, state, appended=appended, lease=lease)
         elif appended is not None:
             await store.conversations.append(tenant, state.id, appended)
         return self.session.lifecycle.saved(turn)

@@ -3,13 +3,12 @@
 import os
 from pathlib import Path
 
+from slipring.base.errors import StartupError
 from slipring.core.chain.state import Positions
 from slipring.core.limits import Limits
-from slipring.errors import StartupError
-from slipring.stores.base import Store
 from slipring.stores.databases.database import Database
 from slipring.stores.databases.sqlite import SqliteDatabase
-from slipring.stores.sql.store import SqlStore
+from slipring.stores.store import Store
 
 KNOWN = "memory, sqlite, sqlite:PATH, postgresql://…"
 
@@ -28,7 +27,7 @@ def open_store(
     as for ``open_database``.
     """
     database = open_database(spec, is_synced=is_synced)
-    return SqlStore(
+    return Store(
         database,
         positions=positions,
         retention_s=retention_s,

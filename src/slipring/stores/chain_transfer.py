@@ -5,8 +5,8 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Positions, ResponseState
-from slipring.stores.sql import response_rows
-from slipring.stores.sql.response_rows import Record
+from slipring.stores import response_rows
+from slipring.stores.response_rows import Record
 
 
 class _Chain(Struct):

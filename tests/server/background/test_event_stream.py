@@ -7,7 +7,7 @@ import pytest
 
 from slipring.core.limits import Limits
 from slipring.server.background.event_stream import _batches
-from slipring.stores.base import RunEvent
+from slipring.stores.runs import RunEvent
 from tests.api import Api, check_rest
 from tests.harness import TERMINAL
 from tests.server.background.test_runs import running, written

@@ -9,14 +9,14 @@ from typing import Any
 import apsw
 import pytest
 
+from slipring.base.errors import Unavailable
 from slipring.core.limits import Limits
-from slipring.errors import Unavailable
 from slipring.server import clock
 from slipring.server.background import runs
 from slipring.server.background.expired_leases import ExpiredLeases
 from slipring.server.background.runs import Background
-from slipring.stores.base import Run
 from slipring.stores.databases import sqlite
+from slipring.stores.runs import Run
 from tests.api import Api
 from tests.harness import TERMINAL, PuppetEngine, serve
 from tests.server.background.test_runs import written
@@ -101,10 +101,10 @@ async def test_a_node_that_pauses_while_it_opens_a_run_goes_on(
         really_open, is_open, go_on = store.open, asyncio.Event(), asyncio.Event()
 
         async def open_slowly(*given: Any, **more: Any) -> Any:
-            tenure = await really_open(*given, **more)
+            lease = await really_open(*given, **more)
             is_open.set()
             await go_on.wait()
-            return tenure
+            return lease
 
         monkeypatch.setattr(store, "open", open_slowly)
         beginning = asyncio.create_task(api.begin())

@@ -3,7 +3,7 @@
 from typing import Any
 
 from slipring.server.background.recent_events import RecentEvents
-from slipring.stores.base import RunEvent
+from slipring.stores.runs import RunEvent
 
 
 def events(*numbers: int, size_bytes: int = 10) -> list[RunEvent]:

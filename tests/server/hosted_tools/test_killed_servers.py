@@ -13,13 +13,13 @@ import pytest
 
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.limits import Limits
-from slipring.stores.base import RunEvent
+from slipring.stores.runs import RunEvent
 from tests.api import Api
+from tests.commands.test_cli import launched
 from tests.harness import serve
 from tests.mcp.fakes import Exchange, FakeServer, Reply, serving, text
 from tests.server.hosted_tools.running import registered
 from tests.server.hosted_tools.turns import call, scripted, server
-from tests.test_cli import launched
 
 Json = dict[str, Any]
 LEASE_S = 3.0
@@ -106,11 +106,11 @@ async def test_a_call_whose_events_cannot_be_written_does_not_run(
         runs = running.service.store.runs
         append, written, go_on = runs.append, asyncio.Event(), asyncio.Event()
 
-        async def append_later(tenure: Any, events: list[RunEvent], *rest: Any, **more: Any) -> None:
+        async def append_later(lease: Any, events: list[RunEvent], *rest: Any, **more: Any) -> None:
             if any(b"mcp_call_arguments.done" in each.data for each in events):
                 written.set()
                 await go_on.wait()
-            await append(tenure, events, *rest, **more)
+            await append(lease, events, *rest, **more)
 
         monkeypatch.setattr(runs, "append", append_later)
         api = Api(running)

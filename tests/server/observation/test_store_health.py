@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slipring.server.observation.health import StoreHealth
-from slipring.stores.base import Store
 from slipring.stores.databases import sqlite
+from slipring.stores.store import Store
 from tests.crash.unsynced import Recorder
 from tests.harness import Running, serve
 
@@ -78,9 +78,6 @@ class Tried(Store):
     async def try_out(self) -> None:
         self.trials += 1
         await self.may_end.wait()
-
-    async def prune(self, now: float, limit: int = 1000) -> int:
-        return 0
 
 
 async def test_a_store_is_tried_out_once_for_all_who_ask() -> None:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from slipring.base.errors import ServerError
 from slipring.core.generation import (
     Accepted,
     Begun,
@@ -23,7 +24,6 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Engine
 from slipring.engines.constraints.grammar_matcher import TextMatcher
-from slipring.errors import ServerError
 from slipring.protocol.definitions import Grammar
 
 Grammars = dict[tuple[str | None, str], Grammar]

@@ -20,9 +20,9 @@ from typing import Any
 
 from msgspec import structs
 
+from slipring.base.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable, forget_frames
 from slipring.core.generation import Accepted, Begun, Emit, deliver
 from slipring.engines.options import option
-from slipring.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable, forget_frames
 from slipring.observation import live
 
 log = logging.getLogger("slipring")

@@ -18,12 +18,12 @@ from functools import partial
 import aiohttp
 from aiohttp import WSMsgType
 
+from slipring.base.errors import ApiError, ServerError
 from slipring.engines.remote.answer_reader import AnswerReader, raise_fault
 from slipring.engines.remote.silence import Patience, Silence
 from slipring.engines.responses import faults
 from slipring.engines.responses.events import TERMINAL, Event, decode_event
 from slipring.engines.responses.faults import ContextLost, LanesUnsupported
-from slipring.errors import ApiError, ServerError
 
 MOST_FRAME_BYTES = 16 * 2**20
 """The longest message that upstreams accept."""

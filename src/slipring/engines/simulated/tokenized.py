@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from slipring.base.errors import StartupError
 from slipring.core.generation import (
     Accepted,
     Capabilities,
@@ -40,7 +41,6 @@ from slipring.engines.tokens.model_files import (
 )
 from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
-from slipring.errors import StartupError
 from slipring.observation import live
 from slipring.prompts.rendering import Rendered, Renderer, Rendering, Step
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from slipring.base.errors import ApiError, ServerError, StartupError, forget_frames
 from slipring.core.generation import Delta, Emit, Finished, Job, Prefill
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
@@ -19,7 +20,6 @@ from slipring.engines.tokens.token_server import (
     TokenServerOptions,
     Unended,
 )
-from slipring.errors import ApiError, ServerError, StartupError, forget_frames
 from slipring.prompts.rendering import Rendered
 
 _LEAST_AHEAD = 64

@@ -16,8 +16,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from slipring.errors import RateLimited, Unavailable
-from slipring.stores.base import Key, Keys, Usage
+from slipring.base.errors import RateLimited, Unavailable
+from slipring.stores.keys import Key, Keys, Usage
 
 log = logging.getLogger("slipring")
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from slipring.base.errors import ApiError, StartupError
 from slipring.core.chain.sealed_items import BrokenSeal
-from slipring.errors import ApiError, StartupError
 from slipring.protocol.items import Item, read_item
-from slipring.stores.base import Store
+from slipring.stores.store import Store
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 from aiohttp import web
 from msgspec import Struct, json
 
+from slipring.base.errors import ApiError
 from slipring.core.limits import Limits
-from slipring.errors import ApiError
 from slipring.protocol.events import TERMINAL
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode
@@ -18,7 +18,7 @@ from slipring.server.background.runs import Background
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.server.transports import sse_framing
-from slipring.stores.base import Run, RunEvent
+from slipring.stores.runs import Run, RunEvent
 
 _TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
 _PAGE = 500

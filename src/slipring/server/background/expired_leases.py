@@ -6,7 +6,7 @@ while, or no node could write to the store: when that is over, a live owner rene
 
 from collections.abc import Sequence
 
-from slipring.stores.base import Run
+from slipring.stores.runs import Run
 
 _Lease = tuple[str, str, int, float]
 

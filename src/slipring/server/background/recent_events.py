@@ -6,7 +6,7 @@ The store has all events, so the oldest can be dropped here: a follower that nee
 from bisect import bisect_right
 from operator import attrgetter
 
-from slipring.stores.base import RunEvent
+from slipring.stores.runs import RunEvent
 
 _number = attrgetter("sequence_number")
 

@@ -12,10 +12,10 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable
 
+from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
 from slipring.core.ports import NO_BETAS, Betas
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
-from slipring.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
@@ -30,7 +30,7 @@ from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
 from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
-from slipring.stores.base import Beginning, LeaseLost, Run, RunEvent, Tenure
+from slipring.stores.runs import Beginning, Lease, LeaseLost, Run, RunEvent
 
 log = logging.getLogger("slipring")
 
@@ -76,7 +76,7 @@ class LiveRun(Sink):
         self._service = service
         self._store = service.store
         self._opened: asyncio.Future[Response] = loop.create_future()
-        self._tenure: asyncio.Future[Tenure] = loop.create_future()
+        self._lease: asyncio.Future[Lease] = loop.create_future()
         self._unwritten: list[RunEvent] = []
         self._unwritten_bytes = 0
         self._last_sent = self._last_written = -1
@@ -104,7 +104,7 @@ class LiveRun(Sink):
             self,
             origin=Origin("background", traceparent=traceparent),
             states=StoredStates(service.store.responses, service.lookups),
-            tenure=self._tenure,
+            lease=self._lease,
         )
 
     # The sink.
@@ -146,17 +146,17 @@ class LiveRun(Sink):
         return self._opened.result()
 
     @property
-    def tenure(self) -> Tenure | None:
+    def lease(self) -> Lease | None:
         """None if the run is not in the store yet, or is over."""
-        if self.is_over or not self._tenure.done() or self._tenure.cancelled():
+        if self.is_over or not self._lease.done() or self._lease.cancelled():
             return None
-        return self._tenure.result()
+        return self._lease.result()
 
     def owns(self, run: Run) -> bool:
         """Whether ``run``, as read from the store, belongs to this node, which is still making it."""
         if self.is_over or run.owner != self._service.node_id:
             return False
-        return self.tenure is None or self.tenure.epoch == run.epoch
+        return self.lease is None or self.lease.epoch == run.epoch
 
     async def begin(self, request: CreateRequest, stages: Stages, size_bytes: int) -> Response:
         """Start the response. Raises ``RunRefused``."""
@@ -175,26 +175,26 @@ class LiveRun(Sink):
         parent_id = turn.parent.id if turn.parent is not None else None
         self._beginning = Beginning(parent_id, turn.head, turn.input, turn.hosted.is_upstream)
         beginning = self._take_beginning()
-        tenure = await self._store.runs.open(
+        lease = await self._store.runs.open(
             self.driver.session.tenant,
             self.promised,
             first,
             owner=self._service.node_id,
-            lease_until=self._lease(),
+            lease_until=self._lease_until(),
             beginning=beginning,
         )
-        if not self._tenure.done():
-            self._tenure.set_result(tenure)
+        if not self._lease.done():
+            self._lease.set_result(lease)
         self._note_written(first)
 
     async def run(self) -> None:
         """Write events until the last one is written, or until another node takes the run over."""
         try:
-            tenure = self._tenure.result()
+            lease = self._lease.result()
             while self._unwritten or not self._has_sent_last:
                 if not self._unwritten:
                     await self._sent.wait()
-                await self._write(tenure)
+                await self._write(lease)
                 if not self._has_sent_last:
                     await self._gather()  # the first event is written at once, later ones in batches
         except LeaseLost:
@@ -205,27 +205,27 @@ class LiveRun(Sink):
 
     def stop_following(self) -> None:
         """Write no more events; followers continue from the store."""
-        if not self._tenure.done():
-            self._tenure.set_exception(LeaseLost())
-            self._tenure.exception()  # marked as retrieved: the driver may not wait for it
+        if not self._lease.done():
+            self._lease.set_exception(LeaseLost())
+            self._lease.exception()  # marked as retrieved: the driver may not wait for it
         self.is_over = self._has_sent_last = True
         self._sent.notify()
         self.written.notify()
 
-    async def _write(self, tenure: Tenure) -> None:
+    async def _write(self, lease: Lease) -> None:
         batch = self._take_unwritten()
         if not batch or self._response is None:
             return
         response, beginning = self._response, self._take_beginning()
         try:
             if response.status == "failed":
-                await unfinished.save(self._store, self._service.seal, tenure, response)
+                await unfinished.save(self._store, self._service.seal, lease, response)
             await self._store.runs.append(
-                tenure, batch, response, lease_until=self._lease(), beginning=beginning
+                lease, batch, response, lease_until=self._lease_until(), beginning=beginning
             )
         except ApiError as error:  # retried: the store may be back before the lease expires
             if not self._retry_s:
-                log.warning("cannot write events of run %s yet: %s", tenure.response_id, error.message)
+                log.warning("cannot write events of run %s yet: %s", lease.response_id, error.message)
             self._beginning = self._beginning or beginning
             self._unwritten = batch + self._unwritten
             self._unwritten_bytes += sum(len(event.data) for event in batch)
@@ -268,7 +268,7 @@ class LiveRun(Sink):
         self._is_urgent.clear()
         return taken
 
-    def _lease(self) -> float:
+    def _lease_until(self) -> float:
         return shared_now() + self._service.config.limits.run_lease_s
 
 
@@ -386,12 +386,12 @@ class Background:
 
     async def _renew(self) -> None:
         """Extend the leases of the runs made here."""
-        tenures = [run.tenure for run in self._runs.values() if run.tenure is not None]
-        if not tenures:
+        leases = [run.lease for run in self._runs.values() if run.lease is not None]
+        if not leases:
             return
         until = shared_now() + self.service.config.limits.run_lease_s
-        for tenure in await self.service.store.runs.renew(tenures, lease_until=until):
-            live = self.find(tenure.tenant, tenure.response_id)
+        for lease in await self.service.store.runs.renew(leases, lease_until=until):
+            live = self.find(lease.tenant, lease.response_id)
             if live is not None:
                 # Its own task stops the engine: the other leases must not wait for that.
                 live.stop_following()

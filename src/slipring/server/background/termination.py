@@ -16,7 +16,8 @@ from slipring.protocol.hosted.mcp_items import ProtocolError
 from slipring.protocol.responses import Response, ResponseError
 from slipring.protocol.wire import NULL, encode, raw
 from slipring.server.background import unfinished
-from slipring.stores.base import LeaseLost, Run, RunEvent, Store, Tenure
+from slipring.stores.runs import Lease, LeaseLost, Run, RunEvent
+from slipring.stores.store import Store
 
 _PAGE = 500
 _OWNER_DIED = "The server that made this response went away before it was finished."
@@ -98,9 +99,9 @@ async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Resp
         if taken is not None:
             number = taken.last_sequence + 1
             event = await _last_event(store, taken, number, cancelled=cancelled)
-            tenure = Tenure(run.tenant, run.response_id, taken.owner, taken.epoch)
+            lease = Lease(run.tenant, run.response_id, taken.owner, taken.epoch)
             with suppress(LeaseLost):  # then the run has changed, and is not ended here
-                await unfinished.save(store, claim.seal, tenure, event.response)
+                await unfinished.save(store, claim.seal, lease, event.response)
             if await store.runs.end(taken, event.response, RunEvent(number, encode(event))):
                 return event.response
         if not cancelled:

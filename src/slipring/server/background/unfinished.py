@@ -7,13 +7,14 @@ it can be continued, listed and compacted. If its input was refused, nothing of 
 
 from msgspec import structs
 
+from slipring.base.errors import InvalidEncryptedContent, InvalidPrompt
 from slipring.core.chain import hosted_items, input_items, sealed_items
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import ResponseState
-from slipring.errors import InvalidEncryptedContent, InvalidPrompt
 from slipring.protocol.items import read_item
 from slipring.protocol.responses import Response
-from slipring.stores.base import Store, Tenure
+from slipring.stores.runs import Lease
+from slipring.stores.store import Store
 
 
 async def find(store: Store, seal: Seal, tenant: str, response: Response) -> ResponseState | None:
@@ -50,13 +51,13 @@ async def find(store: Store, seal: Seal, tenant: str, response: Response) -> Res
     )
 
 
-async def save(store: Store, seal: Seal, tenure: Tenure, response: Response) -> None:
+async def save(store: Store, seal: Seal, lease: Lease, response: Response) -> None:
     """Store a response that has been cancelled or has failed, before its run ends. Raises ``LeaseLost``."""
     is_refused = response.error is not None and response.error.code == InvalidPrompt.code
     if response.status not in ("cancelled", "failed") or is_refused:
         return
-    if await store.responses.retrieve(tenure.tenant, response.id) is not None:
+    if await store.responses.retrieve(lease.tenant, response.id) is not None:
         return  # it has failed in a later step, and its turn has saved it
-    state = await find(store, seal, tenure.tenant, response)
+    state = await find(store, seal, lease.tenant, response)
     if state is not None:
-        await store.responses.save(tenure.tenant, state, tenure=tenure)
+        await store.responses.save(lease.tenant, state, lease=lease)

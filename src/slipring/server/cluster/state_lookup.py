@@ -7,7 +7,7 @@ from slipring.core.chain.state import ResponseState
 from slipring.server.clock import now
 from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
-from slipring.stores.base import Responses
+from slipring.stores.responses import Responses
 
 Source = Literal["parked", "store", "peer", "miss"]
 

@@ -3,11 +3,11 @@
 from aiohttp import web
 from msgspec import Raw, json
 
+from slipring.base.errors import InvalidRequest, NotFound, conversation_not_found, quoted
 from slipring.core.chain import item_ids, sealed_items
 from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn.compaction import TRIGGER
 from slipring.core.turn.request_validation import read_include
-from slipring.errors import InvalidRequest, NotFound, conversation_not_found, quoted
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.endpoints.conversations import (
     ConversationObject,
@@ -35,7 +35,7 @@ from slipring.server.endpoints import paging
 from slipring.server.id_minting import mint
 from slipring.server.replies import json_response
 from slipring.server.service import Service
-from slipring.stores.base import Conversation
+from slipring.stores.conversations import Conversation
 
 
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:

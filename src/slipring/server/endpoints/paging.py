@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from slipring.errors import InvalidRequest, quoted
+from slipring.base.errors import InvalidRequest, quoted
 from slipring.protocol.endpoints.reply_bodies import ItemPage
 from slipring.protocol.item_listing import ListKind, present
 from slipring.protocol.items import Item
-from slipring.stores.base import Page, UnknownItem
+from slipring.stores.conversations import Page, UnknownItem
 
 _MAX_LIMIT = 100
 _MAX_DIGITS = 9

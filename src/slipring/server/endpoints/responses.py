@@ -6,12 +6,12 @@ A response of another tenant is answered like one that does not exist.
 from aiohttp import web
 from msgspec import Raw, json, structs
 
+from slipring.base.errors import InvalidRequest, response_not_found
 from slipring.core.chain import item_ids
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
 from slipring.core.turn.stages import Stages
-from slipring.errors import InvalidRequest, response_not_found
 from slipring.protocol import wire
 from slipring.protocol.endpoints.reply_bodies import DeletedResponse
 from slipring.protocol.items import Item, Reasoning, read_item
@@ -36,7 +36,7 @@ from slipring.server.transports.http_replies import (
     origin_of,
     read_create,
 )
-from slipring.stores.base import Page
+from slipring.stores.conversations import Page
 
 _fields = json.Decoder(dict[str, Raw])
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from slipring.errors import InvalidRequest
-from slipring.stores.base import Approvals
+from slipring.base.errors import InvalidRequest
+from slipring.stores.used_approvals import Approvals
 
 
 async def claim(approvals: Approvals, tenant: str, ids: Sequence[str]) -> None:

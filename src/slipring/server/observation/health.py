@@ -7,7 +7,7 @@ from collections.abc import Callable
 from slipring import __version__
 from slipring.protocol.endpoints.reply_bodies import CheckHealth, EngineHealth, Health, Readiness
 from slipring.server.service import Service
-from slipring.stores.base import Store
+from slipring.stores.store import Store
 
 _TRIED_S, _TROUBLED_S = 5.0, 1.0
 """The store is tried out again after so long, and while it has trouble, if its health is asked for."""

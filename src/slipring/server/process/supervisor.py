@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from slipring.config import ADMIN_OFF, Config
+from slipring.base.errors import StartupError
+from slipring.config.settings import ADMIN_OFF, Config
 from slipring.engines.catalog import open_owner
 from slipring.engines.sharing import Owner
-from slipring.errors import StartupError
 from slipring.observation.snapshots import BoundedLabels
 from slipring.server.process.listener import base_url, reserve
 from slipring.server.process.shutdown import StopRequest, run_until

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable
 
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
 from slipring.observation.snapshots import Snapshot
 from slipring.server.process.worker_messages import (
     Assignment,

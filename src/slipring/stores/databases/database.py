@@ -4,21 +4,25 @@ Each SQL statement is written once, for SQLite and PostgreSQL alike: placeholder
 BIGINT, DOUBLE PRECISION and BYTEA, and only syntax that both databases accept is used.
 """
 
+import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from slipring.errors import Unavailable
+from slipring.base.errors import Unavailable
 from slipring.stores.databases import schema
 
 log = logging.getLogger(__name__)
 
 Row = tuple[Any, ...]
+_T = TypeVar("_T")
+_PAUSES_S = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Pauses before the attempts to find out whether a write with an unknown outcome was committed."""
 
 
 class Statement(Struct, frozen=True):
@@ -177,3 +181,18 @@ def batches(statements: Sequence[Statement]) -> list[list[Statement]]:
         else:
             groups.append([statement])
     return groups
+
+
+async def until_known(attempt: Callable[[], Awaitable[_T]], unknown: str) -> _T:
+    """Call ``attempt`` until it raises no ``Unavailable``, and return its result: it repeats a write unless
+    that has taken effect.
+
+    If it never succeeds, raises an ``Unavailable`` which says what is ``unknown``.
+    """
+    for pause_s in _PAUSES_S:
+        await asyncio.sleep(pause_s)
+        try:
+            return await attempt()
+        except Unavailable:
+            continue
+    raise Unavailable(f"The store cannot be reached: it is not known {unknown}.")

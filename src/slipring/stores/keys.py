@@ -1,0 +1,135 @@
+"""API keys and their usage."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from slipring.protocol import wire
+from slipring.stores.databases.database import Database, Row, Statement
+
+
+class Key(Struct, frozen=True):
+    """An API key: its limits and the digest of its secret."""
+
+    id: str
+    tenant: str
+    digest: bytes
+    """SHA-256 of the secret."""
+    created_at: int
+    name: str = ""
+    models: tuple[str, ...] = ()
+    """The models that the key may use; empty: all."""
+    requests_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    mcp_servers: tuple[str, ...] | None = None
+    """The registered MCP servers that the key may use, by name; None: all, and what ``mcp_urls`` allows."""
+    mcp_tools: tuple[str, ...] = ()
+    """Tools as ``SERVER.TOOL``: of a server that is named here, the key may use only these."""
+    revoked_at: int | None = None
+
+    @property
+    def limits_mcp(self) -> bool:
+        """Whether it may not use every MCP server and tool."""
+        return self.mcp_servers is not None or bool(self.mcp_tools)
+
+
+class Usage(Struct, frozen=True):
+    """The requests and tokens of one key in one time window."""
+
+    key_id: str
+    window: str
+    """The name of the window, such as ``minute:29384756``. The caller chooses it; the store only compares
+    it."""
+    requests: int = 0
+    tokens: int = 0
+
+
+_COLUMNS = (
+    "id, tenant, digest, created_at, name, models, requests_per_minute, tokens_per_day,"
+    " mcp_servers, mcp_tools, revoked_at"
+)
+_CREATE = f"INSERT INTO slipring_keys ({_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+_FIND = f"SELECT {_COLUMNS} FROM slipring_keys WHERE id = $1"
+_LIST = f"SELECT {_COLUMNS} FROM slipring_keys ORDER BY created_at, id"
+_REVOKE = "UPDATE slipring_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL RETURNING id"
+_EXIST = "SELECT 1 FROM slipring_keys LIMIT 1"
+_SPEND = """
+INSERT INTO slipring_usage (key_id, period, requests, tokens, expires_at) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (key_id, period) DO UPDATE SET
+    requests = slipring_usage.requests + excluded.requests,
+    tokens = slipring_usage.tokens + excluded.tokens,
+    expires_at = excluded.expires_at
+RETURNING requests, tokens
+"""
+
+_names = msgspec.json.Decoder(tuple[str, ...])
+
+
+def _key(row: Row) -> Key:
+    key_id, tenant, digest, created_at, name, models, per_minute, per_day, servers, tools, revoked_at = row
+    return Key(
+        id=key_id,
+        tenant=tenant,
+        digest=digest,
+        created_at=created_at,
+        name=name,
+        models=_names.decode(models),
+        requests_per_minute=per_minute,
+        tokens_per_day=per_day,
+        mcp_servers=_names.decode(servers) if servers is not None else None,
+        mcp_tools=_names.decode(tools) if tools is not None else (),
+        revoked_at=revoked_at,
+    )
+
+
+class Keys:
+    """API keys and their usage."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, key: Key) -> None:
+        identity = (key.id, key.tenant, key.digest, key.created_at, key.name, wire.encode(key.models))
+        limits = (
+            key.requests_per_minute,
+            key.tokens_per_day,
+            wire.encode(key.mcp_servers) if key.mcp_servers is not None else None,
+            wire.encode(key.mcp_tools) if key.mcp_tools else None,
+        )
+        await self._database.write(Statement(_CREATE, (*identity, *limits, key.revoked_at)))
+
+    async def find(self, key_id: str) -> Key | None:
+        """Return a key by its id, even if it is revoked."""
+        rows = await self._database.read(_FIND, key_id)
+        return _key(rows[0]) if rows else None
+
+    async def revoke(self, key_id: str, now: int) -> bool:
+        """Revoke a key as of ``now``. False: there is no such key, or it is revoked already."""
+        (rows,) = await self._database.write(Statement(_REVOKE, (key_id, now)))
+        return bool(rows)
+
+    async def exist(self) -> bool:
+        """Return whether any key exists, revoked ones included: revoking the last key must not disable
+        authentication."""
+        return bool(await self._database.read(_EXIST))
+
+    async def spend(self, spent: Sequence[Usage], *, expires_at: float) -> list[Usage]:
+        # Rows are locked in a fixed order, so that two nodes cannot deadlock.
+        """Add usage to its windows; return the totals, in the same order. Adding 0 reads a total."""
+        order = sorted(range(len(spent)), key=lambda index: (spent[index].key_id, spent[index].window))
+        written = await self._database.write(*(_spend(spent[index], expires_at) for index in order))
+        totals = dict(zip(order, written, strict=True))
+        return [
+            Usage(key_id=each.key_id, window=each.window, requests=requests, tokens=tokens)
+            for index, each in enumerate(spent)
+            for requests, tokens in totals[index]
+        ]
+
+    async def list(self) -> list[Key]:
+        """Return all keys, oldest first."""
+        return [_key(row) for row in await self._database.read(_LIST)]
+
+
+def _spend(spent: Usage, expires_at: float) -> Statement:
+    return Statement(_SPEND, (spent.key_id, spent.window, spent.requests, spent.tokens, float(expires_at)))

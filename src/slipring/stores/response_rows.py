@@ -1,0 +1,172 @@
+"""Encodes responses as rows and decodes them. Pure: no database, no clock.
+
+A row holds only what its response adds to its parent. When a chain is decoded, what a response shares with
+its parent is the same object, so that a loaded chain takes as much memory as one that was generated here.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
+
+from slipring.core.chain.head import Head
+from slipring.core.chain.state import Approval, Carry, OpenCall, Position, Positions, ResponseState
+from slipring.core.checks.node_verdicts import NodeVerdicts
+from slipring.protocol import wire
+from slipring.protocol.items import Item
+from slipring.protocol.requests import TextFormat
+from slipring.protocol.responses import Response
+from slipring.protocol.tools import CallableTool, Toolset
+
+_NO_CARRY = Carry()
+
+_items = msgspec.msgpack.Decoder(tuple[Item, ...])
+_pack = msgspec.msgpack.Encoder().encode
+_response = msgspec.json.Decoder(Response)
+_verdicts = msgspec.msgpack.Decoder(NodeVerdicts)
+
+
+class _CarryDelta(Struct):
+    """The fields of a ``Carry`` that differ from the parent's."""
+
+    open_calls: dict[str, OpenCall] | UnsetType = UNSET
+    tools: tuple[CallableTool, ...] | UnsetType = UNSET
+    effort: str | UnsetType | None = UNSET
+    format: TextFormat | UnsetType | None = UNSET
+    lists: dict[str, Raw] | UnsetType = UNSET
+    list_ids: dict[str, str] | UnsetType = UNSET
+    approvals: dict[str, Approval] | UnsetType = UNSET
+
+
+_carry = msgspec.json.Decoder(_CarryDelta)
+_CARRY_FIELDS = Carry.__struct_fields__
+
+
+class Record(Struct, frozen=True):
+    """The columns that are read to rebuild a response, in the order of the query."""
+
+    id: str
+    head: bytes
+    response: bytes
+    input: bytes
+    output: bytes
+    carry: bytes | None
+    position: bytes | None
+    verdicts: bytes | None = None
+
+
+def head_columns(head: Head) -> tuple[bytes | None, bytes]:
+    instructions = None if head.instructions is None else head.instructions.encode()
+    return instructions, head.tools.raw
+
+
+def read_head(instructions: bytes | None, tools: bytes, previous: Head | None = None) -> Head:
+    """Decode a head from its columns. If ``previous`` has the same tools, its toolset object is shared."""
+    shared = previous.tools if previous is not None and previous.tools.raw == tools else None
+    return Head(
+        instructions=None if instructions is None else bytes(instructions).decode(),
+        tools=shared if shared is not None else Toolset.read(Raw(tools)),
+    )
+
+
+def pack_items(items: Iterable[Item]) -> bytes:
+    return _pack(tuple(items))
+
+
+def unpack_items(data: bytes) -> tuple[Item, ...]:
+    return _items.decode(data)
+
+
+def pack_response(response: Response) -> bytes:
+    """Encode the response object without its head and output, which have their own columns."""
+    return wire.encode(structs.replace(response, instructions=wire.NULL, tools=wire.NULL, output=[]))
+
+
+def unpack_response(data: bytes, head: Head, output: tuple[Item, ...]) -> Response:
+    response = _response.decode(data)
+    response.instructions = head.instructions_json
+    response.tools = head.tools.echo
+    response.output = [Raw(item.raw) for item in output]
+    return response
+
+
+def pack_carry(carry: Carry, parent: Carry | None) -> bytes | None:
+    """Encode the fields that differ from the parent's; None if none do."""
+    before = parent if parent is not None else _NO_CARRY
+    if carry is before:
+        return None
+    fields = {name: getattr(carry, name) for name in _CARRY_FIELDS}
+    changed = {name: value for name, value in fields.items() if value != getattr(before, name)}
+    if "lists" in changed:
+        changed["lists"] = {label: Raw(tools) for label, tools in carry.lists.items()}
+    return wire.encode(changed) if changed else None
+
+
+def unpack_carry(data: bytes | None, parent: Carry | None) -> Carry:
+    before = parent if parent is not None else _NO_CARRY
+    if data is None:
+        return before
+    delta = _carry.decode(data)
+    fields = {name: getattr(delta, name) for name in _CARRY_FIELDS}
+    if delta.lists is not UNSET:
+        fields["lists"] = {label: bytes(tools) for label, tools in delta.lists.items()}
+    return structs.replace(before, **{name: value for name, value in fields.items() if value is not UNSET})
+
+
+def pack_verdicts(verdicts: NodeVerdicts | None) -> bytes | None:
+    return None if verdicts is None else _pack(verdicts)
+
+
+def unpack_verdicts(data: bytes | None) -> NodeVerdicts | None:
+    return None if data is None else _verdicts.decode(data)
+
+
+def record(state: ResponseState, positions: Positions | None) -> Record:
+    """Return the record that a query would read for this state."""
+    parent = state.parent
+    return Record(
+        id=state.id,
+        head=state.head.digest,
+        response=pack_response(state.response),
+        input=pack_items(state.input),
+        output=pack_items(state.output),
+        carry=pack_carry(state.carry, parent.carry if parent is not None else None),
+        position=_pack_position(state, positions),
+        verdicts=pack_verdicts(state.verdicts),
+    )
+
+
+def columns(state: ResponseState, positions: Positions | None) -> tuple[Any, ...]:
+    """Return the values of a row that follow ``expires_at``, from ``parent_id`` on."""
+    response, parent_id = state.response, state.parent.id if state.parent is not None else None
+    own = structs.astuple(record(state, positions))
+    return (parent_id, response.status, response.model, response.created_at, *own[1:])
+
+
+def _pack_position(state: ResponseState, positions: Positions | None) -> bytes | None:
+    if positions is None or state.position is None:
+        return None
+    return positions.pack(state.position, state.parent.position if state.parent is not None else None)
+
+
+def rebuild(
+    record: Record, parent: ResponseState | None, head: Head, positions: Positions | None
+) -> ResponseState:
+    """Decode a record into the state that continues ``parent``."""
+    output = unpack_items(record.output)
+    position: Position | None = None
+    if record.position is not None and positions is not None:
+        before = parent.position if parent is not None else None
+        position = positions.unpack(record.position, before, head)
+    state = ResponseState(
+        response=unpack_response(record.response, head, output),
+        parent=parent,
+        head=head,
+        input=unpack_items(record.input),
+        output=output,
+        carry=unpack_carry(record.carry, parent.carry if parent is not None else None),
+        position=position,
+    )
+    state.verdicts = unpack_verdicts(record.verdicts)
+    return state

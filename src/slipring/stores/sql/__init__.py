@@ -1,1 +1,0 @@
-"""The SQL store: responses, conversations, runs, keys on one database."""

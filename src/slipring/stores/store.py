@@ -1,0 +1,81 @@
+"""The store: responses, conversations, runs, used approvals, API keys and nodes, on one database."""
+
+import math
+import time
+from collections.abc import Callable
+
+from slipring.core.chain.state import Positions
+from slipring.stores.cluster import Cluster
+from slipring.stores.conversations import Conversations
+from slipring.stores.databases.database import Database
+from slipring.stores.keys import Keys
+from slipring.stores.pruning import Expiry, Pruning
+from slipring.stores.recent_states import RecentStates
+from slipring.stores.responses import Responses
+from slipring.stores.runs import Runs
+from slipring.stores.used_approvals import Approvals
+
+
+class Store:
+    """The six parts of a store, on one database."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        positions: Positions | None = None,
+        retention_s: float = 0.0,
+        recent_bytes: int = 0,
+        max_bytes: float = math.inf,
+        tenant_max_bytes: float = math.inf,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Create a store on a database that is not started yet.
+
+        Responses, runs and used approvals expire after ``retention_s`` (0: never). Up to ``recent_bytes`` of
+        states are cached in memory. If the database is in memory, pruning also removes the oldest data of the
+        tenant that has the most, while it has more than ``tenant_max_bytes`` or all have more than
+        ``max_bytes``.
+        """
+        self.name = database.name
+        self.is_shared = database.is_shared
+        self._database = database
+        self._pruning = Pruning(database, max_bytes=max_bytes, tenant_max_bytes=tenant_max_bytes)
+        expiry = Expiry(retention_s, clock)
+        self.responses = Responses(database, RecentStates(recent_bytes), expiry, positions)
+        self.conversations = Conversations(database, expiry)
+        self.runs = Runs(database, expiry)
+        self.approvals = Approvals(database, expiry)
+        self.keys = Keys(database)
+        self.cluster = Cluster(database)
+
+    @property
+    def failed_writes(self) -> int:
+        """Writes that failed because the store could not be used."""
+        return self._database.failed_writes
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the store could not be used the last time; None if it could. For operators: contains no address
+        and no content."""
+        return self._database.trouble
+
+    async def try_out(self) -> None:
+        """Use the store without changing anything, so that ``trouble`` is up to date."""
+        await self._database.try_out()
+
+    def watch_commits(self, on_commit: Callable[[float], None]) -> None:
+        """Call ``on_commit`` with the seconds that each write took, from the call to the commit."""
+        self._database.on_commit = on_commit
+
+    async def start(self) -> None:
+        """Connect. Raises ``StartupError`` with a one-line message for the operator if that fails."""
+        await self._database.start()
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def prune(self, now: float, limit: int = 1000) -> int:
+        """Remove expired and deleted rows that no other row needs, at most ``limit`` of each kind, or a few
+        times as many small ones; return how many were removed. 0: nothing was found to remove for now."""
+        return await self._pruning.prune(now, limit)
