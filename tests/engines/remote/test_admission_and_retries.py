@@ -7,9 +7,9 @@ import pytest
 
 from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 from slipring.engines.remote.admission_and_retries import (
-    Gate,
+    Admission,
+    AdmissionPolicy,
     JobQueue,
-    Policy,
     RequestFailed,
     Retryable,
 )
@@ -45,11 +45,11 @@ class ScriptedEngine:
             raise OSError("connection refused")
 
 
-def gate_to(engine: ScriptedEngine, **policy: float) -> Gate:
-    return Gate("the engine", Policy(**{**QUICK, **policy}), engine.probe)  # type: ignore[arg-type]
+def gate_to(engine: ScriptedEngine, **policy: float) -> Admission:
+    return Admission("the engine", AdmissionPolicy(**{**QUICK, **policy}), engine.probe)  # type: ignore[arg-type]
 
 
-async def read_all(gate: Gate, engine: ScriptedEngine, model: str = "") -> list[str]:
+async def read_all(gate: Admission, engine: ScriptedEngine, model: str = "") -> list[str]:
     engine.emitted.clear()
     await gate.run(engine.attempt, model)
     return list(engine.emitted)
