@@ -18,27 +18,10 @@ ListKind = Literal["response", "conversation"]
 
 _STATUSES = (b'"in_progress"', b'"completed"', b'"incomplete"')
 _HAVE_STATUS = frozenset(
-    {
-        "apply_patch_call",
-        "apply_patch_call_output",
-        "code_interpreter_call",
-        "computer_call",
-        "computer_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-        "file_search_call",
-        "function_call",
-        "function_call_output",
-        "image_generation_call",
-        "local_shell_call",
-        "message",
-        "program_output",
-        "shell_call",
-        "shell_call_output",
-        "tool_search_call",
-        "tool_search_output",
-        "web_search_call",
-    }
+    "apply_patch_call apply_patch_call_output code_interpreter_call computer_call computer_call_output"
+    " custom_tool_call custom_tool_call_output file_search_call function_call function_call_output"
+    " image_generation_call local_shell_call message program_output shell_call shell_call_output"
+    " tool_search_call tool_search_output web_search_call".split()
 )
 _WITHOUT_IN_CONVERSATIONS = frozenset({"custom_tool_call", "custom_tool_call_output"})
 """Types that have no status in conversation lists."""

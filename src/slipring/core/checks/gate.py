@@ -142,27 +142,6 @@ class _Asked(Struct, frozen=True):
 class Gate:
     """The deltas of one turn that wait, and the inspections that they wait for."""
 
-    __slots__ = (
-        "_asked",
-        "_due",
-        "_emissions",
-        "_held",
-        "_held_bytes",
-        "_hold",
-        "_holds_items",
-        "_last_ticket",
-        "_most_bytes",
-        "_position",
-        "_stretch",
-        "_tracks",
-        "_upstream",
-        "context",
-        "policy",
-        "report",
-        "ruling",
-        "writes_json",
-    )
-
     def __init__(self, policy: Policy, *, most_bytes: int = MOST_BYTES) -> None:
         self.policy = policy
         self.context: tuple[str, ...] = ()

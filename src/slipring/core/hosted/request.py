@@ -42,23 +42,6 @@ _OF_TOOLS = ("code_interpreter_call.", "file_search_call.", "web_search_call.")
 class HostedRequest:
     """The hosted tools of one turn."""
 
-    __slots__ = (
-        "_input",
-        "_lists",
-        "_seal",
-        "_sent",
-        "_tenant",
-        "answers",
-        "approved",
-        "awaited",
-        "builtins",
-        "is_upstream",
-        "offered",
-        "resolved",
-        "servers",
-        "upstream_tools",
-    )
-
     def __init__(self, seal: Seal, tenant: str) -> None:
         self._seal = seal
         self._tenant = tenant

@@ -18,10 +18,8 @@ from slipring import __version__
 from slipring.observation import live
 from slipring.observation.snapshots import BoundedLabels, Fold, Snapshot
 from slipring.observation.totals import totals_of
-from slipring.server.admin.source import INTERVAL_S, Receive
 from slipring.server.process.process_metrics import process_snapshot
 from slipring.server.process.worker_messages import Command, Describe, Described, EndWatch, Watch
-from slipring.server.process.worker_restart import SlotObserver
 
 _DETAIL_TIMEOUT_S = 5.0
 
@@ -70,13 +68,13 @@ _heading = msgspec.json.Decoder(_Heading)
 class _Watcher:
     """One live stream."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: live.Receive) -> None:
         self.receive = receive
         self.known: set[int] = set()
         """Workers of which it has a complete update."""
 
 
-class WorkersSource(SlotObserver):
+class WorkersSource:
     """The source of a supervisor's listener."""
 
     def __init__(self, workers: Sequence[Worker], api_url: str, bounds: BoundedLabels | None = None) -> None:
@@ -97,13 +95,13 @@ class WorkersSource(SlotObserver):
             version=__version__,
             started_at=self._started_at,
             now=time.time(),
-            interval_s=INTERVAL_S,
+            interval_s=live.INTERVAL_S,
             api_url=self._api_url,
             workers=len(self._workers),
             departed=self._departed,
         )
 
-    def subscribe(self, receive: Receive) -> Callable[[], None]:
+    def subscribe(self, receive: live.Receive) -> Callable[[], None]:
         watcher = _Watcher(receive)
         self._watchers.append(watcher)
         for worker in self._workers:

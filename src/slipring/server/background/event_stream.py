@@ -17,7 +17,7 @@ from slipring.server.background import termination
 from slipring.server.background.runs import Background
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.periodic_tasks import cancel_and_wait
-from slipring.server.transports import sse_framing
+from slipring.server.transports import sse
 from slipring.stores.runs import Run, RunEvent
 
 _TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
@@ -38,7 +38,7 @@ async def follow(
 ) -> web.StreamResponse:
     """Answer a request with all events after a number, until the run is over. ``response``: the response as
     of now, without its output."""
-    stream = web.StreamResponse(headers=sse_framing.HEADERS)
+    stream = web.StreamResponse(headers=sse.HEADERS)
     follower = _Follower()
     connection = connection_of(request)
     connection.queued_bytes = follower.queued_bytes
@@ -97,7 +97,7 @@ async def _write_all(
                 [pending, leaving], timeout=limits.ping_interval_s or None, return_when=FIRST_COMPLETED
             )
             if not done:
-                await stream.write(sse_framing.KEEPALIVE)
+                await stream.write(sse.KEEPALIVE)
                 continue
             if pending not in done:
                 raise ConnectionAbortedError  # the client can follow the rest on another node, or later
@@ -108,10 +108,10 @@ async def _write_all(
             batch.reverse()
             while batch:
                 event = batch.pop()  # from the shared list, so that the generator frees it too
-                await stream.write(sse_framing.named_block(_outline.decode(event.data).type, event.data))
+                await stream.write(sse.named_block(_outline.decode(event.data).type, event.data))
                 follower.dequeue(event)
             pending = asyncio.ensure_future(anext(batches, None))
-        await stream.write(sse_framing.DONE)
+        await stream.write(sse.DONE)
         await stream.write_eof()
     finally:
         await cancel_and_wait([pending, leaving])

@@ -5,7 +5,10 @@ WebSocket message has arrived. Malformed HTTP gets an error in the API's shape.
 """
 
 import asyncio
+import fcntl
 import logging
+import struct
+import termios
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -23,12 +26,12 @@ from slipring.aiohttp_internals import (
 from slipring.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
 from slipring.server.connections.registry import Connections, ConnectionState
-from slipring.server.connections.send_queue import unacknowledged_bytes
 from slipring.server.replies import add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
 """Limit for a request's line and headers together. aiohttp limits each of them and their number only."""
 _WRITE_BUFFER_BYTES = 16 * 1024
+_Int = struct.Struct("i")
 _CONTROL_HEAD_BYTES = 6
 """Size of the header of a client's control frame: two bytes and a mask."""
 
@@ -282,6 +285,17 @@ class HttpConnection(ServerProtocol):
             self.abort()
         else:
             self.force_close()
+
+
+def unacknowledged_bytes(descriptor: int) -> int:
+    """Bytes in the kernel's send queue: written to a TCP socket, and not acknowledged by the other side. 0
+    where the system does not report them: Linux does."""
+    try:
+        answer = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(_Int.size))
+    except OSError:
+        return 0
+    (size,) = _Int.unpack(answer)
+    return int(size)
 
 
 def _library_error_response(refusal: web.HTTPException) -> web.Response:

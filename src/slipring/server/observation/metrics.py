@@ -25,7 +25,6 @@ from slipring.server.driver import Exchange
 from slipring.server.hosted_tools.runner import EndedCall
 from slipring.server.observation.ended_turns import EndedTurn
 from slipring.server.observation.loop_lag import LoopLag
-from slipring.server.observation.memory_uses import memory_uses
 from slipring.server.process.process_metrics import new_process_id, process_readings
 from slipring.server.service import Service
 from slipring.server.transports.websocket import WebSocketConnection
@@ -256,6 +255,25 @@ def _caches(service: Service) -> Iterator[Reading]:
         yield table.CACHE_LOOKUPS, (source,), service.lookups[source]
     yield table.PARKED_BYTES, (), service.parking.used_bytes
     yield table.PARKED_SESSIONS, (), len(service.parking)
+
+
+def memory_uses(service: Service) -> dict[str, live.Memory]:
+    """What the memory of a server is used for: bytes in use and their bound."""
+    process, unread, requests = service.scopes.process, service.connections.unread, service.requests
+    parking, sandbox = service.parking, service.sandbox
+    recognised = (service.known, service.heads, service.items)
+    verdicts = service.inspector.cache
+    return {
+        "states": live.Memory(process.used_bytes, process.limit_bytes),
+        "parked": live.Memory(parking.used_bytes, parking.limit_bytes),
+        "recognised": live.Memory(
+            sum(each.used_bytes for each in recognised), sum(each.limit_bytes for each in recognised)
+        ),
+        "requests": live.Memory(requests.used_bytes, requests.limit_bytes),
+        "unread": live.Memory(unread.used_bytes, unread.limit_bytes),
+        "compiled": live.Memory(sandbox.cached_bytes, sandbox.limits.cache_bytes),
+        "verdicts": live.Memory(verdicts.used_bytes, verdicts.max_bytes),
+    }
 
 
 def _memory(service: Service) -> Iterator[Reading]:

@@ -328,7 +328,7 @@ def _open_tracer(service: Service) -> "Tracer":
     tracer = Tracer(service.config, service.node_id)
     service.traces = tracer.counts
     if service.config.trace_content:
-        service.content_observers.append(tracer.observe_content)
+        service.content_observers.append(tracer.observe)
     else:
         service.turn_observers.append(tracer.observe)
     return tracer
