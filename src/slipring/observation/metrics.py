@@ -20,8 +20,6 @@ OTHER = "other"
 
 
 class Label(Struct, frozen=True):
-    """A label of a metric."""
-
     name: str
     values: tuple[str, ...] = ()
     """All values that it can have; empty: they depend on the configuration."""

@@ -26,12 +26,7 @@ from slipring.protocol.client_items import (
 )
 from slipring.protocol.computer_items import ComputerCall, ComputerCallOutput
 from slipring.protocol.hosted.builtin_items import CodeInterpreterCall, FileSearchCall, WebSearchCall
-from slipring.protocol.hosted.mcp_items import (
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    McpListTools,
-)
+from slipring.protocol.hosted.mcp_items import McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
 
 F = TypeVar("F")
 Role = Literal["user", "assistant", "system", "developer"]
@@ -502,9 +497,7 @@ def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes
     else:
         param = f"{where}.type"
         raise InvalidRequest(
-            f"Missing required parameter: '{param}'.",
-            param=param,
-            code="missing_required_parameter",
+            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
         )
     # _read_long has refused long items with a null type.
     return kind, _with_field(raw, "type", kind, is_new=len(raw) >= wire.LONG_BYTES)

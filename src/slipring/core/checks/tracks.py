@@ -78,7 +78,6 @@ class _Stretch:
         return Window("", 0) if window is None and self.is_closed else window
 
     def inspected(self, window: Window) -> str:
-        """What is inspected of a window."""
         if self.kind != "call":
             return window.text
         text = as_read(window.text) if self.begun.is_json else window.text
@@ -135,7 +134,6 @@ class Track:
         return sum([stretch.windows.pending for stretch in self._stretches])
 
     def begin(self, begun: Beginning) -> None:
-        """A stretch begins."""
         if begun.kind in self._kinds:
             self._open = _Stretch(begun, self._overlap)
             self._stretches.append(self._open)

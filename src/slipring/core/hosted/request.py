@@ -76,12 +76,7 @@ class HostedRequest:
         """Whether the tools of the request have been read."""
         return self.resolved is not None or self.upstream_tools is not None
 
-    def read_servers(
-        self,
-        request: CreateRequest,
-        hosting: Hosting,
-        known: Head | None = None,
-    ) -> None:
+    def read_servers(self, request: CreateRequest, hosting: Hosting, known: Head | None = None) -> None:
         """Read what the driver is to resolve: MCP servers and built-in tools. ``known``: a head that was read
         before, for the same model."""
         self.is_upstream = hosting == "upstream"

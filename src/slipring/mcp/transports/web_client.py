@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +36,11 @@ class WebClient:
         self._reserved.require_free(address_info[4][0], address_info[4][1])
         return public_socket(address_info)
 
-    def _session(self, reach: Reach) -> aiohttp.ClientSession:
+    async def session(self, reach: Reach) -> aiohttp.ClientSession:
+        """The session for requests of this reach. Raises ``Unreachable`` if it is not known which addresses
+        are reserved."""
+        if reach is not Reach.ALL:
+            await self._reserved.look_up()
         session = self._sessions.get(reach)
         if session is None:
             tracing = aiohttp.TraceConfig()
@@ -48,9 +52,7 @@ class WebClient:
             }
             session = self._sessions[reach] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=0,
-                    keepalive_timeout=_KEEP_ALIVE_S,
-                    socket_factory=factories[reach],
+                    limit=0, keepalive_timeout=_KEEP_ALIVE_S, socket_factory=factories[reach]
                 ),
                 # Cookies would be shared by all tenants.
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -63,37 +65,6 @@ class WebClient:
                 read_bufsize=2**16,
             )
         return session
-
-    @asynccontextmanager
-    async def request(
-        self,
-        method: str,
-        url: URL,
-        headers: Mapping[str, str],
-        *,
-        reach: Reach,
-        body: bytes | None = None,
-        on_sent: Callable[[], None] | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield its response. Raises ``McpFailure`` for all that goes wrong with either.
-
-        ``on_sent`` is called before the first byte leaves.
-        """
-        if reach is not Reach.ALL:
-            await self._reserved.look_up()
-        try:
-            async with self._session(reach).request(
-                method,
-                url,
-                data=body,
-                headers={**headers, "Accept-Encoding": "identity"},
-                allow_redirects=False,
-                trace_request_ctx=on_sent,
-            ) as response:
-                yield response
-        except (aiohttp.ClientError, OSError) as error:
-            # Not chained: these errors contain URLs and headers.
-            raise _explained(error) from None
 
     async def close(self) -> None:
         for session in self._sessions.values():
@@ -109,7 +80,8 @@ class Endpoint:
     headers: Mapping[str, str] = field(repr=False)
     reach: Reach
 
-    def request(
+    @asynccontextmanager
+    async def request(
         self,
         method: str,
         headers: Mapping[str, str],
@@ -117,16 +89,25 @@ class Endpoint:
         *,
         url: URL | None = None,
         on_sent: Callable[[], None] | None = None,
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request as ``WebClient.request`` does. ``url``: another one on the same server."""
-        return self.web.request(
-            method,
-            url or self.url,
-            {**self.headers, **headers},
-            reach=self.reach,
-            body=body,
-            on_sent=on_sent,
-        )
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield its response. Raises ``McpFailure`` for all that goes wrong with either.
+
+        ``url``: another one on the same server. ``on_sent`` is called before the first byte leaves.
+        """
+        session = await self.web.session(self.reach)
+        try:
+            async with session.request(
+                method,
+                url or self.url,
+                data=body,
+                headers={**self.headers, **headers, "Accept-Encoding": "identity"},
+                allow_redirects=False,
+                trace_request_ctx=on_sent,
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, OSError) as error:
+            # Not chained: these errors contain URLs and headers.
+            raise _explained(error) from None
 
 
 async def _on_request_headers_sent(_: object, context: SimpleNamespace, __: object) -> None:

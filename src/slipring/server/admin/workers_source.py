@@ -39,8 +39,6 @@ class Worker(Protocol):
 
 
 class WorkerHealth(Struct, frozen=True):
-    """The health of one worker."""
-
     pid: int | None
     serving: bool
 
@@ -157,7 +155,6 @@ class WorkersSource:
         self._totals[process] = totals_of(snapshot)
 
     def described(self, report: Described) -> None:
-        """A worker has described a connection."""
         future = self._details.get(report.request)
         if future is not None and not future.done():
             future.set_result(report.detail)
@@ -168,7 +165,6 @@ class WorkersSource:
             self._workers[process].send(Watch())
 
     def ended(self, process: int) -> None:
-        """A worker has ended."""
         self._metrics.end(process)
         self._departed = live.sum_of((self._departed, self._totals.pop(process, live.Totals())))
         line = live.encode(live.ProcessGone(process, self._departed))

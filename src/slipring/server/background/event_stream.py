@@ -6,13 +6,12 @@ from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncGenerator
 
 from aiohttp import web
-from msgspec import Struct, json
 
 from slipring.core.limits import Limits
 from slipring.errors import ApiError
 from slipring.protocol.events import TERMINAL
 from slipring.protocol.responses import Response
-from slipring.protocol.wire import encode
+from slipring.protocol.wire import encode, type_of
 from slipring.server.background import termination
 from slipring.server.background.runs import Background
 from slipring.server.connections.http_connection import connection_of
@@ -24,13 +23,6 @@ _TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
 _PAGE = 500
 _POLL_S = 0.25
 """Interval at which the store is read for new events of a run that another node makes."""
-
-
-class _Outline(Struct):
-    type: str
-
-
-_outline = json.Decoder(_Outline)
 
 
 async def follow(
@@ -108,7 +100,7 @@ async def _write_all(
             batch.reverse()
             while batch:
                 event = batch.pop()  # from the shared list, so that the generator frees it too
-                await stream.write(sse.named_block(_outline.decode(event.data).type, event.data))
+                await stream.write(sse.named_block(type_of(event.data), event.data))
                 follower.dequeue(event)
             pending = asyncio.ensure_future(anext(batches, None))
         await stream.write(sse.DONE)
@@ -137,7 +129,7 @@ async def _batches(
                 events = await store.runs.events(tenant, response.id, after=after, limit=_PAGE)
         if events:
             after = events[-1].sequence_number
-            is_last = _outline.decode(events[-1].data).type in _TERMINAL_TYPES
+            is_last = type_of(events[-1].data) in _TERMINAL_TYPES
             yield events
             if is_last:
                 return

@@ -451,7 +451,6 @@ class Background:
                 live.stop_following()
 
     async def _end_abandoned(self) -> None:
-        """End runs that their owners have abandoned."""
         runs, expired = self.service.store.runs, self._expired
         found = await runs.expired(shared_now(), _EXPIRED_AT_ONCE)
         others = [run for run in found if not self._owns(run)]

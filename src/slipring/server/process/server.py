@@ -84,7 +84,7 @@ class Server:
             retention_s=config.retention_days * _DAY_S,
             is_synced=not config.store_unsynced,
         )
-        self.service = Service.assemble(config, self.catalog, self._store, positions)
+        self.service = Service(config, self.catalog, self._store, positions)
         for served in self.catalog.engines:
             served.compiler = self.service.compiler
         self.recorder = _open_recorder(self.service) if config.record else None
