@@ -41,8 +41,8 @@ from slipring.server.clock import clock, now, shared_now
 from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
 from slipring.server.cluster.state_lookup import Source
+from slipring.server.connections.connection_limits import Connections
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
-from slipring.server.connections.registry import Connections
 from slipring.server.hosted_tools.registry import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
 from slipring.server.id_minting import minter, new_node_id

@@ -22,7 +22,7 @@ from slipring.models import ModelEntry
 from slipring.server.admin.workers_source import WorkersSource
 from slipring.server.id_minting import node_of
 from slipring.server.process import worker_messages
-from slipring.server.process.listener import reserve
+from slipring.server.process.listening_sockets import reserve
 from slipring.server.process.supervisor import Supervisor, WorkerSlot
 from tests.test_cli import FAST, Process, launched, refused, refused_here
 

@@ -15,7 +15,7 @@ from slipring.aiohttp_internals import StreamedResponse
 from slipring.core.limits import Limits
 from slipring.server.background import event_stream
 from slipring.server.transports import echo, sse
-from slipring.server.transports.http_replies import SseReply
+from slipring.server.transports.http import SseReply
 from slipring.server.transports.websocket import WebSocketConnection
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve

@@ -29,25 +29,21 @@ class WebClient:
 
     def __init__(self, connect_timeout_s: float, reserved: ReservedAddresses) -> None:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
-        self._reserved = reserved
+        self.reserved = reserved
         self._sessions: dict[Reach, aiohttp.ClientSession] = {}
 
     def _public_socket(self, address_info: tuple[Any, ...]) -> socket.socket:
-        self._reserved.require_free(address_info[4][0], address_info[4][1])
+        self.reserved.require_free(address_info[4][0], address_info[4][1])
         return public_socket(address_info)
 
-    async def session(self, reach: Reach) -> aiohttp.ClientSession:
-        """The session for requests of this reach. Raises ``Unreachable`` if it is not known which addresses
-        are reserved."""
-        if reach is not Reach.ALL:
-            await self._reserved.look_up()
+    def session(self, reach: Reach) -> aiohttp.ClientSession:
         session = self._sessions.get(reach)
         if session is None:
             tracing = aiohttp.TraceConfig()
             tracing.on_request_headers_sent.append(_on_request_headers_sent)
             factories = {
                 Reach.PUBLIC: self._public_socket,
-                Reach.UNRESERVED: self._reserved.unreserved_socket,
+                Reach.UNRESERVED: self.reserved.unreserved_socket,
                 Reach.ALL: None,
             }
             session = self._sessions[reach] = aiohttp.ClientSession(
@@ -94,9 +90,10 @@ class Endpoint:
 
         ``url``: another one on the same server. ``on_sent`` is called before the first byte leaves.
         """
-        session = await self.web.session(self.reach)
+        if self.reach is not Reach.ALL:
+            await self.web.reserved.look_up()
         try:
-            async with session.request(
+            async with self.web.session(self.reach).request(
                 method,
                 url or self.url,
                 data=body,

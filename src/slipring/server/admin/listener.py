@@ -38,10 +38,10 @@ from slipring.observation import live
 from slipring.observation.snapshots import Snapshot
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
+from slipring.server.connections.connection_limits import Connections
 from slipring.server.connections.http_connection import connection_factory, connection_of, http_logger
-from slipring.server.connections.registry import Connections
 from slipring.server.periodic_tasks import cancel_and_wait
-from slipring.server.process.listener import is_loopback, listen
+from slipring.server.process.listening_sockets import is_loopback, listen
 from slipring.server.replies import add_standard_headers, error_response, json_response
 
 log = logging.getLogger("slipring")

@@ -20,14 +20,14 @@ from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
-from slipring.server.background import termination, unfinished
+from slipring.server.background import termination, unfinished_states
 from slipring.server.clock import now, shared_now
 from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
 from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
-from slipring.server.transports.http_replies import PostedCreate
+from slipring.server.transports.http import PostedCreate
 from slipring.stores.runs import Beginning, Lease, LeaseLost, Run, RunEvent
 
 log = logging.getLogger("slipring")
@@ -249,7 +249,7 @@ class LiveRun(Sink):
         response, beginning = self._response, self._take_beginning()
         try:
             if response.status == "failed":
-                await unfinished.save(self._store, self._service.seal, lease, response)
+                await unfinished_states.save(self._store, self._service.seal, lease, response)
             await self._store.runs.append(
                 lease, batch, response, lease_until=self._lease_until(), beginning=beginning
             )

@@ -25,7 +25,7 @@ from slipring.aiohttp_internals import (
 )
 from slipring.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
-from slipring.server.connections.registry import Connections, ConnectionState
+from slipring.server.connections.connection_limits import Connections, ConnectionState
 from slipring.server.replies import add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
@@ -104,7 +104,7 @@ class HttpConnection(ServerProtocol):
         self._wire: asyncio.Transport | None = None
         """The transport until the connection is lost; aiohttp drops its own when it begins to close."""
 
-    # The interface of ``registry.TrackedConnection``.
+    # The interface of ``connection_limits.TrackedConnection``.
 
     @property
     def unsent_bytes(self) -> int:

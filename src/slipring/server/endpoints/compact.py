@@ -21,7 +21,7 @@ from slipring.protocol.responses import CompactionItem, Response
 from slipring.server.access.auth import Caller
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import retention_of
-from slipring.server.transports.http_replies import JsonReply, answer, read_posted
+from slipring.server.transports.http import JsonReply, answer, read_posted
 
 _compaction = msgspec.json.Decoder(CompactionItem)
 _fields = msgspec.json.Decoder(dict[str, Raw])

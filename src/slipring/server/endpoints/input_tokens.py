@@ -7,7 +7,7 @@ from aiohttp import web
 
 from slipring.server.access.auth import Caller
 from slipring.server.service import Service
-from slipring.server.transports.http_replies import JsonReply, answer, read_create, read_posted
+from slipring.server.transports.http import JsonReply, answer, read_create, read_posted
 
 
 async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:

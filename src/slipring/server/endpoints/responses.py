@@ -16,14 +16,14 @@ from slipring.protocol.endpoints.reply_bodies import DeletedResponse
 from slipring.protocol.items import Item, Reasoning, read_item
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
-from slipring.server.background import event_stream, unfinished
+from slipring.server.background import event_stream, unfinished_states
 from slipring.server.background.runs import Background, RunRefused
 from slipring.server.background.termination import read_response
 from slipring.server.endpoints import paging
 from slipring.server.replies import error_event_response, json_response
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_exchange, retention_of
-from slipring.server.transports.http_replies import (
+from slipring.server.transports.http import (
     JsonReply,
     PostedCreate,
     SseReply,
@@ -100,7 +100,7 @@ class Responses:
             state = await service.store.responses.load(caller.tenant, response_id)
             if state is None:
                 response = await _find(service, caller.tenant, response_id)
-                state = await unfinished.find(service.store, service.seal, caller.tenant, response)
+                state = await unfinished_states.find(service.store, service.seal, caller.tenant, response)
             if state is None:
                 raise InvalidRequest(
                     "The input of this response is not stored: it was refused, or is being checked, or the"

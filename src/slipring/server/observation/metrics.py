@@ -21,7 +21,7 @@ from slipring.observation.snapshots import BoundedNames, Reading, Registry, Snap
 from slipring.observation.totals import totals
 from slipring.protocol.timing import TokenCounts, TurnReport
 from slipring.safety.running_check import CheckStatus, FailureKind
-from slipring.server.connections.registry import DropReason
+from slipring.server.connections.connection_limits import DropReason
 from slipring.server.driver import Exchange
 from slipring.server.hosted_tools.runner import EndedCall
 from slipring.server.observation.ended_turns import EndedTurn

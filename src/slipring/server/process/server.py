@@ -35,7 +35,7 @@ from slipring.server.endpoints.app import build_app
 from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics
 from slipring.server.periodic_tasks import cancel_and_wait
-from slipring.server.process.listener import base_url, bind_shared, listen, require_keys
+from slipring.server.process.listening_sockets import base_url, bind_shared, listen, require_keys
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
 from slipring.server.process.process_metrics import resident_bytes
 from slipring.server.process.runtime import shorten_switch_interval

@@ -20,7 +20,7 @@ from slipring.engines.sharing import Owner
 from slipring.errors import StartupError
 from slipring.observation.snapshots import BoundedLabels
 from slipring.server.admin.workers_source import WorkersSource
-from slipring.server.process.listener import base_url, reserve
+from slipring.server.process.listening_sockets import base_url, reserve
 from slipring.server.process.shutdown import StopRequest, run_until
 from slipring.server.process.worker_messages import (
     Assignment,
