@@ -46,7 +46,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-upgrade test-attack soak test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser clients autobahn fuzz fuzz-frames check coverage fix bench bench-more lock audit dist clean
+.PHONY: help run install test test-slow test-crash test-upgrade test-attack soak test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser record-wire compare-wire clients autobahn fuzz fuzz-frames check coverage fix bench bench-more lock audit dist clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -103,7 +103,15 @@ test-oracles: .venv/.dev .venv-oracles/.ready ## prompts and parsed answers agai
 	$(BIN)/python -m tests.prompts.oracles.live --tools .venv-oracles $(if $(DIR),--templates $(DIR)) $(if $(WRITE),--write) $(ARGS)
 
 test-browser: .venv/.dev ## the live page and the report of `slipring bench` in a browser: the machine's Chromium, else one installed into .browser
-	chromium=$$($(BIN)/python -m tests.bench.chromium .browser) && SLIPRING_TEST_CHROMIUM=$$chromium $(BIN)/python -m pytest -m browser $(ARGS)
+	chromium=$$($(BIN)/python -m tests.commands.bench.chromium .browser) && SLIPRING_TEST_CHROMIUM=$$chromium $(BIN)/python -m pytest -m browser $(ARGS)
+
+record-wire: .venv/.dev ## record what servers send to clients in the tests of core and server (DIR=… is the recording, ARGS=tests/server/transports for some)
+	@test -n "$(DIR)" || { echo "DIR is not set: it names the directory of the recording"; exit 1; }
+	$(PYTEST) -p tests.wire_recording.plugin --record-wire $(DIR) $(if $(ARGS),,tests/core tests/server)
+
+compare-wire: .venv/.dev ## list the tests in which NEW=… differs from the recordings OLD="… …" of another tree
+	@test -n "$(OLD)" -a -n "$(NEW)" || { echo "OLD and NEW are not set: they name recordings of make record-wire"; exit 1; }
+	$(BIN)/python -m tests.wire_recording $(ARGS) $(OLD) $(NEW)
 
 fuzz: .venv/.dev .venv-fuzz/.ready ## requests of every kind, made from the OpenAPI document (FUZZ_SECONDS=600 for more, SEED=1 to choose)
 	$(BIN)/python -m tests.fuzz --tools .venv-fuzz/bin $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -15,10 +15,10 @@ from typing import Any
 
 from common import EXCHANGE_KB, RESULTS, added, growth, spread
 
-from slipring.bench import results
-from slipring.bench.errors import UnreadableRecord
-from slipring.bench.results import BenchRecord
-from slipring.bench.statistics import compare
+from slipring.commands.bench import results
+from slipring.commands.bench.errors import UnreadableRecord
+from slipring.commands.bench.results import BenchRecord
+from slipring.commands.bench.statistics import compare
 
 Figures = dict[str, Any]
 

@@ -18,8 +18,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from slipring.bench.subject import machine
-from slipring.bench.subject.processes import cpu_ns
+from slipring.commands.bench.subject import machine
+from slipring.commands.bench.subject.processes import cpu_ns
 
 RESULTS = Path(__file__).parent / "results"
 _NUMBERS = re.compile(r"\[[\s\d.,eE+-]+\]")

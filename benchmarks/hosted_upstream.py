@@ -24,7 +24,7 @@ from typing import Any
 
 from aiohttp import web
 
-from slipring.bench.workloads.prose import Prose
+from slipring.commands.bench.workloads.prose import Prose
 
 _PLAN = re.compile(r"calls=(\w+) steps=(\d+) parallel=(\d+)")
 _REMEMBERED = 64

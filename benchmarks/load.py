@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from common import RESULTS
 
-from slipring.bench.load.results import Level, LoadRecord, Percentiles
+from slipring.commands.bench.load.results import Level, LoadRecord, Percentiles
 
 ACTIVE, FLOOD = RESULTS / "load.json", RESULTS / "flood.json"
 WORKERS = RESULTS / "load_workers.json"

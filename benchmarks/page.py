@@ -18,10 +18,10 @@ import load
 from budgets import all_budgets
 from common import RESULTS, added, spread
 
-from slipring.bench import results
-from slipring.bench.report import figure
-from slipring.bench.results import BenchRecord
-from slipring.bench.statistics import Spread, Summary, summarise
+from slipring.commands.bench import results
+from slipring.commands.bench.report import figure
+from slipring.commands.bench.results import BenchRecord
+from slipring.commands.bench.statistics import Spread, Summary, summarise
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 

@@ -37,11 +37,11 @@ from aiohttp import WSMsgType, web
 from common import Process, keep, started
 from engine_overhead import TOOL, output_text, write_tokenizer
 
-from slipring.bench.client.exchange import FIRST_TOKENS, Event, Exchange
-from slipring.bench.client.transports import Access, Transport
-from slipring.bench.measure.modes import MODES, Context
-from slipring.bench.workloads.prose import INSTRUCTIONS
-from slipring.bench.workloads.tools import CODING_TOOLS
+from slipring.commands.bench.client.exchange import FIRST_TOKENS, Event, Exchange
+from slipring.commands.bench.client.transports import Access, Transport
+from slipring.commands.bench.measure.modes import MODES, Context
+from slipring.commands.bench.workloads.prose import INSTRUCTIONS
+from slipring.commands.bench.workloads.tools import CODING_TOOLS
 
 TURNS = 25
 WARMUP_TURNS = 2

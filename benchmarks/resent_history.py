@@ -30,7 +30,7 @@ from common import EXCHANGE_KB, Process, added, keep, slipring, spread, started,
 from engine_overhead import ASK, TOOL, write_tokenizer
 from instant_upstream import digest
 
-from slipring.bench.workloads.prose import Prose
+from slipring.commands.bench.workloads.prose import Prose
 from slipring.protocol import requests, wire
 
 EXCHANGES = 62

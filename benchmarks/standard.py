@@ -18,7 +18,7 @@ import budgets
 import page
 from common import RESULTS
 
-from slipring.bench.subject import machine
+from slipring.commands.bench.subject import machine
 
 HERE = Path(__file__).parent
 BENCH = ["-m", "slipring", "bench", "--repeats", "5"]

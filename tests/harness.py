@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 from aiohttp import WSMsgType
 
-from slipring.config import Config
+from slipring.config.settings import Config
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine, Level

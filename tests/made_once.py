@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from slipring.commands.inspection import model_source
 from slipring.engines.constraints import answer_grammar
 from slipring.engines.llama import models
 from slipring.engines.simulated import tokenized
 from slipring.engines.tokens.model_files import read_gguf
-from slipring.inspection import model_source
 from slipring.prompts.templates import template_renderer
 from slipring.prompts.templates.chat_template import ChatTemplate
 from slipring.prompts.tokenization.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from msgspec import structs
 
-from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.sharing import EmbeddedOwner

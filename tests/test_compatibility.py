@@ -33,8 +33,9 @@ from openai.types.responses.response_steer_error_code import ResponseSteerErrorC
 from pydantic import BaseModel
 
 import slipring
-from slipring import errors
-from slipring.checks import CheckEntry
+from slipring.base import errors
+from slipring.base.errors import ApiError, UnsupportedParameter
+from slipring.config.checks import CheckEntry
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.hosted_items import HOSTED
 from slipring.core.chain.known_contexts import KnownContexts
@@ -62,7 +63,6 @@ from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
-from slipring.errors import ApiError, UnsupportedParameter
 from slipring.protocol import events, items, requests, wire
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.requests import TextFormat

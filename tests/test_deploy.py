@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from slipring.config import from_namespace
+from slipring.config.reference import reference
+from slipring.config.settings import from_namespace
 from slipring.core.limits import Limits
-from slipring.reference import reference
 from tests.harness import serve
 from tests.server.admin.watching import admin_url
 
@@ -35,8 +35,8 @@ THEIRS = {
 }
 # Ours, but not in the table of settings; and where they are.
 ELSEWHERE = {
-    "--config": "src/slipring/config.py",
-    "--tenant": "src/slipring/keys/commands.py",
+    "--config": "src/slipring/config/settings.py",
+    "--tenant": "src/slipring/commands/keys.py",
     "SLIPRING_AFFINITY_SECRET": "src/slipring/engines/remote/upstream.py",
 }
 LIMITS = Limits()

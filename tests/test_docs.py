@@ -14,22 +14,24 @@ from typing import Any, get_args
 import pytest
 
 from slipring import __version__
-from slipring.checks import CheckEntry
-from slipring.cli import build_parser
-from slipring.config import from_namespace
+from slipring.commands.cli import build_parser
+from slipring.config.checks import CheckEntry
+from slipring.config.mcp_registrations import McpRegistration
+from slipring.config.settings import from_namespace
 from slipring.core.limits import Limits
 from slipring.core.session.actions import Action
-from slipring.engines import chat, responses, vllm
 from slipring.engines.catalog import Catalog, open_engine
+from slipring.engines.chat import options as chat
 from slipring.engines.llama.models import locate, name_of
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.options import reference
+from slipring.engines.responses import options as responses
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import session_server, token_server
 from slipring.engines.tokens.builtin_templates import NAMES
 from slipring.engines.tokens.model_files import MODEL_COMMAND
-from slipring.mcp_registrations import McpRegistration
+from slipring.engines.vllm.engine import VllmOptions
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.templates import template_renderer
@@ -51,11 +53,11 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 """Their commands are run by ``tests/guides``."""
 READERS: dict[str, Callable[[str], Any]] = {
-    "chat": chat.options.read_options,
+    "chat": chat.read_options,
     "llama": read_options,
-    "responses": responses.options.read_options,
+    "responses": responses.read_options,
     "sglang": partial(token_server.read_options, "sglang", session_server.SessionServerOptions),
-    "vllm": partial(token_server.read_options, "vllm", vllm.VllmOptions),
+    "vllm": partial(token_server.read_options, "vllm", VllmOptions),
 }
 """Of engines whose models and servers need not be here for an example of them."""
 ENDING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"
@@ -252,8 +254,8 @@ def test_no_page_or_message_needs_a_published_package() -> None:
 
 OPTIONS = [
     *((LlamaOptions, None), (SimulatedOptions, None), (session_server.SessionServerOptions, None)),
-    (vllm.VllmOptions, session_server.SessionServerOptions),
-    *((responses.options.ResponsesOptions, None), (chat.options.ChatOptions, None)),
+    (VllmOptions, session_server.SessionServerOptions),
+    *((responses.ResponsesOptions, None), (chat.ChatOptions, None)),
 ]
 
 
@@ -281,7 +283,7 @@ def test_the_architecture_page_names_every_package() -> None:
     named = {name for row in architecture_rows() for name in row}
     for path in test_layers.modules():
         module = path.relative_to(test_layers.SRC)
-        if module.parts[0] not in ("__init__.py", "__main__.py", "bench"):
+        if module.parts[0] not in ("__init__.py", "__main__.py"):
             package = (module.parent if len(module.parts) > 1 else module.with_suffix("")).as_posix()
             assert package in named or module.with_suffix("").as_posix() in named or _is_part(package), module
     for name in named:
@@ -291,7 +293,7 @@ def test_the_architecture_page_names_every_package() -> None:
 
 def _is_part(package: str) -> bool:
     """Of packages whose parts the page does not name one by one."""
-    return package.startswith(("engines/constraints/", "prompts/templates/builtin"))
+    return package.startswith(("commands/bench/", "engines/constraints/", "prompts/templates/builtin"))
 
 
 def test_the_architecture_page_has_packages_below_those_that_they_import() -> None:
@@ -299,7 +301,7 @@ def test_the_architecture_page_has_packages_below_those_that_they_import() -> No
     first = {top: tops.index(top) for top in tops}
     last = {top: len(tops) - 1 - tops[::-1].index(top) for top in tops}
     for path in test_layers.modules():
-        own = test_layers.layer_of(path)
+        own = test_layers.top_of(path)
         for imported in test_layers.within_the_package(path):
             other = imported.partition(".")[0]
             if own in first and other and other != own:

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from slipring.bench.report import palette, scripts
-from slipring.bench.results import Machine
+from slipring.commands.bench.report import palette, scripts
+from slipring.commands.bench.results import Machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "engines"
 OWN, WITH_SESSIONS = "slipring", "slipring-sessions"

@@ -24,8 +24,8 @@ from loops import Count, Loop, Wrong, run
 from servers import AGENTIC, ENGINES, LOOPS_AT_ONCE, MODEL, Server, agentic, installed, slipring_over
 from tokenizers import Tokenizer
 
-from slipring.bench.subject import machine
-from slipring.bench.subject.processes import Meter
+from slipring.commands.bench.subject import machine
+from slipring.commands.bench.subject.processes import Meter
 
 DIRECT = {"vllm": ("full", "chat", "chained"), "llama-server": ("full", "chat")}
 """Ways over the engine's own endpoints. llama-server has no state of responses."""

@@ -28,10 +28,10 @@ from aiohttp import web
 from guardrails_table import RESULT, table
 from servers import SERVERS, Server, upstream
 
-from slipring.bench.client.sse import SseParser
-from slipring.bench.subject import machine
-from slipring.bench.workloads.prose import INSTRUCTIONS, Prose
-from slipring.bench.workloads.tools import CODING_TOOLS
+from slipring.commands.bench.client.sse import SseParser
+from slipring.commands.bench.subject import machine
+from slipring.commands.bench.workloads.prose import INSTRUCTIONS, Prose
+from slipring.commands.bench.workloads.tools import CODING_TOOLS
 
 WORKLOADS = ("tools", "messages")
 """What the turns of a loop bring: outputs of tools that the model has called, or messages of a user."""

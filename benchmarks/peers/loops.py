@@ -19,9 +19,9 @@ import aiohttp
 from comparison import Plan, Turn
 from servers import Server
 
-from slipring.bench.client.sse import SseParser
-from slipring.bench.workloads.prose import INSTRUCTIONS, Prose
-from slipring.bench.workloads.tools import CODING_TOOLS
+from slipring.commands.bench.client.sse import SseParser
+from slipring.commands.bench.workloads.prose import INSTRUCTIONS, Prose
+from slipring.commands.bench.workloads.tools import CODING_TOOLS
 
 Count = Callable[[str], int]
 """The number of tokens of a text."""

@@ -19,8 +19,8 @@ import msgspec
 from servers import ROOT, SERVERS, Server, upstream
 from table import write_readme
 
-from slipring.bench import results
-from slipring.bench.errors import UnreadableRecord
+from slipring.commands.bench import results
+from slipring.commands.bench.errors import UnreadableRecord
 
 MODES = ("http-full", "http-full-newconn", "http-chained", "websocket", "websocket-lanes")
 """Modes of the public API."""

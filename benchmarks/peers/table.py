@@ -14,8 +14,8 @@ from pathlib import Path
 
 from servers import ROOT
 
-from slipring.bench import results
-from slipring.bench.statistics import spread
+from slipring.commands.bench import results
+from slipring.commands.bench.statistics import spread
 
 README = Path(__file__).with_name("README.md")
 RESULTS = ROOT / "benchmarks" / "results" / "peers"

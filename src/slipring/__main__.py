@@ -10,10 +10,10 @@ def run() -> int:
     imported."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if it is ignored, as by nohup
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from slipring import standard_streams
+    from slipring.base import standard_streams
 
     standard_streams.prepare()
-    from slipring.cli import main
+    from slipring.commands.cli import main
 
     return main()
 

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.commands.inspection.model_directories import write_directory
 from tests.engines.fakes.families import Answer, FakeFamilyServer
-from tests.inspection.model_directories import write_directory
 from tests.prompts.templates.detection.test_format_detection import KNOWN, STOPS
 from tests.prompts.templates.family_templates import source_of
 

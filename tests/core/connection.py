@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec import Raw, structs
 
+from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
 from slipring.core.chain.hosted_items import call_item
@@ -65,7 +66,6 @@ from slipring.core.session.client_events import Read
 from slipring.core.session.session import Session
 from slipring.core.turn.stages import Phase, Stages
 from slipring.core.turn.turn import Joined, Turn
-from slipring.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_items import CallError, McpApprovalRequest, McpCall, McpListTools
 from slipring.protocol.hosted.mcp_tools import ListedTool, ToolHints

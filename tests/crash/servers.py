@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from tests.test_cli import COMMAND, ROOT, environment
+from tests.commands.test_cli import COMMAND, ROOT, environment
 
 ENGINE = "simulated:tokens_per_s=400,output_tokens=20"
 PATIENCE_S = 180.0

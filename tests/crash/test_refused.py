@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import apsw
 
+from tests.commands.test_cli import Process, launched
 from tests.crash.refusing_check import SECRET
-from tests.test_cli import Process, launched
 
 CONFIG = """
 [[check]]

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from slipring.cli import main
+from slipring.commands.cli import main
 from tests.crash.unsynced import Recorder
 
 if __name__ == "__main__":

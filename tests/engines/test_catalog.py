@@ -7,13 +7,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slipring.config import ConfigError
+from slipring.base.errors import ModelNotFound, StartupError
+from slipring.config.settings import ConfigError
 from slipring.core.generation import Defaults
 from slipring.engines.catalog import Catalog, Entry, open_engine
-from slipring.errors import ModelNotFound, StartupError
 from slipring.server.process.server import Server
+from tests.config.test_config import load
 from tests.harness import PuppetEngine, Running, serve
-from tests.test_config import load
 
 FAST = "simulated:tokens_per_s=0,output_tokens=3"
 OTHER = "simulated:tokens_per_s=0,output_tokens=9"

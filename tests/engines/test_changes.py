@@ -6,10 +6,10 @@ from typing import Any
 import aiohttp
 
 from slipring.server.process.server import Server
+from tests.config.test_config import load
 from tests.engines.fakes.chat import FakeChatServer
 from tests.engines.fakes.server import Call, Say, Stop
 from tests.harness import WEATHER, Running
-from tests.test_config import load
 
 GREEDY = {"temperature": 0, "max_output_tokens": 8, "store": False, "tools": [WEATHER]}
 TIMED = {"OpenAI-Beta": "slipring_timing=v1"}

@@ -13,7 +13,7 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Settings
 from slipring.core.token_estimates import _weight, estimated_tokens
 from slipring.engines.base import Engine, Level
-from slipring.engines.simulated import open_simulated
+from slipring.engines.simulated.engine import open_simulated
 from slipring.protocol import wire
 from slipring.protocol.items import read_item, user_message
 from slipring.protocol.responses import InputTokensDetails, OutputTokensDetails, Usage

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipring.aiohttp_internals import PostedAnswer
+from slipring.base.aiohttp_internals import PostedAnswer
 from slipring.core.generation import Job
 from slipring.core.turn.turn import Turn
 from slipring.engines.chat.answer import ChatAnswer

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.commands.inspection.model_directories import write_directory
 from tests.engines.fakes.chat import FakeChatServer
 from tests.engines.fakes.families import Answer, FakeFamilyServer
 from tests.engines.fakes.server import Call, Refuse, Say, Stall, Stop, in_front_of
@@ -18,7 +19,6 @@ from tests.engines.fakes.tokens import FakeTokenServer
 from tests.engines.fakes.vllm import FakeVllm
 from tests.engines.llama.test_llama_engine import SHORT_CITY, cached
 from tests.harness import WEATHER, Running, Socket, serve
-from tests.inspection.model_directories import write_directory
 from tests.model import ServeModel
 from tests.prompts.templates.detection.test_format_detection import KNOWN
 from tests.prompts.templates.family_templates import source_of

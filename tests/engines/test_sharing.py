@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.llama import LlamaEngine
+from slipring.base.errors import StartupError, Unavailable
+from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.sharing import EmbeddedOwner, ExternalOwner
 from slipring.engines.sharing import Borrowed, Share
-from slipring.errors import StartupError, Unavailable
 from tests.engines.fakes.server import started
 from tests.engines.llama.test_llama_engine import ASK, GREEDY, three_chains
 from tests.harness import Running, serve

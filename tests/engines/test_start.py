@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from slipring.base.errors import StartupError
 from slipring.engines.catalog import open_engine, open_owner
-from slipring.errors import StartupError
 from tests.engines.fakes.server import started
 from tests.engines.fakes.vllm import FakeVllm
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.commands.test_cli import COMMAND, Process, launched
 from tests.nodes.pairs import Relay, node_of, relay, until
-from tests.test_cli import COMMAND, Process, launched
 
 ENGINE = ("--engine", "simulated:tokens_per_s=500,output_tokens=40")
 ANSWERS_PER_STEP = 2

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slipring.cli import main
+from slipring.commands.cli import main
 from tests.api import Api
 from tests.engines.fakes.server import Ids, Stop
 from tests.engines.fakes.tokens import TOKENIZER

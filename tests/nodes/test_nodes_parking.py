@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.commands.test_cli import FAST as FAST_FLAGS
+from tests.commands.test_cli import Process, launched
 from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.nodes.pairs import node_of, pair
 from tests.server.cluster.test_parking import TWO_TENANTS, chain, cut
 from tests.server.issuing import bearer
 from tests.server.process.test_workers import health_by_pid
-from tests.test_cli import FAST as FAST_FLAGS
-from tests.test_cli import Process, launched
 
 ZERO_RETENTION = {"OpenAI-Beta": "slipring_zero_retention=v1"}
 MOST_CONNECTIONS = 64

@@ -10,9 +10,9 @@ import aiohttp
 
 from slipring.core.limits import Limits
 from tests.api import Api
+from tests.commands.test_cli import launched
 from tests.harness import TERMINAL, Performance, PuppetEngine, serve
 from tests.nodes.pairs import pair
-from tests.test_cli import launched
 
 SHORT_S = 4.0
 """A short lease, though long enough that a busy machine does not look dead."""

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.engines.llama.slots import shared_tokens
-from slipring.errors import InvalidRequest
 from slipring.prompts import rendering_codec
 from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Renderer, Rendering, Step, empty

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import UNSET, Raw
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.protocol.definitions import Compilable, Definitions, Grammar, read_grammar
 
 

@@ -1,6 +1,6 @@
 """Events: errors, and the logprobs of text."""
 
-from slipring.errors import RateLimited, ServerError
+from slipring.base.errors import RateLimited, ServerError
 from slipring.protocol import wire
 from slipring.protocol.events import Error, ErrorBody, EventLogprob, EventTopLogprob
 from slipring.protocol.responses import Logprob, TopLogprob

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET, Raw
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.protocol import items
 from slipring.protocol.items import (
     CARRIED_TYPES,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.errors import InvalidJson
+from slipring.base.errors import InvalidJson
 from slipring.protocol import wire
 from slipring.protocol.items import MOST_ITEMS
 from slipring.protocol.live_input import Append, Steer, read_append, read_steer

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 from msgspec import UNSET, Raw
 
-from slipring.errors import InvalidJson, InvalidRequest, InvalidStreamId, UnsupportedParameter
+from slipring.base.errors import InvalidJson, InvalidRequest, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import requests
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.requests import TEXT, CreateRequest, read_create, read_format, read_lane

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET, Raw
 
-from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.definitions import MOST_TOOLS, Definitions, Grammar
 from slipring.protocol.tools import (

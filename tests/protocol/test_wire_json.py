@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec import UNSET, Raw, Struct
 
-from slipring.errors import ApiError, InvalidJson, InvalidRequest
+from slipring.base.errors import ApiError, InvalidJson, InvalidRequest
 from slipring.protocol import wire
 
 

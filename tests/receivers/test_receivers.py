@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from slipring import __version__
 from slipring.server.id_minting import node_of
+from tests.commands.test_cli import Process, launched
 from tests.harness import WEATHER, Socket
 from tests.receivers.mlflow_server import Experiment, Mlflow, Span, Trace, mlflow
-from tests.test_cli import Process, launched
 
 pytestmark = [pytest.mark.traces, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 

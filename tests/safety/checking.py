@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slipring.checks import CheckEntry
+from slipring.config.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
 from slipring.core.tenant_cache import TenantCache
 from slipring.safety.running_check import RunningCheck

@@ -2,8 +2,8 @@
 
 from collections.abc import AsyncGenerator, Callable
 
+from slipring.base.errors import ModelNotFound
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
-from slipring.errors import ModelNotFound
 
 BAD = "bomb"
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from slipring.checks import CheckEntry, PolicyEntries
+from slipring.base.errors import StartupError
+from slipring.config.checks import CheckEntry, PolicyEntries
 from slipring.core.checks.policies import NO_POLICY
-from slipring.errors import StartupError
 from slipring.safety.inspector import Inspector
 from tests.safety.checking import Clock, ControlledSource, said
 from tests.safety.guarding import BAD, NO_ENGINES

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 
 
 def echo(value: Any) -> Any:

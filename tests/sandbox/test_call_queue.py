@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.errors import RateLimited
+from slipring.base.errors import RateLimited
 from slipring.sandbox.call_queue import FairQueue
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slipring.errors import InvalidRequest, RateLimited, ServerError, TooExpensive, Unavailable
+from slipring.base.errors import InvalidRequest, RateLimited, ServerError, TooExpensive, Unavailable
 from slipring.sandbox.sandbox import MIB, TASKS, InThread, Sandbox, SandboxLimits
 
 NAMES = "echo count hold spin repeat allocate retain crash leave reject fail nest chatter whoami".split()

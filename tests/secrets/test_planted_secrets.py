@@ -15,14 +15,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slipring.checks import CheckEntry
-from slipring.config import Config
-from slipring.mcp_registrations import McpRegistration
+from slipring.config.checks import CheckEntry
+from slipring.config.mcp_registrations import McpRegistration
+from slipring.config.settings import Config
+from tests.commands.test_cli import COMMAND, environment, launched, refused_here
 from tests.harness import WEATHER, PuppetEngine, serve
 from tests.postgres import Postgres
 from tests.secrets.planting import Planted, files_below, shared_secrets
 from tests.secrets.world import World, world
-from tests.test_cli import COMMAND, environment, launched, refused_here
 
 _CRASHING = (sys.executable, "-X", "faulthandler", "-X", "dev", "-W", "ignore", "-m", "slipring")
 """Shows warnings of asyncio, and the stacks of all threads when the process is killed."""

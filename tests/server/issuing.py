@@ -9,9 +9,9 @@ import pytest
 
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine
-from slipring.keys.token import Token
 from slipring.server.cluster import store_maintenance
 from slipring.stores.catalog import open_store
+from slipring.stores.key_token import Token
 from slipring.stores.keys import Key
 from slipring.stores.store import Store
 from tests.harness import FAST, Running, serve

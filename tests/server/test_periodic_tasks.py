@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from slipring.errors import Unavailable
+from slipring.base.errors import Unavailable
 from slipring.server.periodic_tasks import PeriodicTasks
 
 NEVER_S = 3600.0

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import pytest
 from msgspec import structs
 
+from slipring.base.errors import ApiError, InvalidRequest, RateLimited
 from slipring.core.generation import Job, Model, Prefill
 from slipring.engines.base import Engine
-from slipring.errors import ApiError, InvalidRequest, RateLimited
 from slipring.server import prefills
 from slipring.server.prefills import Prefills
 from tests.core.connection import node

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from msgspec import Raw, Struct
 
-from slipring.checks import CheckEntry
+from slipring.config.checks import CheckEntry
+from slipring.config.mcp_registrations import BuiltinMapping
 from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import (
     Accepted,
@@ -36,7 +37,6 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.engines.base import Engine, Level
-from slipring.mcp_registrations import BuiltinMapping
 from slipring.protocol import events
 from slipring.protocol.items import Item
 from slipring.protocol.responses import OutputItem

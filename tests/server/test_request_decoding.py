@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from slipring.base.errors import ApiError
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_items import KnownItems
 from slipring.core.ports import NO_BETAS
 from slipring.core.session import client_events
-from slipring.errors import ApiError
 from slipring.protocol import requests, wire
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.items import MOST_ITEMS, MOST_PARTS

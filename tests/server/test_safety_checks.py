@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipring.checks import CheckEntry
+from slipring.config.checks import CheckEntry
 from slipring.core.checks.gate import MOST_BYTES
 from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import Text

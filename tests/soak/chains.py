@@ -8,9 +8,9 @@ wrong.
 from collections.abc import Sequence
 from typing import Any
 
-from slipring.bench.verify.checks import Expectation, find_faults
-from slipring.bench.verify.digests import Digest, find_digest
-from slipring.bench.workloads.plan import Need
+from slipring.commands.bench.verify.checks import Expectation, find_faults
+from slipring.commands.bench.verify.digests import Digest, find_digest
+from slipring.commands.bench.workloads.plan import Need
 
 Json = dict[str, Any]
 

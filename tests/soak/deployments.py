@@ -14,13 +14,13 @@ from tempfile import TemporaryDirectory
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from slipring.bench.subject.processes import Meter
+from slipring.commands.bench.subject.processes import Meter
 from tests.attack.server import family
+from tests.commands.test_cli import environment
 from tests.postgres import running_postgres
 from tests.soak.clients import HOSTED_SERVER, KEYS, LONG, MAX_FRAME_BYTES, SHORT
 from tests.soak.judging import MIB
 from tests.soak.probe import PROBED
-from tests.test_cli import environment
 
 MAX_AGE_S = 60.0
 PARKED_S = 15.0

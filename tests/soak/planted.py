@@ -14,9 +14,9 @@ from typing import Any
 
 from msgspec import structs
 
-from slipring.cli import main
+from slipring.commands.cli import main
 from slipring.core.generation import Delta, Job
-from slipring.engines.simulated import SimulatedEngine
+from slipring.engines.simulated.engine import SimulatedEngine
 from slipring.server.service import Service
 
 _LEAKED_BYTES = 20_000

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
-from slipring.bench.client.exchange import PAUSE, TERMINAL, decode, encode
+from slipring.commands.bench.client.exchange import PAUSE, TERMINAL, decode, encode
 from tests.soak.chains import Json, Wrong
 
 PATIENCE_S = 60.0

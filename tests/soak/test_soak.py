@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from slipring.config.models import ModelEntry
 from slipring.core.limits import Limits
-from slipring.models import ModelEntry
 from tests.harness import serve
 from tests.soak.chains import Chain, Wrong, message
 from tests.soak.clients import KEYS, LONG, MAX_FRAME_BYTES, SHORT, Visitor

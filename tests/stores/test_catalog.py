@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import StartupError
 from slipring.core.limits import Limits
-from slipring.errors import StartupError
 from slipring.stores.catalog import default_file, open_store
 from tests.stores.samples import TokenPositions, Tokens, state
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from slipring.base.errors import Unavailable
 from slipring.core.chain import item_ids
-from slipring.errors import Unavailable
 from slipring.stores.conversations import Appended, Conversation
 from slipring.stores.databases import database
 from slipring.stores.databases.database import Statement

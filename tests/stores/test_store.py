@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
 from slipring.stores import response_rows
 from slipring.stores.databases import schema
 from slipring.stores.databases.database import Statement

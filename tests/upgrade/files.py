@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import apsw
 
-from tests.test_cli import environment, launched, refused
+from tests.commands.test_cli import environment, launched, refused
 from tests.upgrade.contents import ENGINE, FOREVER, Client, check, write
 from tests.upgrade.previous import THIS
 

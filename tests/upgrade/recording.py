@@ -15,9 +15,9 @@ from aiohttp import web
 
 from slipring.server.cluster.peers import PATH, SIGNATURE, Peers
 from slipring.stores.cluster import Cluster, Node
+from tests.commands.test_cli import launched
 from tests.nodes.pairs import node_of
 from tests.nodes.test_nodes_parking import reset
-from tests.test_cli import launched
 from tests.upgrade.contents import ENGINE, FOREVER, Client, Json, socket_turn, tool_loop, write
 from tests.upgrade.files import create_key
 

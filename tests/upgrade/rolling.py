@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 import aiohttp
 import asyncpg
 
+from tests.commands.test_cli import refused
 from tests.nodes.pairs import Relay, relay
 from tests.nodes.rolling import Fleet, Traffic, fleet, port_of, stop_during_a_turn, traffic
 from tests.nodes.test_nodes_parking import reset
-from tests.test_cli import refused
 from tests.upgrade.contents import FOREVER, Client, Json, check, socket_turn, tool_loop, write
 from tests.upgrade.previous import THIS
 

@@ -9,22 +9,22 @@ from contextlib import contextmanager
 
 from msgspec import Struct, structs
 
+from slipring.base.errors import ModelNotFound, StartupError
+from slipring.base.spelling import suggestion
 from slipring.core.chain.head import Head
 from slipring.core.generation import Defaults, Delta, Hosting, Job, Model, Position
 from slipring.engines.base import Engine, PositionCodec
 from slipring.engines.sharing import Borrowed, Owner
-from slipring.errors import ModelNotFound, StartupError
-from slipring.spelling import suggestion
 
 
 def _simulated(rest: str) -> Engine:
-    from slipring.engines.simulated import open_simulated
+    from slipring.engines.simulated.engine import open_simulated
 
     return open_simulated(rest)
 
 
 def _llama(rest: str) -> Engine:
-    from slipring.engines.llama import LlamaEngine
+    from slipring.engines.llama.engine import LlamaEngine
 
     return LlamaEngine.from_options(rest)
 
@@ -41,32 +41,32 @@ def _llama_owner(rest: str, users: int) -> Owner:
 
 
 def _borrowing_llama(rest: str, borrowed: Borrowed) -> Engine:
-    from slipring.engines.llama import LlamaEngine
+    from slipring.engines.llama.engine import LlamaEngine
     from slipring.engines.llama.options import read_options
 
     return LlamaEngine(read_options(rest), borrowed)
 
 
 def _chat(rest: str) -> Engine:
-    from slipring.engines.chat import ChatEngine
+    from slipring.engines.chat.engine import ChatEngine
 
     return ChatEngine.from_options(rest)
 
 
 def _vllm(rest: str) -> Engine:
-    from slipring.engines.vllm import VllmEngine
+    from slipring.engines.vllm.engine import VllmEngine
 
     return VllmEngine.from_options(rest)
 
 
 def _sglang(rest: str) -> Engine:
-    from slipring.engines.sglang import SglangEngine
+    from slipring.engines.sglang.engine import SglangEngine
 
     return SglangEngine.from_options(rest)
 
 
 def _responses(rest: str) -> Engine:
-    from slipring.engines.responses import ResponsesEngine
+    from slipring.engines.responses.engine import ResponsesEngine
 
     return ResponsesEngine.from_options(rest)
 

@@ -9,8 +9,8 @@ import math
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from slipring.errors import StartupError
-from slipring.spelling import suggestion
+from slipring.base.errors import StartupError
+from slipring.base.spelling import suggestion
 
 T = TypeVar("T")
 

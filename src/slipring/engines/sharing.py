@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from slipring.errors import Unavailable
+from slipring.base.errors import Unavailable
 
 
 class Share(Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from slipring.errors import UnsupportedParameter
+from slipring.base.errors import UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.computer_items import Button, ComputerKind
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct, UnsetType
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
 
 MOST_TOOLS = 2000

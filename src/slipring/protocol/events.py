@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType, defstruct
 
-from slipring.errors import ApiError
+from slipring.base.errors import ApiError
 from slipring.protocol.responses import (
     Logprob,
     OutputItem,

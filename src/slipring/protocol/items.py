@@ -13,7 +13,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
-from slipring.errors import InvalidRequest, quoted
+from slipring.base.errors import InvalidRequest, quoted
 from slipring.protocol import wire
 from slipring.protocol.client_items import (
     ApplyPatchCall,

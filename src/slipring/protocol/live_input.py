@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from slipring.errors import ApiError, InvalidRequest, quoted
+from slipring.base.errors import ApiError, InvalidRequest, quoted
 from slipring.protocol import items, wire
 from slipring.protocol.items import CALL_OF_OUTPUT, InputFile, InputImage, InputText, Item
 

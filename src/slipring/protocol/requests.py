@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from slipring.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
+from slipring.base.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.item_digests import content_digest

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from slipring.errors import ApiError
+from slipring.base.errors import ApiError
 from slipring.protocol import wire
 from slipring.protocol.client_items import CallId
 

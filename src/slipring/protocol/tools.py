@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
+from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import client_tools, wire
 from slipring.protocol.client_tools import (
     PARAMETERS,

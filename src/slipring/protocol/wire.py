@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from slipring.errors import InvalidJson, InvalidRequest
+from slipring.base.errors import InvalidJson, InvalidRequest
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from slipring.checks import CheckEntry, PolicyEntries
+from slipring.base.errors import ModelNotFound, StartupError
+from slipring.config.checks import CheckEntry, PolicyEntries
 from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.tenant_cache import TenantCache
-from slipring.errors import ModelNotFound, StartupError
 from slipring.safety.running_check import CheckStatus, RunningCheck
 from slipring.safety.source import Source, naming
 

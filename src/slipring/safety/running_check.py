@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, structs
 
-from slipring.checks import ANY_CATEGORY, CheckEntry
+from slipring.config.checks import ANY_CATEGORY, CheckEntry
 from slipring.core.checks.policies import Check
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.tenant_cache import Key, TenantCache

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from slipring.checks import CheckEntry
+from slipring.base.errors import StartupError
+from slipring.config.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
-from slipring.errors import StartupError
 
 MOST_LATE = 32
 """Calls of one source that may run beside those that share its ``at_once``, because they take long. So many

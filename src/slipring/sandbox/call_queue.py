@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from typing import Generic, TypeVar
 
-from slipring.errors import OVERLOAD_RETRY_S, RateLimited
+from slipring.base.errors import OVERLOAD_RETRY_S, RateLimited
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.sandbox import pipe_messages
 from slipring.sandbox.pipe_messages import (
     LENGTH_BYTES,

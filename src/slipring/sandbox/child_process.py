@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from slipring.errors import Unavailable
+from slipring.base.errors import Unavailable
 from slipring.sandbox import pipe_messages
 from slipring.sandbox.pipe_messages import LENGTH_BYTES, Answer, Exceeded, Outcome, Reply, Setup
 

@@ -8,8 +8,8 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import Any, Protocol
 
+from slipring.base.errors import InvalidRequest, ServerError, TooExpensive, Unavailable
 from slipring.core.tenant_cache import Key, TenantCache
-from slipring.errors import InvalidRequest, ServerError, TooExpensive, Unavailable
 from slipring.sandbox import pipe_messages
 from slipring.sandbox.call_queue import FairQueue
 from slipring.sandbox.child_process import ChildProcess

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard, get_args
 
 from msgspec import structs
 
+from slipring.base.errors import ApiError, ServerError, conversation_not_found, forget_frames
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Delta, Job
@@ -50,7 +51,6 @@ from slipring.core.session.session import Session
 from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Joined, Turn
 from slipring.engines.constraints import custom_inputs
-from slipring.errors import ApiError, ServerError, conversation_not_found, forget_frames
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.server import inspections, padding

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from slipring.errors import ApiError
+from slipring.base.errors import ApiError
 
 log = logging.getLogger("slipring")
 

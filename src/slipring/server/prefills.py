@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
 
+from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Job, Prefill
 from slipring.engines.base import Engine
-from slipring.errors import ApiError, forget_frames
 
 log = logging.getLogger("slipring")
 

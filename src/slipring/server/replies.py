@@ -5,7 +5,7 @@ from collections.abc import MutableMapping
 from aiohttp import web
 from msgspec import UNSET, structs
 
-from slipring.errors import ApiError
+from slipring.base.errors import ApiError
 from slipring.protocol import wire
 from slipring.protocol.events import Error, ErrorAnswer
 from slipring.server.id_minting import mint

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+from slipring.base.errors import ApiError, forget_frames
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_items import KnownItems
 from slipring.core.ports import Betas
 from slipring.core.session import client_events
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool
-from slipring.errors import ApiError, forget_frames
 from slipring.protocol import requests
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest

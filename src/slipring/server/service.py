@@ -15,7 +15,8 @@ from typing import Protocol
 
 from msgspec import UNSET
 
-from slipring.config import Config
+from slipring.base.errors import ApiError, Unavailable
+from slipring.config.settings import Config
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.known_heads import KnownHeads
@@ -28,7 +29,6 @@ from slipring.core.ports import NO_BETAS, Betas, Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_compiler import Compiler
-from slipring.errors import ApiError, Unavailable
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.safety.inspector import Inspector
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits

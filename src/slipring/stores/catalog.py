@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
+from slipring.base.errors import StartupError
 from slipring.core.chain.state import Positions
 from slipring.core.limits import Limits
-from slipring.errors import StartupError
 from slipring.stores.databases.database import Database
 from slipring.stores.databases.sqlite import SqliteDatabase
 from slipring.stores.store import Store

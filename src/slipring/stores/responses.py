@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
+from slipring.base.errors import Unavailable
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.item_ids import Place
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.core.checks.node_verdicts import NodeVerdicts
-from slipring.errors import Unavailable
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
 from slipring.stores import response_rows

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.real.installing import Workshop
+from tests.commands.test_cli import launched
 from tests.mcp.fakes import FakeServer, serving
 from tests.relay import Relay, RelayedSocket, relay_to
-from tests.test_cli import launched
 
 Json = dict[str, Any]
 Answer = list[Json]

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import InvalidRequest, RateLimited, Unavailable
 from slipring.core.generation import CallArguments, CallStarted, Text
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Loaded
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Joined
-from slipring.errors import InvalidRequest, RateLimited, Unavailable
 from slipring.protocol.items import read_item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.wire import encode, raw

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from slipring.base.errors import ModelNotFound, Unavailable
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Model, Text
 from slipring.core.ports import Betas
-from slipring.errors import ModelNotFound, Unavailable
 from slipring.protocol.items import CallOutput
 from tests.core.connection import (
     PLAIN,

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from slipring.base.errors import LaneLimitReached
 from slipring.core.session.lanes import Lanes
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
-from slipring.errors import LaneLimitReached
 from slipring.protocol.requests import CreateRequest
 from tests.core.connection import Connection, Server, only_error, types
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from slipring.base.errors import Unavailable
 from slipring.core.generation import CallArguments, CallStarted
 from slipring.core.ports import Betas
-from slipring.errors import Unavailable
 from tests.core.connection import Connection, Json, Server, call_output, only_error, types
 
 ROLLOUT = Betas(rollout=True)

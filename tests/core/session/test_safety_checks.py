@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from slipring.base.errors import Unavailable
 from slipring.core.checks.policies import Action, Check, Mode, Policy
 from slipring.core.generation import Begun, CallArguments, CallEnded, CallStarted, Prefilled, Text, Thought
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList, ResolvedServer
 from slipring.core.ports import Betas
 from slipring.core.session.actions import ResolveTools
-from slipring.errors import Unavailable
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from tests.core.connection import Connection, Json, Server, call_output, function, mcp, message, types
 

@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.core.generation import CallArguments, CallStarted, Finished, Text
-from slipring.core.session.actions import Counted, Loaded, Settle
-from slipring.core.turn.stages import Phase
-from slipring.errors import (
+from slipring.base.errors import (
     ApiError,
     AuthenticationFailed,
     InvalidRequest,
@@ -16,6 +13,9 @@ from slipring.errors import (
     RateLimited,
     ServerError,
 )
+from slipring.core.generation import CallArguments, CallStarted, Finished, Text
+from slipring.core.session.actions import Counted, Loaded, Settle
+from slipring.core.turn.stages import Phase
 from tests.core.connection import (
     Connection,
     Server,

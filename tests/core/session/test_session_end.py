@@ -3,9 +3,9 @@
 import pytest
 from msgspec import UNSET
 
+from slipring.base.errors import ServerError, Unavailable
 from slipring.core.generation import Finished, Text
 from slipring.core.session.actions import Close, Loaded
-from slipring.errors import ServerError, Unavailable
 from tests.core.connection import Connection, Server, only_error, types
 
 HOUR = 3600.0

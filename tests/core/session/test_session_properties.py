@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from slipring.base.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
 from slipring.core.chain.hosted_items import UNANSWERED, denial_text
 from slipring.core.chain.known_contexts import KnownContext
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
@@ -29,7 +30,6 @@ from slipring.core.ports import Betas
 from slipring.core.session.actions import Start
 from slipring.core.turn.steps.steer_queue import Steers
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
 from slipring.protocol.hosted.mcp_items import ProtocolError
 from tests.core.connection import (
     Connection,

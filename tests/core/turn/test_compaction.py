@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import InvalidRequest, ServerError
 from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.turn.compaction import _LEAD, is_users
-from slipring.errors import InvalidRequest, ServerError
 from slipring.protocol.items import user_message
 from tests.core.connection import (
     Connection,

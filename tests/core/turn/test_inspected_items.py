@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
 
+from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import hosted_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
@@ -24,7 +25,6 @@ from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Finished, Job, Settings, Text
 from slipring.core.turn.compaction import condensed
 from slipring.core.turn.inspected_items import InspectedItems
-from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item, read_item, user_message
 from slipring.protocol.tools import Offer, Toolset

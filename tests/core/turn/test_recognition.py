@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import UnsupportedParameter
 from slipring.core.generation import Accepted, CallArguments, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
-from slipring.errors import UnsupportedParameter
 from tests.core.connection import (
     Connection,
     Json,

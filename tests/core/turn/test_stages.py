@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
+from slipring.base.errors import ContextLengthExceeded, ServerError
 from slipring.core.generation import (
     Accepted,
     Begun,
@@ -19,7 +20,6 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.core.ports import Betas
-from slipring.errors import ContextLengthExceeded, ServerError
 from tests.core.connection import Connection, Json, function, only_error, types
 from tests.wire import TIMING
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import ServerError
 from slipring.core.generation import Accepted, Finished, Job, Text
 from slipring.core.limits import Limits
 from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn import preparation
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
-from slipring.errors import ServerError
 from slipring.protocol.events import OutputItemDone
 from slipring.protocol.items import user_message
 from slipring.protocol.requests import CreateRequest

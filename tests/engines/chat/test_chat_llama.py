@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from msgspec import structs
 
-from slipring.engines.chat import ChatEngine
+from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.options import read_options
 from slipring.engines.llama.child_process import ChildSettings
 from slipring.engines.llama.models import locate

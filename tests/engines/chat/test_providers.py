@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.chat import ChatEngine
+from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.options import ChatOptions
 from tests.engines.fakes.providers import CALLS, PROVIDERS, TEXT, Failure, Provider, ProviderServer
 from tests.harness import serve
@@ -47,6 +47,7 @@ async def test_a_text_and_a_tool_loop(provider: Provider) -> None:
         serve(engine_of(provider, fake.url)) as server,
         server.connect() as socket,
     ):
+        fake.status = provider.status
         fake.answers = [provider.text, provider.calls, provider.text]
         said = await socket.response(input="hello", store=False)
         *thoughts, message = said["output"]

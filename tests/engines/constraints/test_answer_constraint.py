@@ -12,12 +12,12 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 from msgspec import Raw
 
+from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints import answer_constraint, answer_grammar
 from slipring.engines.constraints.answer_grammar import constrains_calls
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
-from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.parsing.known_formats import MISTRAL_NEMO, QWEN3_CODER

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from slipring.base.errors import ServerError
 from slipring.core.chain.head import Head
 from slipring.core.generation import (
     Accepted,
@@ -24,7 +25,6 @@ from slipring.engines.base import Engine, Level
 from slipring.engines.catalog import open_engine
 from slipring.engines.constraints import custom_inputs
 from slipring.engines.constraints.drafts import draft_input
-from slipring.errors import ServerError
 from slipring.protocol.definitions import Grammar
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from slipring.base.errors import InvalidRequest
 from slipring.engines.constraints.drafts import Draft, draft_document
-from slipring.errors import InvalidRequest
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits
 from tests.engines.fitting import STATES
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from slipring.base.errors import InvalidRequest
 from slipring.engines.constraints.grammar_compiler import Compiler
-from slipring.errors import InvalidRequest
 from slipring.protocol.definitions import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread
 

@@ -13,12 +13,12 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from msgspec import Raw, structs
 
+from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.generation import CallArguments, CallStarted, Job, Settings
 from slipring.engines.constraints.answer_constraint import tag_of
 from slipring.engines.constraints.answer_grammar import grammar_of
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
-from slipring.errors import InvalidRequest
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.parsing import known_formats

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-from slipring.engines.chat import ChatEngine
+from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.options import ChatOptions
 from tests.engines.fakes.server import (
     Call,

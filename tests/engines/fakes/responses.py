@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from slipring.engines.base import Engine
-from slipring.engines.responses import ResponsesEngine
+from slipring.engines.responses.engine import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions
 from tests import wire
 from tests.engines.fakes.server import (

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from slipring.engines.sglang import SglangEngine
+from slipring.engines.sglang.engine import SglangEngine
 from slipring.engines.tokens.session_server import SessionServerOptions
 from tests.engines.fakes.server import Refuse, Stop
 from tests.engines.fakes.tokens import CONTEXT, END, Chunk, FakeTokenServer, tokenizer_directory

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from slipring.engines.vllm import VllmEngine, VllmOptions
+from slipring.engines.vllm.engine import VllmEngine, VllmOptions
 from tests.engines.fakes.server import Stop
 from tests.engines.fakes.tokens import CONTEXT, END, TEMPLATE, TOKENIZER, Chunk, FakeTokenServer, decoded
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from slipring import vllm_sessions
-from slipring.vllm_sessions import Limits, Refused, Sessions, Turn
+from slipring.engines.vllm import sessions_plugin as vllm_sessions
+from slipring.engines.vllm.sessions_plugin import Limits, Refused, Sessions, Turn
 from tests.engines.fakes.server import Refuse, Stall, Step, Stop
 from tests.engines.fakes.tokens import Chunk, actions
 from tests.engines.fakes.vllm import FakeVllm

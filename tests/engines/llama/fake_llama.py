@@ -7,10 +7,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from slipring.base.errors import Unavailable
 from slipring.core.chain.head import Head
 from slipring.engines.llama.saved_contexts import SavedContexts
 from slipring.engines.llama.slots import SlotRequest, Slots
-from slipring.errors import Unavailable
 from slipring.prompts.rendering import Preface, Rendered, Step, empty
 from slipring.protocol.requests import TEXT
 

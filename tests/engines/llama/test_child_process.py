@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slipring.base.errors import StartupError, Unavailable
 from slipring.engines.llama.child_process import ChildProcess, ChildSettings
-from slipring.errors import StartupError, Unavailable
 from tests.prompts.gguf_writer import write_hollow_model
 from tests.prompts.vocabulary import small_metadata
 from tests.server.raw import until

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.llama import LlamaEngine
+from slipring.base.errors import StartupError, Unavailable
+from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.remote import RemoteVocabulary
 from slipring.engines.remote.http_client import HttpClient
-from slipring.errors import StartupError, Unavailable
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from tests.engines.fakes.server import started

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from slipring.engines.llama import LlamaEngine, fast_weights
+from slipring.engines.llama import fast_weights
+from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.fast_weights import as_q8_0, cache_directory, fast_copy, file_to_load
 from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions

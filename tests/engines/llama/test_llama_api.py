@@ -3,9 +3,9 @@
 import pytest
 from aiohttp import web
 
+from slipring.base.errors import ServerError
 from slipring.engines.llama.api import Api
 from slipring.engines.llama.remote import External
-from slipring.errors import ServerError
 from tests.engines.remote.test_http_client import serving
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.engine import LlamaEngine
 from tests.harness import TERMINAL
 from tests.model import ServeModel
 

@@ -15,18 +15,18 @@ import jsonschema
 import pytest
 from msgspec import Raw
 
+from slipring.base.errors import StartupError
 from slipring.core.chain.head import Head
 from slipring.core.generation import CallEnded, CallStarted, Delta, Finished, Settings
 from slipring.core.limits import Limits
-from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Chunk
+from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.models import read_file
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.request_body import completion_body
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.sampling import Sampling
-from slipring.errors import StartupError
 from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Step, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer

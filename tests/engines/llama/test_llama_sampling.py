@@ -1,6 +1,6 @@
 """The packaged model answers with the sampling of its model card, unless a request says otherwise."""
 
-from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.tokens.model_files import PACKAGED_MAX_OUTPUT_TOKENS
 from tests.model import ServeModel

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Chunk
+from slipring.engines.llama.engine import LlamaEngine
 from tests.harness import TERMINAL, Socket, serve
 from tests.model import ServeModel, SharedModel
 

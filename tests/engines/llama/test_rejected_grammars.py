@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from slipring.engines import llama
-from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama import engine as llama_engine
+from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.rejected_grammars import RejectedGrammars
 from tests.harness import serve
@@ -47,7 +47,7 @@ async def test_an_answer_without_its_grammar_fails(
 
     async with serve(engine) as server, server.connect() as socket:
         with monkeypatch.context() as patched:
-            patched.setattr(llama, "grammar_of", broken)
+            patched.setattr(llama_engine, "grammar_of", broken)
             # Long enough for the log, which a thread of llama.cpp writes, to arrive before the end.
             failed = await socket.response(input="x", **FORMAT, **{**SMALL, "max_output_tokens": 1800})
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")

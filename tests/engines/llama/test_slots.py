@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from slipring.base.errors import ApiError, Unavailable
 from slipring.core.chain.head import Head
 from slipring.core.generation import Capabilities, Finished, Job, Model, Prefill, Settings
-from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Api, Chunk, Progress
+from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContexts
 from slipring.engines.llama.slots import Slot, SlotRequest, Slots
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.tokens.sampling import Sampling
-from slipring.errors import ApiError, Unavailable
 from slipring.prompts.rendering import Rendered, Step, empty
 from slipring.protocol.tools import Offer
 from tests.engines.llama.fake_llama import (

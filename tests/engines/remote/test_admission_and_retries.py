@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
 
+from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 from slipring.engines.remote.admission_and_retries import (
     BegunStream,
     Gate,
@@ -13,7 +14,6 @@ from slipring.engines.remote.admission_and_retries import (
     RequestFailed,
     Retryable,
 )
-from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 
 QUICK = {"probe_interval_s": 0.001, "first_token_timeout_s": 60.0}
 Attempt = Callable[[], AsyncGenerator[str, None]]

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from slipring.base.errors import ServerError
 from slipring.core.generation import Delta, Emit, Text
 from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.steered_cut import SteeredCut
-from slipring.errors import ServerError
 from tests.engines.test_counts import job_of
 
 

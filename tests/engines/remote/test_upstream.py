@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from slipring.base.errors import InvalidRequest, RateLimited, ServerError, StartupError
 from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.remote.http_client import BadStatus, TimedOut, Unreachable, Unreadable
 from slipring.engines.remote.upstream import (
@@ -20,7 +21,6 @@ from slipring.engines.remote.upstream import (
     without_secret,
 )
 from slipring.engines.remote.upstream_errors import refusal
-from slipring.errors import InvalidRequest, RateLimited, ServerError, StartupError
 from tests.engines.remote.test_http_client import serving
 
 

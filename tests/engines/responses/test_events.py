@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import ServerError
 from slipring.engines.responses import events
 from slipring.engines.responses.events import Event, OtherEvent, decode_event
-from slipring.errors import ServerError
 from tests.engines.fakes.responses import FakeResponsesServer
 from tests.engines.fakes.server import Call, Say, Stop, Think, in_front_of
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.responses import ResponsesEngine
+from slipring.base.errors import StartupError
+from slipring.engines.responses.engine import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions, read_options
-from slipring.errors import StartupError
 from tests.engines.fakes.responses import FakeResponsesServer
 from tests.engines.fakes.server import Call, HangUp, Host, Refuse, Say, Stop, Think, in_front_of
 from tests.harness import WEATHER, Running, serve

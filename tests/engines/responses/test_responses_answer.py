@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError
 from slipring.core.chain.head import Head
 from slipring.core.generation import (
     Annotated,
@@ -31,7 +32,6 @@ from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import decode_event
 from slipring.engines.responses.faults import ContextLost, LanesUnsupported
-from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError
 from slipring.protocol import events, wire
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Logprob, TopLogprob

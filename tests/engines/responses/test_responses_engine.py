@@ -10,15 +10,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slipring.config import Config
+from slipring.base.errors import StartupError
+from slipring.config.settings import Config
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings, Text
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry
-from slipring.engines.responses import ResponsesEngine
+from slipring.engines.responses.engine import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.engines.responses.pool import _SILENCE_S
-from slipring.errors import StartupError
 from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
 from slipring.server.process.server import Server

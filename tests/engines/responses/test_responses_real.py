@@ -11,7 +11,7 @@ import pytest
 from slipring.core.generation import CallArguments, CallStarted, ThoughtSummary
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine
-from slipring.engines.responses import ResponsesEngine
+from slipring.engines.responses.engine import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions
 from tests.harness import WEATHER, PuppetEngine, Running, Socket, serve
 from tests.model import SharedModel

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import pytest
 
+from slipring.base.errors import StartupError
 from slipring.engines.remote.admission_and_retries import Gate
-from slipring.engines.sglang import SglangEngine
+from slipring.engines.sglang.engine import SglangEngine
 from slipring.engines.tokens import sessions
 from slipring.engines.tokens.sessions import Sessions
-from slipring.errors import StartupError
 from tests.engines.chains import turns, whole_prompts
 from tests.engines.fakes.server import Call, Garbage, HangUp, Ids, Refuse, Say, Stall, Step, Stop, in_front_of
 from tests.engines.fakes.sglang import FakeSglang

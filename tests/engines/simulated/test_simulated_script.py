@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.simulated import open_simulated
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
+from slipring.engines.simulated.engine import open_simulated
 from tests.harness import TERMINAL, Running, Socket, serve
 
 Json = dict[str, Any]

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import StartupError
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Delta, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
 from slipring.engines.catalog import open_engine
-from slipring.engines.simulated import open_simulated
+from slipring.engines.simulated.engine import open_simulated
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.tokenized import TokenizedEngine
 from slipring.engines.simulated.trace import trace_job
-from slipring.errors import StartupError
 from slipring.prompts.rendering import Rendered
 from slipring.protocol.items import read_item, user_message
 from slipring.protocol.tools import Offer

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from slipring.base.errors import ContextLengthExceeded, InvalidRequest
 from slipring.core.generation import Job, Prefill, Settings
 from slipring.core.limits import Limits
 from slipring.engines.tokens import job_rendering
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
-from slipring.errors import ContextLengthExceeded, InvalidRequest
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget

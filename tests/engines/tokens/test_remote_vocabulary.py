@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipring.base.errors import InvalidRequest
 from slipring.engines.tokens.remote_vocabulary import ServerVocabulary, spelling_pattern, split_spellings
-from slipring.errors import InvalidRequest
 
 
 class CharacterVocabulary(ServerVocabulary):

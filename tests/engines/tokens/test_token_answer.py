@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from slipring.base.errors import ServerError
 from slipring.core.chain.head import Head
 from slipring.core.generation import (
     CallArguments,
@@ -19,7 +20,6 @@ from slipring.core.generation import (
 )
 from slipring.engines.llama.answer import LlamaAnswer
 from slipring.engines.llama.api import Chunk, Probability, Progress, Timings
-from slipring.errors import ServerError
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import InvalidRequest, StartupError, Unavailable
 from slipring.engines.catalog import KINDS, open_engine
-from slipring.engines.vllm import VllmEngine
-from slipring.errors import InvalidRequest, StartupError, Unavailable
+from slipring.engines.vllm.engine import VllmEngine
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from tests.engines.fakes.server import Call, Ids, Refuse, Say, Stall, Stop, set_patience, started
 from tests.engines.fakes.structural_tags import read_tag, schemas_of

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import StartupError
 from slipring.engines.tokens import sessions
-from slipring.engines.vllm import VllmEngine
-from slipring.errors import StartupError
+from slipring.engines.vllm.engine import VllmEngine
 from tests.engines.chains import turns, whole_prompts
 from tests.engines.fakes.server import Call, Refuse, Say, Stall, Stop, in_front_of
 from tests.engines.fakes.tokens import TOKENIZER, decoded

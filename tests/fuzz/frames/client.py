@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from slipring.errors import ServerError
+from slipring.base.errors import ServerError
 from tests import wire
 from tests.fuzz.frames.inputs import Bytes, Input, Message, Request, Settle, Step, Text
 from tests.fuzz.frames.raw_frames import BINARY, CLOSE, MOST_PADDING, PING, PONG, TEXT, frame, missing_bytes

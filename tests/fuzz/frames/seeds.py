@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from slipring.openapi.document import document
+from slipring.commands.openapi.document import document
 
 Tree = Any
 """A JSON value as Python has it. A ``msgspec.Raw`` in it is written as it is."""

@@ -18,7 +18,7 @@ from typing import Any
 import coverage
 
 import slipring
-from slipring.cli import main
+from slipring.commands.cli import main
 
 PACKAGES = ("protocol", "core", "server")
 ROOT = Path(slipring.__file__).parent

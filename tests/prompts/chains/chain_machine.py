@@ -14,12 +14,12 @@ from typing import Any
 import jinja2
 from msgspec import Raw, Struct, structs
 
+from slipring.base.errors import InvalidRequest
+from slipring.commands.inspection.sample_conversation import Answer as WrittenAnswer
+from slipring.commands.inspection.sample_conversation import control_names, emit, spell
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.errors import InvalidRequest
-from slipring.inspection.sample_conversation import Answer as WrittenAnswer
-from slipring.inspection.sample_conversation import control_names, emit, spell
 from slipring.prompts.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE, ChainChoice
 from slipring.prompts.parsing.call_writer import Call as WrittenCall
 from slipring.prompts.parsing.output_format import OutputFormat

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw, structs
 
+from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.errors import InvalidRequest
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from slipring.core.generation import Settings
-from slipring.inspection.sample_conversation import (
+from slipring.commands.inspection.sample_conversation import (
     CALL,
     SECOND_CALL,
     Answer,
@@ -28,6 +27,7 @@ from slipring.inspection.sample_conversation import (
     spell,
     user,
 )
+from slipring.core.generation import Settings
 from slipring.prompts.parsing.call_writer import Call
 from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
 from slipring.prompts.templates.template_values import TemplateError

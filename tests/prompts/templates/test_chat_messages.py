@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
-from slipring.errors import InvalidRequest
 from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.prompts.templates.chat_template import ChatTemplate
 from slipring.prompts.templates.jinja2_template import Jinja2Template
 from slipring.prompts.templates.template_values import OutOfFuel, TemplateError, YieldingList

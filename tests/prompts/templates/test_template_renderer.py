@@ -9,10 +9,10 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec import Raw, structs
 
+from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.errors import InvalidRequest
 from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.prompts.templates.template_renderer import (

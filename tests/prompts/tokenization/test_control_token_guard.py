@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard, Piece
 from slipring.prompts.tokenization.control_token_guard import _private_characters as private_characters
 from tests.prompts.template_texts import SPECIAL, everything, odd

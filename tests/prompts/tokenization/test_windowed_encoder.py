@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Split
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.prompts.tokenization.windowed_encoder import WINDOW_CHARS, WindowedEncoder, is_splittable

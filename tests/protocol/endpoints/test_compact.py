@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from msgspec import Raw
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
 from slipring.protocol.endpoints.compact import read_compact
 from slipring.protocol.items import MOST_ITEMS

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
 from slipring.protocol.endpoints.conversations import read_addition, read_creation, read_update
 

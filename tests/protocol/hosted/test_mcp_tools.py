@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import UNSET, Raw
 
-from slipring.errors import ApiError
+from slipring.base.errors import ApiError
 from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_tools import (
     MOST_SERVERS,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from slipring.checks import CheckEntry
+from slipring.base.errors import StartupError
+from slipring.config.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
 from slipring.core.tenant_cache import TenantCache
-from slipring.errors import StartupError
 from slipring.safety.running_check import RunningCheck
 from slipring.safety.source import SourceFailed
 from slipring.safety.sources import functions

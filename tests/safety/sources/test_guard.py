@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from slipring.base.errors import ServerError, StartupError
 from slipring.core.generation import Accepted, Delta, Finished, Job, Model, Refused
 from slipring.engines.catalog import Catalog
-from slipring.errors import ServerError, StartupError
 from slipring.safety.source import SourceFailed
 from slipring.safety.sources.guard import Guard, GuardSettings
 from slipring.safety.sources.guard_formats import LlamaGuard, Qwen3Guard

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
 from slipring.safety.source import Findings, SourceFailed
 from slipring.safety.sources.moderations import Moderations, ModerationsSettings
 from tests.safety.checking import said

@@ -7,9 +7,9 @@ from base64 import urlsafe_b64encode
 
 import pytest
 
-from slipring.checks import CheckEntry
+from slipring.base.errors import StartupError
+from slipring.config.checks import CheckEntry
 from slipring.core.tenant_cache import TenantCache
-from slipring.errors import StartupError
 from slipring.safety.running_check import RunningCheck
 from slipring.safety.source import SourceFailed
 from slipring.safety.sources.pattern_matching import find_matches

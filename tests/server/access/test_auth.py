@@ -5,8 +5,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slipring.config import Config
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
+from slipring.config.settings import Config
 from slipring.server.process.server import Server
 from tests import wire
 from tests.harness import Running, serve

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.errors import Unavailable
+from slipring.base.errors import Unavailable
 from tests.harness import PuppetEngine, Running, Socket
 from tests.server.issuing import NOW, bearer, issue, serve_stored
 from tests.server.raw import gone

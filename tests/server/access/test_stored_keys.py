@@ -9,13 +9,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slipring.config import Config
-from slipring.errors import StartupError, Unavailable
-from slipring.keys.token import Token
-from slipring.models import ModelEntry
+from slipring.base.errors import StartupError, Unavailable
+from slipring.config.models import ModelEntry
+from slipring.config.settings import Config
 from slipring.server.access import auth
 from slipring.server.cluster import store_maintenance
 from slipring.server.process.server import Server
+from slipring.stores.key_token import Token
 from tests import wire
 from tests.harness import FAST, TERMINAL, PuppetEngine, Running, serve
 from tests.server.issuing import bearer, issue, revoke, serve_stored, stored

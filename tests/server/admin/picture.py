@@ -7,7 +7,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from tests.bench.browser import chromium, tab
+from tests.commands.bench.browser import chromium, tab
 from tests.server.admin.fake_live import FakeAdmin, serving
 
 _SECONDS_SHOWN = 20

@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from slipring.config import Config
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
+from slipring.config.settings import Config
 from slipring.observation import live
 from slipring.server.admin import listener as listener_module
 from slipring.server.process.server import Server

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.bench.browser import NAMES, VARIABLE, Tab, chromium, tab
+from tests.commands.bench.browser import NAMES, VARIABLE, Tab, chromium, tab
 from tests.harness import PuppetEngine, serve
 from tests.server.admin.fake_live import FakeAdmin, serving
 from tests.server.admin.watching import ANY_PORT, admin_url

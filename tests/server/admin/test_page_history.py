@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipring.bench.report import scripts
+from slipring.commands.bench.report import scripts
 
 pytest.importorskip("quickjs")
 _ENTRY = """

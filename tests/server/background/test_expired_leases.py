@@ -9,8 +9,8 @@ from typing import Any
 import apsw
 import pytest
 
+from slipring.base.errors import Unavailable
 from slipring.core.limits import Limits
-from slipring.errors import Unavailable
 from slipring.server import clock
 from slipring.server.background import runs
 from slipring.server.background.runs import Background, ExpiredLeases

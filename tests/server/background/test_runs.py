@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from slipring.base.errors import InvalidRequest, RateLimited, Unavailable
 from slipring.core.generation import CallArguments, CallStarted, Text
 from slipring.core.limits import Limits
-from slipring.errors import InvalidRequest, RateLimited, Unavailable
 from slipring.stores.runs import Run
 from tests.api import Api
 from tests.harness import PuppetEngine, serve

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from slipring.checks import CheckEntry
-from slipring.openapi.operations import OPERATIONS, Operation
+from slipring.commands.openapi.operations import OPERATIONS, Operation
+from slipring.config.checks import CheckEntry
 from tests.described import check_answer
 from tests.harness import WEATHER, Running, serve
 from tests.protocol.test_items import GOOD

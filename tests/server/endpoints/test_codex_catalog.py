@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec import structs
 
+from slipring.config.models import ModelEntry
 from slipring.core.generation import Capabilities, Defaults, Model
-from slipring.models import ModelEntry
 from tests.harness import FAST, PuppetEngine, Running, serve
 
 QUESTION = "/models?client_version=0.166.0"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from slipring.base.errors import ServerError
 from slipring.core.generation import CallArguments, CallStarted, Job, Text, Thought
-from slipring.errors import ServerError
 from tests.api import Api
 from tests.harness import FAST, TERMINAL, WEATHER, PuppetEngine, Running, serve
 

@@ -2,8 +2,8 @@
 
 from openai import AsyncOpenAI
 
+from slipring.base.errors import ContextLengthExceeded
 from slipring.core.generation import Job
-from slipring.errors import ContextLengthExceeded
 from tests.api import Api
 from tests.harness import WEATHER, PuppetEngine, serve
 

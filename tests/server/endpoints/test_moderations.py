@@ -6,8 +6,8 @@ import pytest
 from openai import AsyncOpenAI, NotFoundError
 from openai.types import Moderation, ModerationCreateResponse
 
-from slipring.checks import CheckEntry, PolicyEntries
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
+from slipring.config.checks import CheckEntry, PolicyEntries
 from tests.api import Api
 from tests.harness import Running, serve
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from slipring.config import Config
+from slipring.config.mcp_registrations import HeaderVariable, McpRegistration
+from slipring.config.settings import Config
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList, HostedCall, ResolvedServer
 from slipring.core.limits import Limits
-from slipring.mcp_registrations import HeaderVariable, McpRegistration
 from slipring.protocol.hosted.mcp_items import CallError
 from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, read_servers
 from slipring.server.access.auth import Caller

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.server.hosted_tools.approvals import claim
 from tests.stores.conftest import StoreLocation
 

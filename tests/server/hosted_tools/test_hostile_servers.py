@@ -15,12 +15,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from slipring.config import Config
+from slipring.base.errors import ApiError, ExternalConnectorError, InvalidRequest
+from slipring.config.mcp_registrations import McpRegistration
+from slipring.config.settings import Config
 from slipring.core.hosted.tools import CallProgress
 from slipring.core.limits import Limits
-from slipring.errors import ApiError, ExternalConnectorError, InvalidRequest
 from slipring.mcp import Reach
-from slipring.mcp_registrations import McpRegistration
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.server.hosted_tools.registry import Registry, ServerRefused

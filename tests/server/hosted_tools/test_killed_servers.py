@@ -15,11 +15,11 @@ from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.limits import Limits
 from slipring.stores.runs import RunEvent
 from tests.api import Api
+from tests.commands.test_cli import launched
 from tests.harness import serve
 from tests.mcp.fakes import Exchange, FakeServer, Reply, serving, text
 from tests.server.hosted_tools.running import registered
 from tests.server.hosted_tools.turns import call, scripted, server
-from tests.test_cli import launched
 
 Json = dict[str, Any]
 LEASE_S = 3.0

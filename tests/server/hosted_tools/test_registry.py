@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from slipring.config import Config
+from slipring.base.errors import StartupError
+from slipring.config.mcp_registrations import HeaderVariable, McpRegistration
+from slipring.config.settings import Config
 from slipring.core.limits import Limits
-from slipring.errors import StartupError
 from slipring.mcp import HttpServer, Reach, StdioServer
-from slipring.mcp_registrations import HeaderVariable, McpRegistration
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.server.hosted_tools.registry import Registry, ServerRefused, Target
 from slipring.stores.keys import Key

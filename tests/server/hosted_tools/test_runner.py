@@ -9,9 +9,9 @@ from typing import Any, get_args
 import pytest
 from aiohttp import web
 
+from slipring.base.errors import ExternalConnectorError, InvalidRequest
 from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
-from slipring.errors import ExternalConnectorError, InvalidRequest
 from slipring.mcp import Credential, StdioServer
 from slipring.observation import metrics as table
 from slipring.observation.snapshots import value_of

@@ -12,9 +12,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from prometheus_client.samples import Sample
 
-from slipring.config import Config
+from slipring.base.errors import ServerError
+from slipring.config.settings import Config
 from slipring.core.limits import Limits
-from slipring.errors import ServerError
 from slipring.observation import metrics as table
 from slipring.observation.exposition import expose
 from slipring.observation.snapshots import value_of

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import ServerError
 from slipring.core.limits import Limits
-from slipring.errors import ServerError
-from slipring.keys.token import Token
 from slipring.protocol.timing import Stage, TokenCounts, TurnReport
 from slipring.server.access.auth import Caller
 from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.observation.turn_log import LineFormatter, TerminalFormatter, TurnLine, write
 from slipring.server.process.runtime import set_up_logging
+from slipring.stores.key_token import Token
 from slipring.stores.keys import Key
 from tests.api import Api
 from tests.harness import PuppetEngine, serve

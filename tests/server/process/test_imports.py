@@ -14,8 +14,8 @@ from tests.engines.fakes.responses import FakeResponsesServer
 
 START = """
 import asyncio, sys
-import slipring.cli, slipring.serve
-from slipring.config import Config
+import slipring.commands.cli, slipring.commands.serve
+from slipring.config.settings import Config
 from slipring.server.process.server import Server
 
 async def run(engine, store):
@@ -46,7 +46,7 @@ OF_SETTINGS = {
     "prometheus_client",
     "opentelemetry",
     "slipring.mcp.pool",
-    "slipring.openapi",
+    "slipring.commands.openapi",
     "slipring.safety.sources",
     "slipring.server.recording.recorder",
     "slipring.server.tracing.tracer",
@@ -57,10 +57,10 @@ OF_OTHER_COMMANDS = {
     "difflib",
     "markdown_it",
     "rich",
-    "slipring.bench.measure",
-    "slipring.chat.connection",
-    "slipring.inspection",
-    "slipring.top.run",
+    "slipring.commands.bench.measure",
+    "slipring.commands.chat.connection",
+    "slipring.commands.inspection",
+    "slipring.commands.top.run",
 }
 
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
 from slipring.server.process.listening_sockets import listen
 
 

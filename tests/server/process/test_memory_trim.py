@@ -12,7 +12,7 @@ import pytest
 
 from slipring.core.byte_ledger import Ledger
 from slipring.server.process.memory_trim import MIN_FREED_BYTES, MemoryTrimmer, find_malloc_trim
-from tests.test_cli import FAST, launched
+from tests.commands.test_cli import FAST, launched
 
 MIB = 2**20
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 
-from slipring.config import Config
+from slipring.config.settings import Config
 from slipring.server.process.server import Server
 from slipring.server.process.shutdown import StopRequest
 from tests.harness import PuppetEngine

@@ -14,12 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slipring.config import Config
+from slipring.config.settings import Config
 from slipring.server.process.server import Server
 from slipring.server.process.shutdown import DUPLICATE_S
+from tests.commands.test_cli import FAST, Process, environment, launched
 from tests.server.process.test_server import LoadingEngine
 from tests.server.process.test_workers import children_of, is_alive, pids_of, running_response, until, workers
-from tests.test_cli import FAST, Process, environment, launched
 
 SLOW = ("--engine", "simulated:tokens_per_s=50,output_tokens=100")
 ENDLESS = ("--engine", "simulated:tokens_per_s=1,output_tokens=10000", "--drain-timeout-s", "600")

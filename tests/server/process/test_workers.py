@@ -15,16 +15,16 @@ import aiohttp
 import pytest
 
 from slipring import __version__
-from slipring.config import Config
+from slipring.config.models import ModelEntry
+from slipring.config.settings import Config
 from slipring.core.limits import Limits
 from slipring.engines.sharing import Share
-from slipring.models import ModelEntry
 from slipring.server.admin.workers_source import WorkersSource
 from slipring.server.id_minting import node_of
 from slipring.server.process import worker_messages
 from slipring.server.process.listening_sockets import reserve
 from slipring.server.process.supervisor import Supervisor, WorkerSlot
-from tests.test_cli import FAST, Process, launched, refused, refused_here
+from tests.commands.test_cli import FAST, Process, launched, refused, refused_here
 
 PATIENCE_S = 60.0
 _ASKED_AT_ONCE = 10

@@ -9,10 +9,10 @@ from typing import Any
 
 import aiohttp
 
+from tests.commands.test_cli import Process
 from tests.engines.llama.test_llama_engine import ASK, GREEDY
 from tests.harness import TERMINAL
 from tests.server.process.test_workers import children_of, connected, health_by_pid, is_alive, until, workers
-from tests.test_cli import Process
 
 ENGINE, WORKER = "/slipring/engines/llama/child.py", "slipring.server.process.worker_start"
 

@@ -7,9 +7,9 @@ import signal
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.commands.test_cli import FAST
 from tests.server.admin.watching import ANY_PORT
 from tests.server.process.test_workers import PATIENCE_S, pids_of, workers
-from tests.test_cli import FAST
 
 _TURNS = 8
 

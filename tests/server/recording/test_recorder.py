@@ -9,10 +9,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slipring.bench.workloads.replay import read_recording
+from slipring.base.errors import ServerError, StartupError
+from slipring.commands.bench.workloads.replay import read_recording
+from slipring.config.mcp_registrations import HeaderVariable, McpRegistration
 from slipring.core.limits import Limits
-from slipring.errors import ServerError, StartupError
-from slipring.mcp_registrations import HeaderVariable, McpRegistration
 from slipring.observation.metrics import RECORDED_TURNS
 from slipring.observation.snapshots import value_of
 from tests.harness import WEATHER, PuppetEngine, serve

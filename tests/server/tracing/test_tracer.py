@@ -13,10 +13,10 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from slipring import __version__
-from slipring.config import Config
+from slipring.base.errors import ServerError, StartupError
+from slipring.config.settings import Config
 from slipring.core.generation import Accepted, CallArguments, CallStarted, Finished
 from slipring.engines.base import Engine
-from slipring.errors import ServerError, StartupError
 from slipring.server.process.server import Server
 from slipring.server.tracing import tracer
 from tests.api import Api

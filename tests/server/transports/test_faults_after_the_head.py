@@ -11,7 +11,7 @@ import apsw
 import pytest
 from aiohttp import web
 
-from slipring.aiohttp_internals import StreamedResponse
+from slipring.base.aiohttp_internals import StreamedResponse
 from slipring.core.limits import Limits
 from slipring.server.background import event_stream
 from slipring.server.transports import echo, sse

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 
 from slipring import __version__
-from slipring.aiohttp_internals import DECODED
+from slipring.base.aiohttp_internals import DECODED
+from slipring.base.errors import InvalidRequest, RateLimited, ServerError, Unavailable
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text
 from slipring.core.limits import Limits
-from slipring.errors import InvalidRequest, RateLimited, ServerError, Unavailable
 from tests import wire
 from tests.harness import WEATHER, PuppetEngine, Running, read_sse, serve
 from tests.server.raw import fill, gone, only_client, open_tcp, stop_clock

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import InvalidRequest, ServerError
 from slipring.core.generation import CallArguments, CallStarted, Thought
 from slipring.core.limits import Limits
-from slipring.errors import InvalidRequest, ServerError
 from tests.harness import TERMINAL, PuppetEngine, Socket, serve
 from tests.mcp.fakes import Exchange, FakeServer, Reply, serving, text
 

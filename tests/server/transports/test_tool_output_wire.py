@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipring.core.generation import Delta, Job, Prefill
-from slipring.engines.simulated import SimulatedEngine
+from slipring.engines.simulated.engine import SimulatedEngine
 from slipring.engines.simulated.options import read_options
 from tests.harness import TERMINAL, WEATHER, Socket, serve
 from tests.server.issuing import issue, serve_stored

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType
 
+from slipring.base.errors import RateLimited, ServerError
 from slipring.core.generation import (
     CallArguments,
     CallStarted,
@@ -19,7 +20,6 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.core.limits import Limits
-from slipring.errors import RateLimited, ServerError
 from tests.harness import FAST, TERMINAL, WEATHER, Performance, PuppetEngine, Socket, serve
 
 pytestmark = pytest.mark.usefixtures("compiled_here")

@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from slipring.errors import StartupError, Unavailable
+from slipring.base.errors import StartupError, Unavailable
 from slipring.stores.databases import postgres, schema
 from slipring.stores.databases.database import OutcomeUnknown, Statement
 from slipring.stores.databases.postgres import PostgresDatabase

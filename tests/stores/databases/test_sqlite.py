@@ -11,7 +11,7 @@ from random import Random
 import apsw
 import pytest
 
-from slipring.errors import StartupError, Unavailable
+from slipring.base.errors import StartupError, Unavailable
 from slipring.stores.databases import sqlite
 from slipring.stores.databases.database import (
     ForeignKeyViolated,

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import structs
 
+from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import hosted_items
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
-from slipring.errors import InvalidRequest, quoted
 from slipring.protocol import requests
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import (

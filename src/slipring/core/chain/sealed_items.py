@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from slipring.errors import InvalidEncryptedContent
+from slipring.base.errors import InvalidEncryptedContent
 from slipring.protocol.items import Compaction, Item, Reasoning
 
 _SEALED = frozenset({"compaction", "compaction_summary", "reasoning"})

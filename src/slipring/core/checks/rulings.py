@@ -5,9 +5,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from slipring.base.errors import ApiError, InvalidPrompt, Unavailable
 from slipring.core.checks.policies import Check, Ending, Policy
 from slipring.core.checks.verdicts import Kind, Side, Subject, Verdict
-from slipring.errors import ApiError, InvalidPrompt, Unavailable
 
 Consequence = Literal["flag", "cut", "fail", "block"]
 """``fail``: a check gave no answer, and the policy does not allow to go on without."""

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from msgspec import structs
 
+from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.core.checks.policies import KINDS_OF, Check, Policy
 from slipring.core.checks.verdicts import Side
-from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol.requests import ModerationConfig
 
 ALL_CHECKS = "omni-moderation-latest"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import hosted_items, item_ids
 from slipring.core.chain.state import Approval
-from slipring.errors import InvalidRequest, quoted
 from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_items import McpApprovalRequest, McpApprovalResponse, McpCall
 from slipring.protocol.hosted.mcp_tools import McpTool

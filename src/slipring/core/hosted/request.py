@@ -6,6 +6,7 @@ from functools import partial
 
 from msgspec import UNSET, Raw, UnsetType, structs
 
+from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import hosted_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.sealed_items import Seal
@@ -24,7 +25,6 @@ from slipring.core.hosted.tools import (
     compose,
     select,
 )
-from slipring.errors import InvalidRequest, quoted
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.hosted import tool_types
 from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, read_builtins

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from msgspec import Raw, Struct, UnsetType, structs
 
-from slipring.errors import ApiError, UnsupportedParameter
+from slipring.base.errors import ApiError, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, with_builtins
 from slipring.protocol.hosted.mcp_items import CallError

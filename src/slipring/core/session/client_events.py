@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, forget_frames, quoted
 from slipring.core.ports import Betas
-from slipring.errors import ApiError, InvalidJson, InvalidRequest, forget_frames, quoted
 from slipring.protocol import live_input, requests, tool_output, wire
 from slipring.protocol.items import NONE_KNOWN, Item
 from slipring.protocol.live_input import Append, Steer

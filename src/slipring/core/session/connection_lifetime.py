@@ -4,8 +4,8 @@ import math
 
 from msgspec import Struct
 
+from slipring.base.errors import ApiError, ServerError
 from slipring.core.limits import Limits
-from slipring.errors import ApiError, ServerError
 
 
 class Ending(Struct, frozen=True):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from msgspec import UNSET, Raw, structs
 
+from slipring.base.errors import ApiError, quoted
 from slipring.core.chain import input_items
 from slipring.core.chain.state import OpenCall
 from slipring.core.chain.state_cache import ConnectionCache
@@ -24,7 +25,6 @@ from slipring.core.session.request_charges import Charges
 from slipring.core.turn.foreseen_job import foreseen_job
 from slipring.core.turn.steps import pauses
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError, quoted
 from slipring.protocol import items, wire
 from slipring.protocol.events import Event, ToolOutputErrorBody, ToolOutputErrorCode, ToolOutputFailed
 from slipring.protocol.items import Item

@@ -7,11 +7,11 @@ became ready.
 
 from collections.abc import Iterator
 
+from slipring.base.errors import OVERLOAD_RETRY_S, LaneLimitReached, RateLimited
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.limits import Limits
 from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Turn
-from slipring.errors import OVERLOAD_RETRY_S, LaneLimitReached, RateLimited
 
 MOST_ENDED = 128
 """Responses of named lanes that have ended and whose lanes are remembered, per connection."""

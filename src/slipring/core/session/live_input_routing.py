@@ -6,6 +6,7 @@ and its input returned to the client.
 
 from msgspec import Struct
 
+from slipring.base.errors import ApiError
 from slipring.core.chain import input_items
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.limits import Limits
@@ -17,7 +18,6 @@ from slipring.core.turn.stages import Phase
 from slipring.core.turn.steps import pauses, rollout, steer_queue
 from slipring.core.turn.steps.rollout import AppendRefused
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError
 from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
 from slipring.protocol.live_input import Append, Steer

@@ -7,10 +7,10 @@ A turn that waits may pin the state that it forks, so that the state stays in me
 it. A pinned chain is charged once, however many turns of the connection pin it.
 """
 
+from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, RateLimited, Unavailable
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import ResponseState
-from slipring.errors import OVERLOAD_RETRY_S, ApiError, RateLimited, Unavailable
 
 
 class Charges:

@@ -8,6 +8,7 @@ never wait, the time is an argument, and ids, clock and encryption are injected 
 
 from msgspec import structs
 
+from slipring.base.errors import ApiError, ConnectionLimitReached, InvalidPrompt, forget_frames
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
 from slipring.core.checks.turn_policy import Policies
@@ -29,7 +30,6 @@ from slipring.core.session.turn_lifecycle import TurnLifecycle
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import rollout
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError, ConnectionLimitReached, InvalidPrompt, forget_frames
 from slipring.protocol import requests
 from slipring.protocol.events import Error
 from slipring.protocol.live_input import Append, Steer

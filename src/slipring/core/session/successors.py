@@ -7,6 +7,7 @@ for call outputs leaves its steers to the client's continuation.
 
 from msgspec import structs
 
+from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
@@ -17,7 +18,6 @@ from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import steer_queue
 from slipring.core.turn.steps.steer_queue import SteerRefused, Steers
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol.events import Event, SteerErrorCode
 from slipring.protocol.items import CALL_OF_OUTPUT
 from slipring.protocol.live_input import Steer

@@ -6,6 +6,7 @@ The driver reports the result of each action here, and runs the actions that the
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from slipring.base.errors import ApiError, InvalidPrompt, ServerError
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.turn_policy import Policies
@@ -49,7 +50,6 @@ from slipring.core.turn.foreseen_job import foreseen_job
 from slipring.core.turn.stages import Phase
 from slipring.core.turn.steps import failed_steps, pauses
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError, InvalidPrompt, ServerError
 from slipring.protocol.events import Error, Event
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.timing import TurnReport

@@ -8,6 +8,7 @@ import re
 
 from msgspec import UNSET
 
+from slipring.base.errors import ApiError, PreviousResponseNotFound
 from slipring.core.chain import input_items, sealed_items
 from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.state import ResponseState
@@ -20,7 +21,6 @@ from slipring.core.session.actions import Load, Loaded
 from slipring.core.session.successors import Successors
 from slipring.core.turn import preparation, request_validation
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError, PreviousResponseNotFound
 from slipring.protocol.definitions import Compilable, Definitions
 from slipring.protocol.requests import CreateRequest
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
+from slipring.base.errors import InvalidRequest, ServerError
 from slipring.core.chain import input_items
 from slipring.core.chain.hosted_items import output_item
 from slipring.core.chain.state import Carry, OpenCall
 from slipring.core.generation import Delta, Finished, Job, Model, Stop, Text
-from slipring.errors import InvalidRequest, ServerError
 from slipring.protocol import requests, wire
 from slipring.protocol.items import ConfigurationUpdate, Item, Message, kept_tools, user_message
 from slipring.protocol.requests import TEXT, CreateRequest

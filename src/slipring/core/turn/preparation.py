@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from msgspec import structs
 
+from slipring.base.errors import InvalidPrompt
 from slipring.core.chain import input_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
@@ -25,7 +26,6 @@ from slipring.core.turn.steps.rollout import Rollout, require_possible
 from slipring.core.turn.steps.steps import Steps
 from slipring.core.turn.turn import Draft, Joined, Turn
 from slipring.core.turn.turn_checks import TurnChecks
-from slipring.errors import InvalidPrompt
 from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import Item

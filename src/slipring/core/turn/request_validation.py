@@ -5,9 +5,9 @@ A field that is not supported is refused by name. ``docs/compatibility.md`` list
 
 from typing import TypeVar
 
+from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.core.chain.state import Carry
 from slipring.core.generation import Capabilities, Model, Settings
-from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import requests
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import (

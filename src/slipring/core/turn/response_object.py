@@ -2,9 +2,9 @@
 
 from msgspec import UNSET, Raw, structs
 
+from slipring.base.errors import ApiError, ExternalConnectorError, RateLimited, Unavailable
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Finished, Settings
-from slipring.errors import ApiError, ExternalConnectorError, RateLimited, Unavailable
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.responses import (
     ConnectorFailure,

@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, structs
 
+from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import hosted_items, input_items
 from slipring.core.chain.head import NO_HEAD, Head
 from slipring.core.chain.input_items import OpenCarry
@@ -42,7 +43,6 @@ from slipring.core.turn.steps.rollout import Rollout
 from slipring.core.turn.steps.steer_queue import Steers
 from slipring.core.turn.steps.steps import Steps
 from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited
-from slipring.errors import ApiError, InvalidPrompt
 from slipring.protocol import events
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.events import Event

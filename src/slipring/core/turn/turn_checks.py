@@ -5,6 +5,7 @@ from hashlib import blake2b
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from slipring.base.errors import ApiError
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.gate import Emit, Gate, Inspection
@@ -18,7 +19,6 @@ from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Delta, Finished, Job, Refused
 from slipring.core.hosted.tools import CallOutcome
 from slipring.core.turn.inspected_items import InspectedItems
-from slipring.errors import ApiError
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import ResponseModeration

@@ -4,12 +4,12 @@ from functools import reduce
 
 from msgspec import UNSET, structs
 
+from slipring.base.errors import ApiError
 from slipring.core.generation import Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.stages import Phase, as_ms
 from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_checks import safety_id
-from slipring.errors import ApiError
 from slipring.protocol.timing import Mark, StageName, TurnReport
 
 _ID_LENGTH = 64

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from slipring.base.errors import UnsupportedParameter
 from slipring.engines.chat.returned_fields import NONE, ReturnedAnswer, ReturnedFields
-from slipring.errors import UnsupportedParameter
 from slipring.prompts.templates.chat_messages import short_id
 from slipring.prompts.tool_definitions import describe_found
 from slipring.protocol import wire

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from slipring.base.errors import UnsupportedParameter
 from slipring.core.generation import Job, Settings
 from slipring.engines.chat.messages import History, Writer, refuse_unsendable
 from slipring.engines.chat.options import ChatOptions
@@ -12,7 +13,6 @@ from slipring.engines.chat.returned_fields import ReturnedAnswer
 from slipring.engines.chat.tools import EMPTY, Toolbox, offered_tools, toolbox
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.upstream import affinity_key, tenant_salt
-from slipring.errors import UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.requests import TextFormat
 

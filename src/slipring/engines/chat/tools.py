@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.prompts.tool_definitions import description_of, flat_name, parameters_of
 from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool, FunctionTool, Offer

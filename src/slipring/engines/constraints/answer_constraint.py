@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec import Struct, structs
 
+from slipring.base.errors import TooExpensive, UnsupportedParameter
 from slipring.engines.constraints.answer_form import (
     ANY_OBJECT,
     CalledTool,
@@ -24,7 +25,6 @@ from slipring.engines.constraints.answer_form import (
 from slipring.engines.constraints.lark.gbnf_writer import ANY_STRING, gbnf_rules
 from slipring.engines.constraints.shapes.answer_shapes import answer_shape
 from slipring.engines.constraints.structural_tag import structural_tag
-from slipring.errors import TooExpensive, UnsupportedParameter
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
 
 if TYPE_CHECKING:  # the sandbox's process needs none of them

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from slipring.errors import UnsupportedParameter
+from slipring.base.errors import UnsupportedParameter
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tool_definitions import flat_name, parameters_of
 from slipring.protocol import wire

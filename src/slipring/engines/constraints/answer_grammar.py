@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from slipring.base.errors import InvalidRequest, TooExpensive
 from slipring.engines.constraints import grammar_matcher
 from slipring.engines.constraints.answer_form import ANY_OBJECT, Form, form_of, param_of
 from slipring.engines.constraints.lark.llguidance_writer import llguidance_rules
@@ -32,7 +33,6 @@ from slipring.engines.constraints.shapes.shape import (
     TextUntil,
     TextWithCalls,
 )
-from slipring.errors import InvalidRequest, TooExpensive
 from slipring.protocol.definitions import Grammar
 
 if TYPE_CHECKING:  # the sandbox's process needs none of them

@@ -11,6 +11,7 @@ from functools import partial
 
 from msgspec import structs
 
+from slipring.base.errors import ServerError
 from slipring.core.generation import (
     Accepted,
     Begun,
@@ -24,7 +25,6 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Engine
 from slipring.engines.constraints.grammar_matcher import TextMatcher
-from slipring.errors import ServerError
 from slipring.protocol.definitions import Grammar
 
 Grammars = dict[tuple[str | None, str], Grammar]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec import Struct
 
+from slipring.base.errors import InvalidRequest
 from slipring.engines.constraints import grammar_matcher
 from slipring.engines.constraints.masked import DeadEnd, write_json, write_text
-from slipring.errors import InvalidRequest
 from slipring.protocol import wire
 from slipring.protocol.definitions import Grammar
 

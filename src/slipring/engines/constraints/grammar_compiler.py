@@ -5,9 +5,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
+from slipring.base.errors import InvalidRequest, TooExpensive
 from slipring.engines.constraints import grammar_matcher
 from slipring.engines.constraints.grammar_matcher import TextMatcher
-from slipring.errors import InvalidRequest, TooExpensive
 from slipring.protocol.definitions import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread, Runner
 

@@ -7,6 +7,7 @@ whether or not that is control tokens of the model.
 import json
 from typing import Any, Final
 
+from slipring.base.errors import InvalidRequest
 from slipring.engines.constraints.lark.gbnf_writer import ANY_STRING, gbnf_rules
 from slipring.engines.constraints.shapes.shape import (
     Choice,
@@ -23,7 +24,6 @@ from slipring.engines.constraints.shapes.shape import (
     TextUntil,
     TextWithCalls,
 )
-from slipring.errors import InvalidRequest
 from slipring.protocol.definitions import Grammar
 
 _Format = dict[str, Any]

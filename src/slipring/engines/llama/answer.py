@@ -5,10 +5,10 @@ The other ids are recovered from the character's bytes. If that fails, the answe
 next turn is rendered from its items.
 """
 
+from slipring.base.errors import ServerError
 from slipring.core.generation import Delta, Finished, Job, Prefilled
 from slipring.engines.llama.api import Chunk, Timings
 from slipring.engines.tokens.token_answer import OutputDecoder
-from slipring.errors import ServerError
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 
 

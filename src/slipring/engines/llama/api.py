@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
+from slipring.base.errors import InvalidRequest, RateLimited, ServerError, Unavailable
 from slipring.engines.remote.http_client import (
     BadStatus,
     ConnectTimedOut,
@@ -15,7 +16,6 @@ from slipring.engines.remote.http_client import (
     Unreachable,
     Unreadable,
 )
-from slipring.errors import InvalidRequest, RateLimited, ServerError, Unavailable
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from slipring.base.errors import StartupError, Unavailable
 from slipring.engines.llama.fast_weights import file_to_load
 from slipring.engines.llama.rejected_grammars import RejectedGrammars
-from slipring.errors import StartupError, Unavailable
 
 log = logging.getLogger("slipring")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from slipring.base.errors import StartupError
 from slipring.core.generation import Defaults
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.remote import Query, RemoteVocabulary, describe, understands_llguidance
@@ -25,7 +26,6 @@ from slipring.engines.tokens.model_files import (
 )
 from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.sampling import Sampling
-from slipring.errors import StartupError
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
 

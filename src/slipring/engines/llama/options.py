@@ -6,10 +6,10 @@ MODEL is the path of a GGUF file or the URL of a running llama-server; without i
 import os
 from dataclasses import dataclass
 
+from slipring.base.errors import StartupError
 from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.upstream import usable_key
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
-from slipring.errors import StartupError
 
 OWN_TEXT = "ngram-simple"
 """Drafts from the context of the request alone."""

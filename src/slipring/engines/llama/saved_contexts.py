@@ -14,8 +14,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from slipring.base.errors import ApiError
 from slipring.engines.llama.api import Unsupported
-from slipring.errors import ApiError
 from slipring.observation import live
 from slipring.prompts.rendering import Rendered
 

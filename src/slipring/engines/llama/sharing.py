@@ -8,12 +8,12 @@ names are prefixed per user.
 from collections.abc import Callable
 from pathlib import Path
 
+from slipring.base.errors import StartupError
 from slipring.engines.llama.child_process import ChildProcess, ChildSettings, kv_directory
 from slipring.engines.llama.options import OWN_TEXT, LlamaOptions
 from slipring.engines.llama.remote import describe
 from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.sharing import Share
-from slipring.errors import StartupError
 
 
 class EmbeddedOwner:

@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import structs
 
+from slipring.base.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable, forget_frames
 from slipring.engines.options import option
-from slipring.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable, forget_frames
 from slipring.observation import live
 
 log = logging.getLogger("slipring")

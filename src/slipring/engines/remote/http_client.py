@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from aiohttp.abc import AbstractStreamWriter
 
-from slipring.aiohttp_internals import (
+from slipring.base.aiohttp_internals import (
     JsonPosts,
     MemoryPayload,
     PieceReader,
@@ -28,8 +28,8 @@ from slipring.aiohttp_internals import (
     StreamProtocol,
     fail_read,
 )
-from slipring.connection_failures import reason
-from slipring.surrogates import repaired
+from slipring.base.connection_failures import reason
+from slipring.base.surrogates import repaired
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
@@ -77,7 +77,7 @@ class TimedOut(HttpFailure):
 
 
 class BadStatus(HttpFailure):
-    """The server answered with a status other than 200."""
+    """The server answered with a status that is no success."""
 
     def __init__(self, status: int, reason: str, body: bytes, headers: Mapping[str, str]) -> None:
         super().__init__(f"{status} {reason}".rstrip())
@@ -240,7 +240,7 @@ class HttpClient:
         else:
             answer = await self._redirected(path, lambda url: self._upload(url, pieces, None))
         async with answer:
-            if answer.status != 200:
+            if answer.status // 100 != 2:
                 raise await _bad_status(answer)
             content = await _read(answer, _LONGEST_ANSWER)
         try:
@@ -374,7 +374,7 @@ class EventStream:
     async def __aenter__(self) -> "EventStream":
         try:
             self._answer = answer = await self._post()
-            if answer.status != 200:
+            if answer.status // 100 != 2:
                 raise await _bad_status(answer)
             kind = _content_type(answer)
             if kind == "text/html":
@@ -558,7 +558,7 @@ class _Silence:
 
 
 async def _bad_status(answer: Answer) -> BadStatus:
-    """The failure of an answer with another status than 200, with the beginning of its body."""
+    """The failure of an answer that is no success, with the beginning of its body."""
     try:
         body = b""
         with contextlib.suppress(*_FAILURES, TimeoutError):  # the status alone says enough

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import Job
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import Policy, Retryable
@@ -30,7 +31,6 @@ from slipring.engines.remote.http_client import (
     Unreadable,
 )
 from slipring.engines.remote.upstream_errors import refusal
-from slipring.errors import ApiError, ServerError, StartupError
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
 _KEYED = hmac.new(_SECRET, digestmod="sha256")

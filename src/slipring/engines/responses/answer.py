@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from msgspec import Raw, Struct
 
+from slipring.base.errors import ApiError, ServerError
 from slipring.core.generation import (
     Annotated,
     CallArguments,
@@ -33,7 +34,6 @@ from slipring.engines.remote.token_counts import token_count
 from slipring.engines.responses import faults
 from slipring.engines.responses.context import without_id
 from slipring.engines.responses.events import Event, EventLogprob, EventTokenLogprobs, OtherEvent
-from slipring.errors import ApiError, ServerError
 from slipring.protocol import events, items, wire
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Logprob, TopLogprob

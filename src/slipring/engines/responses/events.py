@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.errors import ServerError
-from slipring.surrogates import repaired
+from slipring.base.errors import ServerError
+from slipring.base.surrogates import repaired
 
 TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 """The types of events that end a response."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
+from slipring.base.errors import ApiError, ServerError
 from slipring.core.generation import UpstreamTools
 from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.remote.upstream import without_secret
 from slipring.engines.remote.upstream_errors import api_error, read_error
 from slipring.engines.responses.events import Event
-from slipring.errors import ApiError, ServerError
 
 _LOST_CODES = frozenset(
     {

@@ -6,9 +6,9 @@ is kept and goes with every request.
 
 from dataclasses import dataclass
 
+from slipring.base.errors import StartupError
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.upstream import UpstreamOptions
-from slipring.errors import StartupError
 
 _CHOICES = {
     "transport": ("auto", "websocket", "sse"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from slipring.base.errors import ApiError
 from slipring.core.generation import Job
 from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.remote.http_client import HttpFailure
@@ -23,7 +24,6 @@ from slipring.engines.remote.upstream_errors import refusal
 from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.responses.positions import Position
 from slipring.engines.responses.sockets import Lane, Socket
-from slipring.errors import ApiError
 
 PATH = "/responses"
 _BETA = {"OpenAI-Beta": "responses_websockets=2026-02-06"}

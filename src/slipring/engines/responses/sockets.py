@@ -15,10 +15,10 @@ from collections import deque
 import aiohttp
 from aiohttp import WSMsgType
 
+from slipring.base.errors import ApiError, ServerError
 from slipring.engines.responses import faults
 from slipring.engines.responses.events import TERMINAL, Event, decode_event
 from slipring.engines.responses.faults import ContextLost, LanesUnsupported
-from slipring.errors import ApiError, ServerError
 
 MOST_FRAME_BYTES = 16 * 2**20
 """The longest message that upstreams accept."""

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from slipring.base.errors import StartupError
 from slipring.engines.options import option, read_pairs
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
-from slipring.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True)

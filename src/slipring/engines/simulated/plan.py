@@ -8,12 +8,12 @@ from itertools import cycle, islice, pairwise
 
 from msgspec import Struct
 
+from slipring.base.errors import ApiError, InvalidRequest, TooExpensive
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text
 from slipring.engines.constraints.answer_form import CalledTool
 from slipring.engines.constraints.drafts import EMPTY_OBJECT, Draft, draft, input_for
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.simulated.options import SimulatedOptions
-from slipring.errors import ApiError, InvalidRequest, TooExpensive
 from slipring.protocol.tools import CallableTool
 
 WORDS = (

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from slipring.base.errors import RateLimited, ServerError, StartupError
 from slipring.core.generation import CallStarted, Refused, Text, Thought, ThoughtSummary
 from slipring.engines.simulated.plan import Emit, Fail, Stall, Step, call_steps
-from slipring.errors import RateLimited, ServerError, StartupError
 from slipring.protocol import wire
 from slipring.protocol.tools import Kind
 

@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 from msgspec import structs
 
+from slipring.base.errors import StartupError
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model, Prefill
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import JobQueue
@@ -31,7 +32,6 @@ from slipring.engines.tokens.model_files import (
 )
 from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
-from slipring.errors import StartupError
 from slipring.observation import live
 from slipring.prompts.rendering import Rendered, Renderer, Rendering, Step
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary

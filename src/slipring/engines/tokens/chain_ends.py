@@ -5,8 +5,8 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable
 
+from slipring.base.errors import ApiError
 from slipring.engines.remote.http_client import HttpFailure
-from slipring.errors import ApiError
 from slipring.prompts.rendering import Body, Rendered
 
 log = logging.getLogger("slipring")

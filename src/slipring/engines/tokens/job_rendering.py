@@ -2,9 +2,9 @@
 
 import asyncio
 
+from slipring.base.errors import ContextLengthExceeded
 from slipring.core.generation import Job, Prefill
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
-from slipring.errors import ContextLengthExceeded
 from slipring.prompts import foreseen_context
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer, Rendering

@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from slipring.base.errors import StartupError, UnusableModel
 from slipring.engines.tokens.sampling import Sampling
-from slipring.errors import StartupError, UnusableModel
 from slipring.prompts.tokenization.gguf_metadata import GgufError, read_metadata
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 

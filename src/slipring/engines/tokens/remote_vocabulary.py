@@ -11,8 +11,8 @@ from functools import cache, lru_cache
 from hashlib import sha256
 from itertools import pairwise
 
+from slipring.base.errors import InvalidRequest, Unavailable
 from slipring.engines.remote.http_client import HttpFailure
-from slipring.errors import InvalidRequest, Unavailable
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 

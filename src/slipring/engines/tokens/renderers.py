@@ -8,6 +8,7 @@ import datetime
 import logging
 import re
 
+from slipring.base.errors import InvalidRequest, StartupError, UnusableModel
 from slipring.core.chain.head import Head
 from slipring.core.generation import Settings
 from slipring.engines.tokens.builtin_templates import NAMES, builtin_template, find_builtin
@@ -18,7 +19,6 @@ from slipring.engines.tokens.rendering_options import (
     keeps_thoughts,
     read_variables,
 )
-from slipring.errors import InvalidRequest, StartupError, UnusableModel
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Dialect
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer

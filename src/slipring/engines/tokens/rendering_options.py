@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from slipring.base.errors import StartupError
 from slipring.engines.options import option
-from slipring.errors import StartupError
 
 TEMPLATE, KEEP = "template", "keep"
 

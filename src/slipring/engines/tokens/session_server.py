@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
+from slipring.base.errors import ApiError, ServerError, StartupError, forget_frames
 from slipring.core.generation import Delta, Finished, Job, Prefill
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
@@ -22,7 +23,6 @@ from slipring.engines.tokens.token_server import (
     Unended,
     read_payload,
 )
-from slipring.errors import ApiError, ServerError, StartupError, forget_frames
 from slipring.prompts.rendering import Rendered
 
 _LEAST_AHEAD = 64

@@ -18,9 +18,9 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
+from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Job
 from slipring.engines.remote.http_client import HttpFailure, TimedOut
-from slipring.errors import ApiError, forget_frames
 from slipring.prompts.rendering import Body, Rendered, Step
 from slipring.protocol import wire
 

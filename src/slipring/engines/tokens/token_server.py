@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
+from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model, Prefill
 from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
@@ -38,7 +39,6 @@ from slipring.engines.tokens.rendering_options import dialect_option, thinking_o
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
-from slipring.errors import ApiError, ServerError, StartupError
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary

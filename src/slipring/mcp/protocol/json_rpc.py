@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from slipring.base.surrogates import repaired
 from slipring.mcp.failures import Malformed
-from slipring.surrogates import repaired
 
 RequestId = int | str
 

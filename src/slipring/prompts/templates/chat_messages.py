@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
-from slipring.errors import InvalidRequest
 from slipring.prompts.parsing.call_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.templates.template_values import YieldingList, to_json

@@ -9,7 +9,7 @@ Otherwise Jinja2 is used for all.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.prompts.templates.jinja2_template import Jinja2Template
 from slipring.prompts.templates.minijinja_template import MiniJinjaTemplate
 from slipring.prompts.templates.template_values import (

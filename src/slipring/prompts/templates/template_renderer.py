@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from msgspec import Struct, structs
 
+from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
-from slipring.errors import InvalidRequest
 from slipring.prompts.chain_choices import (
     ALL_THOUGHTS,
     CHAIN_CHOICES,

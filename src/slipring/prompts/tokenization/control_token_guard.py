@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xE000, 0xF8FF

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 
 _NO_LIMIT = 2**63 - 1
 

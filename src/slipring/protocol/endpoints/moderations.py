@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from slipring.errors import UnsupportedParameter
+from slipring.base.errors import UnsupportedParameter
 from slipring.protocol import wire
 
 _MOST_INPUTS = 256

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.errors import UnsupportedParameter
+from slipring.base.errors import UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.wire import given

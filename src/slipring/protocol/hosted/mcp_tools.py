@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.wire import given

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Raw, Struct, UnsetType
 
-from slipring.errors import UnsupportedParameter, quoted
+from slipring.base.errors import UnsupportedParameter, quoted
 from slipring.protocol import wire
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.builtin_tools import KIND_OF_TYPE

@@ -5,8 +5,8 @@ from typing import TypeVar
 
 import msgspec
 
-from slipring.checks import CheckEntry
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
+from slipring.config.checks import CheckEntry
 from slipring.safety.source import Source, naming
 from slipring.safety.sources.functions import GROUP, Functions, find_factory
 from slipring.safety.sources.guard import Engines, Guard, GuardSettings

@@ -14,8 +14,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from slipring.base.errors import StartupError
 from slipring.core.checks.verdicts import Subject
-from slipring.errors import StartupError
 from slipring.safety.source import MOST_LATE, Findings, SourceFailed
 from slipring.safety.sources.check_threads import CheckThreads
 

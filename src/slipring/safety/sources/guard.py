@@ -17,12 +17,12 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec import Meta, Struct
 
+from slipring.base.errors import ApiError, ModelNotFound, StartupError
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import Delta, Finished, Job, Model, Refused, Settings, Text
 from slipring.core.turn.response_object import new_response
-from slipring.errors import ApiError, ModelNotFound, StartupError
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.requests import CreateRequest

@@ -8,9 +8,9 @@ import aiohttp
 import msgspec
 from msgspec import Meta, Struct
 
-from slipring.connection_failures import reason
+from slipring.base.connection_failures import reason
+from slipring.base.errors import StartupError
 from slipring.core.checks.verdicts import Subject
-from slipring.errors import StartupError
 from slipring.safety.source import Findings, SourceFailed
 
 _MAX_ANSWER_BYTES = 4 * 2**20

@@ -9,7 +9,7 @@ from typing import Any
 from presidio_analyzer import predefined_recognizers
 from tldextract import TLDExtract, tldextract
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 
 # By default it downloads a list when it is first used. It brings one that is good enough.
 tldextract.TLD_EXTRACTOR = TLDExtract(cache_dir=None, suffix_list_urls=())

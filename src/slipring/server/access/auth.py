@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from slipring.config import split_api_key
-from slipring.errors import AuthenticationFailed, PermissionDenied, StartupError, Unavailable
-from slipring.keys.token import Token, digest
+from slipring.base.errors import AuthenticationFailed, PermissionDenied, StartupError, Unavailable
+from slipring.config.settings import split_api_key
+from slipring.stores.key_token import Token, digest
 from slipring.stores.keys import Key, Keys
 
 DEFAULT_TENANT = "default"

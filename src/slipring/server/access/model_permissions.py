@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from slipring.base.errors import ModelNotFound
 from slipring.core.generation import Model
 from slipring.engines.catalog import Catalog
-from slipring.errors import ModelNotFound
 
 
 class Selection(Protocol):

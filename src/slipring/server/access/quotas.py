@@ -16,7 +16,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from slipring.errors import RateLimited, Unavailable
+from slipring.base.errors import RateLimited, Unavailable
 from slipring.stores.keys import Key, Keys, Usage
 
 log = logging.getLogger("slipring")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from slipring.base.errors import ApiError, StartupError
 from slipring.core.chain.sealed_items import BrokenSeal
-from slipring.errors import ApiError, StartupError
 from slipring.protocol.items import Item, read_item
 from slipring.stores.store import Store
 

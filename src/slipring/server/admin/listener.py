@@ -21,10 +21,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from slipring.config import ADMIN_AUTO, ADMIN_OFF, Config
-from slipring.core.byte_ledger import Ledger
-from slipring.core.limits import Limits
-from slipring.errors import (
+from slipring.base.errors import (
     ApiError,
     AuthenticationFailed,
     InvalidRequest,
@@ -34,6 +31,9 @@ from slipring.errors import (
     ServerError,
     StartupError,
 )
+from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
+from slipring.core.byte_ledger import Ledger
+from slipring.core.limits import Limits
 from slipring.observation import live
 from slipring.observation.snapshots import Snapshot
 from slipring.server.clock import now

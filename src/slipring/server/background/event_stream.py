@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
+from slipring.base.errors import ApiError
 from slipring.core.limits import Limits
-from slipring.errors import ApiError
 from slipring.protocol.events import TERMINAL
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode, type_of

@@ -13,9 +13,9 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 
+from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
 from slipring.core.ports import NO_BETAS, Betas
 from slipring.core.turn.turn import Turn
-from slipring.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode

@@ -7,10 +7,10 @@ it can be continued, listed and compacted. If its input was refused, nothing of 
 
 from msgspec import structs
 
+from slipring.base.errors import InvalidEncryptedContent, InvalidPrompt
 from slipring.core.chain import hosted_items, input_items, sealed_items
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import ResponseState
-from slipring.errors import InvalidEncryptedContent, InvalidPrompt
 from slipring.protocol.items import read_item
 from slipring.protocol.responses import Response
 from slipring.stores.runs import Lease

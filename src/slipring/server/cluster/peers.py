@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import aiohttp
 from aiohttp import ClientTimeout
 
+from slipring.base.errors import ApiError
 from slipring.core.chain.state import Positions, ResponseState
-from slipring.errors import ApiError
 from slipring.server.clock import shared_now
 from slipring.server.id_minting import node_of
 from slipring.stores.chain_transfer import pack_chain, unpack_chain

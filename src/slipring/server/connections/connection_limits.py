@@ -19,9 +19,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Literal, Protocol
 
+from slipring.base.errors import OVERLOAD_RETRY_S, RateLimited, Unavailable
 from slipring.core.byte_ledger import Ledger
 from slipring.core.limits import Limits
-from slipring.errors import OVERLOAD_RETRY_S, RateLimited, Unavailable
 
 log = logging.getLogger("slipring")
 

@@ -4,8 +4,8 @@ import asyncio
 
 from aiohttp import web
 
-from slipring.aiohttp_internals import DECODED
-from slipring.errors import OVERLOAD_RETRY_S, ApiError, InvalidRequest, RateLimited, Unavailable
+from slipring.base.aiohttp_internals import DECODED
+from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, InvalidRequest, RateLimited, Unavailable
 from slipring.server.access.auth import Caller
 from slipring.server.connections.connection_limits import PROGRESS_BYTES
 from slipring.server.connections.http_connection import RequestTimeout, Undecodable, UnsupportedEncoding

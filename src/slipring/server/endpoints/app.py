@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from msgspec import UNSET
 
+from slipring.base.errors import ApiError, InvalidRequest, NotFound, ServerError
 from slipring.core.generation import Model
-from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError
 from slipring.protocol.endpoints.reply_bodies import ModelList, ModelObject, TurnList
 from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background

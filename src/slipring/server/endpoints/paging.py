@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from slipring.errors import InvalidRequest, quoted
+from slipring.base.errors import InvalidRequest, quoted
 from slipring.protocol.endpoints.reply_bodies import ItemPage
 from slipring.protocol.item_listing import ListKind, present
 from slipring.protocol.items import Item

@@ -6,11 +6,11 @@ A response of another tenant is answered like one that does not exist.
 from aiohttp import web
 from msgspec import Raw, json, structs
 
+from slipring.base.errors import InvalidRequest, response_not_found
 from slipring.core.chain import item_ids
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
-from slipring.errors import InvalidRequest, response_not_found
 from slipring.protocol import wire
 from slipring.protocol.endpoints.reply_bodies import DeletedResponse
 from slipring.protocol.items import Item, Reasoning, read_item

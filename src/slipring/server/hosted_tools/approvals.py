@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from slipring.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest
 from slipring.stores.used_approvals import Approvals
 
 

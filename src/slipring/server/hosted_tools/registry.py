@@ -7,9 +7,10 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from slipring.config import Config
+from slipring.base.errors import StartupError
+from slipring.config.mcp_registrations import BuiltinMapping, McpRegistration
+from slipring.config.settings import Config
 from slipring.core.limits import Limits
-from slipring.errors import StartupError
 from slipring.mcp import (
     Credential,
     HttpServer,
@@ -23,7 +24,6 @@ from slipring.mcp import (
     admit,
     parse_url,
 )
-from slipring.mcp_registrations import BuiltinMapping, McpRegistration
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.stores.keys import Key

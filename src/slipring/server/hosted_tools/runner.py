@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Raw, Struct, UnsetType
 
+from slipring.base.errors import ExternalConnectorError, InvalidRequest
 from slipring.core.hosted.tools import (
     CallOutcome,
     CallProgress,
@@ -21,7 +22,6 @@ from slipring.core.hosted.tools import (
     ResolvedServer,
 )
 from slipring.core.limits import Limits
-from slipring.errors import ExternalConnectorError, InvalidRequest
 from slipring.mcp import HttpServer, McpFailure, Outcome, ProgressUpdate, Redaction, Tool
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.builtin_tools import BuiltinKind

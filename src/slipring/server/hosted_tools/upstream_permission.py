@@ -1,7 +1,7 @@
 """Whether a key may have the MCP servers of a request called by the engine's server."""
 
+from slipring.base.errors import PermissionDenied, quoted
 from slipring.core.generation import Job
-from slipring.errors import PermissionDenied, quoted
 from slipring.server.access.auth import Caller
 
 

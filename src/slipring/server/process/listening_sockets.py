@@ -8,8 +8,8 @@ import errno
 import ipaddress
 import socket
 
-from slipring.config import Config
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
+from slipring.config.settings import Config
 
 
 def base_url(host: str, port: int) -> str:

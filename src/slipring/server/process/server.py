@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from aiohttp import web
 
-from slipring.config import ADMIN_OFF, Config
+from slipring.base.errors import StartupError, Unavailable
+from slipring.base.garbage_collection import FullCollections, exempt_from_collection
+from slipring.config.models import ModelEntry
+from slipring.config.settings import ADMIN_OFF, Config
 from slipring.core.generation import Defaults, Hosting
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
-from slipring.errors import StartupError, Unavailable
-from slipring.garbage_collection import FullCollections, exempt_from_collection
-from slipring.models import ModelEntry
 from slipring.protocol.items import Effort
 from slipring.server.access.seal_keys import open_seal
 from slipring.server.admin.listener import AdminListener

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from slipring.config import ADMIN_OFF, Config
+from slipring.base.errors import StartupError
+from slipring.config.settings import ADMIN_OFF, Config
 from slipring.engines.catalog import open_owner
 from slipring.engines.sharing import Owner
-from slipring.errors import StartupError
 from slipring.observation.snapshots import BoundedLabels
 from slipring.server.admin.workers_source import WorkersSource
 from slipring.server.process.listening_sockets import base_url, reserve

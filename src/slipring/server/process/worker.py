@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from slipring.config import ADMIN_OFF
+from slipring.base.errors import StartupError
+from slipring.base.garbage_collection import skip_last_collection
+from slipring.config.settings import ADMIN_OFF
 from slipring.engines.base import Engine
 from slipring.engines.catalog import borrow_engine, open_engine
 from slipring.engines.sharing import Borrowed
-from slipring.errors import StartupError
-from slipring.garbage_collection import skip_last_collection
 from slipring.server.admin.live_feed import LiveFeed
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.server import Server

@@ -7,7 +7,7 @@ contain keys.
 import msgspec
 from msgspec import Struct
 
-from slipring.config import Config
+from slipring.config.settings import Config
 from slipring.engines.sharing import Share
 from slipring.observation import live
 from slipring.observation.snapshots import Snapshot

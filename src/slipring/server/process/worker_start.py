@@ -2,7 +2,7 @@
 
 import sys
 
-from slipring.garbage_collection import collection_paused
+from slipring.base.garbage_collection import collection_paused
 
 if __name__ == "__main__":
     with collection_paused():

@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, Struct
 
+from slipring.base.recording import Answer, Header, RecordedTurn
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
-from slipring.recording import Answer, Header, RecordedTurn
 from slipring.server.observation.ended_turns import EndedTurn, TurnContent
 from slipring.server.recording.recording_file import NotRecorded, RecordingDirectory, RecordingFile, utc_text
 from slipring.server.recording.secret_removal import SecretRemoval

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from slipring import __version__
-from slipring.config import Config, split_api_key
+from slipring.config.settings import Config, split_api_key
 from slipring.server.observation.ended_turns import EndedTurn, RecordingCounts, TurnContent
 from slipring.server.recording.recorded_loops import CapturedTurn, RecordedLoops
 from slipring.server.recording.recording_file import NotRecorded, RecordingDirectory

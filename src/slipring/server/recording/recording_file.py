@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
 
 SUFFIX = ".jsonl"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

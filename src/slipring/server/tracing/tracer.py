@@ -16,7 +16,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.util.types import AttributeValue
 
 from slipring import __version__
-from slipring.config import Config
+from slipring.config.settings import Config
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.server.clock import clock, shared_now, unix_time
 from slipring.server.observation.ended_turns import EndedTurn, TurnContent

@@ -11,10 +11,8 @@ from typing import ClassVar
 from aiohttp import web
 from msgspec import Struct
 
-from slipring.aiohttp_internals import StreamedResponse
-from slipring.core.session.session import Session
-from slipring.core.turn.stages import Stages
-from slipring.errors import (
+from slipring.base.aiohttp_internals import StreamedResponse
+from slipring.base.errors import (
     ApiError,
     ExternalConnectorError,
     InvalidRequest,
@@ -23,6 +21,8 @@ from slipring.errors import (
     Unavailable,
     UnsupportedParameter,
 )
+from slipring.core.session.session import Session
+from slipring.core.turn.stages import Stages
 from slipring.protocol import requests
 from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import DELTAS, TERMINAL, Error, Event, Failed, ResponseEvent

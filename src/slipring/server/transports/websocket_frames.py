@@ -10,7 +10,7 @@ from struct import Struct
 
 from aiohttp import web
 
-from slipring.config import Config
+from slipring.config.settings import Config
 from slipring.server.connections.http_connection import connection_of
 
 CLOSE_TIMEOUT_S = 5.0

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from slipring.errors import Unavailable
+from slipring.base.errors import Unavailable
 from slipring.stores.databases import schema
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import asyncpg
 from asyncpg import exceptions as pg
 from asyncpg.pool import PoolConnectionProxy
 
-from slipring.errors import StartupError, Unavailable
+from slipring.base.errors import StartupError, Unavailable
 from slipring.stores.databases import schema
 from slipring.stores.databases.database import (
     Database,

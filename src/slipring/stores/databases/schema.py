@@ -8,7 +8,7 @@ refused at startup. Text that clients choose freely is stored as bytes, because 
 column of PostgreSQL cannot hold NUL.
 """
 
-from slipring.errors import StartupError
+from slipring.base.errors import StartupError
 
 VERSION_TABLE = "CREATE TABLE IF NOT EXISTS slipring_schema (version BIGINT PRIMARY KEY)"
 READ_VERSION = "SELECT COALESCE(MAX(version), 0) FROM slipring_schema"

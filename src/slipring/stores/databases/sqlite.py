@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from slipring.errors import StartupError, Unavailable
+from slipring.base.errors import StartupError, Unavailable
 from slipring.stores.databases import schema, tenant_bytes
 from slipring.stores.databases.database import (
     Database,

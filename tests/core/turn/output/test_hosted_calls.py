@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
-from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
-from slipring.core.ports import Betas
-from slipring.core.session.actions import Send
-from slipring.core.turn.output.hosted_calls import LIMIT_REACHED, LOST, MOST_REJECTED, NOT_OFFERED
-from slipring.errors import (
+from slipring.base.errors import (
     AuthenticationFailed,
     ContextLengthExceeded,
     ExternalConnectorError,
     InvalidRequest,
     Unavailable,
 )
+from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
+from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
+from slipring.core.ports import Betas
+from slipring.core.session.actions import Send
+from slipring.core.turn.output.hosted_calls import LIMIT_REACHED, LOST, MOST_REJECTED, NOT_OFFERED
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
 from tests.core.connection import (
     Connection,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import ContextLengthExceeded, ServerError
 from slipring.core.hosted.tools import FetchedList
 from slipring.core.ports import Betas
-from slipring.errors import ContextLengthExceeded, ServerError
 from tests.core.connection import (
     Connection,
     Json,

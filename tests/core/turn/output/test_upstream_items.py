@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET, structs
 
+from slipring.base.errors import ModelNotFound
 from slipring.core.generation import (
     CallArguments,
     CallStarted,
@@ -18,7 +19,6 @@ from slipring.core.generation import (
 )
 from slipring.core.ports import Betas
 from slipring.core.turn.output.output_events import Output
-from slipring.errors import ModelNotFound
 from slipring.protocol import events, wire
 from slipring.protocol.items import Item, read_item
 from tests.core.connection import ABLE, PLAIN, Connection, Json, Server

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import AuthenticationFailed, ContextLengthExceeded, Unavailable
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Record, Save
 from slipring.core.turn.steps import rollout
-from slipring.errors import AuthenticationFailed, ContextLengthExceeded, Unavailable
 from tests.core.connection import (
     Connection,
     Server,

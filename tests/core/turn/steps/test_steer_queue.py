@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import InvalidRequest, ModelNotFound, ServerError, Unavailable
 from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought, ThoughtSummary
 from slipring.core.ports import Betas
 from slipring.core.session.lanes import MOST_ENDED
-from slipring.errors import InvalidRequest, ModelNotFound, ServerError, Unavailable
 from tests.core.connection import (
     Connection,
     Json,

@@ -9,12 +9,12 @@ calls may have had effects, and must not be made again.
 
 from msgspec import Raw, structs
 
+from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Turn
-from slipring.errors import ApiError, InvalidPrompt
 
 _NOTHING = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import UNSET, Raw, structs
 
+from slipring.base.errors import ApiError, InvalidRequest, quoted
 from slipring.core.chain import input_items
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import OpenCall, ResponseState
@@ -18,7 +19,6 @@ from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.request_validation import refuse_unseen_content
 from slipring.core.turn.steps.steer_queue import required_input
 from slipring.core.turn.steps.steps import Steps
-from slipring.errors import ApiError, InvalidRequest, quoted
 from slipring.protocol.events import (
     AppendErrorBody,
     AppendErrorCode,

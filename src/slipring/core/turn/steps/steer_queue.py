@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, Raw, Struct
 
+from slipring.base.errors import quoted
 from slipring.core.chain import input_items
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Delta, Refused, Text
 from slipring.core.turn.output.output_events import Output
-from slipring.errors import quoted
 from slipring.protocol.events import (
     Event,
     RequiredInput,

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from slipring.base.errors import InvalidRequest
 from slipring.engines.constraints.shapes.shape import (
     Json,
     Mark,
@@ -22,7 +23,6 @@ from slipring.engines.constraints.shapes.shape import (
     choice,
     sequence,
 )
-from slipring.errors import InvalidRequest
 from slipring.prompts.parsing.calls.json_text import type_of
 from slipring.prompts.parsing.output_format import BracedCalls, NestedTagCalls, TaggedCalls
 

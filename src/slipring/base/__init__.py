@@ -1,0 +1,1 @@
+"""What every other package may use: errors, spelling, standard streams, progress, and the like."""

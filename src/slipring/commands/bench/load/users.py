@@ -1,0 +1,208 @@
+"""Simulated users: each opens a connection and chats over it, with pauses, until stopped."""
+
+import asyncio
+import math
+import random
+import re
+import time
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import pairwise
+from typing import Any
+
+from slipring.commands.bench.client.exchange import FIRST_TOKENS, Exchange, Fields, TurnFailed
+from slipring.commands.bench.client.transports import Access, Transport
+from slipring.commands.bench.measure.loop import unique_instructions
+from slipring.commands.bench.measure.modes import Mode
+from slipring.commands.bench.verify.checks import Expectation, find_faults
+from slipring.commands.bench.verify.digests import Digest
+from slipring.commands.bench.workloads.plan import Plan
+
+_RETRY_S = 1.0
+"""Pause after a failure: retrying at once would add load to a struggling server."""
+_DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
+
+
+class TurnTally:
+    """Figures of the turns of all users during one level."""
+
+    def __init__(self, tokens_per_s: float | None = None, limit_ms: float = math.inf) -> None:
+        """``tokens_per_s``: simulated decoding speed; None if unknown, 0 if unlimited. ``limit_ms``: of the
+        time to the first token."""
+        self.first_token_ms = array("d")
+        self.gap_ms = array("d")
+        self.lag_ms = array("d")
+        self.due_ms = 0.0
+        """Time that the answers would have taken at their pace."""
+        self.late_ms = 0.0
+        """Time that they took beyond that."""
+        self.errors: Counter[str] = Counter()
+        self.turns = 0
+        self.waiting = 0
+        self.waiting_late = 0
+        self.stalled = 0
+        self.last_late_ns = 0
+        """When the last turn beyond the limit got its first token, or failed; 0: none did."""
+        self._limit_ms = limit_ms
+        self._token_ms = 1000 / tokens_per_s if tokens_per_s else None
+
+    def add(self, exchange: Exchange) -> None:
+        """Add a finished turn."""
+        self.turns += 1
+        if (first_ms := exchange.first_ms(*FIRST_TOKENS)) is not None:
+            self.first_token_ms.append(first_ms)
+            if first_ms > self._limit_ms:
+                self.last_late_ns = time.perf_counter_ns()
+        arrivals = zip(exchange.events, exchange.arrivals_ns, strict=True)
+        deltas = [at_ns for event, at_ns in arrivals if event.get("type") in FIRST_TOKENS]
+        self.gap_ms.extend((after - before) / 1e6 for before, after in pairwise(deltas))
+        if self._token_ms is not None and deltas:
+            tokens = _usage(exchange).get("output_tokens") or len(deltas)
+            due_ms = (tokens - 1) * self._token_ms
+            lag_ms = (deltas[-1] - deltas[0]) / 1e6 - due_ms
+            self.lag_ms.append(lag_ms)
+            self.due_ms += due_ms
+            self.late_ms += max(0.0, lag_ms)
+
+    def add_error(self, reason: str) -> None:
+        """Add a turn or connection that failed."""
+        self.errors[reason] += 1
+        self.last_late_ns = time.perf_counter_ns()
+
+    def add_unfinished(self, pending: Iterable[Exchange], limit_ms: float) -> None:
+        """Add turns that have not finished when the level ends. A turn without a first token counts with the
+        time that it has waited if that exceeds the limit; below the limit its outcome is unknown."""
+        for exchange in pending:
+            if exchange.first_ms(*FIRST_TOKENS) is None:
+                self.waiting += 1
+                if (age_ms := exchange.age_ms) > limit_ms:
+                    self.waiting_late += 1
+                    self.last_late_ns = time.perf_counter_ns()
+                    self.first_token_ms.append(age_ms)
+            elif (silence_ms := exchange.silence_ms) > limit_ms:
+                self.stalled += 1
+                self.gap_ms.append(silence_ms)
+
+
+class Users:
+    """A growing number of concurrent users."""
+
+    def __init__(
+        self,
+        access: Access,
+        mode: Mode,
+        head: Fields,
+        plan: Plan,
+        think_ms: float,
+        *,
+        has_digests: bool = False,
+        is_checked: bool = True,
+        first: int = 0,
+    ) -> None:
+        """``is_checked``: whether answers are checked. ``first``: the number of the first user."""
+        self.tally = TurnTally()
+        self.pending: set[Exchange] = set()
+        """Turns that have not finished, and connections being opened."""
+        self._access = access
+        self._mode = mode
+        self._head = head
+        self._plan = plan
+        self._think_s = think_ms / 1000
+        self._gives_digests = has_digests
+        self._is_checked = is_checked
+        self._first = first
+        self._transports: set[Transport] = set()
+        self._users: list[asyncio.Task[None]] = []
+
+    @property
+    def open_connections(self) -> int:
+        return sum(transport.is_open for transport in self._transports)
+
+    async def grow(self, count: int, within_s: float) -> None:
+        """Add users up to this number, evenly over this time."""
+        pause_s = within_s / max(1, count - len(self._users))
+        while len(self._users) < count:
+            number = self._first + len(self._users)
+            self._users.append(asyncio.create_task(self._chat_forever(number, random.Random(number))))
+            await asyncio.sleep(pause_s)
+
+    async def stop(self) -> None:
+        """Stop all users. Raises if one of them ended with an unexpected exception."""
+        for user in self._users:
+            user.cancel()
+        if self._users:
+            await asyncio.wait(self._users)
+        for user in self._users:
+            if not user.cancelled() and (error := user.exception()) is not None:
+                raise error
+
+    async def _chat_forever(self, number: int, chance: random.Random) -> None:
+        """Run one user: one chat after the other, with a new connection after every failure."""
+        chat = 0
+        while True:
+            chat += 1
+            try:
+                async with self._connected() as transport:
+                    while True:
+                        await self._chat(transport, f"user {number} {chat}", chance)
+                        chat += 1
+            except TurnFailed as error:
+                self.tally.add_error(self._access.redact(str(error)))
+            except TimeoutError:
+                self.tally.add_error("no answer in time")
+            await asyncio.sleep(_RETRY_S)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Transport]:
+        """A connection, opened before the user's first pause if the transport allows it."""
+        async with self._mode.open(self._access) as transport:
+            self._transports.add(transport)
+            try:
+                with self._pending():
+                    await transport.open()
+                yield transport
+            finally:
+                self._transports.remove(transport)
+
+    @contextmanager
+    def _pending(self) -> Iterator[Exchange]:
+        """An exchange that is listed in ``pending`` during the block."""
+        exchange = Exchange()
+        self.pending.add(exchange)
+        try:
+            yield exchange
+        finally:
+            self.pending.remove(exchange)
+
+    async def _chat(self, transport: Transport, name: str, chance: random.Random) -> None:
+        context = self._mode.context()
+        head = {**self._head, "instructions": unique_instructions(self._plan.instructions, name)}
+        digest = Digest(head["instructions"])
+        least_tokens = 0
+        for step in self._plan.steps:
+            await asyncio.sleep(self._think_s * chance.uniform(0.5, 1.5))
+            previous = context.previous_response_id
+            with self._pending() as exchange:
+                await transport.turn(context.request(head, step.messages), exchange=exchange)
+            digest.add(step.messages)
+            expected = Expectation(
+                needs="text",
+                previous_response_id=previous,
+                least_input_tokens=least_tokens,
+                digest=str(digest) if self._gives_digests else None,
+                may_be_truncated="max_output_tokens" in head,
+            )
+            faults = find_faults(exchange.events, exchange.answer, expected) if self._is_checked else None
+            if faults is not None:
+                # Without digests, equal faults are counted together.
+                raise TurnFailed(f"wrong answer: {_DIGEST.sub('…', faults)}")
+            self.tally.add(exchange)
+            least_tokens = _usage(exchange).get("input_tokens") or 0
+            digest.add(exchange.answer)
+            context.learn(exchange)
+
+
+def _usage(exchange: Exchange) -> dict[str, Any]:
+    return (exchange.response or {}).get("usage") or {}

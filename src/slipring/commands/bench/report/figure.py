@@ -1,0 +1,82 @@
+"""A record's main workload as one SVG file, for a README: cumulative time by turn, one line for each mode.
+
+``figure.js`` draws it, with the plot of the HTML page, in a JavaScript engine instead of a browser. This
+needs the extra ``svg``.
+"""
+
+from pathlib import Path
+
+from slipring.commands.bench.report import palette, scripts
+from slipring.commands.bench.report.charts import drawn_modes, series_of
+from slipring.commands.bench.report.conditions import (
+    busy_warning,
+    counted,
+    decoding,
+    is_without_model,
+    processor,
+)
+from slipring.commands.bench.report.verdict import verdict
+from slipring.commands.bench.results import BenchRecord, Workload
+from slipring.commands.bench.statistics import Summary, cumulative, summarise
+
+MAIN = "coding"
+"""The workload that is shown if the record has it; otherwise the first one."""
+_SCRIPT = Path(__file__).with_name("figure.js")
+_STYLE = """
+text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--soft)}
+.title{font-size:17px;font-weight:700;fill:var(--ink)}.figure{font-size:16px;font-weight:700;fill:var(--ink)}
+.name{fill:var(--ink)}.small{font-size:12px}.paper{fill:var(--paper);stroke:var(--rule)}
+.lead{stroke:var(--rule);fill:none}
+"""
+
+
+def write(record: BenchRecord, path: Path) -> None:
+    path.write_text(f"{render(record)}\n", encoding="utf-8")
+
+
+def render(record: BenchRecord) -> str:
+    summaries = summarise(record)
+    workload = next(
+        (each for each in record.workloads if each.name == MAIN), next(iter(record.workloads), None)
+    )
+    if workload is None:
+        return _drawn(title="Nothing was measured", about="", subtitle="", conditions="", series=[])
+    result = verdict(record, summaries, workload)
+    modes = drawn_modes(record, summaries, workload)
+    return _drawn(
+        title=result.title,
+        about=result.sentence,
+        subtitle=_subtitle(record, summaries, workload) if modes else result.sentence,
+        conditions=_conditions(record),
+        series=series_of(modes, [cumulative(mode.loops) for mode in modes]),
+    )
+
+
+def _drawn(**data: object) -> str:
+    return scripts.still(_SCRIPT, {"css": palette.css() + _STYLE, **data})
+
+
+def _subtitle(record: BenchRecord, summaries: list[Summary], workload: Workload) -> str:
+    titles = {mode.name: mode.title for mode in record.modes}
+    here = [each for each in summaries if each.workload == workload.name]
+    faulty = [titles[each.mode] for each in here if each.faults]
+    failed = [titles[each.mode] for each in here if each.wall_ms is None and not each.faults]
+    text = "Time in turns so far, in a loop of "
+    text += "one turn" if workload.turns == 1 else f"{workload.turns} turns"
+    if not faulty and not failed and any(each.repeats > 1 for each in here):  # else there is no space for it
+        text += f"; medians, and least to most over {counted(here)}"
+    text += f". Wrong answers, so not shown: {'; '.join(faulty)}" if faulty else ""
+    text += f". Failed, so not shown: {'; '.join(failed)}" if failed else ""
+    return text
+
+
+def _conditions(record: BenchRecord) -> str:
+    endpoint, versions = record.endpoint, record.versions
+    parts = [
+        *(["busy machine"] if busy_warning(record.others_cores, record.machine) else []),
+        f"no model: decoding {decoding(endpoint)}" if is_without_model(endpoint) else endpoint.model,
+        *([f"slipring {versions['slipring']}"] if "slipring" in versions else []),
+        record.when[:10],
+        processor(record.machine),
+    ]
+    return " · ".join(parts)

@@ -1,0 +1,102 @@
+"""Opens the endpoint that is measured: the one at ``--url``, or a server that the bench starts.
+
+Can also put a proxy in front of it that adds a round trip.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+from slipring.base.connection_failures import reason
+from slipring.commands.bench.errors import CannotMeasure
+from slipring.commands.bench.results import Endpoint
+from slipring.commands.bench.subject.engines import default_engine, simulated_speed
+from slipring.commands.bench.subject.processes import Meter
+from slipring.commands.bench.subject.proxy import delaying_proxy
+from slipring.commands.bench.subject.server import start_server
+
+_HTTP_PORT = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The endpoint to measure. Its repr does not show the key."""
+
+    url: str | None = None
+    """None: the bench starts a server."""
+    url_variable: str | None = None
+    """The variable that names ``url``, if no flag does."""
+    key: str = field(default="", repr=False)
+    model: str | None = None
+    engine: str | None = None
+    """Engine of the server that the bench starts; None: the simulated one."""
+    tokens_per_s: float = 1000.0
+    serve_flags: tuple[str, ...] = ()
+    server_pid: int | None = None
+    timeout_s: float = 300.0
+    max_output_tokens: int | None = None
+
+
+class OpenEndpoint(NamedTuple):
+    """An endpoint that is ready to be measured."""
+
+    url: str
+    meter: Meter | None
+    """Reads the CPU time and memory of its process; None if it is remote or cannot be read."""
+
+
+@asynccontextmanager
+async def open_endpoint(
+    target: Target, engine: str | None, keys: Mapping[str, str] | None = None
+) -> AsyncIterator[OpenEndpoint]:
+    """The endpoint at ``target.url``, or a server started with ``engine``, and with ``keys`` by tenant.
+
+    Raises ``CannotStart``, and ``CannotMeasure`` if ``--server-pid`` names no readable process.
+    """
+    if target.url is not None:
+        meter = _readable(Meter(target.server_pid)) if target.server_pid is not None else None
+        if target.server_pid is not None and meter is None:
+            raise CannotMeasure(
+                f"--server-pid {target.server_pid}: no such process, or its CPU time cannot be read"
+            )
+        yield OpenEndpoint(target.url, meter)
+        return
+    assert engine is not None
+    async with start_server(engine, target.serve_flags, keys or {}) as server:
+        yield OpenEndpoint(server.url, _readable(server.meter))
+
+
+@asynccontextmanager
+async def with_round_trip(url: str, rtt_ms: float) -> AsyncIterator[str]:
+    """A URL of the same endpoint behind a proxy that adds ``rtt_ms``; ``url`` itself if that is 0.
+
+    Raises ``CannotMeasure`` if the endpoint cannot be reached: behind the proxy, the reason would be lost.
+    """
+    if not rtt_ms:
+        yield url
+        return
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    host, port = parts.hostname, parts.port or _HTTP_PORT
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+        writer.close()
+    except OSError as error:
+        raise CannotMeasure(f"cannot reach {url}: {reason(error)}") from None
+    async with delaying_proxy(host, port, rtt_ms / 1000) as proxy_port:
+        yield urlunsplit(parts._replace(netloc=f"127.0.0.1:{proxy_port}"))
+
+
+def describe(target: Target) -> Endpoint:
+    """The endpoint as records store it. Its model is empty if ``target`` does not name one."""
+    if target.url is not None:
+        return Endpoint(model=target.model or "", url=target.url)
+    engine = target.engine or default_engine(target.tokens_per_s)
+    return Endpoint(model=target.model or "", engine=engine, tokens_per_s=simulated_speed(engine))
+
+
+def _readable(meter: Meter) -> Meter | None:
+    return meter if meter.can_read else None

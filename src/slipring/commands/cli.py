@@ -1,0 +1,390 @@
+"""The command line: ``slipring serve``, ``inspect``, ``chat``, ``top``, ``launch``, ``keys``,
+``openapi`` and ``bench``.
+
+Parses the arguments, runs the command, and reports every expected failure as one line on standard error, with
+a non-zero exit code. What only one command needs is imported when that command runs: most of the time that a
+process takes to start, and of the memory that it has then, is for imports.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from slipring import __version__
+from slipring.base.errors import StartupError
+from slipring.base.garbage_collection import collection_paused
+from slipring.base.spelling import suggestion
+from slipring.base.standard_streams import OutputFailed, discard_output, print_encoded
+from slipring.commands.bench.errors import (
+    BadRecording,
+    CannotMeasure,
+    CannotStart,
+    UnreadableRecord,
+    UsageError,
+)
+from slipring.commands.chat.errors import Unreachable
+from slipring.commands.client_environment import UnusableKey
+from slipring.commands.launch.errors import CannotLaunch
+from slipring.commands.top.errors import UnusableOption
+from slipring.config.settings import ConfigError, add_flags, from_namespace
+
+OUTPUT_ERROR = 1
+USAGE_ERROR = 2
+STARTUP_ERROR = 3
+INTERRUPTED = 130
+
+ENGINES = {
+    "llama": (
+        "a GGUF model in llama.cpp; without a path, the packaged SmolLM2",
+        "llama:/models/qwen3-8b.gguf",
+    ),
+    "vllm": ("a vLLM server", "vllm:http://127.0.0.1:8001,tokenizer=/models/qwen3-8b"),
+    "sglang": ("an SGLang server", "sglang:http://127.0.0.1:30000,tokenizer=/models/qwen3-8b"),
+    "chat": ("a Chat Completions server: Ollama, LM Studio, …", "chat:http://127.0.0.1:11434/v1"),
+    "responses": ("a Responses server: OpenAI, another slipring, …", "responses:https://api.openai.com/v1"),
+    "simulated": ("no model: generated text, to test clients with", "simulated:tokens_per_s=1000,ttft_ms=50"),
+}
+"""For ``--help``: what each kind of engine is, and an example."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake in one line that suggests the right spelling and names the help to read.
+
+    A message never contains the value of an unknown flag, because it may be a secret.
+    """
+
+    _commands: "argparse.Action | None" = None
+    _deferred: "Callable[[_Parser], None] | None" = None
+    _rest = ""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **kwargs})
+
+    def add_subparsers(self, **kwargs: Any) -> Any:
+        self._commands = super().add_subparsers(**{"metavar": "COMMAND", **kwargs})
+        return self._commands
+
+    def defer(self, add: "Callable[[_Parser], None]") -> None:
+        """Let ``add`` add flags to this parser when they are first needed."""
+        self._deferred = add
+
+    def take_rest(self, name: str) -> None:
+        """Keep what follows ``--`` as it is, as a list with this name."""
+        self._rest = name
+
+    def complete(self) -> None:
+        """Add the deferred flags."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            deferred(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; report unknown arguments as an error of this parser, so that its own help is named."""
+        self.complete()
+        words = list(sys.argv[1:] if args is None else args)
+        end = words.index("--") if self._rest and "--" in words else len(words)
+        words, rest = words[:end], words[end + 1 :]
+        if not words and self._commands is not None and self._commands.required:
+            self.print_help()
+            self.exit()
+        self._check_first(words)
+        parsed, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self._refuse(unknown)
+        if self._rest:
+            setattr(parsed, self._rest, rest)
+        return parsed, unknown
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help, the version or a mistake. argparse's own method ignores that it cannot be written."""
+        print(message, end="", file=file or sys.stderr, flush=True)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def _check_first(self, words: list[str]) -> None:
+        """Refuse an unknown first flag or command, before argparse takes its value for something else."""
+        if not words:
+            return
+        first = words[0].partition("=")[0]
+        if first.startswith("--") and first != "--" and " " not in first:
+            if first not in self._option_string_actions:
+                self._refuse([first])
+        elif self._commands is not None and not first.startswith("-") and first not in self._command_names():
+            self.error(f"unknown command '{first}'{suggestion(first, self._command_names())}")
+
+    def _refuse(self, arguments: Sequence[str]) -> NoReturn:
+        flags = [
+            argument.partition("=")[0] if argument.startswith("--") else argument[:2]
+            for argument in arguments
+            if argument.startswith("-")
+        ]
+        if not flags:
+            self.error("unexpected argument")
+        for name, command in self._command_names().items():
+            command.complete()
+            if flags[0] in command._option_string_actions:
+                self.error(f"{flags[0]} is a flag of '{self.prog} {name}': write it after '{name}'")
+        self.error(f"unknown flag {flags[0]}{suggestion(flags[0], self._option_string_actions)}")
+
+    def _command_names(self) -> "dict[str, _Parser]":
+        return dict(self._commands.choices or {}) if self._commands is not None else {}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="slipring",
+        description="Serve the OpenAI Responses API over one persistent WebSocket, in front of any engine.",
+    )
+    parser.add_argument("--version", action="version", version=f"slipring {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    serve = commands.add_parser(
+        "serve",
+        help="serve the Responses API",
+        usage="%(prog)s [--engine KIND[:OPTIONS]] [--port PORT] [--store STORE] [flags below]",
+        description="Serve the Responses API.",
+        epilog=_engine_list(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.defer(add_flags)
+    look = commands.add_parser(
+        "inspect",
+        help="show what slipring makes of a model, without loading it",
+        description="Show how slipring writes contexts for a model and parses its answers, without loading"
+        " its weights. Exit code 1: the model would not work.",
+    )
+    look.defer(_add_inspect_flags)
+    _add_clients(commands)
+    manage = commands.add_parser(
+        "keys",
+        help="create, list and revoke the API keys in a store",
+        description="Create, list and revoke the API keys in a store.",
+    )
+    manage.defer(_add_keys_commands)
+    commands.add_parser(
+        "openapi",
+        help="print the OpenAPI document of the server",
+        description="Print what the server accepts and returns, as an OpenAPI 3.1 document in JSON.",
+    )
+    measure = commands.add_parser(
+        "bench",
+        help="measure agent loops against any Responses endpoint, mode by mode",
+        description="Run agent loops against a Responses endpoint in several modes, check every answer, and"
+        " report where the time goes. Without --url and OPENAI_BASE_URL, start a slipring server to measure.",
+    )
+    measure.defer(_add_bench_flags)
+    return parser
+
+
+def _add_clients(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    """Add the commands that connect to a server, or start a client that does."""
+    talk = commands.add_parser(
+        "chat",
+        help="chat in the terminal with any Responses endpoint",
+        description="Chat with a Responses endpoint over one WebSocket. Without a MESSAGE, each line of"
+        " standard input is a turn.",
+    )
+    talk.defer(_add_chat_flags)
+    start = commands.add_parser(
+        "launch",
+        help="start a client such as codex, pointed at a server",
+        usage="%(prog)s CLIENT [--url URL] [--model NAME] [--api-key-env VARIABLE] [-- ARGUMENTS]",
+        description="Start an installed client that uses a server, without changing the client's settings."
+        " Without --url and OPENAI_BASE_URL: the server on port 8000, or a new one that runs as long as the"
+        " client.",
+    )
+    start.defer(_add_launch_flags)
+    start.take_rest("arguments")
+    watch = commands.add_parser(
+        "top",
+        help="show what a running server does",
+        description="Show in the terminal what a running server does: connections, turns, engines, memory."
+        " q or Ctrl-C exits. Exit code 1: the server cannot be reached, or refuses the admin key.",
+    )
+    watch.defer(_add_top_flags)
+
+
+def _add_inspect_flags(look: _Parser) -> None:
+    from slipring.commands.inspection import command
+
+    command.add_flags(look)
+
+
+def _add_chat_flags(talk: _Parser) -> None:
+    from slipring.commands.chat import options
+
+    options.add_flags(talk)
+
+
+def _add_launch_flags(start: _Parser) -> None:
+    from slipring.commands.launch import command
+
+    command.add_flags(start)
+
+
+def _add_top_flags(watch: _Parser) -> None:
+    from slipring.commands.top import options
+
+    options.add_flags(watch)
+
+
+def _add_keys_commands(manage: _Parser) -> None:
+    from slipring.commands import keys
+
+    keys.add_commands(manage)
+
+
+def _add_bench_flags(measure: _Parser) -> None:
+    from slipring.commands.bench import options
+    from slipring.commands.bench.load import options as load_options
+
+    options.add_flags(measure)
+    load = measure.add_subparsers(dest="bench_command", parser_class=_Parser).add_parser(
+        "load",
+        help="open more and more connections until a service level breaks",
+        description="Chat over many connections at once, more and more of them, until a service level breaks."
+        " Without --url and OPENAI_BASE_URL, start a slipring server to measure.",
+        argument_default=argparse.SUPPRESS,  # keeps the values of flags that were given before "load"
+    )
+    load_options.add_flags(load)
+
+
+def _engine_list() -> str:
+    lines = ["engines:"]
+    for kind, (meaning, example) in ENGINES.items():
+        lines += [f"  {kind:<10} {meaning}", f"  {'':<10} --engine {example}"]
+    return "\n".join(
+        [*lines, "  Options follow as name=value, separated by commas: docs/engines.md lists them."]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit code."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        code = _COMMANDS[arguments.command](arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that were not begun
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of standard output has ended, as in ``slipring openapi | head``.
+        discard_output()
+        return 0
+    except OutputFailed as error:
+        discard_output()
+        print(f"slipring: {error}", file=sys.stderr)
+        return OUTPUT_ERROR
+    except (ConfigError, UsageError, UnusableKey, UnusableOption, BadRecording, UnreadableRecord) as error:
+        print(f"slipring: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except (StartupError, Unreachable, CannotMeasure, CannotStart, CannotLaunch) as error:
+        print(f"slipring: {error}", file=sys.stderr)
+        return STARTUP_ERROR
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Within this, Ctrl-C raises ``KeyboardInterrupt`` in what a command runs, if it ends the process
+    otherwise: see ``slipring.__main__``."""
+    is_deadly = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    )
+    if not is_deadly:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    config = from_namespace(arguments, os.environ)
+    with collection_paused():
+        from slipring.commands.serve import serve
+    return serve(config)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from slipring.commands.inspection.command import inspect
+
+    with _interruptible():
+        return inspect(arguments)
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from slipring.commands.chat.options import from_namespace
+    from slipring.commands.chat.run import chat
+
+    with _interruptible():
+        return chat(from_namespace(arguments, os.environ), " ".join(arguments.message))
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    from slipring.commands.launch.command import launch
+
+    with _interruptible():
+        return launch(arguments)
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from slipring.commands.top.options import from_namespace
+    from slipring.commands.top.run import top
+
+    with _interruptible():
+        return top(from_namespace(arguments, os.environ))
+
+
+def _manage_keys(arguments: argparse.Namespace) -> int:
+    config = from_namespace(arguments, os.environ)
+    import asyncio
+
+    from slipring.commands.keys import run
+
+    with _interruptible():
+        return asyncio.run(run(arguments, config))
+
+
+def _print_openapi(arguments: argparse.Namespace) -> int:
+    import msgspec
+
+    from slipring.commands.openapi.document import document
+
+    print_encoded(msgspec.json.format(msgspec.json.encode(document())))
+    return 0
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    if arguments.bench_command == "load":
+        from slipring.commands.bench.load.command import load
+        from slipring.commands.bench.load.options import from_namespace as load_options
+
+        with _interruptible():
+            return load(load_options(arguments, os.environ))
+    from slipring.commands.bench.command import bench
+    from slipring.commands.bench.options import from_namespace as bench_options
+
+    with _interruptible():
+        return bench(bench_options(arguments, os.environ))
+
+
+_COMMANDS = {
+    "serve": _serve,
+    "inspect": _inspect,
+    "chat": _chat,
+    "launch": _launch,
+    "top": _watch,
+    "keys": _manage_keys,
+    "openapi": _print_openapi,
+    "bench": _measure,
+}

@@ -1,0 +1,339 @@
+"""Collects the facts about a model: makes its renderer, and tries it with a sample conversation."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from slipring.commands.inspection.facts import (
+    AdaptedForm,
+    Appending,
+    AppendingFacts,
+    FormatFacts,
+    KeptFacts,
+    MarksFacts,
+    ModelFacts,
+    ParsedCall,
+    SampleFacts,
+    StopToken,
+    Token,
+    TokenizerFacts,
+    VariableFacts,
+    WriterFacts,
+)
+from slipring.commands.inspection.model_source import ModelSource
+from slipring.commands.inspection.sample_conversation import (
+    ANSWER,
+    CALL,
+    LAST_THOUGHTS,
+    NEXT_QUESTION,
+    QUESTION,
+    SECOND_CALL,
+    THOUGHTS,
+    Answer,
+    Refusal,
+    Step,
+    Turn,
+    control_names,
+    converse,
+    output,
+    read_back,
+    same_arguments,
+    spell,
+    user,
+)
+from slipring.commands.inspection.spelled_vocabulary import SpelledVocabulary
+from slipring.core.generation import Settings
+from slipring.engines.tokens.builtin_templates import NAMES, find_builtin
+from slipring.engines.tokens.renderers import make_renderer
+from slipring.engines.tokens.rendering_options import read_variables
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
+from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.rendering import Renderer
+from slipring.prompts.templates.detection.format_detection import layout_in_words
+from slipring.prompts.templates.message_forms import MessageForms
+from slipring.prompts.templates.template_renderer import TemplateRenderer
+from slipring.prompts.tokenization.tokenizer import Tokenizer
+
+_FORMS = {
+    "system": ("a system message", "it is written as a user message"),
+    "systems": ("several system messages at the beginning", "they are joined"),
+    "late_system": ("a system message after others", "it is written as a user message"),
+    "users": ("several user messages in a row", "they are joined"),
+    "several_calls": ("several calls in one message", "each is written in a message of its own"),
+    "outputs": ("tool outputs", "they are written as user messages"),
+    "user_after_outputs": ("a user message after outputs", "an answer is put between them"),
+}
+_LAST = Answer()
+"""The answer to the last turn, which is only prompted for."""
+
+
+class Inspected(Struct, frozen=True):
+    """A model with its renderer."""
+
+    source: ModelSource
+    renderer: Renderer
+    readable: Renderer
+    """Renders like ``renderer`` to ids that can be decoded in this process."""
+
+
+def inspect_model(source: ModelSource) -> Inspected:
+    """Make the renderer of a model. Blocks, and may ask a server. Raises ``StartupError``."""
+    renderer = make_renderer(source.kind, source.options, source.info, source.vocabulary)
+    readable = renderer
+    if not isinstance(source.vocabulary, Tokenizer | SpelledVocabulary):
+        spelled = SpelledVocabulary.like(source.vocabulary)
+        readable = make_renderer(source.kind, source.options, source.info, spelled)
+    return Inspected(source, renderer, readable)
+
+
+def model_facts(source: ModelSource) -> ModelFacts:
+    return ModelFacts(
+        name=source.name,
+        engine=source.engine,
+        place=source.place,
+        architecture=source.info.family,
+        context_tokens=source.context,
+    )
+
+
+def tokenizer_facts(source: ModelSource) -> TokenizerFacts:
+    vocabulary = source.vocabulary
+    local = vocabulary if isinstance(vocabulary, Tokenizer) else None
+    return TokenizerFacts(
+        place="local" if local is not None else "server",
+        pre_tokenizer=source.pre_tokenizer or (local.pre_tokenizer if local is not None else ""),
+        tokens=local.size if local is not None else None,
+        control_tokens=len(vocabulary.control_tokens()),
+    )
+
+
+def sampling_facts(source: ModelSource) -> dict[str, float | None]:
+    return structs.asdict(source.sampling)
+
+
+def writer_facts(model: Inspected) -> WriterFacts:
+    renderer, source = model.renderer, model.source
+    if isinstance(renderer, DialectRenderer):
+        named = "the option dialect names it"
+        same = "it writes exactly what the model's template writes"
+        return WriterFacts(
+            kind="dialect",
+            name=renderer.dialect.name,
+            template_engine="",
+            why=named if source.options.dialect else same,
+        )
+    assert isinstance(renderer, TemplateRenderer)
+    engine = renderer.template.engine
+    dialect = source.options.dialect
+    if renderer.model.source == source.info.template:
+        return WriterFacts(
+            kind="template", name="", template_engine=engine, why="the model's files have this template"
+        )
+    name = dialect if dialect in NAMES else find_builtin(source.info, renderer.vocabulary)
+    why = (
+        "the option dialect names it"
+        if dialect
+        else "the model's own template is missing, or lacks something"
+    )
+    return WriterFacts(kind="builtin_template", name=name or "", template_engine=engine, why=why)
+
+
+def format_facts(model: Inspected) -> FormatFacts:
+    renderer = model.renderer
+    format = renderer.output_format
+    calls = msgspec.to_builtins(format.calls) if format.calls is not None else None
+    tag = calls.pop("type") if calls is not None else ""
+    if isinstance(renderer, TemplateRenderer):
+        detected = renderer.detected
+        describer = "template" if detected.writes_tools else "slipring"
+        has_own = _has_calls(detected.format) or not _has_calls(format)
+        found = detected.found if has_own else "JSON calls of Hermes, because the template writes none"
+    else:
+        found, describer = f"{layout_in_words(format)}, as the dialect has them", "dialect"
+    thoughts = MarksFacts(open=format.think_open, close=format.think_close)
+    return FormatFacts(
+        found=found,
+        layout="harmony" if format.is_harmony else tag,
+        calls=calls,
+        thoughts=thoughts if format.think_close else None,
+        calls_end_thoughts=format.calls_end_thoughts,
+        ignored=format.ignored,
+        tools_described_by=describer,
+    )
+
+
+def stop_tokens(model: Inspected) -> tuple[StopToken, ...]:
+    """The tokens that end an answer, then those that should and are not in the vocabulary."""
+    renderer = model.renderer
+    vocabulary = renderer.vocabulary
+    named: dict[str, list[str]] = {}
+    ids: Mapping[int, list[str]] = {}
+    if isinstance(renderer, TemplateRenderer):
+        if renderer.model.eos_token:
+            named.setdefault(renderer.model.eos_token, []).append("eos_token")
+        for stop in renderer.output_format.stops:
+            named.setdefault(stop, []).append("template")
+        ids = {id: ["files"] for id in renderer.model.stop_ids}
+    elif isinstance(renderer, DialectRenderer):
+        named = {stop: ["dialect"] for stop in renderer.dialect.stop if vocabulary.has_control(stop)}
+    known = {vocabulary.control(name): name for name in named if vocabulary.has_control(name)}
+    names = control_names(vocabulary) | known
+    found = [
+        StopToken(
+            id=id,
+            name=names.get(id),
+            sources=(*ids.get(id, []), *named.get(names.get(id, ""), [])),
+        )
+        for id in sorted(renderer.stop_ids())
+    ]
+    missing = [
+        StopToken(id=None, name=name, sources=tuple(sources))
+        for name, sources in named.items()
+        if not vocabulary.has_control(name)
+    ]
+    return (*found, *missing)
+
+
+def variable_facts(model: Inspected) -> VariableFacts | None:
+    renderer, options = model.renderer, model.source.options
+    if not isinstance(renderer, TemplateRenderer):
+        return None
+    switches = renderer.detected.thinking
+    return VariableFacts(
+        thinking=options.thinking,
+        given=dict(read_variables(model.source.kind, options)),
+        by_effort={effort: dict(variables) for effort, variables in switches.by_effort.items()},
+        thinks_by_default=switches.thinks_by_default,
+        can_be_off=switches.can_be_off,
+        keep=switches.keep_variables(),
+        keeps_by_default=switches.keeps_by_default,
+    )
+
+
+def adapted_forms(model: Inspected) -> tuple[AdaptedForm, ...]:
+    forms = model.renderer.forms if isinstance(model.renderer, TemplateRenderer) else MessageForms()
+    refused = [name for name, is_taken in structs.asdict(forms).items() if is_taken is False]
+    hidden = {"systems"} if "system" in refused else set()
+    return tuple(
+        AdaptedForm(form=_FORMS[name][0], adaptation=_FORMS[name][1])
+        for name in refused
+        if name not in hidden
+    )
+
+
+def appending_facts(model: Inspected) -> AppendingFacts:
+    format = model.renderer.output_format
+    loop, turn = _try_turns(model, thinks=False)
+    thinking_loop, thinking_turn = _try_turns(model, thinks=True) if _has_thoughts(format) else (None, None)
+    return AppendingFacts(
+        tool_loop=loop,
+        tool_loop_with_thoughts=thinking_loop,
+        user_turn=turn,
+        user_turn_after_thoughts=thinking_turn,
+    )
+
+
+def kept_facts(model: Inspected) -> tuple[KeptFacts, ...]:
+    return tuple(KeptFacts(**structs.asdict(choice)) for choice in model.renderer.chain_choices)
+
+
+def sample_facts(model: Inspected) -> SampleFacts:
+    """The prompt for the last turn of the sample conversation. Raises ``Refusal``."""
+    text = spell(model.readable.vocabulary, _last_prompt(model, model.readable))
+    if model.source.unknown_vocabulary:
+        return SampleFacts(text=text, tokens=())
+    vocabulary = model.renderer.vocabulary
+    names = control_names(vocabulary)
+    tokens = tuple(
+        Token(id=id, text=names.get(id) or _text_of(vocabulary, id), control=id in names)
+        for id in _last_prompt(model, model.renderer)
+    )
+    return SampleFacts(text=text, tokens=tokens)
+
+
+def parsed_call(model: Inspected) -> ParsedCall | None:
+    """The sample call as the model writes it, parsed; None if no format of calls is known. Raises
+    ``Refusal``."""
+    renderer = model.readable
+    format = renderer.output_format
+    if not _has_calls(format):
+        return None
+    thinks = _has_thoughts(format)
+    step = next(_steps(model, renderer, thinks=thinks, loops=1))
+    found = read_back(renderer, step)
+    name, arguments = found.calls[0] if found.calls else (None, None)
+    is_right = len(found.calls) == 1 and name == CALL.name and same_arguments(CALL, arguments or "")
+    return ParsedCall(
+        written=step.emission.text,
+        thoughts=found.thoughts,
+        text=found.text,
+        name=name,
+        arguments=arguments,
+        is_right=is_right
+        and found.thoughts.strip() == (THOUGHTS if thinks else "")
+        and not found.text.strip(),
+    )
+
+
+def _last_prompt(model: Inspected, renderer: Renderer) -> list[int]:
+    steps = list(_steps(model, renderer, thinks=_has_thoughts(renderer.output_format), loops=1))
+    return steps[-1].rendering.prompt.ids()
+
+
+def _try_turns(model: Inspected, *, thinks: bool) -> tuple[Appending | None, Appending]:
+    """Whether the turns of a tool loop append, and a user's turn after it."""
+    has_calls = _has_calls(model.renderer.output_format)
+    reasons = list(_reasons(model, thinks=thinks))
+    loop, rest = reasons[1:3] if has_calls else [], reasons[3:] if has_calls else reasons[1:]
+    in_loop = next(filter(None, loop or reasons[:1]), None)
+    after = next(filter(None, rest or reasons[-1:]), None)
+    return (
+        Appending(appends=in_loop is None, reason=in_loop) if has_calls else None,
+        Appending(appends=after is None, reason=after),
+    )
+
+
+def _reasons(model: Inspected, *, thinks: bool) -> Iterator[str | None]:
+    """Why each turn was rendered in full; None for turns that were not. Ends with a turn that cannot be
+    rendered at all."""
+    try:
+        for step in _steps(model, model.readable, thinks=thinks, loops=2):
+            yield step.rendering.fallback
+    except Refusal as refusal:
+        yield str(refusal)
+
+
+def _steps(model: Inspected, renderer: Renderer, *, thinks: bool, loops: int) -> Iterator[Step]:
+    """The sample conversation: a question, calls one after the other, an answer, another question."""
+    thoughts, last_thoughts = (THOUGHTS, LAST_THOUGHTS) if thinks else ("", "")
+    calls = (CALL, SECOND_CALL)[:loops] if _has_calls(renderer.output_format) else ()
+    turns, given = [], user(QUESTION)
+    for call in calls:
+        turns.append(Turn(given, Answer(thoughts, calls=(call,))))
+        given = output(call)
+    turns += [Turn(given, Answer(last_thoughts, ANSWER)), Turn(user(NEXT_QUESTION), _LAST)]
+    return converse(renderer, turns, Settings(effort=_effort(model, thinks=thinks)))
+
+
+def _effort(model: Inspected, *, thinks: bool) -> str | None:
+    """The effort with which a model thinks, or does not; None where that is its default."""
+    if not isinstance(model.renderer, TemplateRenderer):
+        return None
+    switches = model.renderer.detected.thinking
+    if thinks:
+        return "high" if switches.thinks_by_default is False else None
+    return "none" if switches.can_be_off else None
+
+
+def _has_calls(format: OutputFormat) -> bool:
+    return format.is_harmony or format.calls is not None
+
+
+def _has_thoughts(format: OutputFormat) -> bool:
+    return format.is_harmony or bool(format.think_close)
+
+
+def _text_of(vocabulary: Any, id: int) -> str | None:
+    return vocabulary.bytes_of(id).decode("utf-8", "replace") if vocabulary.is_local else None

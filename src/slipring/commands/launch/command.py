@@ -1,0 +1,127 @@
+"""``slipring launch``: its flags, and the life of the client's process."""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from slipring.commands.client_environment import (
+    DEFAULT_URL,
+    KEY_VARIABLE,
+    URL_VARIABLE,
+    api_key,
+    named_url,
+    variable_name,
+)
+from slipring.commands.flag_values import text
+from slipring.commands.launch.clients import CLIENTS, Client, Target
+from slipring.commands.launch.errors import CannotLaunch, KeyRefused
+from slipring.commands.launch.server import describe, started
+
+_INTERRUPTED = 130
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
+    parser.add_argument("client", metavar="CLIENT", choices=CLIENTS, help=", ".join(CLIENTS))
+    parser.add_argument(
+        "--url",
+        type=text,
+        help=f"base URL of the server (default: ${URL_VARIABLE}; else {DEFAULT_URL} if a server answers"
+        " there; else a new server)",
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", type=text, help="model to use (default: the server's first)"
+    )
+    parser.add_argument(
+        "--api-key-env",
+        metavar="VARIABLE",
+        type=variable_name,
+        default=KEY_VARIABLE,
+        help=f"environment variable that holds the API key (default: {KEY_VARIABLE})",
+    )
+    parser.add_argument(
+        "--engine",
+        metavar="KIND[:OPTIONS]",
+        type=text,
+        default="llama",
+        help="engine of a new server (default: llama, with the packaged small model)",
+    )
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """Run a client until it ends; return its exit code. Raises ``CannotLaunch``, ``UnusableKey``."""
+    client = CLIENTS[arguments.client]
+    program = shutil.which(client.program)
+    if program is None:
+        raise CannotLaunch(f"{client.program} is not installed: {client.install}")
+    key = api_key(arguments.api_key_env, os.environ) or "any"
+    try:
+        with _server(arguments, client, key) as (url, described):
+            target = Target(url, _model(client, arguments.model, described), key, described)
+            with tempfile.TemporaryDirectory(prefix="slipring-launch-") as directory:
+                settings = client.point(target, Path(directory))
+                command = [program, *settings.arguments, *arguments.arguments]
+                return _run(command, {**os.environ, **settings.variables})
+    except KeyboardInterrupt:
+        return _INTERRUPTED  # before the client was started
+
+
+@contextmanager
+def _server(arguments: argparse.Namespace, client: Client, key: str) -> Iterator[tuple[str, Any]]:
+    """The URL of the server, and what it says about its models."""
+    named = arguments.url or named_url(os.environ)
+    url = (named or DEFAULT_URL).rstrip("/")
+    try:
+        described = describe(url, key)
+    except CannotLaunch as error:
+        if named or isinstance(error, KeyRefused):
+            raise
+    else:
+        yield url, described
+        return
+    print(f"slipring: starting a server with --engine {arguments.engine} …", file=sys.stderr)
+    with started(arguments.engine, arguments.model or client.usual_model) as url:
+        yield url, describe(url, key)
+
+
+def _model(client: Client, wanted: str | None, described: Mapping[str, Any]) -> str:
+    """The model to use. Raises ``CannotLaunch`` if the client could not use any of the server's."""
+    names = [wanted] if wanted else [model["id"] for model in described["data"]]
+    for name in names:
+        if name.startswith(client.model_prefix):
+            return name
+    raise CannotLaunch(
+        f"{client.program} uses the Responses API only for models named like {client.usual_model}, and the"
+        f" server has none: offer one under that name, with slipring serve --model {client.usual_model}"
+    )
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command on this terminal; return its exit code, or 128 plus the signal that ended it.
+
+    Ctrl-C reaches the command from the terminal, and does nothing here. Other signals are passed on.
+    """
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if process is not None and process.poll() is None and number in _PASSED_ON:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, *_PASSED_ON)}
+    try:
+        process = subprocess.Popen(command, env=environ)
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code

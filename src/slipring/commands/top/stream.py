@@ -1,0 +1,109 @@
+"""Reads the live stream of an admin listener over HTTP."""
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+import aiohttp
+import msgspec
+from aiohttp import ClientTimeout
+
+from slipring.base.connection_failures import reason
+from slipring.commands.top.errors import Refused, StreamLost, Unreachable
+from slipring.commands.top.figures import visible
+from slipring.commands.top.options import KEY_VARIABLE, TopOptions
+from slipring.observation.live import Greeting, Message, decode
+
+_CONNECT_TIMEOUT_S = 10.0
+_SILENCE_TIMEOUT_S = 15.0
+"""A server sends updates twice a second."""
+_MOST_LINE_BYTES = 256 * 2**20
+_NOT_A_LISTENER = "this is not the admin listener of a slipring server"
+
+
+class LiveStream:
+    """An open stream. Iterating never ends by itself: it raises ``StreamLost`` or ``Refused``."""
+
+    def __init__(self, content: aiohttp.StreamReader, url: str) -> None:
+        self._content = content
+        self._url = url
+        self._lines: deque[bytes] = deque()
+        self._pieces: list[bytes] = []
+        """Of the line that has not ended yet."""
+        self._length = 0
+
+    def __aiter__(self) -> "LiveStream":
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._lines:
+            await self._read()
+        try:
+            return decode(self._lines.popleft())
+        except msgspec.MsgspecError:
+            problem = "the server sends no live stream that this version of slipring understands"
+            raise Refused(f"cannot watch {self._url}: {problem}") from None
+
+    async def _read(self) -> None:
+        """Take what has arrived. The reader's own ``readline`` refuses lines that its buffer cannot hold."""
+        try:
+            piece = await self._content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise StreamLost(_reason(error)) from None
+        if not piece:
+            raise StreamLost("the server has ended the stream")
+        first, *others = piece.split(b"\n")
+        self._pieces.append(first)
+        self._length += len(first)
+        if self._length > _MOST_LINE_BYTES:
+            raise StreamLost("the server sent a line that is too long")
+        if others:
+            self._lines.append(b"".join(self._pieces))
+            self._lines.extend(others[:-1])
+            self._pieces, self._length = [others[-1]], len(others[-1])
+
+
+@asynccontextmanager
+async def live_stream(options: TopOptions) -> AsyncIterator[tuple[Greeting, LiveStream]]:
+    """Open the stream; yield its greeting, and the stream after it.
+
+    Raises ``Unreachable`` if it cannot be opened; ``Refused`` if trying again would not help.
+    """
+    headers = {"Authorization": f"Bearer {options.key}"} if options.key else {}
+    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_SILENCE_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+        try:
+            response = await session.get(f"{options.url}/live", allow_redirects=False)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unreachable(f"cannot reach {options.url}: {_reason(error)}") from None
+        async with response:
+            _check_status(response, options)
+            stream = LiveStream(response.content, options.url)
+            try:
+                greeting = await anext(stream)
+            except StreamLost as error:
+                raise Unreachable(f"cannot watch {options.url}: {error}") from None
+            if not isinstance(greeting, Greeting):
+                raise Refused(f"cannot watch {options.url}: {_NOT_A_LISTENER}")
+            yield greeting, stream
+
+
+def _check_status(response: aiohttp.ClientResponse, options: TopOptions) -> None:
+    status = response.status
+    if status == HTTPStatus.OK:
+        return
+    if status == HTTPStatus.UNAUTHORIZED:
+        problem = "the server refused the admin key" if options.key else "the server needs its admin key"
+        raise Refused(f"cannot watch {options.url}: {problem}; set {KEY_VARIABLE} to it")
+    problem = f"the server answered {status} {visible(response.reason or '')}".rstrip()
+    if status < HTTPStatus.BAD_REQUEST or status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+        raise Refused(f"cannot watch {options.url}: {problem}; {_NOT_A_LISTENER}")
+    raise Unreachable(f"cannot watch {options.url}: {problem}")
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no connection, in a few words."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return visible(reason(error))

@@ -1,0 +1,1 @@
+"""The sglang engine: token ids to an SGLang server."""

@@ -1,0 +1,325 @@
+"""The sglang engine: sends token ids to an SGLang server's native ``/generate``.
+
+With streaming sessions, turns of a chain send their new ids only.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from slipring.base.errors import ServerError, StartupError
+from slipring.base.surrogates import repaired
+from slipring.core.generation import Job, Settings
+from slipring.engines.constraints.answer_constraint import Constraint
+from slipring.engines.remote.http_client import BadStatus, HttpFailure, Unreadable, spliced
+from slipring.engines.remote.upstream import branch_keys, startup_errors, tenant_salt
+from slipring.engines.tokens.chain_ends import ChainEnds
+from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
+from slipring.engines.tokens.server_constraints import is_newer
+from slipring.engines.tokens.session_server import (
+    Mismatch,
+    SessionServer,
+    SessionServerOptions,
+)
+from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
+from slipring.engines.tokens.token_answer import Piece
+from slipring.engines.tokens.token_server import (
+    Fault,
+    Reader,
+    Request,
+    Served,
+    failure,
+    read_options,
+    reason_of,
+)
+from slipring.prompts.rendering import Rendered
+from slipring.prompts.tokenization.tokenizer import Vocabulary
+from slipring.protocol import wire
+from slipring.protocol.responses import Logprob, TopLogprob
+
+_MODEL_INFO = ("/model_info", "/get_model_info")
+"""The newer name, and that of older servers."""
+_SERVER_INFO = ("/server_info", "/get_server_info")
+_CONSTRAINT_FIELDS = {"schema": "json_schema", "grammar": "ebnf", "tag": "structural_tag"}
+_FIRST_WITH_TAGS = (0, 5, 12)
+"""The first version with xgrammar 0.2."""
+
+
+log = logging.getLogger("slipring")
+
+
+class SglangEngine(SessionServer):
+    """An SGLang server and its model."""
+
+    name = "sglang"
+    maker = "an SGLang server"
+    spared = 6
+
+    @classmethod
+    def from_options(cls, text: str) -> "SglangEngine":
+        return cls(read_options(cls.name, SessionServerOptions, text))
+
+    async def start(self) -> None:
+        await super().start()
+        info = await self._server_info()
+        self.sessions = self._open_sessions(info)
+        if info.get("enable_session_radix_cache") is True:
+            self.chain_ends = ChainEnds(self._close_session)
+
+    def distrust_sessions(self) -> None:
+        log.error("SGLang's session holds another context than it was sent; sessions are not used any more")
+        super().distrust_sessions()
+
+    async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
+        path = self.options.tokenizer
+        if not path:
+            path = await self._server_tokenizer()
+            if not path or not await asyncio.to_thread(Path(path).is_dir):
+                where = f"the server's is {path}, which is not here" if path else "the server names none"
+                raise StartupError(f"--engine sglang: name the model's tokenizer with tokenizer= ({where})")
+        return await asyncio.to_thread(read_tokenizer, self.name, path)
+
+    async def choose_model(self, listed: Any) -> Served:
+        served = await super().choose_model(listed)
+        if self.options.context:
+            return served
+        # A cache smaller than the model's context limits it as well. The server gives the longest prompt.
+        longest = await self._longest_prompt() or served.context
+        return served._replace(context=min(served.context, longest + self.spared))
+
+    def _sampling(self, settings: Settings) -> dict[str, Any]:
+        fields = self.sampling.fields(settings, penalty_name="repetition_penalty", unlimited_top_k=-1)
+        return fields if settings.seed is None else {**fields, "sampling_seed": settings.seed}
+
+    def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
+        return self._written(job, sent, sent.json_pieces(), limit, constraint, {})
+
+    def write_in_session(
+        self, job: Job, sent: Rendered, addressed: Addressed, limit: int, constraint: Constraint | None
+    ) -> Request:
+        session = {"session_params": {"id": addressed.id}}
+        return self._written(job, sent, addressed.pieces, limit, constraint, session)
+
+    def _written(
+        self,
+        job: Job,
+        sent: Rendered,
+        ids: Sequence[bytes],
+        limit: int,
+        constraint: Constraint | None,
+        session: dict[str, Any],
+    ) -> Request:
+        settings = job.settings
+        # SGLang refuses a prompt and answer that together fill the context.
+        most = max(self.served.context - sent.total - 1, 1)
+        sampling: dict[str, Any] = {
+            "max_new_tokens": min(limit, most),
+            "stop_token_ids": sorted(self.renderer.stop_ids()),
+            "skip_special_tokens": False,
+            **self._sampling(settings),
+        }
+        if constraint is not None:
+            sampling[_CONSTRAINT_FIELDS[constraint.kind]] = constraint.text
+        # The extra key separates tenants in the prefix cache.
+        body: dict[str, Any] = {
+            "stream": True,
+            "sampling_params": sampling,
+            "extra_key": tenant_salt(job.tenant),
+            **session,
+        }
+        if self.chain_ends is not None and not session:
+            # The server keeps the chain's part of its cache longest, until the chain ends.
+            body["session_id"] = branch_keys(job)[0]
+        if self.options.priorities:
+            body["priority"] = 1 if job.generate else 0  # the higher value goes first
+        if settings.logprobs and job.generate:
+            body |= {"return_logprob": True, "top_logprobs_num": settings.top_logprobs}
+        pieces = spliced(b'{"input_ids":[', ids, b"]," + wire.encode(body)[1:])
+        headers = self._upstream.affinity_headers(job)
+        expected = sent.total if session else None
+        return Request("/generate", pieces, headers, partial(_Reader, self, expected))
+
+    def _open_sessions(self, info: dict[str, Any]) -> Sessions | None:
+        """Where sessions are kept; None if there are none at this server."""
+        options = self.options
+        if options.sessions == "off" or not options.max_sessions:
+            return None
+        if options.sessions == "auto" and not _has_sessions(info):
+            return None
+        running, tokens = _capacity(info)
+        most = options.max_sessions if running is None else min(options.max_sessions, max(running // 2, 1))
+        return Sessions(
+            Protocol("SGLang", self._open_session, self._close_session, keeps_last=True),
+            most=most,
+            # What sessions hold cannot be evicted by the server: half of its cache stays for all else.
+            most_tokens=None if tokens is None else tokens // 2,
+            idle_s=options.session_idle_s,
+        )
+
+    async def _open_session(self, session_id: str) -> None:
+        # The capacity is a field of old, which must be there and has no effect.
+        asked = {
+            "session_id": session_id,
+            "streaming": True,
+            "timeout": self.options.session_idle_s,
+            "capacity_of_str_len": 0,
+        }
+        await self._post("/open_session", wire.encode(asked))
+
+    async def _close_session(self, session_id: str) -> None:
+        await self._post("/close_session", wire.encode({"session_id": session_id}))
+
+    async def _post(self, path: str, body: bytes) -> None:
+        """POST, whether or not JSON answers it."""
+        try:
+            await self._upstream.client.query(path, [body])
+        except Unreadable:
+            return
+
+    async def takes_tags(self) -> bool:
+        info = await self._server_info()
+        is_xgrammar = info.get("grammar_backend") in (None, "xgrammar")
+        return is_xgrammar and is_newer(info.get("version"), _FIRST_WITH_TAGS)
+
+    async def _longest_prompt(self) -> int:
+        """The tokens of the longest prompt that the server takes; 0 if it does not say."""
+        try:
+            return int((await self._server_info()).get("max_req_input_len") or 0)
+        except (ValueError, TypeError):
+            return 0
+
+    async def _server_info(self) -> dict[str, Any]:
+        """What the server tells about itself; empty if it does not."""
+        for path in _SERVER_INFO:
+            try:
+                info = await self.query(path)
+            except (HttpFailure, ValueError):
+                continue  # a gateway in front of the server may not know the path
+            if isinstance(info, dict) and info:
+                return info
+        return {}
+
+    async def _server_tokenizer(self) -> str:
+        """Where the server has loaded its tokenizer from; empty if it does not say."""
+        for path in _MODEL_INFO:
+            with startup_errors(self.name, self.options.url, self.maker):
+                try:
+                    info = await self.query(path)
+                except BadStatus:
+                    continue
+                if found := str(info.get("tokenizer_path") or info.get("model_path") or ""):
+                    return found
+        return ""
+
+
+def _has_sessions(info: dict[str, Any]) -> bool:
+    """Whether a server takes streaming sessions. One with several data-parallel ranks does not say which of
+    them has a session."""
+    return info.get("enable_streaming_session") is True and info.get("dp_size") in (None, 1)
+
+
+def _capacity(info: dict[str, Any]) -> tuple[int | None, int | None]:
+    """How many requests a server runs at once, and how many tokens its cache has; None where it does not
+    say."""
+    states = info.get("internal_states")
+    state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
+    running, tokens = (
+        next(
+            (value for value in (state.get(key), info.get(key)) if isinstance(value, int) and value > 0), None
+        )
+        for key in ("max_running_requests", "max_total_num_tokens")
+    )
+    return running, tokens
+
+
+_Likely = tuple[float | None, int, str | None]
+"""Logprob, id, and the text if it was requested."""
+
+
+class _Reason(Struct):
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str = ""
+    status_code: int | None = None
+
+
+class _Meta(Struct):
+    completion_tokens: int
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: _Reason | None = None
+    output_token_logprobs: list[_Likely] = []
+    output_top_logprobs: list[list[_Likely] | None] = []
+
+
+class _Chunk(Struct):
+    output_ids: list[int] | None = None
+    meta_info: _Meta | None = None
+    error: Fault | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+
+class _Reader(Reader):
+    """Parses a stream whose chunks hold all ids so far, or only new ones, depending on the server's flags."""
+
+    def __init__(self, engine: SglangEngine, prompt_tokens: int | None = None) -> None:
+        """``prompt_tokens``: the length of the prompt that the server must have read, in a session."""
+        self._engine = engine
+        self._prompt_tokens = prompt_tokens
+        self._seen = 0
+
+    def read(self, payload: bytes) -> Piece:
+        try:
+            chunk = _chunk.decode(payload)
+        except msgspec.DecodeError:
+            chunk = _chunk.decode(repaired(payload))
+        if chunk.error is not None:
+            # Errors within a stream are refused requests; older versions give no code.
+            raise failure(chunk.error, 400 if chunk.error.code is None else None)
+        meta, sent = chunk.meta_info, chunk.output_ids
+        if meta is None:
+            raise ServerError("The engine's answer cannot be read.")
+        reason = meta.finish_reason
+        if reason is not None and reason.type == "abort":
+            raise failure(Fault(reason.message), reason.status_code)
+        if self._prompt_tokens not in (None, meta.prompt_tokens):
+            raise Mismatch("The engine has read another prompt than the one that it was sent.")
+        if sent is None:
+            raise ServerError("The engine does not return token ids: SGLang 0.5 or newer is needed.")
+        # Fewer than the total: only new ids.
+        ids = sent if len(sent) < meta.completion_tokens else sent[self._seen :]
+        self._seen += len(ids)
+        if self._seen < meta.completion_tokens:
+            # Up to 0.5.9, servers that send only new ids may leave out some.
+            raise ServerError("The engine has lost tokens of its answer.")
+        piece = Piece(ids, cached_tokens=meta.cached_tokens)
+        if meta.output_token_logprobs and ids:
+            piece.logprobs = self._logprobs(meta, len(ids))
+        if reason is not None:
+            piece.reason = reason_of(reason.type)
+            piece.stop_id = reason.matched if isinstance(reason.matched, int) else None
+        return piece
+
+    def _logprobs(self, meta: _Meta, count: int) -> list[Logprob]:
+        # The new ones come last, after any that are sent again.
+        chosen = meta.output_token_logprobs[-count:]
+        likely = meta.output_top_logprobs[-count:] or [None] * count
+        if not len(chosen) == len(likely) == count:
+            raise ServerError("The engine's answer cannot be read.")
+        found = []
+        for one, others in zip(chosen, likely, strict=True):
+            this = self._named(one)
+            found.append(Logprob(this.token, this.logprob, this.bytes, list(map(self._named, others or []))))
+        return found
+
+    def _named(self, likely: _Likely) -> TopLogprob:
+        logprob, id, _ = likely
+        return self._engine.top_logprob(id, logprob if logprob is not None else 0.0)

@@ -1,0 +1,344 @@
+"""The vllm engine: sends token ids to a vLLM server's ``/v1/completions``.
+
+Without a local tokenizer of the model the server's ``/tokenize`` is used, only for text that is new.
+
+If the server has loaded the plugin of ``sessions_plugin``, turns of a chain send their new ids only.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct, structs
+
+from slipring.base.errors import InvalidRequest, ServerError, StartupError, Unavailable
+from slipring.base.surrogates import repaired
+from slipring.core.generation import Job, Settings
+from slipring.engines.constraints.answer_constraint import Constraint
+from slipring.engines.options import option
+from slipring.engines.remote.http_client import HttpFailure, spliced
+from slipring.engines.remote.upstream import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
+from slipring.engines.tokens.chain_ends import ChainEnds
+from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
+from slipring.engines.tokens.remote_vocabulary import (
+    MARKS,
+    ServerVocabulary,
+    spelling_pattern,
+    split_spellings,
+    tokenizer_errors,
+)
+from slipring.engines.tokens.server_constraints import is_newer
+from slipring.engines.tokens.session_server import SessionServer, SessionServerOptions
+from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
+from slipring.engines.tokens.token_answer import Piece
+from slipring.engines.tokens.token_server import (
+    Fault,
+    Reader,
+    Request,
+    Served,
+    failure,
+    read_options,
+    reason_of,
+)
+from slipring.prompts.rendering import Rendered
+from slipring.prompts.tokenization.tokenizer import Vocabulary
+from slipring.protocol import wire
+from slipring.protocol.responses import Logprob, TopLogprob
+
+_OLDEST = "0.11"
+"""The oldest version that returns the ids it emits and takes ``structured_outputs``."""
+_FIRST_WITH_TAGS = (0, 21)
+"""The first version with xgrammar 0.2."""
+_AS_ID = "token_id:"
+_SESSIONS = "/v1/slipring/sessions"
+"""Where the plugin answers."""
+_USUAL = ("<s>", "</s>", "<unk>", "<pad>", "<bos>", "<eos>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_BARRED = r"<\|[^<>|\s]{1,60}\|>"
+"""How most vocabularies spell control tokens. Text of this form is never tokenized as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions(SessionServerOptions):
+    """The options of a vLLM server."""
+
+    report_ends: bool = option(
+        False,
+        "whether slipring reports the end of a chain to Dynamo, with a request for one token and a header",
+    )
+
+
+class VllmEngine(SessionServer):
+    """A vLLM server and its model."""
+
+    name = "vllm"
+    maker = "a vLLM server"
+    options: VllmOptions
+
+    def __init__(self, options: VllmOptions) -> None:
+        super().__init__(options)
+
+    @classmethod
+    def from_options(cls, text: str) -> "VllmEngine":
+        return cls(read_options(cls.name, VllmOptions, text))
+
+    async def start(self) -> None:
+        await super().start()
+        self.sessions = await self._open_sessions()
+        if self.options.report_ends:
+            self.chain_ends = ChainEnds(self._report_end)
+
+    async def _report_end(self, key: str) -> None:
+        stop = min(self.renderer.stop_ids())  # any token of the model
+        asked = {"model": self.served.name, "prompt": [stop], "max_tokens": 1, "stream": True}
+        headers = {DYNAMO_SESSION: key, DYNAMO_FINAL: "true"}
+        request = Request("/v1/completions", [wire.encode(asked)], headers, partial(_Reader, self, 0))
+        async with self.aside(request) as batches:
+            async for _ in batches:
+                continue
+
+    async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
+        options = self.options
+        if options.tokenizer:
+            tokenizer, info = await asyncio.to_thread(read_tokenizer, self.name, options.tokenizer)
+            if not info.template and not options.dialect:
+                # A file without a template: the server may have it.
+                info = structs.replace(await self._server_template(), sampling=info.sampling)
+            return tokenizer, info
+        info = await self._server_template()
+        vocabulary = VllmVocabulary(self._upstream.client.query_from_thread, self.served)
+        try:
+            await asyncio.to_thread(vocabulary.learn_control, {*info.token_names(), *_USUAL, *MARKS})
+        except Unavailable:
+            raise StartupError(
+                f"--engine vllm: {options.url} does not tokenize; name the model's tokenizer with tokenizer="
+            ) from None
+        return vocabulary, info
+
+    def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
+        body: dict[str, Any] = {
+            "model": self.served.name,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            "max_tokens": limit,
+            "stop_token_ids": sorted(self.renderer.stop_ids()),
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "cache_salt": tenant_salt(job.tenant),
+            **self._sampling(job.settings),
+        }
+        is_local = self.renderer.vocabulary.is_local
+        if job.settings.logprobs and job.generate:
+            body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
+        if self.options.priorities:
+            body["priority"] = 0 if job.generate else 1  # the lower value goes first
+        if constraint is not None:
+            body["structured_outputs"] = _structured_outputs(constraint)
+        pieces = spliced(b'{"prompt":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
+        headers = self._upstream.affinity_headers(job)
+        return Request("/v1/completions", pieces, headers, partial(_Reader, self, job.settings.top_logprobs))
+
+    def takes_session(self, job: Job, constraint: Constraint | None) -> bool:
+        # vLLM reads these from the first turn of a session only.
+        settings = job.settings
+        return constraint is None and settings.seed is None and not (settings.logprobs and job.generate)
+
+    def write_in_session(
+        self, job: Job, sent: Rendered, addressed: Addressed, limit: int, constraint: Constraint | None
+    ) -> Request:
+        body = {
+            "session": addressed.id,
+            "held": addressed.held,
+            "sampling": {
+                # vLLM prefills for no less than one token. It drops the last one that it emits.
+                "max_tokens": max(limit, 1),
+                "stop_token_ids": sorted(self.renderer.stop_ids()),
+                "detokenize": not self.renderer.vocabulary.is_local,
+                **self._sampling(job.settings),
+            },
+            "cache_salt": tenant_salt(job.tenant),
+            "idle_s": self.options.session_idle_s,
+        }
+        pieces = spliced(b'{"prompt":[', addressed.pieces, b"]," + wire.encode(body)[1:])
+        headers = self._upstream.affinity_headers(job)
+        return Request(_SESSIONS, pieces, headers, partial(_Reader, self, 0))
+
+    async def _open_sessions(self) -> Sessions | None:
+        """Where sessions are kept; None if there are none at this server."""
+        options = self.options
+        if options.sessions == "off" or not options.max_sessions:
+            return None
+        try:
+            limits = msgspec.convert(await self.query(_SESSIONS), _SessionLimits)
+        except (HttpFailure, msgspec.ValidationError) as error:
+            if options.sessions == "auto":
+                return None
+            raise StartupError(
+                f"--engine vllm: {options.url} has no sessions; start it with VLLM_PLUGINS=slipring_sessions"
+            ) from error
+        most = min(options.max_sessions, limits.most_sessions)
+        if not most:
+            return None
+        return Sessions(
+            Protocol("vLLM", None, self._end_session, keeps_last=False),
+            most=most,
+            most_tokens=limits.most_tokens,
+            idle_s=options.session_idle_s,
+        )
+
+    async def _end_session(self, session_id: str) -> None:
+        await self._upstream.client.query(f"{_SESSIONS}/{session_id}/end", [b""])
+
+    def _sampling(self, settings: Settings) -> dict[str, Any]:
+        """Only what is known here: for the rest vLLM uses the ``generation_config.json`` of its model."""
+        fields = self.sampling.known_fields(settings, penalty_name="repetition_penalty")
+        return fields if settings.seed is None else {**fields, "seed": settings.seed}
+
+    async def takes_tags(self) -> bool:
+        return is_newer((await self.query("/version")).get("version"), _FIRST_WITH_TAGS)
+
+    async def _server_template(self) -> ModelInfo:
+        """The model's template as the server returns it; empty if its ``/tokenizer_info`` is not enabled."""
+        try:
+            return ModelInfo.from_tokenizer_config(await self.query("/tokenizer_info"))
+        except (HttpFailure, ValueError, LookupError, TypeError, AttributeError):
+            return ModelInfo()
+
+
+def _structured_outputs(constraint: Constraint) -> dict[str, Any]:
+    match constraint.kind:
+        case "tag":
+            return {"structural_tag": constraint.text}
+        case "grammar":
+            return {"grammar": constraint.text}
+        case "schema":
+            return {"json": Raw(constraint.text)}
+
+
+class _SessionLimits(Struct):
+    """How many sessions the plugin allows, and how many tokens all of them may hold."""
+
+    most_sessions: int
+    most_tokens: int
+
+
+class _Logprobs(Struct):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+class _Choice(Struct):
+    text: str = ""
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _Details(Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Fault | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+
+class _Reader(Reader):
+    """Parses a streamed completion."""
+
+    def __init__(self, engine: VllmEngine, top_logprobs: int) -> None:
+        self._engine = engine
+        self._top_logprobs = top_logprobs
+
+    def read(self, payload: bytes) -> Piece:
+        try:
+            chunk = _chunk.decode(payload)
+        except msgspec.DecodeError:
+            chunk = _chunk.decode(repaired(payload))
+        if chunk.error is not None:
+            raise failure(chunk.error)
+        details = chunk.usage.prompt_tokens_details if chunk.usage is not None else None
+        cached_tokens = details.cached_tokens if details is not None else None
+        if not chunk.choices:
+            return Piece(cached_tokens=cached_tokens)
+        choice = chunk.choices[0]
+        ids = choice.token_ids
+        if ids is None:
+            raise ServerError(f"The engine does not return token ids: vLLM {_OLDEST} or newer is needed.")
+        piece = Piece(ids, choice.text, cached_tokens=cached_tokens)
+        if choice.logprobs is not None:
+            piece.logprobs = self._logprobs(choice.logprobs, len(ids))
+        if choice.finish_reason is not None:
+            piece.reason = reason_of(choice.finish_reason)
+            if piece.reason == "stop" and ids:
+                # The model's own end token is not named as the stop reason: it is the last id.
+                piece.stop_id = choice.stop_reason if isinstance(choice.stop_reason, int) else ids[-1]
+        return piece
+
+    def _logprobs(self, sent: _Logprobs, count: int) -> list[Logprob]:
+        if not len(sent.tokens) == len(sent.token_logprobs) == len(sent.top_logprobs) == count:
+            raise ServerError("The engine's answer cannot be read.")
+        found = []
+        for token, logprob, top in zip(sent.tokens, sent.token_logprobs, sent.top_logprobs, strict=True):
+            # The chosen token is among the top ones even if it is less likely: one more than asked for.
+            others = sorted((top or {}).items(), key=lambda each: -each[1])[: self._top_logprobs]
+            this = self._named(token, logprob if logprob is not None else 0.0)
+            likely = [self._named(*other) for other in others]
+            found.append(Logprob(this.token, this.logprob, this.bytes, likely))
+        return found
+
+    def _named(self, token: str, logprob: float) -> TopLogprob:
+        id = token.removeprefix(_AS_ID)
+        if token.startswith(_AS_ID) and id.isdecimal() and self._engine.renderer.vocabulary.is_local:
+            return self._engine.top_logprob(int(id), logprob)
+        return TopLogprob(token, logprob, list(token.encode()))
+
+
+class VllmVocabulary(ServerVocabulary):
+    """A vocabulary behind vLLM's ``/tokenize``, which finds control tokens in any text."""
+
+    def __init__(self, query: Callable[[str, object], Any], served: Served) -> None:
+        """``query`` posts a body to a path and waits for the JSON answer."""
+        super().__init__(f"{served.root} {served.name}")
+        self._query, self._model = query, served.name
+        self._starts = spelling_pattern((), _BARRED)
+        self._forbidden: frozenset[int] = frozenset()
+
+    def learn_control(self, names: Iterable[str]) -> None:
+        super().learn_control(names)
+        # White space is always text, even if a vocabulary lists it as a control token.
+        spelled = {name: id for name, id in self._control.items() if len(name) > 1 and not name.isspace()}
+        self._starts = spelling_pattern(spelled, _BARRED)
+        self._forbidden = frozenset(spelled.values())
+
+    def _pieces(self, text: str) -> list[str]:
+        return split_spellings(text, self._starts)
+
+    def _tokenize_text(self, text: str) -> tuple[int, ...]:
+        ids = self._tokenize(text)
+        if not self._forbidden.isdisjoint(ids):
+            raise InvalidRequest("The input spells a control token of the model in a way that is not known.")
+        return ids
+
+    def _ask_control(self, token: str) -> int | None:
+        # An ordinary word that is one token counts as well: its id is the same either way.
+        ids = self._tokenize(token)
+        return ids[0] if len(ids) == 1 else None
+
+    def _tokenize(self, text: str) -> tuple[int, ...]:
+        asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        with tokenizer_errors():
+            return tuple(self._query("/tokenize", asked)["tokens"]) if text else ()

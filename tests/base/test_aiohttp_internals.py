@@ -1,0 +1,729 @@
+"""The assumptions about undocumented parts of aiohttp. A release that breaks one of them fails here."""
+
+import ast
+import asyncio
+import inspect
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import ClientSession, StreamReader, WSMsgType, web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http import HttpProcessingError
+from aiohttp.payload import Payload
+from aiohttp.test_utils import TestServer
+
+from slipring.base.aiohttp_internals import (
+    DECODED,
+    JsonPosts,
+    MaskCheck,
+    MemoryPayload,
+    PieceReader,
+    ServerProtocol,
+    StreamedResponse,
+    StreamProtocol,
+    fail_read,
+    is_client_fault,
+    is_undecodable,
+    is_undecoded,
+    observe_requests,
+    protocol_of,
+    waiting_bytes_of,
+)
+from tests.server.raw import frame, until
+
+SRC = Path(__file__).parents[2] / "src" / "slipring"
+REQUEST_INTERNALS = {"writer", "protocol", "request_factory"}
+PRIVATE_NAMES = {"_lingering_time", "_autoclose", "_payload_writer", "_request_factory", "_task_handler"}
+
+
+class Recording(ServerProtocol):
+    """Records which hooks aiohttp calls."""
+
+    __slots__ = ("calls", "errors", "queued")
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.calls: list[str] = []
+        self.queued: list[bool] = []
+        self.errors: list[BaseException | None] = []
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.queued.append(self.has_queued_request)
+
+    def prepare_response(self, request: web.BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
+        self.calls.append(f"prepare {response.status}")
+        return response
+
+    def cut_off(self) -> None:
+        self.calls.append("cut off")
+
+    def response_sent(self) -> None:
+        self.calls.append("sent")
+
+    def respond_to_error(self, status: int, exc: BaseException | None) -> web.StreamResponse:
+        self.calls.append(f"error {status} {type(exc).__name__}")
+        self.errors.append(exc)
+        return web.Response(status=status)
+
+
+class Served:
+    """A listening server whose connections are ``Recording``."""
+
+    def __init__(self, server: web.Server, port: int) -> None:
+        self.server = server
+        self.port = port
+        self.protocols: list[Recording] = []
+        self.begun: list[object] = []
+
+    async def exchange(self, request: bytes) -> bytes:
+        """Send bytes on a new connection and return everything until it is closed."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        answer = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        return answer
+
+
+@asynccontextmanager
+async def serving(handler: Any) -> AsyncIterator[Served]:
+    server = web.Server(handler)
+    loop = asyncio.get_running_loop()
+    served = Served(server, 0)
+    observe_requests(server, served.begun.append)
+
+    def connect() -> Recording:
+        protocol = Recording(server, loop=loop, access_log=None)
+        served.protocols.append(protocol)
+        return protocol
+
+    listener = await loop.create_server(connect, "127.0.0.1", 0)
+    served.port = listener.sockets[0].getsockname()[1]
+    try:
+        yield served
+    finally:
+        listener.close()
+        await server.shutdown()
+
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+
+
+async def test_hooks_are_called_around_every_response() -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        assert protocol_of(request) is served.protocols[0]
+        return web.Response(text="hello")
+
+    async with serving(handler) as served:
+        assert (await served.exchange(GET)).endswith(b"hello")
+        (protocol,) = served.protocols
+        assert served.begun == [protocol]
+        assert protocol.calls == ["prepare 200", "sent"]
+
+
+async def test_a_request_is_queued_from_the_end_of_its_head_to_the_start_of_its_handler() -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        assert not served.protocols[0].has_queued_request
+        return web.Response()
+
+    async with serving(handler) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(GET[:10])
+        await until(lambda: bool(served.protocols and served.protocols[0].queued))
+        writer.write(GET[10:])
+        await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        assert served.protocols[0].queued[0] is False
+        assert served.protocols[0].queued[-1] is True
+
+
+async def test_errors_about_encodings_are_told_apart() -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        return web.Response(body=await request.read())
+
+    def post(encoding: str, body: bytes) -> bytes:
+        head = f"Content-Encoding: {encoding}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        return f"POST / HTTP/1.1\r\nHost: a\r\n{head}".encode() + body
+
+    assert {"gzip", "deflate"} <= {*DECODED}
+    async with serving(handler) as served:
+        for encoding in {"br", "zstd"} - {*DECODED}:
+            await served.exchange(post(encoding, b"{}"))
+            (error,) = served.protocols[-1].errors
+            assert is_undecoded(error)
+            assert not is_undecodable(error)
+        await served.exchange(post("deflate", zlib.compress(b"{}")[:-3]))
+        (error,) = served.protocols[-1].errors
+        assert is_undecodable(error)
+        assert not is_undecoded(error)
+        assert (await served.exchange(post("unheard-of", b"as it is"))).endswith(b"as it is")
+
+
+async def test_malformed_requests_and_exceptions_reach_the_error_hook() -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        raise KeyError("a fault")
+
+    async with serving(handler) as served:
+        await served.exchange(b"no HTTP at all\r\n\r\n")
+        await served.exchange(GET)
+        malformed, failed = (protocol.calls for protocol in served.protocols)
+    assert malformed[0].startswith("error 400 ")
+    assert failed[:2] == ["error 500 KeyError", "prepare 500"]
+
+
+@pytest.mark.parametrize("kind", [web.StreamResponse, StreamedResponse])
+@pytest.mark.parametrize("part", [b"", b"a part"])
+@pytest.mark.parametrize("raises", [True, False])
+async def test_no_other_response_is_sent_after_the_head_of_one(
+    kind: type[web.StreamResponse], part: bytes, raises: bool
+) -> None:
+    """Nor if the head has not been sent yet: the writer has been set up for the first response."""
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = kind()
+        await response.prepare(request)
+        await response.write(part)
+        if raises:
+            raise KeyError("a fault")
+        return web.Response(text="another")
+
+    async with serving(handler) as served:
+        answer = await served.exchange(GET)
+        calls = served.protocols[0].calls
+    assert calls == ["error 500 KeyError", "cut off"] if raises else ["cut off"]
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    assert part in answer
+    assert b"another" not in answer
+
+
+async def test_a_response_that_was_begun_by_its_handler_is_finished() -> None:
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"a part")
+        return response
+
+    async with serving(handler) as served:
+        answer = await served.exchange(GET)
+        assert served.protocols[0].calls == ["prepare 200", "sent"]
+    assert answer.endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("lingers", [True, False])
+async def test_the_rest_of_a_body_is_read_only_while_lingering(lingers: bool) -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        if not lingers:
+            served.protocols[0].stop_lingering()
+        return web.Response()
+
+    async with serving(handler) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf")
+        await reader.readuntil(b"\r\n\r\n")
+        if lingers:
+            writer.write(b" more" + GET)  # completes the body, so the connection stays open
+            assert b"200 OK" in await asyncio.wait_for(reader.read(), 60)
+        else:
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
+
+
+async def test_writers_wait_for_a_slow_client_independently_of_each_other() -> None:
+    """By every way in which aiohttp and slipring wait; bytes that were written to the transport count too."""
+    may_read, ended = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        protocol = protocol_of(request)
+        assert isinstance(protocol, ServerProtocol)
+        assert request.transport is not None
+        assert protocol.when_writable() is None
+        request.transport.write(bytes(64 * 2**20))
+        waits = [protocol.when_writable(), request.writer.drain(), response.write(bytes(2**20))]
+        tasks = [asyncio.ensure_future(wait) for wait in waits if wait is not None]
+        assert len(tasks) == 3
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        late = protocol.when_writable()
+        assert late is not None
+        tasks.append(asyncio.ensure_future(late))
+        await asyncio.sleep(0)
+        assert [task.done() for task in tasks] == [True, False, False, False]
+        may_read.set()
+        await asyncio.gather(*tasks[1:])
+        assert protocol.when_writable() is None
+        ended.set()
+        return response
+
+    async with serving(handler) as served:
+        incoming, outgoing = await asyncio.open_connection("127.0.0.1", served.port, limit=2**16)
+        outgoing.write(GET)
+        await asyncio.wait_for(may_read.wait(), 60)
+        async with asyncio.timeout(60):
+            await incoming.read()
+            await ended.wait()
+        outgoing.close()
+
+
+async def test_messages_to_a_slow_server_wait_independently_of_each_other() -> None:
+    may_read = asyncio.Event()
+    received: list[int] = []
+
+    async def handler(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(max_msg_size=0)
+        await socket.prepare(request)
+        await may_read.wait()
+        received.extend([len(message.data) async for message in socket])
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    connector = aiohttp.TCPConnector()
+    StreamProtocol.use_in(connector)
+    sizes = [64 * 2**20, 2**20, 2**20]
+    async with (
+        TestServer(app) as server,
+        aiohttp.ClientSession(connector=connector) as http,
+        http.ws_connect(server.make_url("/")) as socket,
+    ):
+        sends = [asyncio.create_task(socket.send_bytes(bytes(size))) for size in sizes]
+        await asyncio.sleep(0)
+        sends[0].cancel()
+        await asyncio.wait(sends[:1])
+        assert not any(send.done() for send in sends[1:])
+        may_read.set()
+        await asyncio.gather(*sends[1:])
+    assert received == sizes
+
+
+async def test_headers_are_sent_with_the_first_part_of_a_streamed_body() -> None:
+    sizes: list[int] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = StreamedResponse()
+        await response.prepare(request)
+        sizes.append(request.writer.output_size)
+        await response.write(b"first")
+        sizes.append(request.writer.output_size)
+        return response
+
+    async with serving(handler) as served:
+        answer = await served.exchange(b"GET / HTTP/1.0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert sizes == [0, len(answer)]
+
+
+def stream(*, is_connected: bool) -> StreamReader:
+    loop = asyncio.get_running_loop()
+    protocol = BaseProtocol(loop)
+    if is_connected:
+        protocol.connection_made(asyncio.Transport())
+    return StreamReader(protocol, 2**16, loop=loop)
+
+
+async def test_a_failed_stream_raises_in_the_pending_read_and_in_later_ones() -> None:
+    content = stream(is_connected=True)
+    pending = asyncio.create_task(content.readany())
+    await asyncio.sleep(0)
+    fail_read(content, TimeoutError("silent"))
+    with pytest.raises(TimeoutError, match="silent"):
+        await pending
+    with pytest.raises(TimeoutError, match="silent"):
+        await content.readany()
+
+
+async def test_the_reader_of_a_response_becomes_one_that_returns_whatever_has_arrived() -> None:
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b"one", b"two", b"x" * 2**18):
+            await response.write(piece)
+        return response
+
+    connector = aiohttp.TCPConnector()
+    StreamProtocol.use_in(connector)
+    async with (
+        serving(handler) as served,
+        aiohttp.ClientSession(connector=connector, read_bufsize=2**12) as client,
+    ):
+        for _ in range(2):  # on one connection: the first answer leaves nothing behind
+            async with client.get(f"http://127.0.0.1:{served.port}/") as answer:
+                content = PieceReader.adopt(answer.content)
+                protocol = content._protocol
+                await until(lambda protocol=protocol: protocol._reading_paused)  # type: ignore[misc]
+                pieces = [piece async for piece in aiter_until_empty(content)]
+                assert b"".join(pieces) == b"onetwo" + b"x" * 2**18
+                assert content.at_eof()
+        assert len(served.protocols) == 1
+
+
+async def test_pieces_are_pushed_from_within_the_read_that_brings_them() -> None:
+    asked: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while piece := await asked.get():
+            await response.write(piece)
+        return response
+
+    pushed: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        assert asyncio.current_task() is None
+        pushed.append(piece)
+        asked.put_nowait(b"" if len(pushed) == 3 else b"more")
+        return True
+
+    connector = aiohttp.TCPConnector()
+    StreamProtocol.use_in(connector)
+    async with (
+        serving(handler) as served,
+        aiohttp.ClientSession(connector=connector) as client,
+        client.get(f"http://127.0.0.1:{served.port}/") as answer,
+    ):
+        content = PieceReader.adopt(answer.content)
+        asked.put_nowait(b"first")
+        await content.push_pieces(take)
+        assert await content.read_pieces() == b""
+        assert content._protocol.on_read is None
+    assert pushed == [b"first", b"more", b"more"]
+
+
+async def test_pieces_that_pause_the_reading_are_pushed_in_order_and_each_once() -> None:
+    sent = [bytes([number]) * 100_000 for number in range(20)]
+    may_write = asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await may_write.wait()
+        for piece in sent:
+            await response.write(piece)
+        return response
+
+    pushed: list[bytes] = []
+    paused = []
+
+    def take(piece: bytes) -> bool:
+        pushed.append(piece)
+        paused.append(content._protocol._reading_paused)
+        return True
+
+    connector = aiohttp.TCPConnector()
+    StreamProtocol.use_in(connector)
+    async with (
+        serving(handler) as served,
+        aiohttp.ClientSession(connector=connector, read_bufsize=2**12) as client,
+        client.get(f"http://127.0.0.1:{served.port}/") as answer,
+    ):
+        content = PieceReader.adopt(answer.content)
+        may_write.set()
+        await content.push_pieces(take)
+        pushed += [piece async for piece in aiter_until_empty(content)]
+    assert any(paused)
+    assert b"".join(pushed) == b"".join(sent)
+
+
+async def aiter_until_empty(content: PieceReader) -> AsyncIterator[bytes]:
+    while piece := await content.read_pieces():
+        yield piece
+
+
+async def test_a_failed_stream_of_pieces_raises_and_so_does_one_without_a_connection() -> None:
+    content = PieceReader.adopt(stream(is_connected=True))
+    pending = asyncio.create_task(content.read_pieces())
+    await asyncio.sleep(0)
+    fail_read(content, TimeoutError("silent"))
+    for read in (pending, content.read_pieces()):
+        with pytest.raises(TimeoutError, match="silent"):
+            await read
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await PieceReader.adopt(stream(is_connected=False)).read_pieces()
+
+
+@asynccontextmanager
+async def answering(*answers: bytes) -> AsyncIterator[tuple[JsonPosts, list[asyncio.StreamWriter]]]:
+    """Posts to a server that answers each request of a connection with the next of these bytes, and the
+    connections that it has seen. After empty bytes it closes the connection."""
+    left = list(answers)
+    seen: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while left and await reader.readuntil(b"{}"):
+                answer = left.pop(0)
+                writer.write(answer)
+                if not answer:
+                    break
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        async with aiohttp.ClientSession() as session:
+            yield JsonPosts(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"), seen
+        await closed(seen)
+
+
+async def closed(writers: list[asyncio.StreamWriter]) -> None:
+    for writer in writers:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone"
+
+
+async def test_a_post_sends_the_headers_that_aiohttp_would_send() -> None:
+    seen: list[tuple[str, dict[str, str], bytes]] = []
+
+    async def handler(request: web.BaseRequest) -> web.Response:
+        seen.append((request.path_qs, dict(request.headers), await request.read()))
+        return web.Response(status=201, reason="Made", headers={"X-It": "is"}, body=b"done")
+
+    own, more = {"Authorization": "Bearer key"}, {"x-session-id": "chain", "accept": "text/event-stream"}
+    async with serving(handler) as served, aiohttp.ClientSession(headers=own) as session:
+        url = f"http://127.0.0.1:{served.port}/v1/x?a=b"
+        answer = await JsonPosts(session, url).send([b"[", b"1]"], more)
+        assert (answer.status, answer.reason, answer.headers["X-It"]) == (201, "Made", "is")
+        assert await answer.content.read() == b"done"
+        json = {"Content-Type": "application/json"}
+        async with session.post(url, data=b"[1]", headers={**json, **more}):
+            pass
+        assert len(served.protocols) == 1
+    assert seen[0] == seen[1]
+
+
+async def test_connections_of_posts_are_used_again_once_their_answer_has_ended() -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+    async with answering(early + OK, OK, OK) as (posts, seen):
+        for _ in range(2):
+            answer = await posts.send([b"{}"], None)
+            assert await answer.content.read() == b"done"
+            answer.release()
+        assert len(seen) == 1
+
+
+async def test_the_connection_of_an_answer_that_was_not_read_is_closed() -> None:
+    async with answering(OK[:-2], OK) as (posts, seen):
+        (await posts.send([b"{}"], None)).release()
+        assert await (await posts.send([b"{}"], None)).content.read() == b"done"
+        assert len(seen) == 2
+
+
+async def test_the_connection_of_a_request_that_was_not_read_is_closed() -> None:
+    seen: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer)
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**10)
+    async with server, aiohttp.ClientSession() as session:
+        posts = JsonPosts(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        answer = await posts.send([b"x" * 2**26], None)
+        assert answer.status == 413
+        assert session.connector is not None
+        assert not session.connector._conns
+        await closed(seen)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"hello\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"]
+)
+async def test_a_post_without_an_answer_in_http_fails_as_a_client_error(answer: bytes) -> None:
+    async with answering(answer) as (posts, _):
+        with pytest.raises(aiohttp.ClientError):
+            await posts.send([b"{}"], None)
+
+
+async def test_a_post_whose_connection_takes_too_long_fails() -> None:
+    class Slow(aiohttp.TCPConnector):
+        async def _create_connection(self, *_: object, **__: object) -> Any:
+            raise TimeoutError
+
+    async with aiohttp.ClientSession(connector=Slow()) as session:
+        with pytest.raises(aiohttp.ConnectionTimeoutError):
+            await JsonPosts(session, "http://127.0.0.1:1/").send([b"{}"], None)
+
+
+async def test_a_post_over_a_connection_that_has_just_closed_fails() -> None:
+    async with answering(OK, OK) as (posts, _):
+        await (await posts.send([b"{}"], None)).content.read()
+        connect = posts._session.connector.connect
+
+        async def lose(*given: Any, **named: Any) -> Any:
+            connection = await connect(*given, **named)
+            connection.transport.abort()
+            connection.protocol.transport = None
+            return connection
+
+        posts._session.connector.connect = lose  # type: ignore[method-assign]
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await posts.send([b"{}"], None)
+
+
+def test_a_body_in_memory_has_a_size_and_needs_no_closing() -> None:
+    class Body(MemoryPayload):
+        def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+            return ""
+
+        async def write(self, writer: Any) -> None: ...
+
+    body = Body([b"ab", b"c"], size_bytes=3, content_type="application/json")
+    assert (body.size, body.autoclose, body.content_type) == (3, True, "application/json")
+    assert body._value == [b"ab", b"c"]
+    assert Payload._autoclose is False, "the attribute has another meaning, or is not needed any more"
+
+
+class Fed:
+    """A reader that records what it is given."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.has_ended = False
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        self.data += data
+        return self.data.endswith(RESERVED_BITS), b""
+
+    def feed_eof(self) -> None:
+        self.has_ended = True
+
+
+RESERVED_BITS = b"\x70\x80"
+MASKED = [frame(1, b"x" * size, mask=b"\x01\x00\x81\xff") for size in (0, 1, 125, 126, 300, 65535, 65536)]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000, 10**6])
+@pytest.mark.parametrize("violation", [b"", frame(1, b"ab", mask=None), frame(9, b"", mask=None)])
+def test_frames_pass_the_mask_check_up_to_the_first_without_a_mask(piece: int, violation: bytes) -> None:
+    reader, sent = Fed(), b"".join(MASKED) + violation
+    check = MaskCheck(reader)
+    ended = [check.feed_data(sent[start : start + piece])[0] for start in range(0, len(sent), piece)]
+    assert any(ended) is bool(violation)
+    whole = b"".join(MASKED)
+    assert reader.data.startswith(whole + RESERVED_BITS if violation else whole)
+    assert violation or reader.data == whole
+    check.feed_eof()
+    assert reader.has_ended
+
+
+@pytest.mark.parametrize("split", range(1, 10))
+def test_the_mask_check_knows_where_frames_end(split: int) -> None:
+    sent, check = frame(1, b"abc"), MaskCheck(Fed())
+    assert check.is_between_frames
+    check.feed_data(sent[:split])
+    assert check.is_between_frames is (split == len(sent))
+    check.feed_data(sent[split:])
+    assert check.is_between_frames
+
+
+async def test_messages_that_wait_are_inflated_one_at_a_time_and_have_a_size() -> None:
+    """However many deflated messages one read brings."""
+    sizes: list[int] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(compress=True)
+        await socket.prepare(request)
+        waiting_bytes = waiting_bytes_of(socket)
+        await until(lambda: waiting_bytes() > 0)
+        while waiting_bytes():
+            sizes.append(waiting_bytes())
+            await socket.receive()
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/", handle)
+    packer = zlib.compressobj(wbits=-15)
+    packed = packer.compress(b" " * 2**20) + packer.flush(zlib.Z_FULL_FLUSH)
+    sent = frame(1, packed.removesuffix(b"\x00\x00\xff\xff"), reserved=0b100) * 20
+    async with (
+        TestServer(app) as server,
+        ClientSession() as session,
+        session.ws_connect(server.make_url("/"), compress=15) as client,
+    ):
+        transport = client._conn.transport
+        transport.write(sent)
+        await until(lambda: len(sizes) >= 20)
+    assert all(2**20 <= size < 2**21 for size in sizes)
+
+
+async def test_an_upgraded_connection_recognizes_pongs_and_keeps_no_parser_of_requests() -> None:
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(request)
+        async for message in socket:
+            if message.type is WSMsgType.TEXT:
+                await socket.send_str(message.data)
+        return socket
+
+    async with (
+        serving(handler) as served,
+        ClientSession() as http,
+        http.ws_connect(f"http://127.0.0.1:{served.port}/") as socket,
+    ):
+        (protocol,) = served.protocols
+        assert protocol._parser is None
+        pong = frame(10, b"")
+        assert protocol.is_empty_pong(pong)
+        for other in (frame(10, b"a"), frame(9, b""), pong + pong, pong[:-1], frame(10, b"", mask=None)):
+            assert not protocol.is_empty_pong(other)
+        await socket.send_str("a" * 2**20)  # more than the buffer, so reading is paused and resumed
+        assert await socket.receive_str(timeout=60) == "a" * 2**20
+    assert not Recording(served.server, loop=asyncio.get_running_loop()).is_empty_pong(pong)
+
+
+async def test_errors_that_clients_cause_are_recognized() -> None:
+    assert is_client_fault(HttpProcessingError())
+    assert is_client_fault(web.RequestPayloadError())
+    with pytest.raises(RuntimeError) as disconnected:
+        await stream(is_connected=False).readany()
+    assert is_client_fault(disconnected.value)
+    assert not is_client_fault(RuntimeError("another"))
+    assert not is_client_fault(None)
+
+
+async def test_overridden_methods_have_the_signatures_of_aiohttp() -> None:
+    names = ("finish_response", "handle_error", "set_parser", "_drain_helper", "_resume_transport_reading")
+    for name in names:
+        ours = inspect.signature(getattr(ServerProtocol, name))
+        theirs = inspect.signature(getattr(web.RequestHandler, name))
+        assert list(ours.parameters) == list(theirs.parameters), name
+    factory = inspect.signature(web.Server(lambda request: None).request_factory)  # type: ignore[arg-type,return-value]
+    assert len(factory.parameters) == 5
+
+
+def test_no_other_module_uses_internals_of_aiohttp() -> None:
+    for path in sorted(SRC.rglob("*.py")):
+        text = path.read_text()
+        if ("import aiohttp" in text or "from aiohttp" in text) and path.name != "aiohttp_internals.py":
+            found = used_internals(ast.parse(text))
+            assert not found, f"{path.relative_to(SRC)} uses {found}"
+
+
+def used_internals(tree: ast.Module) -> list[str]:
+    """The internals of aiohttp that a module uses."""
+    nodes = list(ast.walk(tree))
+    imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    internal = {name for name in imported if name.startswith("aiohttp.")}
+    found = sorted(internal - {"aiohttp.typedefs", "aiohttp.abc"})
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            is_internal = (
+                (owner in ("request", "server") and node.attr in REQUEST_INTERNALS)
+                or (owner == "web" and node.attr == "RequestHandler")
+                or node.attr in PRIVATE_NAMES
+            )
+            found += [node.attr] if is_internal else []
+    return found

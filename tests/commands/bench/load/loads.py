@@ -1,0 +1,35 @@
+"""Runs loads with few connections in this process."""
+
+from typing import Any
+
+from slipring.commands.bench.load.options import LoadOptions
+from slipring.commands.bench.load.results import Level, LoadRecord, ServiceLevel
+from slipring.commands.bench.load.run import Load
+from slipring.commands.bench.subject.endpoint import Target
+
+EASY = ServiceLevel(first_token_ms=60_000, errors=0.0)
+
+
+class Silent:
+    def endpoint_opened(self) -> None:
+        pass
+
+    def level_started(self, connections: int, seconds: float) -> None:
+        pass
+
+    def level_finished(self, level: Level) -> None:
+        pass
+
+    def phase_started(self, what: str, seconds: float) -> None:
+        pass
+
+
+def options(url: str, service_level: ServiceLevel = EASY, **settings: Any) -> LoadOptions:
+    settings = {"connections": 4, "ramp_s": 0.0, "hold_s": 1.0, "think_ms": 1.0, **settings}
+    return LoadOptions(target=Target(url=url, timeout_s=60), service_level=service_level, **settings)
+
+
+async def loaded(options: LoadOptions) -> LoadRecord:
+    load = Load(options, Silent())
+    await load.run()
+    return load.record

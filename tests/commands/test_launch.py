@@ -1,0 +1,194 @@
+"""``slipring launch``, with programs in place of the clients that write down what they were started with."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipring.commands.cli import main
+from slipring.commands.launch import command
+from slipring.commands.launch.clients import CLIENTS
+from tests.harness import Running, serve
+
+RECORDER = """#!{python}
+import json, os, pathlib, signal, sys
+files = {{}}
+for word in sys.argv[1:]:
+    place = pathlib.Path(word.partition("=")[2].strip('"') or word)
+    if place.is_absolute():
+        inner = [place] if place.is_file() else place.rglob("*")
+        files |= {{str(each.relative_to(place.parent)): each.read_text() for each in inner if each.is_file()}}
+seen = {{"arguments": sys.argv[1:], "variables": dict(os.environ), "files": files}}
+pathlib.Path({record!r}).write_text(json.dumps(seen))
+if "wait" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    print("ready", flush=True)
+    signal.pause()
+sys.exit(7 if "fail" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All clients as programs that write to this file; the home directory is empty."""
+    programs, home, record = tmp_path / "bin", tmp_path / "home", tmp_path / "record.json"
+    programs.mkdir()
+    home.mkdir()
+    for client in CLIENTS.values():
+        program = programs / client.program
+        program.write_text(RECORDER.format(python=sys.executable, record=str(record)))
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    return record
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Running]:
+    async with serve(model=("small", "gpt-5.4")) as running:
+        yield running
+
+
+async def launched(server: Running, record: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    """Launch a client beside the server, which runs on this thread; return the exit code and the record."""
+    command, _, rest = " ".join(words).partition(" -- ")
+    argv = ["launch", *command.split(), "--url", server.url, "--", *rest.split()]
+    code = await asyncio.to_thread(subprocess.call, [sys.executable, "-m", "slipring", *argv])
+    return code, read(record)
+
+
+def read(record: Path) -> dict[str, Any]:
+    seen: dict[str, Any] = json.loads(record.read_text())
+    assert list(Path(os.environ["HOME"]).iterdir()) == [], "the user's files are left alone"
+    assert not any(Path(word).exists() for word in seen["arguments"] if "slipring-launch-" in word)
+    return seen
+
+
+async def test_codex_gets_flags_and_a_catalog(server: Running, record: Path) -> None:
+    code, seen = await launched(server, record, "codex -- exec --json hi")
+    assert code == 0
+    assert seen["arguments"][-3:] == ["exec", "--json", "hi"]
+    assert seen["variables"]["SLIPRING_KEY"] == "sk-test"
+    given = tomllib.loads("\n".join(word for word in seen["arguments"] if "=" in word))
+    assert (given["model"], given["model_provider"]) == ("small", "slipring")
+    provider = given["model_providers"]["slipring"]
+    assert (provider["base_url"], provider["supports_websockets"]) == (server.url, True)
+    assert "sk-test" not in str(seen["arguments"])
+    models = json.loads(seen["files"]["models.json"])["models"]
+    assert [model["slug"] for model in models] == ["small", "gpt-5.4"]
+
+
+async def test_opencode_gets_variables(server: Running, record: Path) -> None:
+    _, seen = await launched(server, record, "opencode --model gpt-5.4 -- run hi")
+    assert seen["arguments"] == ["run", "hi"]
+    settings = json.loads(seen["variables"]["OPENCODE_CONFIG_CONTENT"])
+    assert settings["model"] == "openai/gpt-5.4"
+    assert settings["provider"]["openai"]["options"] == {"baseURL": server.url}
+    assert json.loads(seen["variables"]["OPENCODE_AUTH_CONTENT"])["openai"]["key"] == "sk-test"
+
+
+async def test_pi_gets_an_extension(server: Running, record: Path) -> None:
+    _, seen = await launched(server, record, "pi -- -p hi")
+    assert seen["arguments"][2:] == ["--provider", "slipring", "--model", "small", "-p", "hi"]
+    assert server.url in seen["files"]["slipring.ts"]
+    assert seen["variables"]["SLIPRING_KEY"] == "sk-test"
+
+
+@pytest.mark.parametrize("name", ["cline", "continue"])
+async def test_others_get_a_model_with_a_name_that_they_know(
+    server: Running, record: Path, name: str
+) -> None:
+    _, seen = await launched(server, record, f"{name} -- hi")
+    assert (seen["arguments"][0], seen["arguments"][2]) == ("--config", "hi")
+    written = "".join(seen["files"].values())
+    assert "gpt-5.4" in written
+    assert "sk-test" in written
+    assert server.url in written + seen["variables"].get("OPENAI_BASE_URL", "")
+
+
+async def test_the_exit_code_is_passed_on(server: Running, record: Path) -> None:
+    assert (await launched(server, record, "codex -- fail"))[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 128 + signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+async def test_a_signal_ends_the_client_and_not_with_a_traceback(
+    server: Running, record: Path, number: signal.Signals, code: int
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "slipring", "launch", "pi", "--url", server.url, "--", "wait"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.send_signal(number)
+    _, errors = await process.communicate()
+    assert process.returncode == code
+    assert b"slipring" not in errors
+
+
+def test_without_a_server_one_is_started_and_stopped(
+    record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "DEFAULT_URL", "http://127.0.0.1:9/v1")
+    assert main(["launch", "cline", "--engine", "simulated", "--", "fail"]) == 7
+    url = read(record)["variables"]["OPENAI_BASE_URL"]
+    assert "starting a server with --engine simulated" in capsys.readouterr().err
+    assert main(["launch", "cline", "--url", url]) == 3
+    assert capsys.readouterr().err == f"slipring: cannot reach {url}: Connection refused\n"
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    assert main(["launch", "cline"]) == 3
+    assert capsys.readouterr().err == f"slipring: cannot reach {url}: Connection refused\n"
+
+
+async def test_a_server_that_refuses_the_key_is_not_replaced_by_a_new_one(
+    record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serve(api_key=("secret",)) as server:
+        monkeypatch.setattr(command, "DEFAULT_URL", server.url)
+        assert await asyncio.to_thread(main, ["launch", "codex"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"{server.url} answered with status 401: set OPENAI_API_KEY, or see --api-key-env")
+
+
+def test_a_key_that_no_request_can_carry_is_reported_without_its_value(
+    record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-one\nsk-two")
+    assert main(["launch", "codex"]) == 2
+    assert (
+        capsys.readouterr().err == "slipring: OPENAI_API_KEY: a key consists of printable ASCII characters\n"
+    )
+    assert not record.exists()
+
+
+async def test_a_server_without_a_name_that_the_client_takes_is_refused(
+    record: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with serve() as server:
+        argv = [sys.executable, "-m", "slipring", "launch", "cline", "--url", server.url]
+        assert await asyncio.to_thread(subprocess.call, argv) == 3
+    assert "slipring serve --model gpt-5.4" in capfd.readouterr().err
+
+
+def test_a_client_that_is_not_installed_is_named_with_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["launch", "cline"]) == 3
+    assert "cline is not installed: npm install -g cline" in capsys.readouterr().err

@@ -1,0 +1,301 @@
+"""The plugin as vLLM loads it: its routes, what it asks of the engine, and what it refuses.
+
+vLLM is not installed here. An engine with the same interface stands for it; how the real one behaves is
+tested by ``make test-vllm``.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from starlette.applications import Starlette
+
+from slipring.engines.vllm.sessions_plugin import (
+    PATH,
+    Limits,
+    Sampling,
+    Sessions,
+    SessionsPlugin,
+    Turn,
+    answered,
+    limits_of,
+)
+
+
+@dataclass
+class StreamingInput:
+    prompt: dict[str, Any]
+    sampling_params: Any
+
+
+class SamplingParams:
+    def __init__(self, **fields: Any) -> None:
+        if fields["temperature"] < 0:
+            raise ValueError("temperature must be non-negative")
+        self.fields = fields
+
+
+def config(**changes: Any) -> SimpleNamespace:
+    """The part of ``VllmConfig`` that the plugin reads."""
+    return SimpleNamespace(
+        **{
+            "parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=1),
+            "cache_config": SimpleNamespace(num_gpu_blocks=100, block_size=16),
+            "model_config": SimpleNamespace(max_model_len=1000, is_hybrid=False, has_inner_state=False),
+            "scheduler_config": SimpleNamespace(max_num_seqs=4),
+            "speculative_config": None,
+            "kv_transfer_config": None,
+            **changes,
+        }
+    )
+
+
+@dataclass
+class Engine:
+    """Emits the number of each turn, so many times as the turn allows."""
+
+    vllm_config: Any = field(default_factory=config)
+    begun: list[tuple[str, int]] = field(default_factory=list)
+    read: list[StreamingInput] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def model_config(self) -> Any:
+        return SimpleNamespace(get_diff_sampling_param=lambda: {"temperature": 0.6, "top_k": 20})
+
+    async def generate(
+        self, inputs: AsyncIterator[StreamingInput], params: Any, id: str, *, priority: int
+    ) -> AsyncGenerator[Any, None]:
+        self.begun.append((id, priority))
+        try:
+            async for each in inputs:
+                self.read.append(each)
+                if each.prompt["prompt_token_ids"] == [666]:
+                    raise ValueError("too evil")
+                most = each.sampling_params.fields["max_tokens"]
+                for number in range(1, most + 1):
+                    reason = "length" if number == most else None
+                    said = SimpleNamespace(
+                        token_ids=[len(self.read)], text="", finish_reason=reason, stop_reason=None
+                    )
+                    yield SimpleNamespace(outputs=[said], num_cached_tokens=3)
+        finally:
+            self.ended.set()
+
+
+class Answer(NamedTuple):
+    status: int
+    kind: str
+    text: str
+
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+class Vllm:
+    """An API process that has loaded the plugin, without a socket."""
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+
+    async def get(self, path: str) -> Answer:
+        return await self._ask("GET", path, b"")
+
+    async def post(self, path: str, body: object = None) -> Answer:
+        return await self._ask("POST", path, json.dumps(body).encode())
+
+    async def abandon(self, path: str, body: object) -> None:
+        """POST, and leave before the head of the answer is sent."""
+        await self._ask("POST", path, json.dumps(body).encode(), stays=False)
+
+    async def _ask(self, method: str, path: str, body: bytes, *, stays: bool = True) -> Answer:
+        scope = {
+            **{"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1"},
+            **{"method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []},
+        }
+        received = iter([{"type": "http.request", "body": body, "more_body": False}])
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            if (message := next(received, None)) is None and stays:
+                await asyncio.Event().wait()
+            return message or {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            await asyncio.sleep(0)  # as with some middleware
+            sent.append(message)
+
+        await self._app(scope, receive, send)
+        if not stays:
+            return Answer(0, "", "")
+        text = b"".join(message.get("body", b"") for message in sent).decode()
+        return Answer(sent[0]["status"], dict(sent[0]["headers"])[b"content-type"].decode(), text)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+async def vllm(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Vllm:
+    contents: dict[str, dict[str, Any]] = {
+        "vllm": {},
+        "vllm.engine": {},
+        "vllm.engine.protocol": {"StreamingInput": StreamingInput},
+        "vllm.sampling_params": {
+            "SamplingParams": SamplingParams,
+            "RequestOutputKind": SimpleNamespace(DELTA="delta"),
+        },
+    }
+    for name, named in contents.items():
+        module = ModuleType(name)
+        vars(module).update(named)
+        monkeypatch.setitem(sys.modules, name, module)
+    plugin, app = SessionsPlugin(), Starlette()
+    plugin.attach_router(app)
+    await plugin.init_state(engine, app.state, None)
+    return Vllm(app)
+
+
+def turn(**fields: Any) -> dict[str, Any]:
+    sampling = {"max_tokens": 2, **fields.pop("sampling", {})}
+    return {"session": "s", "held": 0, "prompt": [1, 2, 3], "sampling": sampling, **fields}
+
+
+async def test_turns_of_a_session_are_inputs_of_one_request(vllm: Vllm, engine: Engine) -> None:
+    first = await vllm.post(PATH, turn(cache_salt="tenant", priority=3))
+    # Three ids and the first of two that were emitted.
+    second = await vllm.post(PATH, turn(held=4, prompt=[7], sampling={"temperature": 0.1}))
+    assert engine.begun == [("slipring-s", 3)]
+    assert [each.prompt["prompt_token_ids"] for each in engine.read] == [[1, 2, 3], [7]]
+    assert engine.read[0].prompt["cache_salt"] == "tenant"
+    assert engine.read[0].sampling_params.fields["temperature"] == 0.6
+    assert engine.read[1].sampling_params.fields["temperature"] == 0.1
+    assert engine.read[1].sampling_params.fields["top_k"] == 20
+    assert first.kind.startswith("text/event-stream")
+    assert second.text.count('"token_ids":[2]') == 2
+    assert '"finish_reason":"length"' in second.text
+    assert '"prompt_tokens":5' in second.text
+    assert '"cached_tokens":4' in second.text
+    assert second.text.endswith("data: [DONE]\n\n")
+    assert (await vllm.post(f"{PATH}/s/end")).json() == {"ended": True}
+    await engine.ended.wait()
+    assert (await vllm.post(f"{PATH}/s/end")).json() == {"ended": False}
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "message"),
+    [
+        (turn(held=3), 404, "no such session"),
+        (turn(prompt=[]), 400, "at least one id"),
+        (turn(sampling={"seed": 1}), 400, "unknown field `seed`"),
+        (turn(sampling={"temperature": -1.0}), 400, "temperature must be non-negative"),
+        (turn(prompt=[1] * 601), 400, "no room"),
+    ],
+)
+async def test_what_is_refused(
+    vllm: Vllm, engine: Engine, asked: dict[str, Any], status: int, message: str
+) -> None:
+    answer = await vllm.post(PATH, asked)
+    assert answer.status == status
+    assert message in answer.json()["error"]["message"]
+    assert not engine.begun
+
+
+async def test_a_context_that_is_not_the_expected_one_is_left_alone(vllm: Vllm) -> None:
+    await vllm.post(PATH, turn())
+    for held in (0, 3, 5):
+        assert (await vllm.post(PATH, turn(held=held))).status == 404
+    assert (await vllm.post(PATH, turn(held=4))).status == 200
+
+
+async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) -> None:
+    limits = {"most_sessions": 2, "most_tokens": 600}
+    assert (await vllm.get(PATH)).json() == {**limits, "sessions": 0, "tokens": 0}
+    statuses = [(await vllm.post(PATH, turn(session=name))).status for name in "abc"]
+    assert statuses == [200, 200, 400]
+    assert (await vllm.get(PATH)).json() == {**limits, "sessions": 2, "tokens": 8}
+    await vllm.post(f"{PATH}/a/end")
+    assert (await vllm.post(PATH, turn(session="c"))).status == 200
+
+
+async def test_sessions_hold_no_more_than_their_part_of_the_cache(vllm: Vllm) -> None:
+    await vllm.post(PATH, turn(session="a", prompt=[1] * 400, sampling={"max_tokens": 1}))
+    assert (await vllm.post(PATH, turn(session="b", prompt=[1] * 201))).status == 400
+    assert (await vllm.post(PATH, turn(session="a", held=400, prompt=[1] * 201))).status == 400
+    assert (await vllm.post(PATH, turn(session="a", held=400, prompt=[1] * 200))).status == 200
+
+
+async def test_a_failure_of_the_engine_ends_the_session(vllm: Vllm, engine: Engine) -> None:
+    answer = await vllm.post(PATH, turn(prompt=[666]))
+    assert '"error":{"message":"too evil","code":400}' in answer.text
+    assert engine.ended.is_set()
+    assert (await vllm.post(f"{PATH}/s/end")).json() == {"ended": False}
+
+
+async def test_an_idle_session_ends(vllm: Vllm, engine: Engine) -> None:
+    await vllm.post(PATH, turn(idle_s=0.0))
+    await engine.ended.wait()
+    assert (await vllm.post(PATH, turn(held=4))).status == 404
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"speculative_config": object()},
+        {"kv_transfer_config": object()},
+        {"parallel_config": SimpleNamespace(data_parallel_size=2)},
+        {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
+        {"model_config": SimpleNamespace(max_model_len=1000, is_hybrid=True, has_inner_state=True)},
+        {"cache_config": SimpleNamespace(num_gpu_blocks=62, block_size=16)},
+    ],
+)
+def test_where_sessions_are_not_safe_there_are_none(changes: dict[str, Any]) -> None:
+    assert limits_of(config(**changes)) == Limits(0, 0)
+
+
+def test_vllm_finds_the_plugin() -> None:
+    (found,) = entry_points(group="vllm.endpoint_plugins", name="slipring_sessions")
+    plugin = found.load()()
+    assert (plugin.name, plugin.required_tasks) == ("slipring_sessions", ("generate",))
+
+
+async def test_a_session_that_is_ended_while_its_turn_runs_frees_the_engine_with_the_turn() -> None:
+    rest, closed = asyncio.Event(), asyncio.Event()
+
+    async def generate(turn: Turn, inputs: AsyncIterator[Turn]) -> AsyncGenerator[Any, None]:
+        try:
+            async for _ in inputs:
+                await rest.wait()
+                said = SimpleNamespace(token_ids=[1], text="", finish_reason="length", stop_reason=None)
+                yield SimpleNamespace(outputs=[said], num_cached_tokens=0)
+        finally:
+            closed.set()
+
+    sessions = Sessions(Limits(1, 100), generate)
+    turn = Turn("s", 0, [1], Sampling(1))
+    session = sessions.begin(turn, lambda turn: turn)
+    events = answered(sessions, session, turn)
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    assert sessions.end("s")
+    rest.set()
+    said = [await first, *[event async for event in events]]
+    assert said[-1] == b"data: [DONE]\n\n"
+    assert closed.is_set()
+    assert not len(sessions)
+
+
+async def test_a_session_ends_whose_client_leaves_before_it_is_answered(vllm: Vllm) -> None:
+    turn = {"session": "s", "held": 0, "prompt": [1], "sampling": {"max_tokens": 1}, "idle_s": 0.01}
+    await vllm.abandon(PATH, turn)
+    async with asyncio.timeout(60):
+        while (await vllm.get(PATH)).json()["sessions"]:
+            continue
