@@ -124,7 +124,7 @@ class _UpstreamItem(Struct, eq=False):
         return len(raw)
 
 
-class _Asked(Struct, frozen=True):
+class _OpenInspection(Struct, frozen=True):
     """An inspection in flight: of the input, of a part of the answer, or of something whole."""
 
     inspection: Inspection
@@ -168,7 +168,7 @@ class Gate:
         self._holds_items = any(checks_of(policy, each, "hold") for each in kinds)
         """Whether such items may have to wait."""
         self._due: list[Inspection] = []
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _OpenInspection] = {}
         self._last_ticket = 0
 
     @property
@@ -378,7 +378,7 @@ class Gate:
     ) -> None:
         self._last_ticket += 1
         inspection = Inspection(self._last_ticket, subjects, self.policy, when)
-        self._asked[inspection.ticket] = _Asked(inspection, answer, owed, is_of_answer)
+        self._asked[inspection.ticket] = _OpenInspection(inspection, answer, owed, is_of_answer)
         self._due.append(inspection)
 
     def _ask_next(self) -> None:
