@@ -17,7 +17,7 @@ from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.tokens.session_server import _SessionExchange
 from slipring.engines.tokens.sessions import Lease
 from slipring.engines.tokens.token_answer import TokenAnswer
-from slipring.engines.tokens.token_server import Exchange
+from slipring.engines.tokens.token_server import JobExchange
 from tests.engines.chains import turns
 from tests.engines.fakes.server import (
     FakeServer,
@@ -36,7 +36,7 @@ from tests.harness import Running
 from tests.server.raw import gone
 
 HOLDERS = (
-    *(BegunStream, ChatAnswer, EventStream, Exchange, Job, Lease, PostedAnswer, ResponsesAnswer, Ticket),
+    *(BegunStream, ChatAnswer, EventStream, JobExchange, Job, Lease, PostedAnswer, ResponsesAnswer, Ticket),
     *(TokenAnswer, Turn, _SessionExchange),
 )
 ENDINGS: list[tuple[Step, ...]] = [

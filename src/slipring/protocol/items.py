@@ -19,12 +19,13 @@ from slipring.protocol.client_items import (
     ApplyPatchCall,
     ApplyPatchCallOutput,
     CallId,
+    ComputerCall,
+    ComputerCallOutput,
     LocalShellCall,
     LocalShellCallOutput,
     ShellCall,
     ShellCallOutput,
 )
-from slipring.protocol.computer_items import ComputerCall, ComputerCallOutput
 from slipring.protocol.hosted.builtin_items import CodeInterpreterCall, FileSearchCall, WebSearchCall
 from slipring.protocol.hosted.mcp_items import (
     McpApprovalRequest,
@@ -409,7 +410,7 @@ def computed_once(compute: Callable[[Item], T]) -> Callable[[Item], T]:
     return computed
 
 
-class _Outline(Struct):
+class _ItemHead(Struct):
     """The fields that identify an item of any type."""
 
     type: str | None = None
@@ -418,7 +419,7 @@ class _Outline(Struct):
     call_id: str | None = None
 
 
-class _Long(_Outline):
+class _Long(_ItemHead):
     """Also the fields that may hold lists of parts. ``UNSET`` distinguishes absent from null."""
 
     type: str | UnsetType | None = UNSET  # type: ignore[assignment]
@@ -428,7 +429,7 @@ class _Long(_Outline):
     summary: Raw | UnsetType = UNSET
 
 
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_ItemHead)
 _long = msgspec.json.Decoder(_Long)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _input = msgspec.json.Decoder(str | list[Raw])
@@ -498,7 +499,7 @@ def read_item(raw: bytes, where: str) -> Item:
     return Item(type=kind, raw=raw, id=outline.id, call_id=call_id)
 
 
-def _read_long(raw: bytes, where: str) -> _Outline:
+def _read_long(raw: bytes, where: str) -> _ItemHead:
     """Read the outline of a long item. Too many parts are refused before they are decoded.
 
     A ``type`` or ``id`` of null is refused too: replacing it would require decoding all fields.
@@ -511,10 +512,10 @@ def _read_long(raw: bytes, where: str) -> _Outline:
     for name in ("content", "output", "summary"):
         if (sent := wire.given(getattr(outline, name))) is not None:
             wire.require_few(sent, MOST_PARTS, f"{where}.{name}", "parts")
-    return _Outline(outline.type or None, outline.role, outline.id or None, outline.call_id)
+    return _ItemHead(outline.type or None, outline.role, outline.id or None, outline.call_id)
 
 
-def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes]:
+def _name_untyped(outline: _ItemHead, raw: bytes, where: str) -> tuple[str, bytes]:
     """Infer the type of a message or reference that was sent without one, and add it to the JSON."""
     if outline.role is not None:
         kind = "message"

@@ -64,7 +64,7 @@ class _UserMessage(Struct, forbid_unknown_fields=True):
     type: Literal["message"] = "message"
 
 
-class _Outline(Struct):
+class _InputHead(Struct):
     """The fields that the reply to a malformed event repeats."""
 
     previous_response_id: Raw | UnsetType = UNSET
@@ -75,7 +75,7 @@ class _Outline(Struct):
 _steer = msgspec.json.Decoder(SteerRequest)
 _append = msgspec.json.Decoder(AppendRequest)
 _message = msgspec.json.Decoder(_UserMessage)
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_InputHead)
 _input = msgspec.json.Decoder(str | list[Raw])
 _id = msgspec.json.Decoder(str)
 _NO_TEXT = Raw(b'""')

@@ -42,7 +42,7 @@ class DoneRequest(Struct, forbid_unknown_fields=True):
     call_id: CallId
 
 
-class _Outline(Struct):
+class _PieceHead(Struct):
     """The fields that the reply to a malformed event repeats."""
 
     response_id: Raw | UnsetType = UNSET
@@ -51,7 +51,7 @@ class _Outline(Struct):
 
 _delta = msgspec.json.Decoder(DeltaRequest)
 _done = msgspec.json.Decoder(DoneRequest)
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_PieceHead)
 _name = msgspec.json.Decoder(str)
 
 

@@ -120,7 +120,7 @@ class CallableTool(Struct, frozen=True):
         return bytes(given(self.definition.format) or b"") if isinstance(self.definition, CustomTool) else b""
 
 
-class _Outline(Struct):
+class _ToolType(Struct):
     type: str
 
 
@@ -137,7 +137,7 @@ class _ChatForm(Struct):
 _tools = msgspec.json.Decoder(list[Raw])
 _inner = msgspec.json.Decoder(_Inner)
 _chat_form = msgspec.json.Decoder(_ChatForm)
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_ToolType)
 _server = msgspec.json.Decoder(KeptServer)
 _builtin = msgspec.json.Decoder(KeptBuiltin)
 _CLIENT_TOOLS: dict[str, msgspec.json.Decoder[ClientTool]] = {

@@ -22,7 +22,7 @@ from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContexts
 from slipring.engines.llama.slots import Slot, SlotRequest, Slots
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.tokens.sampling import Sampling
-from slipring.prompts.rendering import Rendered, Step, empty
+from slipring.prompts.rendering import EncodedIds, Rendered, empty
 from slipring.protocol.tools import Offer
 from tests.engines.llama.fake_llama import (
     BYTES_PER_TOKEN,
@@ -97,7 +97,7 @@ async def test_the_least_recently_used_slot_is_saved_and_restored() -> None:
 
 async def test_nothing_is_saved_if_the_bound_is_zero() -> None:
     engine = FakeLlama(limit=0)
-    chains = [chain(before=preface(Step.of([next(fresh_ids)]))) for _ in range(3)]
+    chains = [chain(before=preface(EncodedIds.of([next(fresh_ids)]))) for _ in range(3)]
     for each in chains:
         await engine.run(each)
     assert [(await engine.run(then(each), each))[1] for each in chains] == [0, 0, 0]
@@ -149,7 +149,7 @@ async def test_a_continuation_with_a_new_head_overwrites_its_parents_slot() -> N
     parent, other = chain(), chain()
     await engine.run(other)
     number, _ = await engine.run(parent)
-    new = then(with_head(parent, preface(Step.of(range(50, 90)))))
+    new = then(with_head(parent, preface(EncodedIds.of(range(50, 90)))))
     assert await engine.run(new, parent) == (number, 0)
     assert engine.server.requests == [], "nothing was saved"
 
@@ -158,13 +158,13 @@ async def test_a_fork_with_a_new_head_copies_nothing() -> None:
     engine = FakeLlama()
     parent = chain()
     number, _ = await engine.run(parent)
-    new = then(with_head(parent, preface(Step.of(range(50, 90)))))
+    new = then(with_head(parent, preface(EncodedIds.of(range(50, 90)))))
     assert await engine.run(new, parent, fork=True) == (1 - number, 0)
     assert engine.server.requests == []
 
 
 async def test_the_certain_context_has_the_head_of_the_job() -> None:
-    head = preface(Step.of(range(50, 90)))
+    head = preface(EncodedIds.of(range(50, 90)))
     parent = chain()
     slot = Slot(0)
     slot.record(parent, "t")
@@ -411,7 +411,7 @@ async def test_a_continuation_waits_while_its_slot_is_copied_and_other_jobs_do_n
     child = engine.start(then(parent), parent)
     await settle()
     assert not child.done()
-    await asyncio.wait_for(engine.run(chain(before=preface(Step.of([7])))), 60)
+    await asyncio.wait_for(engine.run(chain(before=preface(EncodedIds.of([7])))), 60)
     gate.set()
     assert await child == (number, parent.total)
     assert (await fork)[1] == parent.total
@@ -495,7 +495,7 @@ class Schedule:
         parent = known[-1 - which % len(known)] if known and kind != "start" else None
         prompt = chain(20 * (which + 1)) if parent is None else then(parent, 10 * which + 1)
         if parent is not None and kind == "head":
-            prompt = with_head(prompt, preface(Step.of(range(50, 50 + 10 * which))))
+            prompt = with_head(prompt, preface(EncodedIds.of(range(50, 50 + 10 * which))))
         given = parent if kind != "history" else None
         self.largest = max(self.largest, prompt.total)
         job = self.job(prompt, given, tenant, fork=kind == "fork", failure=failure)

@@ -7,10 +7,10 @@ import pytest
 
 from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 from slipring.engines.remote.admission_and_retries import (
+    Admission,
+    AdmissionPolicy,
     BegunStream,
-    Gate,
     JobQueue,
-    Policy,
     RequestFailed,
     Retryable,
 )
@@ -45,15 +45,15 @@ class ScriptedEngine:
             raise OSError("connection refused")
 
 
-def gate_to(engine: ScriptedEngine, **policy: float) -> Gate:
-    return Gate("the engine", Policy(**{**QUICK, **policy}), engine.probe)  # type: ignore[arg-type]
+def gate_to(engine: ScriptedEngine, **policy: float) -> Admission:
+    return Admission("the engine", AdmissionPolicy(**{**QUICK, **policy}), engine.probe)  # type: ignore[arg-type]
 
 
-async def begin(gate: Gate, attempt: Attempt) -> BegunStream[str]:
+async def begin(gate: Admission, attempt: Attempt) -> BegunStream[str]:
     return await gate.begin(lambda: BegunStream.begin(attempt()))
 
 
-async def read_all(gate: Gate, engine: ScriptedEngine) -> list[str]:
+async def read_all(gate: Admission, engine: ScriptedEngine) -> list[str]:
     return [word async for word in await begin(gate, engine.attempt)]
 
 

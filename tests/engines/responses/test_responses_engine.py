@@ -546,7 +546,7 @@ async def test_sockets_that_do_not_answer_pings_are_dropped(monkeypatch: pytest.
 
 async def test_a_context_too_large_for_a_frame_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running("auto") as (fake, server), server.connect() as socket:
-        monkeypatch.setattr("slipring.engines.responses.MOST_FRAME_BYTES", 64 * 1024 + 100)
+        monkeypatch.setattr("slipring.engines.responses.engine.MOST_FRAME_BYTES", 64 * 1024 + 100)
         first = await socket.response(**ASK)
         await fake.peers[0].ws.close()
         await lost(server)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.engines.remote.admission_and_retries import Gate
+from slipring.engines.remote.admission_and_retries import Admission
 from slipring.engines.sglang.engine import SglangEngine
 from slipring.engines.tokens import sessions
 from slipring.engines.tokens.sessions import Sessions
@@ -416,7 +416,7 @@ async def test_the_time_to_answer_begins_after_the_wait_for_a_session(
 ) -> None:
     waited: list[bool] = []
     is_due = False
-    lease, begin = Sessions.lease, Gate.begin
+    lease, begin = Sessions.lease, Admission.begin
 
     async def watched_lease(*arguments: Any) -> Any:
         waited.append(is_due)
@@ -431,7 +431,7 @@ async def test_the_time_to_answer_begins_after_the_wait_for_a_session(
             is_due = False
 
     monkeypatch.setattr(Sessions, "lease", watched_lease)
-    monkeypatch.setattr(Gate, "begin", watched_begin)
+    monkeypatch.setattr(Admission, "begin", watched_begin)
     async with running() as (_, server), server.connect() as socket:
         await turns(socket, "one", "two", "three")
     assert waited == [False, False, False]

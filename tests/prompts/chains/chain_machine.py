@@ -249,7 +249,7 @@ class ChainMachine:
         format = renderer.output_format
         has_calls = format.calls is not None or format.is_harmony
         calls = wanted.calls if self._history.has_tools and has_calls else ()
-        if not renderer.detected.writes_several_calls or format.is_harmony:
+        if not renderer.forms.several_calls or format.is_harmony:
             calls = calls[:1]
         thoughts = (
             _THOUGHT

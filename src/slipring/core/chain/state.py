@@ -86,7 +86,7 @@ class Branch(Struct, frozen=True):
     parent: "Branch | None" = None
 
 
-class Steps(NamedTuple):
+class OutputByJob(NamedTuple):
     """The output of a response after its last compaction, as models see it, by the jobs that made it."""
 
     earlier: tuple[Item, ...]
@@ -266,14 +266,14 @@ class ResponseState:
         return self.steps.unread
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> OutputByJob:
         """Its output by jobs. Worked out on every access."""
         output = self.output
         for item in output:
             if item.opened is not None or item.type in _DIVIDING:
                 break
         else:
-            return Steps((), output, ())  # almost always
+            return OutputByJob((), output, ())  # almost always
         made = last_compaction(output)
         items = tuple(in_context(output if made is None else output[made + 1 :]))
         end = len(items)
@@ -282,7 +282,7 @@ class ResponseState:
         start = end
         while start and items[start - 1].type not in CALL_OF_OUTPUT:
             start -= 1
-        return Steps(items[:start], items[start:end], items[end:])
+        return OutputByJob(items[:start], items[start:end], items[end:])
 
     @property
     def tokens(self) -> int | None:

@@ -124,7 +124,7 @@ class _UpstreamItem(Struct, eq=False):
         return len(raw)
 
 
-class _Asked(Struct, frozen=True):
+class _OpenInspection(Struct, frozen=True):
     """An inspection in flight: of the input, of what a track has asked for, or of something whole."""
 
     inspection: Inspection
@@ -189,7 +189,7 @@ class Gate:
         self._holds_items = any(checks_of(policy, each, "hold") for each in kinds)
         """Whether such items may have to wait."""
         self._due: list[Inspection] = []
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _OpenInspection] = {}
         self._last_ticket = 0
 
     @property
@@ -399,7 +399,7 @@ class Gate:
     ) -> None:
         self._last_ticket += 1
         inspection = Inspection(self._last_ticket, subjects, self.policy, when)
-        self._asked[inspection.ticket] = _Asked(inspection, track, owed, is_of_answer)
+        self._asked[inspection.ticket] = _OpenInspection(inspection, track, owed, is_of_answer)
         self._due.append(inspection)
 
     def _ask_tracks(self) -> None:

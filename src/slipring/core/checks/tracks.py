@@ -92,7 +92,7 @@ class _Stretch:
         return self._start + settled
 
 
-class _Asked(Struct, frozen=True):
+class _OpenWindow(Struct, frozen=True):
     """A window in flight."""
 
     stretch: _Stretch
@@ -115,7 +115,7 @@ class Track:
         self._stretches: deque[_Stretch] = deque()
         """Those that are not settled, in order."""
         self._open: _Stretch | None = None
-        self._asked: list[_Asked] = []
+        self._asked: list[_OpenWindow] = []
         self.has_due = False
         """Whether ``ask`` would find something."""
 
@@ -166,7 +166,7 @@ class Track:
         subjects = []
         for stretch in self._stretches:
             if (window := stretch.cut()) is not None:
-                self._asked.append(_Asked(stretch, window))
+                self._asked.append(_OpenWindow(stretch, window))
                 role, name = "assistant" if stretch.kind == "answer" else None, stretch.begun.name
                 text = stretch.inspected(window)
                 subjects.append(Subject("output", stretch.kind, text, role, name, context))

@@ -17,7 +17,7 @@ from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, write_request
-from slipring.engines.remote.admission_and_retries import BegunStream, Gate
+from slipring.engines.remote.admission_and_retries import Admission, BegunStream
 from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.steered_cut import SteeredCut
@@ -38,7 +38,7 @@ class ChatEngine(GatedEngine):
         self.options = options
         self._names = [name.strip() for name in options.model.split(";") if name.strip()]
         self._upstream = Upstream("chat", options)
-        self._gate = Gate("the chat server", options, self._probe)
+        self._gate = Admission("the chat server", options, self._probe)
         self._writer = Writer(send_reasoning=options.send_reasoning)
 
     @classmethod

@@ -34,7 +34,7 @@ _LONGEST_RETRY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class AdmissionPolicy:
     """The options of admission, which all engines in front of servers share."""
 
     max_jobs: int = option(64, "jobs that run at once", least=1)
@@ -240,7 +240,7 @@ class Breaker:
     """Counts the failures in a row of one model. After several, its jobs are refused at once, and the engine
     is probed until it answers."""
 
-    def __init__(self, name: str, policy: Policy, probe: Probe) -> None:
+    def __init__(self, name: str, policy: AdmissionPolicy, probe: Probe) -> None:
         self._name = name
         self._policy = policy
         self._probe = probe
@@ -293,10 +293,10 @@ class Breaker:
             return
 
 
-class Gate(JobQueue):
+class Admission(JobQueue):
     """Admission to an engine that can fail: a job queue, retries, and refusal while a model is down."""
 
-    def __init__(self, name: str, policy: Policy, probe: Probe) -> None:
+    def __init__(self, name: str, policy: AdmissionPolicy, probe: Probe) -> None:
         """``probe`` returns if the engine answers and raises otherwise; ``name`` is for logs and health."""
         super().__init__(policy.max_jobs, policy.max_waiting)
         self._name = name

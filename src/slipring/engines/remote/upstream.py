@@ -18,7 +18,7 @@ from urllib.parse import quote
 from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import Job
 from slipring.engines.options import option
-from slipring.engines.remote.admission_and_retries import Policy, Retryable
+from slipring.engines.remote.admission_and_retries import AdmissionPolicy, Retryable
 from slipring.engines.remote.http_client import (
     BadStatus,
     EventStream,
@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamOptions(Policy):
+class UpstreamOptions(AdmissionPolicy):
     """The options that all engines in front of HTTP servers share."""
 
     url: str = ""

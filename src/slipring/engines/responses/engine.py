@@ -18,7 +18,7 @@ from slipring.base.errors import ApiError, InvalidRequest, ServerError, forget_f
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Hosting, Job, Model
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
-from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
+from slipring.engines.remote.admission_and_retries import Admission, BegunStream, Retryable
 from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.steered_cut import SteeredCut
@@ -30,7 +30,7 @@ from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.engines.responses.pool import PATH, Pool, Route, SocketsUnsupported
 from slipring.engines.responses.position_codec import PositionCodec
-from slipring.engines.responses.positions import Position, Step, earlier_step, position_of
+from slipring.engines.responses.positions import KeptStep, Position, earlier_step, position_of
 from slipring.engines.responses.request_body import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Lane
 
@@ -67,7 +67,7 @@ class ResponsesEngine(GatedEngine):
         """Whether the upstream may have an endpoint for counts."""
         self._upstream = Upstream("responses", options)
         self._pool = Pool(self._upstream, options)
-        self._gate = Gate("the Responses server", options, self._probe)
+        self._gate = Admission("the Responses server", options, self._probe)
         if options.chain or options.reasoning == "encrypted":
             self.positions = PositionCodec(self, options)
         self._posts = options.transport == "sse"
@@ -298,7 +298,7 @@ class ResponsesEngine(GatedEngine):
         self, job: Job, answer: ResponsesAnswer, parent: Position | None, route: Route | None
     ) -> Position | None:
         """The position to leave with the response; None if the next turn could not use it."""
-        step = Step(
+        step = KeptStep(
             answer.call_ids,
             answer.thoughts if self.options.reasoning == "encrypted" else (),
             others=answer.others,
@@ -323,7 +323,9 @@ class ResponsesEngine(GatedEngine):
         earlier = earlier_step(job, self)
         if earlier is None or not earlier.has_thoughts:
             return None
-        return Position("", home=self, before=position_of(job, self), step=Step(before=earlier, whole=True))
+        return Position(
+            "", home=self, before=position_of(job, self), step=KeptStep(before=earlier, whole=True)
+        )
 
 
 def _read(answer: ResponsesAnswer, events: Iterable[Event]) -> tuple[list[Delta], ApiError | None]:

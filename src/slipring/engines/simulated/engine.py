@@ -27,7 +27,7 @@ from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.simulated.context import PrefixCache, Tally, begin_last_item, position_of, tally_job
 from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.engines.simulated.pace import Pace, Ticks
-from slipring.engines.simulated.plan import Content, Fail, Stall, Step, plan_answer, prepare
+from slipring.engines.simulated.plan import AnswerStep, Content, Fail, Stall, plan_answer, prepare
 from slipring.engines.simulated.planned_answer import PlannedAnswer
 from slipring.engines.simulated.script import Script, read_script
 from slipring.engines.simulated.timed_tokens import timed
@@ -123,7 +123,7 @@ class SimulatedEngine(Engine):
             return Content()
         return await prepare(job, tally.tool_outputs, self.options, self.compiler)
 
-    def _plan(self, job: Job, content: Content, trace: Trace | None) -> Iterable[Step]:
+    def _plan(self, job: Job, content: Content, trace: Trace | None) -> Iterable[AnswerStep]:
         """The steps of the answer; a warmup has none."""
         if not job.generate:
             return ()

@@ -33,7 +33,7 @@ from slipring.engines.tokens.model_files import (
 from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.observation import live
-from slipring.prompts.rendering import Rendered, Renderer, Rendering, Step
+from slipring.prompts.rendering import EncodedIds, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from slipring.protocol.items import Item
 
@@ -206,11 +206,11 @@ def _known(context: Rendered, blocks: Blocks | None, tool_outputs: int, trace: T
     return Known(context.writer, context.preface, context.body, blocks, tool_outputs, trace)
 
 
-def _added(context: Rendered, earlier: Rendered) -> list[Step] | None:
+def _added(context: Rendered, earlier: Rendered) -> list[EncodedIds] | None:
     """The steps that a context adds to an earlier one, oldest first; None if it does not extend it."""
     if context.preface is not earlier.preface:
         return None
-    steps: list[Step] = []
+    steps: list[EncodedIds] = []
     for body in context.body.lineage():
         if body is earlier.body:
             return steps[::-1]

@@ -16,7 +16,7 @@ from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
 from slipring.engines.tokens.token_answer import TokenAnswer
 from slipring.engines.tokens.token_server import (
-    Exchange,
+    JobExchange,
     Request,
     TokenServer,
     TokenServerOptions,
@@ -127,13 +127,13 @@ class SessionServer(TokenServer):
 
     def exchange(
         self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
-    ) -> Exchange:
+    ) -> JobExchange:
         if self.sessions is None or not self.takes_session(job, constraint):
             return super().exchange(job, sent, limit, constraint, answer)
         return _SessionExchange(self, self.sessions, job, sent, limit, constraint, answer)
 
 
-class _SessionExchange(Exchange):
+class _SessionExchange(JobExchange):
     """Sends the new ids in a session; or, if there is none or it fails before its first token, all ids."""
 
     def __init__(

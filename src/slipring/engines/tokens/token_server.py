@@ -19,7 +19,7 @@ from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finis
 from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_address, read_pairs
-from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
+from slipring.engines.remote.admission_and_retries import Admission, BegunStream, Retryable
 from slipring.engines.remote.emission import CutOff, emit_until
 from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.http_client import EventStream
@@ -143,7 +143,7 @@ class TokenServer(GatedEngine):
     def __init__(self, options: TokenServerOptions) -> None:
         self.options = options
         self._upstream = Upstream(self.name, options)
-        self._gate = Gate(f"{self.maker} at {options.url}", options, self._probe)
+        self._gate = Admission(f"{self.maker} at {options.url}", options, self._probe)
         self._models: list[Model] = []
         self._prefilling = asyncio.Semaphore(_MOST_PREFILLS)
         self._constraints = ServerConstraints(self._may_send_tags, self._try_out)
@@ -305,9 +305,9 @@ class TokenServer(GatedEngine):
 
     def exchange(
         self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
-    ) -> "Exchange":
+    ) -> "JobExchange":
         """How the request is sent and answered."""
-        return Exchange(self, self.write(job, sent, limit, constraint), answer)
+        return JobExchange(self, self.write(job, sent, limit, constraint), answer)
 
     async def choose_model(self, listed: Any) -> Served:
         """The configured model, of those that ``/v1/models`` lists, or the first."""
@@ -376,7 +376,7 @@ class TokenServer(GatedEngine):
             raise Unended
 
 
-class Exchange:
+class JobExchange:
     """One job's request and its answer: sends it whole, as often as the gate asks for."""
 
     def __init__(self, server: TokenServer, request: Request, answer: TokenAnswer) -> None:

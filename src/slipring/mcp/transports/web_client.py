@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, Refused, TooLarge, Unreachable
+from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, RequestRefused, TooLarge, Unreachable
 from slipring.mcp.transports.address_policy import AddressNotPublic, Reach, public_socket
 from slipring.mcp.transports.reserved_addresses import AddressReserved, ReservedAddresses
 
@@ -142,7 +142,7 @@ def _explained(error: Exception) -> McpFailure:
         for kind in (AddressReserved, AddressNotPublic):
             # Several addresses of a name fail with one error that quotes all.
             if isinstance(error.os_error, kind) or kind.reason in str(error.os_error):
-                return Refused(kind.reason)
+                return RequestRefused(kind.reason)
         if isinstance(error, aiohttp.ClientConnectorDNSError):
             return Unreachable("the MCP server's name cannot be resolved")
         return Unreachable("the MCP server cannot be connected to")

@@ -168,12 +168,12 @@ def model_name(label: str, name: str) -> str:
     return f"{_UNSAFE.sub('_', name)[: most - len(digest) - 1]}_{digest}"
 
 
-class _Outline(Struct):
+class _ToolType(Struct):
     type: str
 
 
 _tools = msgspec.json.Decoder(list[Raw])
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_ToolType)
 _server = msgspec.json.Decoder(McpTool)
 _listed = msgspec.json.Decoder(list[ListedTool])
 

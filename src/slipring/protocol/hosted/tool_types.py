@@ -43,7 +43,7 @@ class _Environment(Struct):
     type: str = ""
 
 
-class _Outline(Struct):
+class _ToolHead(Struct):
     type: str
     server_label: str | None = None
     environment: _Environment | None = None
@@ -60,7 +60,7 @@ class _Outline(Struct):
 
 
 _tools = msgspec.json.Decoder(list[Raw])
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_ToolHead)
 
 
 def refuse_hosted(tools: Raw | UnsetType) -> None:
@@ -88,7 +88,7 @@ def passes_on(tools: Raw | UnsetType) -> bool:
     return found
 
 
-def _hosted(tools: Raw | UnsetType) -> Iterator[tuple[str, _Outline]]:
+def _hosted(tools: Raw | UnsetType) -> Iterator[tuple[str, _ToolHead]]:
     """The tools that a server runs, each with its place as errors name it."""
     sent = wire.given(tools)
     if sent is None:

@@ -26,11 +26,11 @@ _POLL_S = 0.25
 """Interval at which the store is read for new events of a run that another node makes."""
 
 
-class _Outline(Struct):
+class _EventType(Struct):
     type: str
 
 
-_outline = json.Decoder(_Outline)
+_outline = json.Decoder(_EventType)
 
 
 async def follow(

@@ -22,6 +22,7 @@ from slipring.base.aiohttp_internals import (
 )
 from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
+from slipring.server.connections.reading_turns import LARGE_READ_BYTES, ReadingTurns
 from slipring.server.connections.registry import Connections, ConnectionState
 from slipring.server.connections.send_queue import unacknowledged_bytes
 from slipring.server.replies import add_standard_headers, error_response
@@ -71,6 +72,8 @@ class HttpConnection(ServerProtocol):
         "_connections",
         "_head_bytes",
         "_is_aborted",
+        "_is_refused",
+        "_turns",
         "_waiting_bytes",
         "_wire",
         "close_socket",
@@ -82,7 +85,9 @@ class HttpConnection(ServerProtocol):
         "unfinished_bytes",
     )
 
-    def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
+    def __init__(
+        self, server: web.Server, connections: Connections, turns: ReadingTurns, **options: Any
+    ) -> None:
         super().__init__(server, **options)
         self.tenant: str | None = None
         self.state = ConnectionState.SERVING
@@ -92,12 +97,14 @@ class HttpConnection(ServerProtocol):
         """Returns the size of the transport's outgoing queue above this connection, if there is one."""
         self._waiting_bytes: Callable[[], int] | None = None
         self.close_socket: Callable[[int, str], None] | None = None
-        """Closes the WebSocket, once the connection has been upgraded to one."""
+        """Closes the WebSocket, once the connection has been upgraded to one, and drops the message that is
+        being received."""
         self.heard_at = 0.0
         """When the client of a WebSocket last sent anything, on the event loop's clock."""
         self._connections = connections
+        self._turns = turns
         self._head_bytes = 0
-        self._is_aborted = False
+        self._is_aborted = self._is_refused = False
         self._wire: asyncio.Transport | None = None
         """The transport until the connection is lost; aiohttp drops its own when it begins to close."""
 
@@ -126,6 +133,7 @@ class HttpConnection(ServerProtocol):
         self._reject(RequestTimeout("The head of the request did not arrive in time."))
 
     def refuse_message(self, code: int, reason: str) -> None:
+        self._is_refused = True
         if self.close_socket is not None:
             self.close_socket(code, reason)
         else:
@@ -158,16 +166,20 @@ class HttpConnection(ServerProtocol):
     def data_received(self, data: bytes) -> None:
         if self.close_socket is not None:
             self._frames_received(data)
-            return
-        super().data_received(data)
-        if self.state is not ConnectionState.SERVING and data:
-            self._head_received(len(data))
+        else:
+            super().data_received(data)
+            if self.state is not ConnectionState.SERVING and data:
+                self._head_received(len(data))
+        if len(data) >= LARGE_READ_BYTES:
+            self._turns.wait(self)
 
     def _frames_received(self, data: bytes) -> None:
         self.heard_at = asyncio.get_running_loop().time()
         if self.is_empty_pong(data):
             return  # the answer to a ping; waking the reader for it would take most of what a ping costs
         super().data_received(data)
+        if self._is_refused:
+            return  # nothing of it is kept
         self.unfinished_bytes += len(data)
         if self._waiting_bytes is not None:
             # Messages that were deflated are counted as they are in memory.
@@ -193,8 +205,9 @@ class HttpConnection(ServerProtocol):
         waiting_bytes: Callable[[], int] | None = None,
     ) -> None:
         """Count received bytes as WebSocket messages from now on. ``queued_bytes`` returns the size of the
-        outgoing queue; ``close_socket`` closes the WebSocket with a code and a reason. ``waiting_bytes``, of
-        a socket with compression, returns the inflated size of the messages that wait to be read."""
+        outgoing queue; ``close_socket`` closes the WebSocket with a code and a reason, and drops the message
+        that is being received. ``waiting_bytes``, of a socket with compression, returns the inflated size of
+        the messages that wait to be read."""
         self.queued_bytes, self.close_socket = queued_bytes, close_socket
         self._waiting_bytes = waiting_bytes
         self.heard_at = asyncio.get_running_loop().time()
@@ -208,6 +221,8 @@ class HttpConnection(ServerProtocol):
     def message_received(self) -> None:
         """A whole message was read."""
         self._connections.completed(self)
+        if self._is_refused:
+            return
         if self._waiting_bytes is not None and (waiting := self._waiting_bytes()):
             self.unfinished_bytes = waiting  # those behind it may have been inflated just now
             self._connections.received(self)
@@ -325,7 +340,8 @@ def connection_factory(
     """A function that creates connections whose requests ``server`` handles; ``options`` are aiohttp's."""
     observe_requests(server, HttpConnection.head_complete)
     loop = asyncio.get_running_loop()
-    return lambda: HttpConnection(server, connections, loop=loop, **options)
+    turns = ReadingTurns(loop)
+    return lambda: HttpConnection(server, connections, turns, loop=loop, **options)
 
 
 def connection_of(request: web.BaseRequest) -> HttpConnection:
