@@ -694,7 +694,8 @@ async def test_errors_that_clients_cause_are_recognized() -> None:
 
 
 async def test_overridden_methods_have_the_signatures_of_aiohttp() -> None:
-    for name in ("finish_response", "handle_error", "set_parser", "_drain_helper"):
+    names = ("finish_response", "handle_error", "set_parser", "_drain_helper", "_resume_transport_reading")
+    for name in names:
         ours = inspect.signature(getattr(ServerProtocol, name))
         theirs = inspect.signature(getattr(web.RequestHandler, name))
         assert list(ours.parameters) == list(theirs.parameters), name

@@ -17,7 +17,7 @@ from slipring.mcp import (
     ProgressUpdate,
     ProtocolFailure,
     Reach,
-    Refused,
+    RequestRefused,
     TextContent,
     TimedOut,
     TooLarge,
@@ -561,7 +561,7 @@ async def test_a_tool_with_an_invalid_mark_is_left_out_and_not_called(pool: Pool
     found = await pool.tools(at(modern))
     assert [tool.name for tool in found.tools] == ["add"]
     assert [name for name, _ in found.left_out] == ["bad"]
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         await pool.call(at(modern), "bad", {"a": 1})
 
 

@@ -11,7 +11,13 @@ except ImportError:  # not available on every platform
     new_uvloop = asyncio.new_event_loop  # type: ignore[assignment]
 
 _BOTH = {"asyncio": asyncio.new_event_loop, "uvloop": new_uvloop}
-_ON_BOTH = ("test_connection", "test_registry", "test_drain", "test_websocket_protocol")
+_ON_BOTH = (
+    "test_connection",
+    "test_reading_turns",
+    "test_registry",
+    "test_drain",
+    "test_websocket_protocol",
+)
 
 
 def pytest_asyncio_loop_factories(

@@ -81,12 +81,16 @@ class ServerProtocol(SeparateWaits, web.RequestHandler):
     Relies on ``RequestHandler`` calling ``finish_response`` for every response, ``handle_error`` for every
     request that is not HTTP or that raised, ``set_parser`` with the reader of a WebSocket, which then gets
     all data, on ``_parser`` not being used afterwards, and on its attributes ``_messages``,
-    ``_payload_parser``, ``_reading_paused``, ``_upgraded`` and ``_lingering_time``; and on a request's writer
-    having the head of a response in ``_headers_buf`` until it sends it, and counting in ``output_size`` what
-    it has sent.
+    ``_payload_parser``, ``_reading_paused``, ``_buffer_paused``, ``_upgraded`` and ``_lingering_time``; on
+    resuming the transport by ``_resume_transport_reading`` only; and on a request's writer having the head of
+    a response in ``_headers_buf`` until it sends it, and counting in ``output_size`` what it has sent.
     """
 
-    __slots__ = ()
+    __slots__ = ("_is_held",)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._is_held = False
 
     @property
     def has_queued_request(self) -> bool:
@@ -102,8 +106,24 @@ class ServerProtocol(SeparateWaits, web.RequestHandler):
 
     @property
     def is_reading_paused(self) -> bool:
-        """Whether nothing is read from the transport, because too much that was read has not been used."""
-        return self._reading_paused
+        """Whether nothing is read from the transport: too much that was read has not been used, or the
+        reading is held."""
+        return self._reading_paused or self._is_held
+
+    def hold_reading(self) -> None:
+        """Read nothing from the transport until ``release_reading``, whatever aiohttp resumes meanwhile."""
+        self._is_held = True
+        self._pause_transport_reading()
+
+    def release_reading(self) -> None:
+        """End ``hold_reading``. Nothing is read before aiohttp can use it."""
+        self._is_held = False
+        if not self._reading_paused and not self._buffer_paused:
+            self._resume_transport_reading()
+
+    def _resume_transport_reading(self) -> None:
+        if not self._is_held:
+            super()._resume_transport_reading()
 
     def when_writable(self) -> Awaitable[None] | None:
         """An awaitable that waits until the transport is below its high-water mark; None if it is. Raises
@@ -215,6 +235,21 @@ class MaskCheck:
         self._reader.feed_eof()
 
 
+class _DroppedData:
+    """In place of a WebSocket's reader: takes data and keeps none."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        return False, b""
+
+    def feed_eof(self) -> None:
+        self._queue.feed_eof()
+
+
 def _known_encodings() -> tuple[tuple[str, ...], frozenset[str]]:
     """Return the content encodings that aiohttp decodes here, and the messages of its errors for the others
     that it knows, which need packages that are not installed."""
@@ -277,6 +312,22 @@ def waiting_bytes_of(socket: web.WebSocketResponse) -> Callable[[], int]:
     queue: Any = socket._reader
     assert queue is not None, "not accepted"
     return lambda: int(queue._size)
+
+
+def drop_messages(socket: web.WebSocketResponse) -> None:
+    """Free what an accepted socket has of a message that is not complete, and drop all that its client sends
+    from now on. Messages that are complete can still be received.
+
+    Relies on the reader being kept by the protocol and as ``WebSocketResponse._parser`` only, and on one that
+    is stalled having to live until the messages before what it has not parsed are received.
+    """
+    protocol: Any = socket._req.protocol if socket._req is not None else None
+    queue: Any = socket._reader
+    if protocol is None or protocol._payload_parser is None:
+        return  # the connection is lost
+    protocol._payload_parser = _DroppedData(queue)
+    if queue._stalled_reader is None:
+        socket._parser = None
 
 
 class StreamedResponse(web.StreamResponse):

@@ -31,7 +31,8 @@ from slipring.core.generation import (
 )
 from slipring.engines.catalog import open_engine
 from slipring.engines.chat.answer import ChatAnswer
-from slipring.engines.chat.chunks import Chunk, ChunkReader
+from slipring.engines.chat.chunk_reader import ChunkReader
+from slipring.engines.chat.chunks import Chunk
 from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
@@ -483,9 +484,9 @@ def joined(deltas: list[Delta]) -> list[Delta]:
     return whole
 
 
-def delta_of(finish_reason: str | None = None, **fields: Any) -> Chunk:
+def delta_of(finish_reason: Any = None, **fields: Any) -> Chunk:
     choice = {"index": 0, "delta": fields, "finish_reason": finish_reason}
-    return msgspec.json.decode(json.dumps({"choices": [choice]}), type=Chunk)
+    return ChunkReader().read(json.dumps({"choices": [choice]}).encode())
 
 
 def pieces_of(*calls: Json) -> Chunk:
@@ -633,10 +634,19 @@ def test_parallel_calls_in_one_place_are_told_apart(
     assert calls_of(*named) == expected
 
 
-def test_calls_without_arguments_in_one_place_are_told_apart_by_their_ids() -> None:
-    first = {"index": 0, "id": "a", "function": {"name": "no_args", "arguments": ""}}
-    second = {"index": 0, "id": "b", "function": {"name": "get_weather", "arguments": "{}"}}
-    assert calls_of(first, second) == [("no_args", {}), ("get_weather", {})]
+@pytest.mark.parametrize("index", [0, None])
+@pytest.mark.parametrize("second", ["get_weather", "no_args"])
+@pytest.mark.parametrize("arguments", ["", None, "{}", '{"city":"Oslo"}'])
+def test_calls_without_arguments_in_one_place_are_told_apart_by_their_ids(
+    index: int | None, second: str, arguments: str | None
+) -> None:
+    """Proxies that number all calls 0 begin each with its id, its name and no arguments."""
+    begun = [
+        {"index": index, "id": id, "function": {"name": name, "arguments": ""}}
+        for id, name in (("a", "no_args"), ("b", second))
+    ]
+    last = {"index": index, "function": {"arguments": arguments}}
+    assert calls_of(*begun, last) == [("no_args", {}), (second, json.loads(arguments or "{}"))]
 
 
 def test_a_call_that_a_server_repeats_as_a_whole_is_one_call() -> None:
@@ -773,10 +783,11 @@ def test_calls_that_share_an_index_are_separated_by_name_and_id() -> None:
     assert len(content_of(pieces_of(one), pieces_of({**one, "id": "y"}))) == 6
 
 
-def test_a_changed_id_or_a_repeated_name_begins_no_other_call() -> None:
+def test_a_changed_id_without_a_name_or_a_repeated_name_begins_no_other_call() -> None:
+    """Poolside changes the id of a call after its first piece."""
     first = {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": ""}}
     rest = [
-        {**first, "id": "y"},
+        first,
         {"index": 0, "id": "z", "function": {"arguments": "{"}},
         {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": "}"}},
     ]
@@ -994,8 +1005,8 @@ def test_a_chunk_that_is_cut_within_a_character_fails(payload: bytes) -> None:
 
 def test_why_an_answer_cannot_be_read_is_for_operators() -> None:
     with pytest.raises(ServerError) as failed:
-        read(b'{"choices":[{"delta":{"content":"private"},"finish_reason":[]}]}')
-    assert "finish_reason" in failed.value.detail
+        read(b'{"choices":[{"delta":{"content":"private"},"message":7}]}')
+    assert "message" in failed.value.detail
     assert "private" not in failed.value.detail
 
 
@@ -1041,6 +1052,59 @@ def test_fields_of_other_types_that_nothing_depends_on_fail_no_answer(choice: An
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX), logprobs=True)
     deltas, fault = answer.read([json.dumps({"choices": [choice]}).encode()])
     assert (deltas, fault) == ([Prefilled(), Text("a")], None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"text": "ab"},
+        {"type": "text", "text": {"value": "ab", "annotations": []}},
+        {"content": [{"text": "a"}, "b"]},
+        ["a", "b"],
+        ["a", {"type": "text", "text": "b"}, None],
+        [{"text": ["a", "b"]}],
+    ],
+)
+def test_content_in_other_forms_is_read_as_the_text_that_it_has(content: Any) -> None:
+    assert content_of(delta_of(content=content)) == [Text("ab")]
+    assert content_of({"choices": [{"message": {"content": "ab"}}]}) == [Text("ab")]
+    whole = json.dumps({"choices": [{"message": {"content": content}, "finish_reason": "stop"}]})
+    assert read(whole.encode()) == [Prefilled(), Text("ab")]
+
+
+@pytest.mark.parametrize("content", [None, False, [], {}, [None], {"parts": 1}, [[[[[["deep"]]]]]]])
+def test_content_without_a_text_is_none(content: Any) -> None:
+    assert content_of(delta_of(content=content), delta_of(content="a")) == [Text("a")]
+
+
+def test_thinking_in_parts_of_other_forms() -> None:
+    parts = [{"thinking": {"text": "hm"}}, "a", {"thinking": ["m", 1]}]
+    assert content_of(delta_of(content=parts)) == [Thought("hm"), Text("a"), Thought("m1")]
+    reasoning = delta_of(reasoning={"text": "hm"}, refusal=False)
+    assert content_of(reasoning, delta_of(content=4)) == [Thought("hm"), Text("4")]
+
+
+@pytest.mark.parametrize("none", [False, 0, [], {}, ""])
+def test_a_finish_reason_that_states_nothing_ends_no_answer(none: Any) -> None:
+    assert content_of(delta_of(none, content="a"), delta_of(none, content="b")) == [Text("ab")]
+    with pytest.raises(ServerError, match="without a finish reason"):
+        deltas_of(delta_of(none, content="a"), reason=None)
+
+
+def test_a_finish_reason_that_is_no_text_is_an_unknown_one() -> None:
+    assert content_of(delta_of(True, content="a"), reason=None) == [Text("a")]
+    half = {"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": '{"city":'}}
+    with pytest.raises(ServerError, match=r'{"type":"new"}'):
+        content_of(pieces_of(half), delta_of({"type": "new"}), reason=None)
+
+
+def test_calls_in_other_forms() -> None:
+    function = {"name": ["get_", "weather"], "arguments": {"city": "Rome"}}
+    assert content_of(delta_of(tool_calls={"index": 0.0, "id": 1.5, "function": function})) == [
+        EXPECTED["get_weather"],
+        CallArguments('{"city": "Rome"}'),
+        CallEnded(),
+    ]
 
 
 def test_calls_may_be_numbered_by_texts_and_named_by_numbers() -> None:

@@ -47,6 +47,7 @@ async def test_a_text_and_a_tool_loop(provider: Provider) -> None:
         serve(engine_of(provider, fake.url)) as server,
         server.connect() as socket,
     ):
+        fake.status = provider.status
         fake.answers = [provider.text, provider.calls, provider.text]
         said = await socket.response(input="hello", store=False)
         *thoughts, message = said["output"]

@@ -45,6 +45,8 @@ class Provider:
     """Reasoning before the text."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the engine that this provider needs."""
+    status: int = 200
+    """Of its answers."""
 
 
 def delta(finish_reason: str | None = None, **fields: Any) -> dict[str, Any]:
@@ -71,6 +73,17 @@ def streamed_calls(**marks: Any) -> list[dict[str, Any]]:
             delta(tool_calls=[{"index": number, "function": {"arguments": piece}}])
             for piece in (text[:6], text[6:])
         ]
+    return chunks
+
+
+def with_ids(first: str, later: str, index: int | None = None) -> list[dict[str, Any]]:
+    """The same calls with ids in every piece, and all with one index."""
+    chunks = streamed_calls()
+    for chunk in chunks:
+        [piece] = chunk["choices"][0]["delta"]["tool_calls"]
+        number = piece["index"]
+        piece["id"] = f"{first if 'name' in piece['function'] else later}_{number}"
+        piece["index"] = number if index is None else index
     return chunks
 
 
@@ -559,6 +572,58 @@ PROVIDERS = [
         ],
     ),
     Provider(
+        "gateways that number every call 0",
+        "BerriAI/litellm#21331 (its bridge to the Responses API), maximhq/bifrost#1961, mcowger/plexus#691",
+        [*WORDS, delta("stop"), LAST_USAGE, "data: [DONE]"],
+        [*with_ids("call", "call", 0), delta("tool_calls"), LAST_USAGE, "data: [DONE]"],
+    ),
+    Provider(
+        "poolside",
+        "poolsideai/pool#9: the id of a call is another one after its first piece",
+        [*WORDS, delta("stop"), LAST_USAGE, "data: [DONE]"],
+        [*with_ids("call", "chatcmpl-tool"), delta("tool_calls"), LAST_USAGE, "data: [DONE]"],
+    ),
+    Provider(
+        "one with types of its own",
+        "openai's SDK takes any status of success and checks no types, so that such servers work with it",
+        [
+            {"choices": [{"index": 0, "delta": {"content": ["Hel", "lo"]}, "finish_reason": False}]},
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "delta": {"content": {"type": "text", "text": " the"}},
+                        "finish_reason": False,
+                    }
+                ]
+            },
+            delta(content=[{"type": "text", "text": {"value": "re."}}], refusal=False),
+            delta("stop", content={}),
+            "data: [DONE]",
+        ],
+        [
+            {
+                "choices": [
+                    {
+                        "index": 0.0,
+                        "delta": {
+                            "content": [],
+                            "tool_calls": {
+                                "index": number,
+                                "id": f"call_{number}",
+                                "function": {"name": name, "arguments": arguments},
+                            },
+                        },
+                        "finish_reason": False,
+                    }
+                ]
+            }
+            for number, (name, arguments) in enumerate(CALLS)
+        ]
+        + [delta("tool_calls"), "data: [DONE]"],
+        status=201,
+    ),
+    Provider(
         "one that ignores stream",
         "several small servers, and caches in front of others",
         [
@@ -612,6 +677,8 @@ class ProviderServer:
     def __init__(self) -> None:
         self.url = ""
         self.answers: list[Failure | Sequence[Any]] = []
+        self.status = 200
+        """Of answers that are no failures."""
         self.requests: list[Any] = []
 
     async def __aenter__(self) -> "ProviderServer":
@@ -635,7 +702,7 @@ class ProviderServer:
             answer = answer.body
         if isinstance(answer[0], dict) and "whole" in answer[0]:
             return web.json_response(answer[0]["whole"])
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        stream = web.StreamResponse(status=self.status, headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
         for line in answer:
             text = line if isinstance(line, str) else f"data: {json.dumps(line)}"

@@ -9,11 +9,11 @@ from msgspec import UNSET, Raw, structs
 from slipring.base.errors import ApiError, ServerError
 from slipring.core.generation import Delta, Finished, Prefilled, Refused, Text, Thought
 from slipring.engines.chat.call_assembly import CallAssembly
+from slipring.engines.chat.chunk_reader import ChunkReader
 from slipring.engines.chat.chunks import (
     Choice,
     Chunk,
     ChunkDelta,
-    ChunkReader,
     ContentPart,
     Usage,
     read_logprobs,
@@ -66,6 +66,8 @@ class ChatAnswer:
             else None
         )
         self._chunks = ChunkReader()
+        self._is_plain = self._parser is None and not logprobs
+        """Whether text is emitted as it comes: nothing is parsed, attached to it or emitted before it."""
         self._begun = self._streams = False
         self._reason: Reason | None = None
         self._usage = Usage()
@@ -82,7 +84,7 @@ class ChatAnswer:
         deltas: list[Delta] = []
         try:
             for payload in payloads:
-                deltas += self.take(self._chunks.read(payload))
+                self._take(self._chunks.read(payload), deltas)
         except ApiError as fault:
             return deltas, fault
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -95,9 +97,13 @@ class ChatAnswer:
     def take(self, chunk: Chunk) -> list[Delta]:
         """Return the deltas of a chunk. The answer begins with the first chunk that is not empty."""
         deltas: list[Delta] = []
+        self._take(chunk, deltas)
+        return deltas
+
+    def _take(self, chunk: Chunk, deltas: list[Delta]) -> None:
         if not self._begun:
             if chunk.is_empty:
-                return deltas
+                return
             self._begun = True
             self._streams = any(choice.delta is not None for choice in chunk.choices or ())
             deltas.append(Prefilled())
@@ -106,7 +112,6 @@ class ChatAnswer:
         for choice in chunk.choices or ():
             if not choice.index:
                 self._take_choice(choice, deltas)
-        return deltas
 
     def finish(self) -> list[Delta]:
         """End the stream and return the last deltas. Raises ``ServerError`` if no finish reason has come."""
@@ -140,24 +145,35 @@ class ChatAnswer:
         )
 
     def _take_choice(self, choice: Choice, deltas: list[Delta]) -> None:
-        if choice.logprobs is not None and self._wants_logprobs:
+        delta = choice.delta
+        if (
+            self._is_plain
+            and delta is not None
+            and (text := delta.content)
+            and type(text) is str
+            and not (delta.reasoning_content or delta.reasoning or delta.reasoning_details or delta.refusal)
+            and not (delta.tool_calls or delta.extra_content or delta.provider_specific_fields)
+        ):
+            deltas.append(Text(text))  # the hot path, once per token of a text
+        else:
+            self._take_delta(choice, deltas)
+        if choice.finish_reason:
+            self._reason = self._read_reason(choice.finish_reason)
+
+    def _take_delta(self, choice: Choice, deltas: list[Delta]) -> None:
+        if self._wants_logprobs and choice.logprobs is not None:
             self._logprobs += read_logprobs(choice.logprobs)
         # A whole message after deltas repeats them.
         delta = choice.delta or (None if self._streams else choice.message)
-        if delta is not None:
-            if (text := delta.only_text) and self._passes_text_on:
-                deltas.append(Text(text))  # the hot path, once per token of a text
-            elif delta.has_content:
-                self._emit(self._content(delta), deltas)
-            if delta.reasoning_details or not (
-                delta.extra_content is delta.provider_specific_fields is UNSET
-            ):
-                self._keep(delta)
-            if delta.tool_calls:
-                for piece in delta.tool_calls:
-                    deltas += self._calls.take(piece)
-        if choice.finish_reason:
-            self._reason = self._read_reason(choice.finish_reason)
+        if delta is None:
+            return
+        if delta.has_content:
+            self._emit(self._content(delta), deltas)
+        if delta.reasoning_details or delta.extra_content or delta.provider_specific_fields:
+            self._keep(delta)
+        for piece in delta.tool_calls or ():
+            self._is_plain = False
+            deltas += self._calls.take(piece)
 
     def _keep(self, delta: ChunkDelta) -> None:
         """Keep what the server wants back with the message."""
@@ -185,11 +201,6 @@ class ChatAnswer:
     def has_reason(self) -> bool:
         """Whether the server has said why the answer ended: nothing but its usage can follow."""
         return self._reason is not None
-
-    @property
-    def _passes_text_on(self) -> bool:
-        """Whether text is emitted as it comes: nothing is parsed, attached to it or emitted before it."""
-        return self._parser is None and not self._logprobs and not self._calls.any
 
     def _content(self, delta: ChunkDelta) -> list[Delta]:
         """The reasoning, text and refusal of a chunk."""
@@ -219,6 +230,9 @@ class ChatAnswer:
 
     def _emit(self, new: list[Delta], deltas: list[Delta]) -> None:
         """Append new deltas, or hold them back until the calls are complete."""
+        if not self._calls.any:
+            deltas += new
+            return
         if not new:
             return
         settled, ending = self._calls.settle() if not self._held else (False, [])

@@ -5,8 +5,9 @@ arguments are a complete JSON object, which nothing but white space can follow, 
 empty object is certain only once another call or text has begun: some servers send one before the arguments,
 which then replace it.
 
-Servers number and name calls in many ways. A piece belongs to a further call if it has another id or another
-name, or a name after complete arguments. Pieces that belong to no call for certain fail the answer: a call is
+Servers number and name calls in many ways. A piece that has a name belongs to a further call if its id or its
+name is another, or if the arguments are complete. A piece without a name never does: some servers change the
+id of a call after its first piece. Pieces that belong to no call for certain fail the answer: a call is
 never made up.
 """
 
@@ -33,7 +34,6 @@ class _Input(Struct):
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _input = msgspec.json.Decoder(_Input | str)
-_string = msgspec.json.Decoder(str | None)
 
 
 class _Call:
@@ -137,7 +137,7 @@ class CallAssembly:
             and piece.extra_content is UNSET
         ):
             # The hot path, once per token of a call: more arguments of the call that is being emitted.
-            text = _text_of(function.arguments)
+            text = function.arguments
             if not text:
                 return []
             growing.add(text)
@@ -145,7 +145,7 @@ class CallAssembly:
                 return self._advance()
             growing.emitted += 1
             return [CallArguments(text)]
-        name, text = (function.name or "", _text_of(function.arguments)) if function is not None else ("", "")
+        name, text = (function.name or "", function.arguments or "") if function is not None else ("", "")
         call = self._find(piece, name, text)
         if call is None:
             return []
@@ -206,10 +206,10 @@ class CallAssembly:
         """Whether a piece begins a call, although a server gives it the place of another."""
         if not name:
             return False
-        if call.pieces:
-            return call.is_complete or name != call.name or _differ(piece.id, call.id)
-        if name != call.name and _differ(piece.id, call.id):
+        if piece.id and call.id and piece.id != call.id:
             return True
+        if call.pieces:
+            return call.is_complete or name != call.name
         # No arguments yet: the name may come in pieces, or the first call may have none.
         names = self._names
         return name != call.name and call.name in names and name in names and call.name + name not in names
@@ -259,17 +259,6 @@ class CallAssembly:
         elif not text and not cut_off:
             deltas.append(CallArguments("{}"))
         deltas.append(CallEnded(call.is_complete or not cut_off))
-
-
-def _differ(id: str | int | None, other: str | int) -> bool:
-    return bool(id and other and id != other)
-
-
-def _text_of(arguments: msgspec.Raw) -> str:
-    try:
-        return _string.decode(arguments) or ""
-    except msgspec.ValidationError:
-        return bytes(arguments).decode()
 
 
 def _custom_input(text: str) -> str:

@@ -73,12 +73,12 @@ class UpstreamError(Struct, frozen=True):
 
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
-    """The error for API clients that an answer with another status than 200 means."""
+    """The error for API clients that an answer without success means."""
     return api_error(read_error(body, status, headers))
 
 
 def reported(payload: bytes) -> ApiError:
-    """The error for API clients that an error with status 200 means: in a stream, or instead of one."""
+    """The error for API clients that an error after a success means: in a stream, or instead of one."""
     return api_error(read_error(payload))
 
 

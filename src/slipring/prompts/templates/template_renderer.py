@@ -28,7 +28,7 @@ from slipring.prompts.chain_choices import (
 from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
 from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
-from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, Step, empty
+from slipring.prompts.rendering import CannotAppend, EncodedIds, Preface, Rendered, Renderer, empty
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,
@@ -79,7 +79,7 @@ CONTINUES_ASSISTANT = "the delta continues an assistant message"
 REFUSES_PART = "the template cannot write a part of the conversation alone"
 NO_BOUNDARY = "the template's parts do not meet at a control token"
 
-_NOTHING = Step.of(())
+_NOTHING = EncodedIds.of(())
 
 
 class Tail(Struct, frozen=True):

@@ -87,12 +87,12 @@ class SentBuiltin(Struct, frozen=True):
         return msgspec.json.decode(named, type=str) if named.startswith(b'"') else None
 
 
-class _Outline(Struct):
+class _ToolType(Struct):
     type: str | UnsetType = UNSET
 
 
 _tools = msgspec.json.Decoder(list[Raw])
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_ToolType)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 
 

@@ -15,7 +15,7 @@ from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEven
 from slipring.protocol.hosted.mcp_items import ProtocolError
 from slipring.protocol.responses import Response, ResponseError
 from slipring.protocol.wire import NULL, encode, raw
-from slipring.server.background import unfinished
+from slipring.server.background import unfinished_states
 from slipring.stores.runs import Lease, LeaseLost, Run, RunEvent
 from slipring.stores.store import Store
 
@@ -40,7 +40,7 @@ _KINDS: dict[str, type[ResponseEvent]] = {
 """The terminal events of saved responses, by status."""
 
 
-class _Outline(Struct):
+class _RecordedEvent(Struct):
     type: str
     output_index: int = 0
     item: Raw = NULL
@@ -51,7 +51,7 @@ class _Outline(Struct):
 _Call = dict[str, Any]
 """A hosted call as JSON: that of an upstream may have other fields than ours."""
 _response = json.Decoder(Response)
-_outline = json.Decoder(_Outline)
+_outline = json.Decoder(_RecordedEvent)
 _item: json.Decoder[_Call] = json.Decoder(_Call)
 _HOSTED = frozenset({"mcp_call", "web_search_call", "file_search_call", "code_interpreter_call"})
 
@@ -101,7 +101,7 @@ async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Resp
             event = await _last_event(store, taken, number, cancelled=cancelled)
             lease = Lease(run.tenant, run.response_id, taken.owner, taken.epoch)
             with suppress(LeaseLost):  # then the run has changed, and is not ended here
-                await unfinished.save(store, claim.seal, lease, event.response)
+                await unfinished_states.save(store, claim.seal, lease, event.response)
             if await store.runs.end(taken, event.response, RunEvent(number, encode(event))):
                 return event.response
         if not cancelled:
@@ -140,7 +140,7 @@ async def _output(store: Store, run: Run) -> list[Raw]:
     return [items[index] for index in sorted(items)]
 
 
-def _take(event: _Outline, items: dict[int, Raw], calls: dict[int, _Call]) -> None:
+def _take(event: _RecordedEvent, items: dict[int, Raw], calls: dict[int, _Call]) -> None:
     """Note what an event says of an item: ``items`` are finished, ``calls`` are hosted and are not."""
     index = event.output_index
     if event.type == "response.output_item.done":

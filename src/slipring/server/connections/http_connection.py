@@ -5,7 +5,10 @@ WebSocket message has arrived. Malformed HTTP gets an error in the API's shape.
 """
 
 import asyncio
+import fcntl
 import logging
+import struct
+import termios
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -22,13 +25,14 @@ from slipring.base.aiohttp_internals import (
 )
 from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
-from slipring.server.connections.registry import Connections, ConnectionState
-from slipring.server.connections.send_queue import unacknowledged_bytes
+from slipring.server.connections.connection_limits import Connections, ConnectionState
+from slipring.server.connections.reading_turns import LARGE_READ_BYTES, ReadingTurns
 from slipring.server.replies import add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
 """Limit for a request's line and headers together. aiohttp limits each of them and their number only."""
 _WRITE_BUFFER_BYTES = 16 * 1024
+_Int = struct.Struct("i")
 _CONTROL_HEAD_BYTES = 6
 """Size of the header of a client's control frame: two bytes and a mask."""
 
@@ -71,6 +75,8 @@ class HttpConnection(ServerProtocol):
         "_connections",
         "_head_bytes",
         "_is_aborted",
+        "_is_refused",
+        "_turns",
         "_waiting_bytes",
         "_wire",
         "close_socket",
@@ -82,7 +88,9 @@ class HttpConnection(ServerProtocol):
         "unfinished_bytes",
     )
 
-    def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
+    def __init__(
+        self, server: web.Server, connections: Connections, turns: ReadingTurns, **options: Any
+    ) -> None:
         super().__init__(server, **options)
         self.tenant: str | None = None
         self.state = ConnectionState.SERVING
@@ -92,16 +100,18 @@ class HttpConnection(ServerProtocol):
         """Returns the size of the transport's outgoing queue above this connection, if there is one."""
         self._waiting_bytes: Callable[[], int] | None = None
         self.close_socket: Callable[[int, str], None] | None = None
-        """Closes the WebSocket, once the connection has been upgraded to one."""
+        """Closes the WebSocket, once the connection has been upgraded to one, and drops the message that is
+        being received."""
         self.heard_at = 0.0
         """When the client of a WebSocket last sent anything, on the event loop's clock."""
         self._connections = connections
+        self._turns = turns
         self._head_bytes = 0
-        self._is_aborted = False
+        self._is_aborted = self._is_refused = False
         self._wire: asyncio.Transport | None = None
         """The transport until the connection is lost; aiohttp drops its own when it begins to close."""
 
-    # The interface of ``registry.TrackedConnection``.
+    # The interface of ``connection_limits.TrackedConnection``.
 
     @property
     def unsent_bytes(self) -> int:
@@ -126,6 +136,7 @@ class HttpConnection(ServerProtocol):
         self._reject(RequestTimeout("The head of the request did not arrive in time."))
 
     def refuse_message(self, code: int, reason: str) -> None:
+        self._is_refused = True
         if self.close_socket is not None:
             self.close_socket(code, reason)
         else:
@@ -158,16 +169,20 @@ class HttpConnection(ServerProtocol):
     def data_received(self, data: bytes) -> None:
         if self.close_socket is not None:
             self._frames_received(data)
-            return
-        super().data_received(data)
-        if self.state is not ConnectionState.SERVING and data:
-            self._head_received(len(data))
+        else:
+            super().data_received(data)
+            if self.state is not ConnectionState.SERVING and data:
+                self._head_received(len(data))
+        if len(data) >= LARGE_READ_BYTES:
+            self._turns.wait(self)
 
     def _frames_received(self, data: bytes) -> None:
         self.heard_at = asyncio.get_running_loop().time()
         if self.is_empty_pong(data):
             return  # the answer to a ping; waking the reader for it would take most of what a ping costs
         super().data_received(data)
+        if self._is_refused:
+            return  # nothing of it is kept
         self.unfinished_bytes += len(data)
         if self._waiting_bytes is not None:
             # Messages that were deflated are counted as they are in memory.
@@ -193,8 +208,9 @@ class HttpConnection(ServerProtocol):
         waiting_bytes: Callable[[], int] | None = None,
     ) -> None:
         """Count received bytes as WebSocket messages from now on. ``queued_bytes`` returns the size of the
-        outgoing queue; ``close_socket`` closes the WebSocket with a code and a reason. ``waiting_bytes``, of
-        a socket with compression, returns the inflated size of the messages that wait to be read."""
+        outgoing queue; ``close_socket`` closes the WebSocket with a code and a reason, and drops the message
+        that is being received. ``waiting_bytes``, of a socket with compression, returns the inflated size of
+        the messages that wait to be read."""
         self.queued_bytes, self.close_socket = queued_bytes, close_socket
         self._waiting_bytes = waiting_bytes
         self.heard_at = asyncio.get_running_loop().time()
@@ -208,6 +224,8 @@ class HttpConnection(ServerProtocol):
     def message_received(self) -> None:
         """A whole message was read."""
         self._connections.completed(self)
+        if self._is_refused:
+            return
         if self._waiting_bytes is not None and (waiting := self._waiting_bytes()):
             self.unfinished_bytes = waiting  # those behind it may have been inflated just now
             self._connections.received(self)
@@ -284,6 +302,17 @@ class HttpConnection(ServerProtocol):
             self.force_close()
 
 
+def unacknowledged_bytes(descriptor: int) -> int:
+    """Bytes in the kernel's send queue: written to a TCP socket, and not acknowledged by the other side. 0
+    where the system does not report them: Linux does."""
+    try:
+        answer = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(_Int.size))
+    except OSError:
+        return 0
+    (size,) = _Int.unpack(answer)
+    return int(size)
+
+
 def _library_error_response(refusal: web.HTTPException) -> web.Response:
     """An error that aiohttp raised itself, in the API's shape."""
     error = InvalidRequest(f"The request is not valid: {refusal.reason}.", code="invalid_http")
@@ -325,7 +354,8 @@ def connection_factory(
     """A function that creates connections whose requests ``server`` handles; ``options`` are aiohttp's."""
     observe_requests(server, HttpConnection.head_complete)
     loop = asyncio.get_running_loop()
-    return lambda: HttpConnection(server, connections, loop=loop, **options)
+    turns = ReadingTurns(loop)
+    return lambda: HttpConnection(server, connections, turns, loop=loop, **options)
 
 
 def connection_of(request: web.BaseRequest) -> HttpConnection:

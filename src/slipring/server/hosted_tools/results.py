@@ -17,7 +17,7 @@ from slipring.mcp import (
     Outcome,
     ProtocolFailure,
     Redaction,
-    Refused,
+    RequestRefused,
     ResourceLink,
     TextContent,
     TimedOut,
@@ -73,7 +73,7 @@ def _error(failure: McpFailure, message: str) -> CallError:
         return HttpError(_BAD_GATEWAY, message)
     if isinstance(failure, ProtocolFailure):
         return ProtocolError(failure.code, message)
-    return ProtocolError(_REFUSED if isinstance(failure, Refused) else INTERNAL_ERROR, message)
+    return ProtocolError(_REFUSED if isinstance(failure, RequestRefused) else INTERNAL_ERROR, message)
 
 
 def stated(failure: McpFailure) -> str:

@@ -2,8 +2,8 @@
 
 The reader never waits for generation, so it answers pings while a response is generated. ``tick`` detects a
 silent client: the server calls it about once a second while turns run, and otherwise when the next ping or
-another deadline is due, so an idle connection costs nothing in between. ``connections.registry`` detects
-clients that read or send too slowly.
+another deadline is due, so an idle connection costs nothing in between. ``connection_limits`` detects clients
+that read or send too slowly.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 
 from aiohttp import WSMsgType, web
 
-from slipring.base.aiohttp_internals import waiting_bytes_of
+from slipring.base.aiohttp_internals import drop_messages, waiting_bytes_of
 from slipring.base.errors import ApiError
 from slipring.core.session.actions import Action
 from slipring.protocol.events import Event
@@ -28,7 +28,7 @@ from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox, run_until_waiting
-from slipring.server.transports.websocket_io import (
+from slipring.server.transports.websocket_frames import (
     CLOSE_TIMEOUT_S,
     FrameWriter,
     answer_close,
@@ -77,7 +77,7 @@ class WebSocketConnection(Sink):
             on_full=self._http.queue_grew,
         )
         waiting_bytes = waiting_bytes_of(socket) if socket.compress else None
-        self._http.become_socket(self._outbox.queued_bytes, self.close, waiting_bytes)
+        self._http.become_socket(self._outbox.queued_bytes, self._refuse_message, waiting_bytes)
         self._closing: asyncio.Task[None] | None = None
         self._exchanged_at = self._http.heard_at
         """When the last ping was sent, or the client last sent a message or a ping. Each of them causes bytes
@@ -114,6 +114,12 @@ class WebSocketConnection(Sink):
     def close(self, code: int, reason: str) -> None:
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(code, reason))
+
+    def _refuse_message(self, code: int, reason: str) -> None:
+        """Close because of a message that is being received. It would otherwise be read on, and kept, until
+        the client has answered the close frame."""
+        drop_messages(self._socket)
+        self.close(code, reason)
 
     def record(self, turn: EndedTurn) -> None:
         if self.recent is None:

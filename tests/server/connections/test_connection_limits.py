@@ -14,8 +14,9 @@ from functools import partial
 import pytest
 
 from slipring.core.limits import Limits
+from slipring.server.connections.connection_limits import PROGRESS_BYTES
 from slipring.server.connections.file_descriptors import room_for_connections
-from slipring.server.connections.registry import PROGRESS_BYTES
+from slipring.server.transports import websocket
 from tests import wire
 from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.server.raw import (
@@ -26,6 +27,7 @@ from tests.server.raw import (
     TEXT,
     RawSocket,
     fill,
+    frame,
     only_client,
     open_raw,
     open_tcp,
@@ -399,7 +401,7 @@ async def test_a_message_that_the_server_does_not_read_has_no_deadline() -> None
             await engine.next()
             await until(lambda: client._outbox.full)
             sending = asyncio.create_task(raw.create(input="two", stream_id="b", **large))
-            await until(lambda: client._http.is_reading_paused)
+            await until(lambda: client._http._reading_paused)
             clock.pass_by(1)
             clock.pass_by(100)
             assert not server.service.connections.dropped
@@ -421,6 +423,53 @@ async def test_bytes_of_unfinished_messages_are_limited() -> None:
                 await other.create(input="x" * 500_000)
                 assert (await other.receive_event())["type"] == "response.created"
         await until(lambda: not requests.used_bytes)
+
+
+@asynccontextmanager
+async def slow_socket(server: Running) -> AsyncIterator[RawSocket]:
+    """A WebSocket with small buffers on both sides, to a server whose clock stands still."""
+    Clock(server)
+    async with open_raw(server, small_buffers=True) as raw:
+        yield raw
+
+
+async def test_a_refused_message_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is kept or counted, whatever its client still sends. It is not disconnected at once,
+    because it has not read what was sent before."""
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT_S", 600.0)
+    piece = frame(CONTINUATION, bytes(2 * MIB), final=False)
+    engine = PuppetEngine()
+    limits = Limits(tenant_request_bytes=2 * MIB, send_buffer_bytes=1024, send_timeout_s=1000)
+    async with serve(engine, limits=limits) as server, slow_socket(server) as raw:
+        client, connections = only_client(server), server.service.connections
+        await raw.create(input="one", instructions="x" * MIB, store=False)
+        await engine.next()
+        await until(lambda: client._outbox._writer is not None)
+        used_bytes = server.service.requests.used_bytes
+        await raw.send(frame(TEXT, b"{", final=False) + piece)
+        await until(lambda: bool(connections.dropped))
+        assert client._socket._parser is None, "what had arrived is freed"
+        for _ in range(4):
+            await raw.send(piece)
+        assert client._http.unfinished_bytes == 0
+        assert server.service.requests.used_bytes <= used_bytes
+        assert connections.dropped == {"message_memory": 1}
+        assert await raw.closed() == 1013
+
+
+async def test_messages_before_a_refused_one_are_still_read() -> None:
+    """A reader that has not parsed all that arrived, because messages wait, lives until they are read."""
+    engine, limits = PuppetEngine(), Limits(send_buffer_bytes=1024, send_timeout_s=1000)
+    async with serve(engine, limits=limits) as server, slow_socket(server) as raw:
+        client = only_client(server)
+        await raw.create(input="one", instructions="x" * MIB, store=False)
+        await engine.next()
+        await until(lambda: client._outbox.full)
+        await raw.send(frame(TEXT, b"{}") * 6000)
+        await until(lambda: client._socket._reader._stalled_reader is not None)
+        client._http.refuse_message(1013, "too many unfinished messages")
+        assert client._socket._parser is not None
+        assert await raw.closed() == 1013
 
 
 # Number of connections.

@@ -1,0 +1,123 @@
+"""Connections whose clients send a lot take turns, and keep the event loop from nothing else."""
+
+import asyncio
+import contextlib
+from collections import Counter
+
+import pytest
+
+from slipring.server.connections.http_connection import HttpConnection
+from slipring.server.connections.reading_turns import _AT_ONCE, LARGE_READ_BYTES, ReadingTurns
+from tests.harness import Running, serve
+from tests.server.raw import CONTINUATION, TEXT, frame, only_client, open_raw, until
+
+MIB = 2**20
+
+
+class Held:
+    """Records in which order the connections of a test are held and released."""
+
+    def __init__(self, name: str, record: list[str]) -> None:
+        self._name = name
+        self._record = record
+
+    def hold_reading(self) -> None:
+        self._record.append(f"hold {self._name}")
+
+    def release_reading(self) -> None:
+        self._record.append(f"release {self._name}")
+
+
+async def test_a_few_connections_have_their_turn_in_each_round() -> None:
+    record: list[str] = []
+    turns = ReadingTurns(asyncio.get_running_loop())
+    waiting = [Held(str(number), record) for number in range(_AT_ONCE + 2)]
+    for each in waiting:
+        turns.wait(each)
+    assert record == [f"hold {number}" for number in range(_AT_ONCE + 2)]
+    record.clear()
+    await asyncio.sleep(0)
+    assert record == [f"release {number}" for number in range(_AT_ONCE)]
+    turns.wait(waiting[0])  # behind those that wait already
+    record.clear()
+    await asyncio.sleep(0)
+    assert record == [f"release {number}" for number in (_AT_ONCE, _AT_ONCE + 1, 0)]
+    await asyncio.sleep(0)
+    turns.wait(waiting[1])
+    await asyncio.sleep(0)
+    assert record[-1] == "release 1"
+
+
+class Rounds:
+    """Counts the rounds of the event loop, and what the server reads in each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._number = 0
+        self.reads: Counter[tuple[int, HttpConnection]] = Counter()
+        """How many large pieces each connection brought in each round."""
+        received = HttpConnection.data_received
+
+        def record(connection: HttpConnection, data: bytes) -> None:
+            self.reads[self._number, connection] += len(data) >= LARGE_READ_BYTES
+            received(connection, data)
+
+        monkeypatch.setattr(HttpConnection, "data_received", record)
+        self._next()
+
+    def _next(self) -> None:
+        self._number += 1
+        self._handle = self._loop.call_soon(self._next)
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+
+def is_full(server: Running, size_bytes: int) -> bool:
+    """Whether so much of a message has arrived on each of the server's sockets."""
+    return all(each._http.unfinished_bytes >= size_bytes for each in server.service.clients)
+
+
+async def test_a_round_of_the_event_loop_reads_one_piece_of_a_large_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """uvloop would read up to 8 MB of each socket in one round."""
+    sent = frame(TEXT, b"x", final=False) + frame(CONTINUATION, bytes(3 * MIB), final=False)
+    rounds = Rounds(monkeypatch)
+    async with serve() as server, contextlib.AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(open_raw(server)) for _ in range(3 * _AT_ONCE)]
+        await asyncio.gather(*(each.send(sent) for each in sockets))
+        await until(lambda: is_full(server, len(sent)))
+        rounds.stop()
+    assert max(rounds.reads.values()) == 1, "a connection has brought several pieces in one round"
+
+
+async def test_a_held_connection_is_not_resumed_by_the_messages_that_are_read() -> None:
+    """aiohttp resumes the reading whenever a message leaves its queue."""
+    async with serve() as server, open_raw(server) as raw:
+        http: HttpConnection = only_client(server)._http
+        http.hold_reading()
+        transport = http.transport
+        assert transport is not None
+        http.pause_reading()
+        http.resume_reading()
+        assert http.is_reading_paused
+        assert not transport.is_reading()
+        http.pause_reading()
+        http.release_reading()
+        assert not transport.is_reading(), "aiohttp has not resumed it"
+        http.resume_reading()
+        assert transport.is_reading()
+        await raw.create(input="hello")
+        assert (await raw.receive_event())["type"] == "response.created"
+
+
+async def test_a_connection_that_is_lost_while_it_is_held_is_forgotten() -> None:
+    async with serve() as server:
+        async with open_raw(server) as raw:
+            http: HttpConnection = only_client(server)._http
+            http._turns.wait(http)
+            http.abort()
+            assert await raw.ended() == b""
+        await until(lambda: not server.service.connections.open)
+        assert not http._turns._held
