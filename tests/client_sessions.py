@@ -30,7 +30,7 @@ class ClientSessions:
         self._created.append(_Created(session, asyncio.get_running_loop(), place))
 
     def take_left_open(self) -> list[str]:
-        """Where the sessions were created that are open although their loop is closed. Each is returned once."""
+        """Where the open sessions were created whose loop is closed. Each of them is returned once."""
         left = [each for each in self._created if not each.session.closed]
         self._created = [each for each in left if not each.loop.is_closed()]
         lost = [each for each in left if each.loop.is_closed()]

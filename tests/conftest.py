@@ -113,8 +113,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """Restore the root logger, which a test that runs a command in this process sets up as that command does.
-    Fail a test in which a server of this process sent a frame or an SSE event that is wrong, and one that left
-    a client session open."""
+    Fail a test in which a server of this process sent a frame or an SSE event that is wrong, and one that
+    left a client session open."""
     try:
         result = yield
     finally:

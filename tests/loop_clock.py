@@ -1,5 +1,5 @@
-"""The clock of an event loop, which a test sets forward: a timeout expires when the test says so, however busy
-the machine is."""
+"""The clock of an event loop, which a test sets forward: a timeout expires when the test says so, however
+busy the machine is."""
 
 import asyncio
 

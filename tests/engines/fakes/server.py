@@ -175,8 +175,8 @@ async def started(engine: E) -> AsyncIterator[E]:
 
 @asynccontextmanager
 async def in_front_of(fake: F, **options: Any) -> AsyncIterator[tuple[F, Running]]:
-    """A fake, and a slipring whose engine talks to it, with long timeouts and no retries. It pings no clients:
-    a test may set the clock forward."""
+    """A fake, and a slipring whose engine talks to it, with long timeouts and no retries. It does not ping
+    clients: a test may set the clock forward."""
     await fake.start()
     try:
         patient = {"first_token_timeout_s": 60.0, "idle_timeout_s": 60.0, "retries": 0}
