@@ -68,7 +68,7 @@ from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
 from slipring.server.access.seal_keys import KeyedSeal
-from slipring.server.transports.http_replies import read_create
+from slipring.server.transports.http import read_create
 from tests import late
 from tests.api import Api
 from tests.core.connection import OnePolicy

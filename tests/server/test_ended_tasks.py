@@ -32,7 +32,7 @@ from slipring.core.generation import (
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine, Level
 from slipring.server.driver import Driver
-from slipring.server.transports.websocket_io import FrameWriter
+from slipring.server.transports.websocket_frames import FrameWriter
 from tests.api import Api
 from tests.harness import TERMINAL, PuppetEngine, Running, read_sse, serve
 from tests.mcp.fakes import FakeServer, serving

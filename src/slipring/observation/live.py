@@ -11,12 +11,17 @@ the sum of those of its processes and of ``departed``, and never fall.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from slipring.protocol.timing import TurnReport
+
+INTERVAL_S = 0.5
+"""Time between two updates of one process."""
+Receive = Callable[[bytes], None]
+"""Takes one line of a live stream, without waiting."""
 
 
 class Totals(Struct, frozen=True):

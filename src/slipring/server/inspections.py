@@ -24,8 +24,6 @@ log = logging.getLogger("slipring")
 
 
 class CallerPolicies:
-    """The policies that apply to one caller."""
-
     def __init__(self, inspector: Inspector, caller: Caller) -> None:
         self._inspector = inspector
         self._tenant = caller.tenant
@@ -37,7 +35,6 @@ class CallerPolicies:
         return self._inspector.checks
 
     def policy_of(self, model: str) -> Policy:
-        """The policy of a turn of this model."""
         return self._inspector.policy_of(model=model, tenant=self._tenant, key_id=self._key_id)
 
 

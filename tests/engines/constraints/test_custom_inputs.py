@@ -24,7 +24,7 @@ from slipring.core.generation import (
 from slipring.engines.base import Engine, Level
 from slipring.engines.catalog import open_engine
 from slipring.engines.constraints import custom_inputs
-from slipring.engines.constraints.drafts import draft_input
+from slipring.engines.constraints.sample_values import sample_input
 from slipring.protocol.definitions import Grammar
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN
@@ -126,7 +126,7 @@ async def test_an_incomplete_input_fails_the_response_at_its_end(end: Delta) -> 
     ],
 )
 def test_the_simulated_engine_finds_a_text_that_matches(grammar: Grammar) -> None:
-    text = draft_input(grammar.syntax, grammar.definition, STATES)
+    text = sample_input(grammar.syntax, grammar.definition, STATES)
     assert text is not None
     assert fits(grammar, text)
 

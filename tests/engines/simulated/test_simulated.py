@@ -265,7 +265,7 @@ async def test_parameters_without_a_value_are_refused(socket: Socket) -> None:
 async def test_unsupported_keywords_of_a_tool_that_is_not_strict_are_ignored(socket: Socket) -> None:
     tool = {**ADD, "parameters": {**ADD["parameters"], "not": {"required": ["c"]}}}
     (call,) = calls(await socket.response(input="go", tools=[tool]))
-    assert json.loads(call["arguments"]) == {"a": 1, "b": 10}
+    assert json.loads(call["arguments"]) == {"a": 1, "b": 21}
 
 
 async def test_a_json_object_format_gets_an_object(socket: Socket) -> None:

@@ -249,7 +249,7 @@ class ChainMachine:
         format = renderer.output_format
         has_calls = format.calls is not None or format.is_harmony
         calls = wanted.calls if self._history.has_tools and has_calls else ()
-        if not renderer.detected.writes_several_calls or format.is_harmony:
+        if not renderer.forms.several_calls or format.is_harmony:
             calls = calls[:1]
         thoughts = (
             _THOUGHT
@@ -312,7 +312,10 @@ class ChainMachine:
                 rest = (
                     rest[told:] if told >= 0 else f"{thought}{self._renderer.output_format.think_close}{rest}"
                 )
-        last = max(rest.rfind(content) + len(content) for content in _CONTENTS if content in rest)
+        contents = [rest.rfind(content) + len(content) for content in _CONTENTS if content in rest]
+        if not contents:  # a template that writes no answers
+            return None
+        last = max(contents)
         ends = [rest.find(name, last) for name in self._ends(any(each.call_id for each in answer))]
         end = min((at for at in ends if at >= 0), default=len(rest))
         return self._draft(asked, context).ids(rest[:end])

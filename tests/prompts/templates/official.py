@@ -99,7 +99,7 @@ def renderer_of(source: str, today: date = date(2026, 1, 2)) -> TemplateRenderer
 def _conversations(renderer: TemplateRenderer) -> Sequence[Sequence[Turn]]:
     """Tool loops without and with thoughts and with two calls, users' turns after text and thoughts."""
     has_thoughts = bool(renderer.output_format.think_close) or renderer.output_format.is_harmony
-    several = renderer.detected.writes_several_calls and not renderer.output_format.is_harmony
+    several = renderer.forms.several_calls and not renderer.output_format.is_harmony
     question, more = user("What is the weather in Rome?"), user("And in Oslo?")
 
     def loop(thoughts: str, calls: tuple[Call, ...]) -> list[Turn]:

@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
+from slipring.core.checks.inspected_answer import Beginning, InspectedAnswer
 from slipring.core.checks.item_texts import texts_in
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
 from slipring.core.checks.rulings import Ruling, When, checks_of, rule
 from slipring.core.checks.subjects import UPSTREAM_KINDS, call_text, upstream_subjects
-from slipring.core.checks.tracks import Beginning, Track
 from slipring.core.checks.verdicts import Kind, Side, Subject, Verdict
 from slipring.core.generation import (
     Annotated,
@@ -125,10 +125,10 @@ class _UpstreamItem(Struct, eq=False):
 
 
 class _OpenInspection(Struct, frozen=True):
-    """An inspection in flight: of the input, of what a track has asked for, or of something whole."""
+    """An inspection in flight: of the input, of a part of the answer, or of something whole."""
 
     inspection: Inspection
-    track: Track | None = None
+    answer: InspectedAnswer | None = None
     owed: _Owed | None = None
     is_of_answer: bool = False
     """Whether the answer contains it."""
@@ -136,32 +136,11 @@ class _OpenInspection(Struct, frozen=True):
     @property
     def holds(self) -> bool:
         """Whether no part of the answer is released before it has ended."""
-        return self.track is None and self.owed is None and self.inspection.when == "hold"
+        return self.answer is None and self.owed is None and self.inspection.when == "hold"
 
 
 class Gate:
     """The deltas of one turn that wait, and the inspections that they wait for."""
-
-    __slots__ = (
-        "_asked",
-        "_due",
-        "_emissions",
-        "_held",
-        "_held_bytes",
-        "_hold",
-        "_holds_items",
-        "_last_ticket",
-        "_most_bytes",
-        "_position",
-        "_stretch",
-        "_tracks",
-        "_upstream",
-        "context",
-        "policy",
-        "report",
-        "ruling",
-        "writes_json",
-    )
 
     def __init__(self, policy: Policy, *, most_bytes: int = MOST_BYTES) -> None:
         self.policy = policy
@@ -179,8 +158,8 @@ class Gate:
         """The length of the answer so far: its characters, and one for the beginning of each call."""
         self._stretch: type | None = None
         """The type of the deltas that the current stretch of the answer consists of."""
-        hold, follow = Track(policy, "hold"), Track(policy, "follow")
-        self._tracks = [track for track in (hold, follow) if track.is_used]
+        hold, follow = InspectedAnswer(policy, "hold"), InspectedAnswer(policy, "follow")
+        self._answers = [answer for answer in (hold, follow) if answer.is_used]
         self._hold = hold if hold.is_used else None
         self._emissions: list[_Emission] = []
         self._upstream: dict[int | str, _UpstreamItem] = {}
@@ -219,7 +198,7 @@ class Gate:
         wait for: the output of its turn is as large as it is."""
         if not self._asked:
             return False
-        return self._held_bytes + sum([track.pending for track in self._tracks]) >= self._most_bytes
+        return self._held_bytes + sum([answer.pending for answer in self._answers]) >= self._most_bytes
 
     def unanswered(self, *sides: Side) -> set[str]:
         """The checks that gave no answer about something on one of these sides, or have not given it yet."""
@@ -230,7 +209,7 @@ class Gate:
                     missing.update(check.name for check in checks_of(self.policy, subject, inspection.when))
         if "output" in sides:
             # An answer that is broken off ends within a window.
-            modes = {track.mode for track in self._tracks if track.frontier is not None}
+            modes = {answer.mode for answer in self._answers if answer.frontier is not None}
             missing.update(check.name for check in self.policy.checks if check.mode in modes)
         return missing
 
@@ -278,7 +257,7 @@ class Gate:
                 released.append(delta)
             else:
                 self._keep(delta, size_bytes, owed)
-        self._ask_tracks()
+        self._ask_next()
         return released + self._release() if self._held else released
 
     def _feed_refused(self, deltas: Iterable[Delta]) -> list[Delta]:
@@ -305,26 +284,26 @@ class Gate:
             if ruling is not None and ruling.stops:
                 break
             passed += 1
-        if asked.track is not None:
-            asked.track.answered(passed)
+        if asked.answer is not None:
+            asked.answer.answered(passed)
         if asked.owed is not None:
             asked.owed.is_open = passed < len(inspection.subjects)
         if passed < len(inspection.subjects):
             assert ruling is not None
             self._stop(ruling)
-        self._ask_tracks()
+        self._ask_next()
         return self._release()
 
     def _inspect(self, delta: Delta) -> int:
-        """Let the tracks see a delta; returns its size in bytes."""
+        """Show a delta to the checks; returns its size in bytes."""
         kind = type(delta)
         if kind is not self._stretch or kind is CallStarted:
             self._begin_or_end(delta)
         if isinstance(delta, _WITH_TEXT):
             text = delta.text
             self._position += len(text)
-            for track in self._tracks:
-                track.grow(text, self._position)
+            for answer in self._answers:
+                answer.grow(text, self._position)
             return _size(text)
         return 0
 
@@ -369,8 +348,8 @@ class Gate:
         of_stretch = _KINDS.get(type(delta))
         if isinstance(delta, CallEnded | Finished) or of_stretch is not None:
             self._stretch = None
-            for track in self._tracks:
-                track.close()
+            for answer in self._answers:
+                answer.close()
         if of_stretch is None:
             return
         self._stretch = type(delta)
@@ -380,9 +359,9 @@ class Gate:
             self._position += 1
         else:
             begun = Beginning(of_stretch, self._position, self.writes_json and isinstance(delta, Text))
-        for track in self._tracks:
-            track.begin(begun)
-            track.grow("", self._position)
+        for answer in self._answers:
+            answer.begin(begun)
+            answer.grow("", self._position)
 
     def _keep(self, delta: Delta, size_bytes: int, owed: _Owed | None = None) -> None:
         self._held.append(_Held(delta, self._position, size_bytes, owed))
@@ -392,20 +371,20 @@ class Gate:
         self,
         subjects: tuple[Subject, ...],
         when: When,
-        track: Track | None = None,
+        answer: InspectedAnswer | None = None,
         owed: _Owed | None = None,
         *,
         is_of_answer: bool = False,
     ) -> None:
         self._last_ticket += 1
         inspection = Inspection(self._last_ticket, subjects, self.policy, when)
-        self._asked[inspection.ticket] = _OpenInspection(inspection, track, owed, is_of_answer)
+        self._asked[inspection.ticket] = _OpenInspection(inspection, answer, owed, is_of_answer)
         self._due.append(inspection)
 
-    def _ask_tracks(self) -> None:
-        for track in self._tracks:
-            if track.has_due:
-                self._ask(tuple(track.ask(self.context)), track.mode, track, is_of_answer=True)
+    def _ask_next(self) -> None:
+        for answer in self._answers:
+            if answer.has_due:
+                self._ask(tuple(answer.ask(self.context)), answer.mode, answer, is_of_answer=True)
 
     def _release(self) -> list[Delta]:
         """Take the deltas that may be released from the queue."""
@@ -446,7 +425,7 @@ class Gate:
             ticket: asked for ticket, asked in self._asked.items() if is_cut and not asked.is_of_answer
         }
         self._due = [inspection for inspection in self._due if inspection.ticket in self._asked]
-        self._tracks, self._hold = [], None
+        self._answers, self._hold = [], None
 
 
 def _is_open(owed: _Owed | None) -> bool:

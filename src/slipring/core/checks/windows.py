@@ -45,7 +45,6 @@ class Windows:
         """Whether there is a window to cut although the text is not finished."""
 
     def add(self, text: str) -> None:
-        """The text has grown."""
         self._pieces.append(text)
         self.pending += len(text)
         if self.pending >= LENGTH and not self.is_due:

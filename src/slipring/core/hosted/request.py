@@ -42,23 +42,6 @@ _OF_TOOLS = ("code_interpreter_call.", "file_search_call.", "web_search_call.")
 class HostedRequest:
     """The hosted tools of one turn."""
 
-    __slots__ = (
-        "_input",
-        "_lists",
-        "_seal",
-        "_sent",
-        "_tenant",
-        "answers",
-        "approved",
-        "awaited",
-        "builtins",
-        "is_upstream",
-        "offered",
-        "resolved",
-        "servers",
-        "upstream_tools",
-    )
-
     def __init__(self, seal: Seal, tenant: str) -> None:
         self._seal = seal
         self._tenant = tenant
@@ -93,12 +76,7 @@ class HostedRequest:
         """Whether the tools of the request have been read."""
         return self.resolved is not None or self.upstream_tools is not None
 
-    def read_servers(
-        self,
-        request: CreateRequest,
-        hosting: Hosting,
-        known: Head | None = None,
-    ) -> None:
+    def read_servers(self, request: CreateRequest, hosting: Hosting, known: Head | None = None) -> None:
         """Read what the driver is to resolve: MCP servers and built-in tools. ``known``: a head that was read
         before, for the same model."""
         self.is_upstream = hosting == "upstream"

@@ -11,8 +11,8 @@ from msgspec import Struct
 from slipring.base.errors import ApiError, InvalidRequest, TooExpensive
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text
 from slipring.engines.constraints.answer_form import CalledTool
-from slipring.engines.constraints.drafts import EMPTY_OBJECT, Draft, draft, input_for
 from slipring.engines.constraints.grammar_compiler import Compiler
+from slipring.engines.constraints.sample_values import EMPTY_OBJECT, SampleDocument, document_for, input_for
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.protocol.tools import CallableTool
 
@@ -52,7 +52,7 @@ class Content(Struct, frozen=True):
 
     tools: tuple[CallableTool, ...] = ()
     """The tool to call, once for each call."""
-    draft: Draft = EMPTY_OBJECT
+    document: SampleDocument = EMPTY_OBJECT
     """Of the arguments of each call, or of the document."""
     input: str | None = None
     """The input of each call of a custom tool that has a grammar."""
@@ -75,11 +75,12 @@ async def prepare(job: Job, tool_outputs: int, options: SimulatedOptions, compil
             return Content(tools, input=await input_for(compiler, job.tenant, grammar))
         if tools:
             called = CalledTool.of(tools[0])
-            made = await draft(compiler, job.tenant, called.parameters, strict=called.strict)
+            made = await document_for(compiler, job.tenant, called.parameters, strict=called.strict)
             return Content(tools, made)
         format = job.settings.format
         if format.kind != "text":
-            return Content(draft=await draft(compiler, job.tenant, format.schema, strict=format.is_strict))
+            made = await document_for(compiler, job.tenant, format.schema, strict=format.is_strict)
+            return Content(document=made)
     except TooExpensive as error:
         raise TooExpensive(error.reason, param) from None
     except InvalidRequest as error:
@@ -100,7 +101,7 @@ def plan_answer(
         yield Emit([Text(mark or WORDS[0].capitalize())])
         yield from islice(cycle(_WORD_STEPS), 1, tokens)
     else:
-        for piece in pieces(content.draft.filled(mark), tokens):
+        for piece in pieces(content.document.with_text(mark), tokens):
             yield Emit([Text(piece)])
 
 
@@ -118,7 +119,7 @@ def tools_to_call(job: Job, tool_outputs: int, options: SimulatedOptions) -> tup
 def _call(tool: CallableTool, content: Content, tokens: int, mark: str) -> Iterator[AnswerStep]:
     """A call whose arguments are streamed in about ``tokens`` pieces."""
     if tool.kind != "custom":
-        arguments = padded(content.draft.filled(mark), tokens)
+        arguments = padded(content.document.with_text(mark), tokens)
     else:
         arguments = input_of(content, tokens, mark)
     yield from call_steps(CallStarted(tool.kind, tool.name, tool.namespace), arguments, tokens)

@@ -50,8 +50,6 @@ is limited."""
 
 
 class GuardSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of the source ``guard``."""
-
     model: str
     """The name of a model that this server serves."""
     format: Literal["llama-guard", "qwen3guard", "granite", "shieldgemma", "policy"]

@@ -15,7 +15,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -37,13 +37,12 @@ from slipring.core.limits import Limits
 from slipring.observation import live
 from slipring.observation.drawing_files import DRAWINGS
 from slipring.observation.snapshots import Snapshot
-from slipring.server.admin.source import Source
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
+from slipring.server.connections.connection_limits import Connections
 from slipring.server.connections.http_connection import connection_factory, connection_of, http_logger
-from slipring.server.connections.registry import Connections
 from slipring.server.periodic_tasks import cancel_and_wait
-from slipring.server.process.listener import is_loopback, listen
+from slipring.server.process.listening_sockets import is_loopback, listen
 from slipring.server.replies import add_standard_headers, error_response, json_response
 
 log = logging.getLogger("slipring")
@@ -73,6 +72,25 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+
+
+class Source(Protocol):
+    """What an admin listener shows."""
+
+    def greeting(self) -> live.Greeting:
+        """The first message of a live stream."""
+
+    def subscribe(self, receive: live.Receive) -> Callable[[], None]:
+        """Send the lines of a live stream to ``receive`` until the returned function is called."""
+
+    async def detail(self, process: int, number: int) -> live.ConnectionDetail | None:
+        """Describe one connection; None if it is not open."""
+
+    def metrics(self) -> Snapshot:
+        """What all processes have counted."""
+
+    def health(self) -> tuple[object, int]:
+        """The body of ``GET /health`` and its status."""
 
 
 class AdminListener:

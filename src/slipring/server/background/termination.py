@@ -15,7 +15,7 @@ from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEven
 from slipring.protocol.hosted.mcp_items import ProtocolError
 from slipring.protocol.responses import Response, ResponseError
 from slipring.protocol.wire import NULL, encode, raw
-from slipring.server.background import unfinished
+from slipring.server.background import unfinished_states
 from slipring.stores.runs import Lease, LeaseLost, Run, RunEvent
 from slipring.stores.store import Store
 
@@ -101,7 +101,7 @@ async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Resp
             event = await _last_event(store, taken, number, cancelled=cancelled)
             lease = Lease(run.tenant, run.response_id, taken.owner, taken.epoch)
             with suppress(LeaseLost):  # then the run has changed, and is not ended here
-                await unfinished.save(store, claim.seal, lease, event.response)
+                await unfinished_states.save(store, claim.seal, lease, event.response)
             if await store.runs.end(taken, event.response, RunEvent(number, encode(event))):
                 return event.response
         if not cancelled:

@@ -2,8 +2,8 @@
 
 The reader never waits for generation, so it answers pings while a response is generated. ``tick`` detects a
 silent client: the server calls it about once a second while turns run, and otherwise when the next ping or
-another deadline is due, so an idle connection costs nothing in between. ``connections.registry`` detects
-clients that read or send too slowly.
+another deadline is due, so an idle connection costs nothing in between. ``connection_limits`` detects clients
+that read or send too slowly.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox, run_until_waiting
-from slipring.server.transports.websocket_io import (
+from slipring.server.transports.websocket_frames import (
     CLOSE_TIMEOUT_S,
     FrameWriter,
     answer_close,

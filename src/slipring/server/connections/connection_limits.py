@@ -46,8 +46,6 @@ DropReason = Literal["head_timeout", "made_room", "unread", "message_timeout", "
 
 
 class ConnectionState(Enum):
-    """What a connection is doing."""
-
     AWAITING_HEAD = "awaiting head"
     """Waiting for the head of its first request, or of one that has begun to arrive."""
     IDLE = "idle"
