@@ -96,7 +96,7 @@ def test_files_are_licensed_and_lead_nowhere_else(path: Path) -> None:
 def test_every_stage_and_mark_has_its_words() -> None:
     stages = re.findall(r'^  \["(\w+)", ', (DRAWINGS / "stages.js").read_text(encoding="utf-8"), re.M)
     assert tuple(stages) == get_args(StageName)
-    marks = re.findall(r'^  (\w+): "\1', (PAGE / "turns.js").read_text(encoding="utf-8"), re.M)
+    marks = re.findall(r'^  (\w+): "\1', (DRAWINGS / "turns.js").read_text(encoding="utf-8"), re.M)
     assert set(marks) == set(get_args(Mark))
 
 
