@@ -35,6 +35,7 @@ from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
 from slipring.core.byte_ledger import Ledger
 from slipring.core.limits import Limits
 from slipring.observation import live
+from slipring.observation.drawing_files import DRAWINGS
 from slipring.observation.snapshots import Snapshot
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
@@ -274,7 +275,7 @@ def _address(config: Config) -> tuple[str, int]:
 
 def _page_files() -> dict[str, tuple[bytes, str]]:
     """The files of the page by name, with their types."""
-    files = [path for path in _PAGE.iterdir() if path.suffix in _TYPES]
+    files = [path for folder in (_PAGE, DRAWINGS) for path in folder.iterdir() if path.suffix in _TYPES]
     return {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in files}
 
 
