@@ -144,7 +144,7 @@ class Node(Struct, frozen=True):
     """False: an ancestor that only its descendants keep in memory, which cannot be continued by its id."""
     is_stored: bool = False
     marks: tuple[str, ...] = ()
-    """Its marks as in a turn report, as far as the turn is still remembered."""
+    """Its marks as in the report of its turn; none if the connection has forgotten the turn."""
 
 
 class ConnectionDetail(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Counting, and adding up what several processes have counted.
+"""Counts metrics in one process, and adds up the counts of several.
 
 A process counts in a ``Registry``, in plain numbers. A ``Snapshot`` is all that it has counted since it
 started, and travels as JSON. ``Fold`` adds the snapshots of workers up, those of workers that have ended
