@@ -6,7 +6,7 @@
 import pytest
 from hypothesis import given, settings
 
-from slipring.prompts.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
+from slipring.prompts.chain_choices import CALL_IDS, EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
 from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
 from tests.prompts.chains.chain_machine import ChainMachine, Difference
 from tests.prompts.chains.chain_renderers import DAY, NAMES, renderer_named
@@ -152,6 +152,18 @@ def test_white_space_that_the_template_changes_stays_and_the_renderer_says_so() 
     """Hermes 3 writes a line end after an output once something follows."""
     renderer = renderer_for(CALLS.replace("OUTPUT_END", OUTPUT_END).replace("FIRST_CALL", ""))
     assert renderer.chain_choices == (WHITE_SPACE,)
+    machine, differences = played(renderer, history("user", *LOOPS))
+    assert (machine.appended, machine.in_full, differences) == (3, 0, [])
+
+
+def test_ids_that_the_template_adds_to_earlier_calls_stay_out_and_the_renderer_says_so() -> None:
+    """Apriel 1.5 and 1.6 write the last call without an id, as the model does, and earlier ones with it."""
+    ids = """{{ '\\n' }}{{ '' if loop.last else ', "id": "' + message.tool_calls[0].id + '"' }}"""
+    source = CALLS.replace("OUTPUT_END", "").replace("FIRST_CALL", "")
+    head, call, rest = source.partition("{{ call.function | tojson }}")
+    outer = head.replace("{%- for call in", "{%- set is_last = loop.last -%}{%- for call in")
+    renderer = renderer_for(outer + call + ids.replace("loop.last", "is_last") + rest)
+    assert renderer.chain_choices == (CALL_IDS,)
     machine, differences = played(renderer, history("user", *LOOPS))
     assert (machine.appended, machine.in_full, differences) == (3, 0, [])
 
