@@ -116,6 +116,20 @@ def test_efforts_that_change_from_turn_to_turn(name: str) -> None:
         assert not played(renderer, history(start, *turns))[1]
 
 
+def test_a_text_that_the_template_writes_as_a_thought_is_one() -> None:
+    """gpt-oss: a text before a call is dropped like a thought, and may follow one."""
+    renderer = family_renderer("gpt_oss")
+    assert not renderer.forms.text_before_calls
+    for answer in (Answer(False, True, (SEARCH,)), Answer(True, True, (SEARCH,))):
+        turns: list[tuple[Input, int, Answer]] = [
+            ("user", 0, answer),
+            ("outputs", 0, TEXT),
+            ("user", 0, TEXT),
+        ]
+        machine, differences = played(renderer, history("user", *turns))
+        assert (machine.appended, machine.in_full, differences) == (1, 1, [])
+
+
 def renderer_for(source: str) -> TemplateRenderer:
     model = ModelTemplate(source=source, eos_token="<|im_end|>")
     return TemplateRenderer(model, family_vocabulary(), today=DAY)

@@ -372,7 +372,12 @@ class TemplateRenderer(Renderer):
         return text
 
     def _builder(self, pending: PendingCalls, calls: int | None, ids: Sequence[str] = ()) -> MessageBuilder:
-        return MessageBuilder(pending, calls if self._counts_calls else None, ids)
+        return MessageBuilder(
+            pending,
+            calls if self._counts_calls else None,
+            ids,
+            text_before_calls=self.forms.text_before_calls,
+        )
 
     def _written_ids(self, position: Rendered, answer: Sequence[Item]) -> Sequence[str]:
         """The ids that the model gave to the calls of its answer, the last step of ``position``; empty if it
