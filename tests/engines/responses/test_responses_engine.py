@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import weakref
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from slipring.base.errors import StartupError
 from slipring.config.settings import Config
 from slipring.core.chain.head import Head
-from slipring.core.generation import Job, Settings, Text
+from slipring.core.generation import Delta, Job, Settings, Text
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry
 from slipring.engines.responses.engine import ResponsesEngine
@@ -22,6 +23,7 @@ from slipring.engines.responses.pool import _SILENCE_S
 from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
 from slipring.server.process.server import Server
+from tests.engines.emitting import deltas_of
 from tests.engines.fakes.responses import FakeResponsesServer, settle
 from tests.engines.fakes.server import (
     Call,
@@ -468,8 +470,7 @@ async def test_tenants_share_no_sockets() -> None:
     engine = fake.engine()
     await engine.start()
     for tenant in ("a", "b", "a"):
-        async for _ in engine.generate(job_for(engine, tenant=tenant)):
-            pass
+        await deltas_of(engine, job_for(engine, tenant=tenant))
     assert [len(peer.creates) for peer in fake.peers] == [2, 1]
     await engine.close()
     await fake.close()
@@ -596,17 +597,24 @@ async def test_a_slow_reader_slows_the_upstream_down() -> None:
     await engine.start()
     try:
         fake.script(Say(words), Stop())
-        batches = engine.generate(job_for(engine))
-        while not (deltas := await anext(batches)) or not isinstance(deltas[0], Text):
-            pass
-        received = [delta.text for delta in deltas if isinstance(delta, Text)]
+        reads, received = asyncio.Event(), list[str]()
+
+        def take(deltas: list[Delta]) -> Awaitable[None] | None:
+            texts = [delta.text for delta in deltas if isinstance(delta, Text)]
+            received.extend(texts)
+            return wait_for_reader() if texts else None
+
+        async def wait_for_reader() -> None:
+            await reads.wait()
+
+        running = asyncio.create_task(engine.generate(job_for(engine), take))
         before = -1
-        while before != fake.pulled:
+        while before != fake.pulled or not received:
             before = fake.pulled
             await asyncio.sleep(0.2)
         assert fake.pulled < len(words)
-        async for deltas in batches:
-            received += [delta.text for delta in deltas if isinstance(delta, Text)]
+        reads.set()
+        await running
         assert tuple(received) == words
     finally:
         await engine.close()

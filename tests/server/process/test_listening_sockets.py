@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.server.process.listener import listen
+from slipring.server.process.listening_sockets import listen
 
 
 def test_a_port_in_use_is_reported() -> None:

@@ -100,3 +100,14 @@ function set(node, name, value, before) {
     node.setAttribute(name, value === true ? "" : String(value));
   }
 }
+
+/** A button that copies a text; nothing where the browser does not let pages write to the clipboard. */
+
+export function copyButton(text, what) {
+  if (navigator.clipboard === undefined) return null;
+  const copy = (event) => {
+    const button = event.currentTarget;
+    navigator.clipboard.writeText(text).then(() => { button.textContent = "Copied"; }, () => { button.textContent = "Not allowed"; });
+  };
+  return h("button", { key: text, type: "button", class: "copy", onclick: copy, "aria-label": `Copy: ${what}` }, "Copy");
+}

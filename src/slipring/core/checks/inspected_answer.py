@@ -1,8 +1,8 @@
-"""Tracks: what the checks of one mode have inspected of an answer, and what comes next.
+"""What the checks of one mode have inspected of an answer, and what they inspect next.
 
 An answer consists of stretches: a text, a stretch of reasoning, a call. A text is inspected in windows while
-it grows, a call when it is complete. What is JSON is inspected as its reader gets it. A track has one
-inspection in flight at a time; what is written meanwhile makes up the next one.
+it grows, a call when it is complete. What is JSON is inspected as its reader gets it. One inspection runs at
+a time; what the model writes meanwhile makes up the next one.
 """
 
 from collections import deque
@@ -78,7 +78,6 @@ class _Stretch:
         return Window("", 0) if window is None and self.is_closed else window
 
     def inspected(self, window: Window) -> str:
-        """What is inspected of a window."""
         if self.kind != "call":
             return window.text
         text = as_read(window.text) if self.begun.is_json else window.text
@@ -99,7 +98,7 @@ class _OpenWindow(Struct, frozen=True):
     window: Window
 
 
-class Track:
+class InspectedAnswer:
     """The inspections of one answer by the checks of one mode."""
 
     __slots__ = ("_asked", "_kinds", "_open", "_overlap", "_stretches", "has_due", "mode")
@@ -135,7 +134,6 @@ class Track:
         return sum([stretch.windows.pending for stretch in self._stretches])
 
     def begin(self, begun: Beginning) -> None:
-        """A stretch begins."""
         if begun.kind in self._kinds:
             self._open = _Stretch(begun, self._overlap)
             self._stretches.append(self._open)
@@ -173,7 +171,7 @@ class Track:
         return subjects
 
     def answered(self, passed: int) -> None:
-        """The inspection in flight has ended, and so many of its subjects have passed, the first ones."""
+        """The inspection in flight has ended, and the first ``passed`` of its subjects have passed."""
         asked, self._asked = self._asked, []
         for each in asked[:passed]:
             each.stretch.settled = each.stretch.settled_by(each.window)

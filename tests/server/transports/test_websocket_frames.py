@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.server.transports.websocket_io import text_frame
+from slipring.server.transports.websocket_frames import text_frame
 
 
 def read(data: bytes) -> list[bytes]:

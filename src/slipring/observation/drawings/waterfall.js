@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /** One turn as a waterfall: a line for each stage, from its beginning to its end, overlapping ones too. */
 
-import { labelOn } from "./bars.js";
 import { h } from "./dom.js";
-import { drawing, fitted, textWidth } from "./drawings.js";
-import { patternDefinitions, patterned } from "./patterns.js";
-import { roundStep } from "./scales.js";
+import { drawing, fitted, labelOn, patternDefinitions, patterned, roundStep, textWidth } from "./drawings.js";
 import { stageOf } from "./stages.js";
 import { duration } from "./units.js";
 

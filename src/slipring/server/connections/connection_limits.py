@@ -46,8 +46,6 @@ DropReason = Literal["head_timeout", "made_room", "unread", "message_timeout", "
 
 
 class ConnectionState(Enum):
-    """What a connection is doing."""
-
     AWAITING_HEAD = "awaiting head"
     """Waiting for the head of its first request, or of one that has begun to arrive."""
     IDLE = "idle"
@@ -56,7 +54,7 @@ class ConnectionState(Enum):
 
 
 class TrackedConnection(Protocol):
-    """A connection, as far as the registry needs to know it."""
+    """What the registry uses of a connection."""
 
     tenant: str | None
     """The tenant of the key it has sent; None: no key yet."""

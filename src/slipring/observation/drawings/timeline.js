@@ -7,9 +7,9 @@
  * `end` is null while it runs, and `phase` is null once it has ended.
  */
 
-import { SIGNS, outcomeOf } from "./outcomes.js";
-import { canvasPattern } from "./patterns.js";
+import { canvasPattern } from "./drawings.js";
 import { inkOn, stageInPhase, stageOf } from "./stages.js";
+import { SIGNS, outcomeOf } from "./turns.js";
 import { duration, lasting } from "./units.js";
 
 export const BAR = 14;

@@ -6,8 +6,10 @@ A response that it continues is loaded from the store.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from typing import ClassVar
 
 from aiohttp import web
+from msgspec import Struct
 
 from slipring.base.aiohttp_internals import StreamedResponse
 from slipring.base.errors import (
@@ -28,16 +30,17 @@ from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import ConnectorFailure, Outage, Response, ResponseError, TemporaryError
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server.access.auth import Caller
-from slipring.server.clock import now, unix_time
+from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.connections.http_connection import connection_of
+from slipring.server.connections.request_bodies import read_body
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
 from slipring.server.replies import error_event_response, error_response, json_response
 from slipring.server.service import Service
-from slipring.server.transports import sse_framing
-from slipring.server.transports.chunked_body import ChunkWriter, is_chunked
+from slipring.server.transports import sse
 from slipring.server.transports.outbox import Outbox, run_until_waiting
+from slipring.server.transports.sse import ChunkWriter, is_chunked
 
 _FAILURES: dict[str, type[ApiError]] = {
     "invalid_prompt": InvalidRequest,
@@ -47,53 +50,50 @@ _FAILURES: dict[str, type[ApiError]] = {
 }
 
 
-def origin_of(request: web.Request, transport: Transport) -> Origin:
-    """The origin of a turn that this request asks for."""
-    return Origin(transport, traceparent=request.headers.get("traceparent"))
+class PostedCreate(Struct, frozen=True):
+    """A create request that was sent with POST."""
+
+    request: CreateRequest
+    stages: Stages
+    size_bytes: int
+    traceparent: str | None
 
 
-async def decode_create(
-    service: Service,
-    request: web.Request,
-    caller: Caller,
-    body: bytes,
-    stages: Stages,
-    read: Callable[[bytes], CreateRequest],
-) -> CreateRequest:
-    """Decode the body of a request with ``read``. If it is not valid, its turn is reported as refused, like
-    one that is refused later."""
+async def read_posted(
+    service: Service, request: web.Request, caller: Caller, read: Callable[[bytes], CreateRequest]
+) -> PostedCreate:
+    """Read the body of a request and decode it with ``read``. If it is not valid, its turn is reported as
+    refused, like one that is refused later."""
+    body = await read_body(service, request, caller)
+    stages, traceparent = Stages(clock), request.headers.get("traceparent")
     try:
         create = await service.decoder.create(caller.tenant, body, read)
     except ApiError as error:
         stages.lap("decode")
         report = TurnReport("refused", len(body), stages.laps, stages.total_ms, error_code=error.code)
-        origin, started_at = origin_of(request, "http"), unix_time(stages.arrived)
-        service.turn_ended(EndedTurn(report, None, caller, origin, started_at, origin.traceparent))
+        origin, started_at = Origin("http", traceparent=traceparent), unix_time(stages.arrived)
+        service.turn_ended(EndedTurn(report, None, caller, origin, started_at, traceparent))
         error.is_reported = True
         raise
     stages.lap("decode")
-    return create
-
-
-def exchange_driver(
-    service: Service, caller: Caller, session: Session, reply: "JsonReply | SseReply", origin: Origin
-) -> Driver:
-    """The driver of an HTTP exchange: what its turn continues is in the store."""
-    states = StoredStates(service.store.responses, service.lookups)
-    return Driver(service, caller, session, reply, origin=origin, states=states)
+    return PostedCreate(create, stages, len(body), traceparent)
 
 
 async def answer(
-    driver: Driver,
-    reply: "JsonReply | SseReply",
-    create: CreateRequest,
-    stages: Stages,
-    size_bytes: int,
+    service: Service, caller: Caller, session: Session, reply: "JsonReply | SseReply", posted: PostedCreate
 ) -> web.StreamResponse:
-    """Run the single turn of a session and return its HTTP response."""
-    with driver.service.serving(_HttpExchange(driver, reply)):
+    """Run the single turn of a session and return its HTTP response. What it continues is in the store."""
+    driver = Driver(
+        service,
+        caller,
+        session,
+        reply,
+        origin=Origin(reply.transport, traceparent=posted.traceparent),
+        states=StoredStates(service.store.responses, service.lookups),
+    )
+    with service.serving(_HttpExchange(driver, reply)):
         try:
-            driver.run(driver.session.create(create, stages, size_bytes=size_bytes, now=now()))
+            driver.run(session.create(posted.request, posted.stages, size_bytes=posted.size_bytes, now=now()))
             return await reply.finished()
         finally:
             await driver.stop()
@@ -111,6 +111,8 @@ def read_create(body: bytes) -> CreateRequest:
 
 class JsonReply(Sink):
     """Answers with the response object of the terminal event, or with what ``shape`` makes of it."""
+
+    transport: ClassVar[Transport] = "http"
 
     def __init__(self, shape: Callable[[Response], object] = lambda response: response) -> None:
         self._shape = shape
@@ -160,12 +162,14 @@ def _as_exception(error: ResponseError) -> ApiError:
 class SseReply(Sink):
     """Streams events as they arrive. A request that is refused gets an ordinary HTTP error instead."""
 
+    transport: ClassVar[Transport] = "sse"
+
     def __init__(self, service: Service, request: web.Request, stages: Stages) -> None:
         loop = asyncio.get_running_loop()
         self._stages = stages
         self._limits = service.config.limits
         self._request = request
-        self._stream = StreamedResponse(headers=sse_framing.HEADERS)
+        self._stream = StreamedResponse(headers=sse.HEADERS)
         self._connection = connection_of(request)
         self._chunks: ChunkWriter | None = None
         """Set once the headers have been sent, with the first blocks, if the body is chunked."""
@@ -192,10 +196,10 @@ class SseReply(Sink):
                 if not self._opened.done():
                     self._opened.set_result(event)
                 return
-            self._outbox.post(sse_framing.block(event))
+            self._outbox.post(sse.block(event))
             ends = ends or type(event) in TERMINAL
         if ends:
-            self._outbox.post(sse_framing.DONE)
+            self._outbox.post(sse.DONE)
             self._ended.set_result(None)
         if events and not self._opened.done():
             self._opened.set_result(None)
@@ -210,17 +214,17 @@ class SseReply(Sink):
     def deliver(self, events: list[Event]) -> Awaitable[None] | None:
         # Hot path: one event per token, of a class that neither begins nor ends a response.
         if len(events) == 1 and self._chunks is not None and type(event := events[0]) in DELTAS:
-            return self._outbox.deliver(sse_framing.block(event))
+            return self._outbox.deliver(sse.block(event))
         return super().deliver(events)
 
     def keep_alive(self) -> None:
         """Send a comment if nothing has been written for ``ping_interval_s``."""
         if self._ended.done() or not self._limits.ping_interval_s:
             return
-        clock = asyncio.get_running_loop().time()
-        if clock - self._written_at > self._limits.ping_interval_s:
-            self._written_at = clock
-            self._outbox.post(sse_framing.KEEPALIVE)
+        at = self._clock()
+        if at - self._written_at > self._limits.ping_interval_s:
+            self._written_at = at
+            self._outbox.post(sse.KEEPALIVE)
             self.flush()
 
     async def finished(self) -> web.StreamResponse:
