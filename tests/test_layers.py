@@ -37,7 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("observation", "server"),
     ),
     "commands": ("", "base", "config", "commands"),
-    "commands.bench": ("", "base", *CLIENT_PARTS, "commands.bench"),
+    "commands.bench": ("", "base", "observation.drawing_files", *CLIENT_PARTS, "commands.bench"),
     "commands.chat": ("base", *CLIENT_PARTS, "commands.chat"),
     "commands.inspection": (
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),

@@ -170,7 +170,7 @@ class Names(AbstractResolver):
 async def resolving(names: Names) -> AsyncIterator[Pool]:
     """A pool whose names are resolved by ``names``, every time anew."""
     async with Pool() as pool:
-        connector = pool._web._session(Reach.PUBLIC).connector
+        connector = pool._web.session(Reach.PUBLIC).connector
         assert connector is not None
         connector._resolver, connector._use_dns_cache = names, False  # type: ignore[attr-defined]
         yield pool

@@ -41,15 +41,7 @@ from slipring.mcp.protocol.tools import (
     UnknownContent,
 )
 from slipring.mcp.redaction import Redaction
-from slipring.mcp.servers import (
-    Credential,
-    HttpServer,
-    McpServer,
-    StdioServer,
-    UrlPolicy,
-    admit,
-    parse_url,
-)
+from slipring.mcp.servers import Credential, HttpServer, McpServer, StdioServer, UrlPolicy, admit, parse_url
 from slipring.mcp.transports.address_policy import Reach
 from slipring.mcp.transports.reserved_addresses import ReservedAddresses
 

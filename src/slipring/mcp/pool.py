@@ -315,15 +315,10 @@ class Pool:
         known = server.is_modern if learned.agreement is None else learned.agreement.is_modern
         eras = (None, False) if known is None else (known,)
         for is_modern in eras:
-            connection = StdioConnection(
-                server.name,
-                server.command,
-                server.env,
-                server.cwd,
-                McpSession(server.limits, client_version=__version__, is_modern=is_modern, over_http=False),
-                server.limits,
-                lambda: self._changed(entry),
+            session = McpSession(
+                server.limits, client_version=__version__, is_modern=is_modern, over_http=False
             )
+            connection = StdioConnection(server, session, lambda: self._changed(entry))
             try:
                 await connection.open()
             except ConnectionLost:

@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,16 +14,18 @@ from msgspec import structs
 
 from slipring.base.errors import ApiError, Unavailable
 from slipring.core.chain.head import Head
-from slipring.core.generation import Capabilities, Finished, Job, Model, Prefill, Settings
+from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Prefill, Settings
 from slipring.engines.llama.api import Api, Chunk, Progress
 from slipring.engines.llama.engine import LlamaEngine
-from slipring.engines.llama.remote import External
 from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContexts
 from slipring.engines.llama.slots import Slot, SlotRequest, Slots
 from slipring.engines.remote.admission_and_retries import JobQueue
+from slipring.engines.remote.answer_reader import Consumer
+from slipring.engines.sharing import Host
 from slipring.engines.tokens.sampling import Sampling
 from slipring.prompts.rendering import EncodedIds, Rendered, empty
 from slipring.protocol.tools import Offer
+from tests.engines.emitting import deltas_of
 from tests.engines.llama.fake_llama import (
     BYTES_PER_TOKEN,
     PLENTY,
@@ -228,11 +230,13 @@ async def complete_with(engine: LlamaEngine, tenant: str) -> None:
         offer=Offer(),
         settings=Settings(),
     )
-    async with aclosing(engine.generate(job)) as batches:
-        async for deltas in batches:
-            if any(isinstance(delta, Finished) for delta in deltas):
-                assert len(engine._slots._free) == 1, "the slot is released before the last delta"
-                assert not engine._queue.running, "and the next job may run"
+
+    def take(deltas: list[Delta]) -> None:
+        if any(isinstance(delta, Finished) for delta in deltas):
+            assert len(engine._slots._free) == 1, "the slot is released before the last delta"
+            assert not engine._queue.running, "and the next job may run"
+
+    await engine.generate(job, take)
 
 
 async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_tenant() -> None:
@@ -240,17 +244,17 @@ async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_te
     cache: list[bool] = []
 
     class Completes(Api):
-        async def complete(self, body: bytes) -> AsyncGenerator[Chunk, None]:
+        async def complete(self, body: bytes, consumer: Consumer[bytes]) -> None:
             cache.append(json.loads(body)["cache_prompt"])
             for answer in answers:
                 if isinstance(answer, ApiError):
                     raise answer
-                yield answer
+                consumer.take([msgspec.json.encode(answer)])
 
     engine = object.__new__(LlamaEngine)
     engine.renderer = renderer("chatml in small")
     engine.model = SimpleNamespace(context=999, llguidance=False, sampling=Sampling())  # type: ignore[assignment]
-    engine._host = External("", "")
+    engine._host = Host("", "")
     engine._api = Completes(engine._host)
     engine._slots = Slots(range(1), SavedContexts(FakeServer(1), 0))
     engine._queue = JobQueue(1, 8)
@@ -276,7 +280,7 @@ async def test_a_fork_runs_on_a_copy_of_a_context_that_is_being_prefilled() -> N
     server, stalled = FakeServer(2), asyncio.Event()
 
     class Completes(Api):
-        async def complete(self, body: bytes) -> AsyncGenerator[Chunk, None]:
+        async def complete(self, body: bytes, consumer: Consumer[bytes]) -> None:
             sent = json.loads(body)
             if not sent["n_predict"]:
                 stalled.set()
@@ -284,13 +288,13 @@ async def test_a_fork_runs_on_a_copy_of_a_context_that_is_being_prefilled() -> N
                     await asyncio.Event().wait()
                 finally:
                     await settle()  # it takes some time to end
-            yield Chunk(stop=True)
+            consumer.take([msgspec.json.encode(Chunk(stop=True))])
 
     engine = object.__new__(LlamaEngine)
     engine.serves_one_tenant = False
     engine.renderer = renderer("chatml in small")
     engine.model = SimpleNamespace(context=9999, llguidance=False, sampling=Sampling())  # type: ignore[assignment]
-    engine._host = External("", "")
+    engine._host = Host("", "")
     engine._api = Completes(engine._host)
     engine._slots = Slots(range(2), SavedContexts(server, PLENTY))
     engine._queue = JobQueue(2, 8)
@@ -299,8 +303,7 @@ async def test_a_fork_runs_on_a_copy_of_a_context_that_is_being_prefilled() -> N
     asked = structs.replace(asked, offer=Offer())
 
     async def run(work: Job) -> Rendered:
-        batches = [deltas async for deltas in engine.generate(work)]
-        finished = batches[-1][-1]
+        finished = (await deltas_of(engine, work))[-1]
         assert isinstance(finished, Finished)
         assert isinstance(finished.position, Rendered)
         return finished.position
