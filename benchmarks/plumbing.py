@@ -37,7 +37,7 @@ from aiohttp import WSMsgType, web
 from common import Process, keep, started
 from engine_overhead import TOOL, output_text, write_tokenizer
 
-from slipring.commands.bench.client.exchange import FIRST_TOKENS, Event, Exchange
+from slipring.commands.bench.client.exchange import FIRST_TOKENS, Event, TurnExchange
 from slipring.commands.bench.client.transports import Access, Transport
 from slipring.commands.bench.measure.modes import MODES, Context
 from slipring.commands.bench.workloads.prose import INSTRUCTIONS
@@ -78,11 +78,11 @@ class Steps:
             await asyncio.wait_for(self._arrived.wait(), 0.02)
         self._arrived.clear()
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> TurnExchange:
         """An exchange that reports its events."""
         arrived = self._arrived
 
-        class Reporting(Exchange):
+        class Reporting(TurnExchange):
             def record(self, event: Event, at_ns: int) -> Event:
                 arrived.set()
                 return super().record(event, at_ns)
@@ -99,14 +99,14 @@ class Agent:
         self._outputs: list[str] = []
         self._call_id = ""
 
-    async def turn(self, exchange: Exchange | None = None) -> Exchange:
+    async def turn(self, exchange: TurnExchange | None = None) -> TurnExchange:
         """Send the next tool output, or the first question; check the answer for lost history."""
         new: dict[str, Any] = ASK
         if self._call_id:
             self._outputs.append(output_text(len(self._outputs)))
             new = {"type": "function_call_output", "call_id": self._call_id, "output": self._outputs[-1]}
         request = self._context.request(HEAD, [new])
-        exchange = await self._transport.turn(request, exchange=exchange or Exchange())
+        exchange = await self._transport.turn(request, exchange=exchange or TurnExchange())
         (call,) = exchange.answer
         if f"outputs={instant_upstream.digest(self._outputs)}" not in call["arguments"]:
             raise RuntimeError("the engine did not see the whole history")

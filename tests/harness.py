@@ -7,7 +7,7 @@ tests that its output is well formed.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import WSMsgType
 
 from slipring.config.settings import Config
-from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
+from slipring.core.generation import Accepted, Capabilities, Delta, Emit, Finished, Job, Model, Text, deliver
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine, Level
 from slipring.server.process.server import Server
@@ -89,13 +89,13 @@ class PuppetEngine(Engine):
     async def next(self) -> Performance:
         return await asyncio.wait_for(self._performances.get(), 60)
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         performance = Performance(job)
         self._performances.put_nowait(performance)
         done = False
         try:
             if self.accepts:
-                yield [Accepted()]
+                await deliver(emit, [Accepted()])
             while not done:
                 performance.pulled.release()
                 cue = await performance.cues.get()
@@ -103,10 +103,12 @@ class PuppetEngine(Engine):
                     done = True
                     raise cue
                 done = isinstance(cue[-1], Finished)
-                yield cue
+                await deliver(emit, cue)
                 if not done and job.stop.asked and isinstance(cue[-1], Text):
                     done = True
-                    yield [Finished("steered", input_tokens=3, cached_tokens=0, output_tokens=2)]
+                    await deliver(
+                        emit, [Finished("steered", input_tokens=3, cached_tokens=0, output_tokens=2)]
+                    )
         finally:
             if not done:
                 performance.stopped.set()

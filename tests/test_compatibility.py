@@ -68,10 +68,11 @@ from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
 from slipring.server.access.seal_keys import KeyedSeal
-from slipring.server.transports.http_replies import read_create
+from slipring.server.transports.http import read_create
 from tests import late
 from tests.api import Api
 from tests.core.connection import OnePolicy
+from tests.engines.emitting import deltas_of
 from tests.harness import WEATHER, Running, serve
 from tests.recorded_shapes import SHAPES
 
@@ -1360,7 +1361,7 @@ SETTING_SAMPLES: Json = {
 
 
 async def play(job: Job) -> list[Delta]:
-    deltas = [delta async for batch in PARALLEL.generate(job) for delta in batch]
+    deltas = await deltas_of(PARALLEL, job)
     return [delta for delta in deltas if not isinstance(delta, Accepted | Begun)]
 
 

@@ -1,6 +1,6 @@
 """Counts of a prompt's tokens, exact and estimated, without generating."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ from msgspec import structs
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
-from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Settings
+from slipring.core.generation import Accepted, Capabilities, Emit, Finished, Job, Model, Settings, deliver
 from slipring.core.token_estimates import _weight, estimated_tokens
 from slipring.engines.base import Engine, Level
 from slipring.engines.simulated.engine import open_simulated
@@ -19,6 +19,7 @@ from slipring.protocol.items import read_item, user_message
 from slipring.protocol.responses import InputTokensDetails, OutputTokensDetails, Usage
 from slipring.protocol.tools import Offer
 from tests.core.connection import PLAIN, node
+from tests.engines.emitting import deltas_of
 from tests.engines.fakes.responses import FakeResponsesServer
 from tests.engines.fakes.server import started
 from tests.engines.fakes.vllm import FakeVllm
@@ -59,15 +60,15 @@ class Warm(Engine):
     def models(self) -> list[Model]:
         return [Model(name="warm", owner="tests", capabilities=Capabilities())]
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         assert not job.generate
-        yield [Accepted()]
-        yield [Finished("stop", input_tokens=17, cached_tokens=0, output_tokens=0)]
+        await deliver(emit, [Accepted()])
+        await deliver(emit, [Finished("stop", input_tokens=17, cached_tokens=0, output_tokens=0)])
 
 
 class Silent(Warm):
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        yield [Accepted()]
+    async def generate(self, job: Job, emit: Emit) -> None:
+        await deliver(emit, [Accepted()])
 
 
 async def test_by_default_an_engine_counts_by_a_warmup() -> None:
@@ -82,7 +83,7 @@ async def test_a_warmup_without_finished_raises() -> None:
 async def test_the_simulated_engine_counts_as_it_reports() -> None:
     engine = open_simulated("tokens_per_s=0")
     job = job_of("a longer text than this one")
-    finished = [deltas[-1] async for deltas in engine.generate(job)][-1]
+    finished = (await deltas_of(engine, job))[-1]
     assert isinstance(finished, Finished)
     assert await engine.count(job) == finished.input_tokens
 

@@ -11,13 +11,14 @@ from slipring.base.aiohttp_internals import PostedAnswer
 from slipring.core.generation import Job
 from slipring.core.turn.turn import Turn
 from slipring.engines.chat.answer import ChatAnswer
-from slipring.engines.remote.admission_and_retries import BegunStream, Ticket
+from slipring.engines.remote.admission_and_retries import Ticket
+from slipring.engines.remote.answer_reader import AnswerReader
 from slipring.engines.remote.http_client import EventStream
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.tokens.session_server import _SessionExchange
 from slipring.engines.tokens.sessions import Lease
 from slipring.engines.tokens.token_answer import TokenAnswer
-from slipring.engines.tokens.token_server import Exchange
+from slipring.engines.tokens.token_server import JobExchange
 from tests.engines.chains import turns
 from tests.engines.fakes.server import (
     FakeServer,
@@ -36,7 +37,7 @@ from tests.harness import Running
 from tests.server.raw import gone
 
 HOLDERS = (
-    *(BegunStream, ChatAnswer, EventStream, Exchange, Job, Lease, PostedAnswer, ResponsesAnswer, Ticket),
+    *(AnswerReader, ChatAnswer, EventStream, JobExchange, Job, Lease, PostedAnswer, ResponsesAnswer, Ticket),
     *(TokenAnswer, Turn, _SessionExchange),
 )
 ENDINGS: list[tuple[Step, ...]] = [
@@ -64,7 +65,7 @@ async def nothing_is_left(server: Running, ending: object = "") -> None:
     await gone(server)
     left: list[str] = []
     for _ in range(20):
-        left = [type(each).__name__ for each in gc.get_objects() if type(each) in HOLDERS]
+        left = [type(each).__name__ for each in gc.get_objects() if isinstance(each, HOLDERS)]
         if not left:
             return
         for _ in range(20):

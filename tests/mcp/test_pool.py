@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from slipring.mcp import ConnectionLost, Credential, McpLimits, Outcome, Refused, TextContent, TooLarge
+from slipring.mcp import ConnectionLost, Credential, McpLimits, Outcome, RequestRefused, TextContent, TooLarge
 from slipring.mcp.failures import Malformed
 from slipring.mcp.pool import Pool
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, at, event, text
@@ -136,7 +136,7 @@ async def test_tools_that_cannot_be_used_are_left_out(
 async def test_arguments_must_be_a_json_object_of_bounded_size(
     pool: Pool, modern: FakeServer, arguments: bytes
 ) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         await pool.call(at(modern, max_arguments_bytes=1000), "add", arguments)
     assert caught.value.outcome is Outcome.NOT_SENT
     assert not modern.seen

@@ -17,7 +17,7 @@ from slipring.mcp import (
     McpFailure,
     Outcome,
     Reach,
-    Refused,
+    RequestRefused,
     UrlPolicy,
     admit,
     parse_url,
@@ -103,7 +103,7 @@ def test_a_socket_is_made_for_a_public_address() -> None:
     ],
 )
 def test_urls_that_are_not_public_are_refused(url: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         admit("label", url, UrlPolicy.PUBLIC, [])
     assert caught.value.outcome is Outcome.NOT_SENT
 
@@ -132,7 +132,7 @@ def test_urls_that_are_not_public_are_refused(url: str) -> None:
 )
 @pytest.mark.parametrize("policy", list(UrlPolicy))
 def test_urls_that_are_none_are_refused_under_every_policy(url: str, policy: UrlPolicy) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         admit("label", url, policy, [])
     assert "secret" not in str(caught.value)
 
@@ -141,9 +141,9 @@ def test_policies() -> None:
     known = HttpServer("weather", parse_url("http://10.0.0.7:9000/mcp?k=1"), reach=Reach.ALL)
     for policy in UrlPolicy:
         assert admit("label", "HTTP://10.0.0.7:9000/mcp?k=1", policy, [known]) is known
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         admit("label", "http://10.0.0.7:9000/mcp?k=2", UrlPolicy.REGISTERED, [known])
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         admit("label", "https://example.com/mcp", UrlPolicy.REGISTERED, [known])
     assert admit("label", "https://example.com/mcp", UrlPolicy.PUBLIC, [known]).reach is Reach.PUBLIC
     assert admit("label", "http://10.0.0.7/", UrlPolicy.ANY, [known]).reach is Reach.UNRESERVED
@@ -170,7 +170,7 @@ class Names(AbstractResolver):
 async def resolving(names: Names) -> AsyncIterator[Pool]:
     """A pool whose names are resolved by ``names``, every time anew."""
     async with Pool() as pool:
-        connector = pool._web._session(Reach.PUBLIC).connector
+        connector = pool._web.session(Reach.PUBLIC).connector
         assert connector is not None
         connector._resolver, connector._use_dns_cache = names, False  # type: ignore[attr-defined]
         yield pool
@@ -181,7 +181,7 @@ async def test_a_name_that_leads_inside_is_not_connected_to(modern: FakeServer, 
     names = Names(address)
     async with resolving(names) as pool:
         server = admit("label", "https://attacker.example/mcp", UrlPolicy.PUBLIC, [])
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RequestRefused) as caught:
             await pool.call(server, "add", {})
     assert names.asked == 1
     assert caught.value.outcome is Outcome.NOT_SENT
@@ -196,7 +196,7 @@ async def test_a_name_that_is_rebound_is_not_connected_to(modern: FakeServer) ->
     async with resolving(names) as pool:
         await names.resolve("attacker.example")
         server = HttpServer("label", parse_url(f"http://attacker.example:{port}/mcp"), reach=Reach.PUBLIC)
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             await pool.tools(server)
     assert not modern.seen
 
@@ -205,7 +205,7 @@ async def test_a_name_that_is_rebound_is_not_connected_to(modern: FakeServer) ->
 async def test_an_address_in_the_url_is_checked_by_the_socket_too(modern: FakeServer, host: str) -> None:
     port = parse_url(modern.url).port
     async with Pool() as pool:
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             await pool.tools(HttpServer("label", parse_url(f"http://{host}:{port}/mcp"), reach=Reach.PUBLIC))
     assert not modern.seen
 
@@ -256,24 +256,24 @@ async def test_proxies_of_the_environment_are_not_used(
     ],
 )
 def test_headers_that_could_smuggle_are_refused(name: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         check_headers({name: "the-value"})
     assert "the-value" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["", " a", "a ", "a\r\nHost: b", "a\nb", "a\0b", "é", "\t", "a\x7f"])
 def test_header_values_that_could_smuggle_are_refused(value: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         Credential(headers={"X-Key": value})
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         Credential(authorization=value or "\n")
 
 
 def test_too_many_or_ambiguous_headers_are_refused() -> None:
     for headers in ({f"x-{n}": "v" for n in range(40)}, {"x": "v" * 40_000}, {"X-A": "1", "x-a": "2"}):
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             check_headers(headers)
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         Credential("token", {"authorization": "Bearer other"})
 
 

@@ -9,7 +9,7 @@ import pytest
 from slipring.observation import metrics as table
 from slipring.observation.reference import reference
 from slipring.server.cluster.state_lookup import Source
-from slipring.server.connections.registry import DropReason
+from slipring.server.connections.connection_limits import DropReason
 from slipring.server.observation.ended_turns import Transport
 
 BEGIN, END = "<!-- metrics: begin -->\n", "\n<!-- metrics: end -->"

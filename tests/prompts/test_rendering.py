@@ -16,7 +16,7 @@ from slipring.core.generation import Job, Settings
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
-from slipring.prompts.rendering import Body, Preface, Rendered, Step, empty
+from slipring.prompts.rendering import Body, EncodedIds, Preface, Rendered, empty
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
@@ -376,7 +376,7 @@ def test_a_very_long_chain_does_not_exceed_the_recursion_limit() -> None:
     body = chain(100_000)
     assert body.total == 200_000
     assert [step.ids[0] for step in body.steps() if step.ids] == list(range(100_000))
-    rendered = Rendered("w", Preface(HEAD, TEXT, Step.of((7,))), body)
+    rendered = Rendered("w", Preface(HEAD, TEXT, EncodedIds.of((7,))), body)
     del body
     assert rendered.total == len(rendered.ids()) == 200_001
     del rendered  # freeing the links recursively would overflow the stack here
@@ -432,7 +432,7 @@ def test_the_size_of_a_context_grows_with_its_tokens() -> None:
 
 
 def test_a_context_shares_what_it_begins_with_and_a_rewritten_one_nothing() -> None:
-    preface = Preface(HEAD, TEXT, Step.of((7, 8)))
+    preface = Preface(HEAD, TEXT, EncodedIds.of((7, 8)))
     first = Rendered("w", preface, chain(3))
     longer = first.then((1, 2, 3), Block.NONE)
     assert longer.unshared_bytes(first) == longer.size_bytes - first.size_bytes
@@ -442,14 +442,14 @@ def test_a_context_shares_what_it_begins_with_and_a_rewritten_one_nothing() -> N
     for length in (0, 2, 3, 4):
         rewritten = Rendered("w", preface, chain(length))
         assert rewritten.unshared_bytes(first) == rewritten.body.size_bytes
-    other_head = Rendered("w", Preface(HEAD, TEXT, Step.of((7, 8))), longer.body)
+    other_head = Rendered("w", Preface(HEAD, TEXT, EncodedIds.of((7, 8))), longer.body)
     assert other_head.unshared_bytes(first) == longer.unshared_bytes(first) + 22
     assert longer.unshared_bytes(SimpleNamespace(size_bytes=9)) == longer.size_bytes
 
 
 def test_the_first_tokens_of_a_context() -> None:
     body = empty(None).then((3, 4), None).then((5,), None)
-    rendered = Rendered("w", Preface(HEAD, TEXT, Step.of((1, 2))), body)
+    rendered = Rendered("w", Preface(HEAD, TEXT, EncodedIds.of((1, 2))), body)
     for tokens in range(7):
         first = rendered.first(tokens)
         assert first.ids() == [1, 2, 3, 4, 5][:tokens]

@@ -17,7 +17,7 @@ from slipring.core.chain.state import Positions, ResponseState
 from slipring.engines.llama.slots import shared_tokens
 from slipring.prompts import rendering_codec
 from slipring.prompts.dialects.dialect import Block
-from slipring.prompts.rendering import Preface, Rendered, Renderer, Rendering, Step, empty
+from slipring.prompts.rendering import EncodedIds, Preface, Rendered, Renderer, Rendering, empty
 from slipring.prompts.rendering_codec import RenderingCodec
 from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage, PendingCall
 from slipring.prompts.templates.template_renderer import Tail
@@ -34,7 +34,7 @@ POSITIONS: Positions = RenderingCodec()
 
 
 def test_packed_ids_are_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Step.of([1, 2, 0x01020304])
+    step = EncodedIds.of([1, 2, 0x01020304])
     packed = rendering_codec._pack_ids(step)
     assert packed == bytes([1, 0, 0, 0, 2, 0, 0, 0, 4, 3, 2, 1])
     monkeypatch.setattr(rendering_codec, "_IS_LITTLE_ENDIAN", False)
@@ -287,7 +287,7 @@ def test_an_equal_preface_is_not_stored_again() -> None:
     position = position_of(second)
     assert position is not None
     preface = position.preface
-    equal = Preface(Head(preface.head.instructions, TOOLS), preface.format, Step.of(preface.step.ids))
+    equal = Preface(Head(preface.head.instructions, TOOLS), preface.format, EncodedIds.of(preface.step.ids))
     assert POSITIONS.pack(Rendered(position.writer, equal, position.body), first.position) == packed(second)
 
 
@@ -342,7 +342,7 @@ def test_a_whole_context_needs_no_parent() -> None:
 def test_positions_of_other_engines_are_not_packed() -> None:
     stranger = SimpleNamespace(size_bytes=9)
     assert POSITIONS.pack(stranger, None) is None
-    preface = Preface(HEAD, TEXT, Step.of(()))
+    preface = Preface(HEAD, TEXT, EncodedIds.of(()))
     assert POSITIONS.pack(Rendered("w", preface, empty(stranger)), None) is None
 
 
@@ -464,7 +464,7 @@ FORMS = {
 def test_the_format_of_version_2_does_not_change(form: str) -> None:
     """Stored bytes must stay readable until the version changes."""
     tail, written = FORMS[form]
-    preface = Preface(HEAD, SCHEMA, Step.of([1, 2]))
+    preface = Preface(HEAD, SCHEMA, EncodedIds.of([1, 2]))
     position = Rendered("w", preface, empty(None).then([3, 400_000], None).then([5], tail))
     data = POSITIONS.pack(position, None)
     assert data is not None

@@ -1,9 +1,9 @@
 """An engine that plays a guard model: its answer depends on whether the prompt contains a word."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 
 from slipring.base.errors import ModelNotFound
-from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
+from slipring.core.generation import Accepted, Capabilities, Emit, Finished, Job, Model, Text, deliver
 
 BAD = "bomb"
 
@@ -21,13 +21,13 @@ class GuardEngine:
             raise ModelNotFound(name or "", ["guard"])
         return Model(name="guard", owner="tests", capabilities=Capabilities())
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         self.jobs.append(job)
-        yield [Accepted()]
+        await deliver(emit, [Accepted()])
         is_bad = any(BAD.encode() in item.raw for item in job.input)
         for piece in self._answer(is_bad).splitlines(keepends=True):
-            yield [Text(piece)]
-        yield [Finished("stop", 1, 0, 1)]
+            await deliver(emit, [Text(piece)])
+        await deliver(emit, [Finished("stop", 1, 0, 1)])
 
 
 NO_ENGINES = GuardEngine(lambda _: "")

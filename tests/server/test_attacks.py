@@ -7,8 +7,8 @@ headers and bytes. No attack may change anything for either tenant.
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from slipring.core.generation import Accepted, Delta, Finished, Job, Text
+from slipring.core.generation import Accepted, Emit, Finished, Job, Text, deliver
 from slipring.server.cluster.peers import PATH, TENANT
 from tests.harness import TERMINAL, PuppetEngine, Running, Socket, serve
 from tests.server.cluster.test_parking import cut
@@ -38,15 +38,14 @@ class Answering(PuppetEngine):
         super().__init__()
         self.jobs = 0
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         self.jobs += 1
         if any(b"hold" in item.raw for item in job.input):
-            async with aclosing(super().generate(job)) as played:
-                async for deltas in played:
-                    yield deltas
+            await super().generate(job, emit)
             return
-        yield [Accepted()]
-        yield [Text("ok"), Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)]
+        await deliver(emit, [Accepted()])
+        finished = Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)
+        await deliver(emit, [Text("ok"), finished])
 
 
 class Answer(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.engines.constraints import drafts, grammar_matcher
+from slipring.engines.constraints import grammar_matcher, sample_values
 from slipring.sandbox.sandbox import TASKS
 from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.sandbox.holding import HOLD
@@ -203,8 +203,8 @@ async def test_nothing_is_compiled_on_the_event_loop(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(grammar_matcher, "_compile", compile_recorded)
     monkeypatch.setattr(grammar_matcher, "check_grammar", here)
     monkeypatch.setattr(grammar_matcher, "syntax_error", here)
-    monkeypatch.setattr(drafts, "draft_document", here)
-    monkeypatch.setattr(drafts, "draft_input", here)
+    monkeypatch.setattr(sample_values, "sample_document", here)
+    monkeypatch.setattr(sample_values, "sample_input", here)
     async with shared() as server:
         status, body = await server.post(
             key="mine", input="x", tools=[tool("[0-9]{3}")], tool_choice="required"

@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,17 @@ from slipring.core.generation import (
     CallEnded,
     CallStarted,
     Capabilities,
-    Delta,
+    Emit,
     Finished,
     Job,
     Model,
     Text,
+    deliver,
 )
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine, Level
 from slipring.server.driver import Driver
-from slipring.server.transports.websocket_io import FrameWriter
+from slipring.server.transports.websocket_frames import FrameWriter
 from tests.api import Api
 from tests.harness import TERMINAL, PuppetEngine, Running, read_sse, serve
 from tests.mcp.fakes import FakeServer, serving
@@ -108,16 +109,17 @@ class CallingEngine(Engine):
         await asyncio.sleep(0)
         return 2000
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         await asyncio.sleep(0)
-        yield [Accepted()]
+        await deliver(emit, [Accepted()])
         await asyncio.sleep(0)
         if job.input[-1].type == "message" and not job.offer.forbidden:
-            yield [CallStarted("function", "add", "fake"), CallArguments('{"a":1,"b":1}'), CallEnded()]
+            called = CallStarted("function", "add", "fake")
+            await deliver(emit, [called, CallArguments('{"a":1,"b":1}'), CallEnded()])
         else:
-            yield [Text("word")]
+            await deliver(emit, [Text("word")])
         await asyncio.sleep(0)
-        yield [Finished("stop", input_tokens=3, cached_tokens=0, output_tokens=2)]
+        await deliver(emit, [Finished("stop", input_tokens=3, cached_tokens=0, output_tokens=2)])
 
 
 may_flag = asyncio.Event()

@@ -6,7 +6,7 @@ a new item, field or event without a decision fails a test here.
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from slipring.core.generation import (
     CallStarted,
     Capabilities,
     Delta,
+    Emit,
     Finished,
     Job,
     Model,
@@ -35,6 +36,7 @@ from slipring.core.generation import (
     UpstreamItemEnded,
     UpstreamItemEvent,
     UpstreamItemStarted,
+    deliver,
 )
 from slipring.engines.base import Engine, Level
 from slipring.protocol import events
@@ -88,13 +90,13 @@ class Player(Engine):
     async def count(self, job: Job, enough: int | None = None) -> int:
         return 1
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         self.read += b"".join(item.raw for item in job.context()) + job.head.tools.raw
-        yield [Accepted()]
+        await deliver(emit, [Accepted()])
         step = self._steps.pop(0) if self._steps else [Text("ok")]
         for delta in step:
-            yield [delta]
-        yield [END]
+            await deliver(emit, [delta])
+        await deliver(emit, [END])
 
 
 class Carrier(Struct):

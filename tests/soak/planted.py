@@ -9,13 +9,12 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from msgspec import structs
 
 from slipring.commands.cli import main
-from slipring.core.generation import Delta, Job
+from slipring.core.generation import Emit, Job
 from slipring.engines.simulated.engine import SimulatedEngine
 from slipring.server.service import Service
 
@@ -74,9 +73,9 @@ def plant(kind: str) -> None:
 def _lose_input() -> None:
     generate = SimulatedEngine.generate
 
-    def lossy(self: SimulatedEngine, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def lossy(self: SimulatedEngine, job: Job, emit: Emit) -> None:
         _leaked.append(None)
-        return generate(self, job if len(_leaked) % _LOST_EVERY else structs.replace(job, input=()))
+        await generate(self, job if len(_leaked) % _LOST_EVERY else structs.replace(job, input=()), emit)
 
     SimulatedEngine.generate = lossy  # type: ignore[method-assign]
 

@@ -1,4 +1,4 @@
-"""The interface between the core and engines: an engine runs a ``Job`` and yields ``Delta`` values.
+"""The interface between the core and engines: an engine runs a ``Job`` and emits ``Delta`` values.
 
 Engines import this module, ``chain.head``, ``limits`` and ``token_estimates`` from the core, nothing else.
 A job contains its context as a linked chain of responses: an engine that kept its own state of the parent in
@@ -293,8 +293,14 @@ class Stop:
 
 
 Emit = Callable[[list[Delta]], Awaitable[None] | None]
-"""Takes deltas of a job at once. Returns an awaitable, to be awaited before the next call, while the client
-does not keep up."""
+"""Takes the next deltas of a job, at least one. Returns an awaitable, to be awaited before the next call, if
+more must not follow yet: while the client does not keep up, for example."""
+
+
+async def deliver(emit: Emit, deltas: list[Delta]) -> None:
+    """Emit deltas, and wait until more may follow."""
+    if (waiting := emit(deltas)) is not None:
+        await waiting
 
 
 class Job(Struct, frozen=True):
@@ -322,10 +328,6 @@ class Job(Struct, frozen=True):
     upstream_tools: UpstreamTools | None = None
     """Set if the engine's server runs tools of this request."""
     stop: Stop = field(default_factory=Stop)
-    emit: Emit | None = None
-    """If set, the engine may give deltas behind the first batch of the answer to this function instead of
-    yielding them, from any callback of the event loop while its generator is awaited: no task has to be
-    resumed for a token. Deltas arrive in order, whichever way they take."""
 
     @property
     def branch(self) -> Branch:

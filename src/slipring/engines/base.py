@@ -5,15 +5,14 @@ the same at every level; an engine takes from the job the form of the context th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
 from msgspec import structs
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Delta, Finished, Job, Model, Position, Prefill
+from slipring.core.generation import Delta, Emit, Finished, Job, Model, Position, Prefill
 from slipring.core.limits import Limits
 from slipring.engines.constraints.grammar_compiler import IN_THREAD, Compiler
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
@@ -85,12 +84,17 @@ class Engine(ABC):
         """The models it serves, the default one first. Complete once the engine has started."""
 
     @abstractmethod
-    def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        """Run a job and yield batches of deltas; the first accepts the job, the very last is ``Finished``.
+    async def generate(self, job: Job, emit: Emit) -> None:
+        """Run a job and emit its deltas in batches; the first accepts the job, the very last delta is
+        ``Finished``. Returns when that was emitted.
 
-        A job with ``generate`` false is a warmup: prepare the context as far as the engine can, then yield
-        ``Finished``. Raise an ``ApiError`` to fail the response with its message. Closing the generator early
-        cancels the job: stop and free what it used at once.
+        Engines call ``emit`` from within the callback of the event loop that brings the tokens, while this
+        coroutine waits: no task is resumed for a token. Await what it returns before the next call. What it
+        raises, at once or by what it returns, ends the job and is raised here.
+
+        A job with ``generate`` false is a warmup: prepare the context as far as the engine can, then emit
+        ``Finished``. Raise an ``ApiError`` to fail the response with its message. Cancelling the coroutine
+        cancels the job: stop, emit nothing more, and free what it used.
         """
 
     async def prefill(self, prefill: Prefill) -> int:
@@ -109,8 +113,8 @@ class Engine(ABC):
         long may be refused. This default runs a warmup; engines that can count cheaper override it. An engine
         that cannot count says in its documentation that it estimates.
         """
-        async with aclosing(self.generate(structs.replace(job, generate=False))) as batches:
-            async for deltas in batches:
-                if deltas and isinstance(finished := deltas[-1], Finished):
-                    return finished.input_tokens
-        raise RuntimeError("the engine ended its stream without a Finished delta")
+        emitted: list[Delta] = []
+        await self.generate(structs.replace(job, generate=False), emitted.extend)
+        if not isinstance(finished := emitted[-1], Finished):
+            raise RuntimeError("the engine ended the job without a Finished delta")
+        return finished.input_tokens

@@ -4,7 +4,7 @@ An engine is named as ``KIND`` or ``KIND:OPTIONS``. Its modules are imported onl
 its dependencies need not be installed otherwise.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from msgspec import Struct, structs
@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from slipring.base.errors import ModelNotFound, StartupError
 from slipring.base.spelling import suggestion
 from slipring.core.chain.head import Head
-from slipring.core.generation import Defaults, Delta, Hosting, Job, Model, Position
+from slipring.core.generation import Defaults, Emit, Hosting, Job, Model, Position
 from slipring.engines.base import Engine, PositionCodec
 from slipring.engines.sharing import Borrowed, Owner
 
@@ -218,9 +218,9 @@ class Catalog:
     def engine_of(self, model: Model) -> Engine:
         return self._served[model.name][1]
 
-    def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         """Run a job on the engine of its model."""
-        return self.engine_of(job.model).generate(job)
+        await self.engine_of(job.model).generate(job, emit)
 
 
 def _own_model(engine: Engine, entry: Entry) -> Model:

@@ -18,7 +18,7 @@ from slipring.mcp.failures import (
     McpFailure,
     Outcome,
     ProtocolFailure,
-    Refused,
+    RequestRefused,
     TimedOut,
     TooLarge,
     Unreachable,
@@ -41,15 +41,7 @@ from slipring.mcp.protocol.tools import (
     UnknownContent,
 )
 from slipring.mcp.redaction import Redaction
-from slipring.mcp.servers import (
-    Credential,
-    HttpServer,
-    McpServer,
-    StdioServer,
-    UrlPolicy,
-    admit,
-    parse_url,
-)
+from slipring.mcp.servers import Credential, HttpServer, McpServer, StdioServer, UrlPolicy, admit, parse_url
 from slipring.mcp.transports.address_policy import Reach
 from slipring.mcp.transports.reserved_addresses import ReservedAddresses
 
@@ -73,7 +65,7 @@ __all__ = [
     "ProtocolFailure",
     "Reach",
     "Redaction",
-    "Refused",
+    "RequestRefused",
     "ReservedAddresses",
     "ResourceLink",
     "StdioServer",

@@ -1,7 +1,7 @@
 """What can go wrong with an MCP server, as exceptions.
 
     McpFailure                  has ``outcome``: whether the server may have run the call
-    ├── Refused                 slipring itself refuses: the address policy, a header, the arguments
+    ├── RequestRefused          slipring itself refuses: the address policy, a header, the arguments
     ├── Unreachable             no connection, or the process did not start
     ├── ConnectionLost          the connection or the process ended before the answer
     ├── TimedOut
@@ -58,7 +58,7 @@ class McpFailure(Exception):
         return self
 
 
-class Refused(McpFailure):
+class RequestRefused(McpFailure):
     """slipring does not send this request."""
 
     def __init__(self, message: str) -> None:

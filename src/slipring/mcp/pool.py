@@ -18,7 +18,7 @@ from slipring.mcp.failures import (
     NoStreamableHttp,
     Outcome,
     ProtocolFailure,
-    Refused,
+    RequestRefused,
     SessionExpired,
 )
 from slipring.mcp.limits import McpLimits
@@ -187,7 +187,7 @@ class Pool:
         entry.used_at = time.monotonic()
 
     def _make_room(self) -> None:
-        """Drop the entry that was unused for longest. Raises ``Refused`` if all are in use."""
+        """Drop the entry that was unused for longest. Raises ``RequestRefused`` if all are in use."""
         if len(self._entries) < self._limits.max_connections:
             return
         for key, entry in self._entries.items():
@@ -195,7 +195,7 @@ class Pool:
                 del self._entries[key]
                 self._discard(entry)
                 return
-        raise Refused("too many MCP servers are in use at once")
+        raise RequestRefused("too many MCP servers are in use at once")
 
     def _schedule_sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -315,15 +315,10 @@ class Pool:
         known = server.is_modern if learned.agreement is None else learned.agreement.is_modern
         eras = (None, False) if known is None else (known,)
         for is_modern in eras:
-            connection = StdioConnection(
-                server.name,
-                server.command,
-                server.env,
-                server.cwd,
-                McpSession(server.limits, client_version=__version__, is_modern=is_modern, over_http=False),
-                server.limits,
-                lambda: self._changed(entry),
+            session = McpSession(
+                server.limits, client_version=__version__, is_modern=is_modern, over_http=False
             )
+            connection = StdioConnection(server, session, lambda: self._changed(entry))
             try:
                 await connection.open()
             except ConnectionLost:
@@ -418,7 +413,7 @@ class Pool:
             tools = known or await self._tools(entry)
             for left_out, reason in tools.left_out:
                 if left_out == name:
-                    raise Refused(f"the tool cannot be used: {reason}")
+                    raise RequestRefused(f"the tool cannot be used: {reason}")
             return await self._connection(entry), tools.get(name)
         except McpFailure as failure:
             raise failure.before_the_call() from None
@@ -449,12 +444,12 @@ def _merged(operator: Credential, caller: Credential) -> dict[str, str]:
 
 def _require_object(arguments: bytes, most: int) -> None:
     if len(arguments) > most:
-        raise Refused(f"the arguments have more than {most} bytes")
+        raise RequestRefused(f"the arguments have more than {most} bytes")
     try:
         arguments.decode()
         _object.decode(arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise Refused("the arguments are not a JSON object") from None
+        raise RequestRefused("the arguments are not a JSON object") from None
 
 
 def _redacted(failure: McpFailure, entry: _Entry) -> McpFailure:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from yarl import URL
 
-from slipring.mcp.failures import Refused
+from slipring.mcp.failures import RequestRefused
 from slipring.mcp.limits import DEFAULT_LIMITS, McpLimits
 from slipring.mcp.transports.address_policy import Reach, is_public_address
 from slipring.mcp.transports.reserved_addresses import NOTHING_RESERVED, AddressReserved, ReservedAddresses
@@ -50,11 +50,11 @@ class Credential:
     __slots__ = ("_digest", "headers")
 
     def __init__(self, authorization: str | None = None, headers: Mapping[str, str] | None = None) -> None:
-        """``authorization`` is an OAuth access token. Raises ``Refused`` if a header is not allowed."""
+        """``authorization``: an OAuth access token. Raises ``RequestRefused`` if a header is not allowed."""
         sent = check_headers(headers or {})
         if authorization is not None:
             if any(name.lower() == "authorization" for name in sent):
-                raise Refused("both 'authorization' and an Authorization header are given")
+                raise RequestRefused("both 'authorization' and an Authorization header are given")
             scheme, _, rest = authorization.partition(" ")
             token = rest.strip() if scheme.lower() == "bearer" else authorization
             check_headers({"Authorization": token})
@@ -78,26 +78,27 @@ class Credential:
 
 
 def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers that may be sent. Raises ``Refused`` for one that belongs to HTTP, to MCP or to a proxy.
-
-    The message names the header and never its value.
+    """Return headers that may be sent. Raises ``RequestRefused`` for one that belongs to HTTP, to MCP or to a
+    proxy. The message names the header and never its value.
     """
     if len(headers) > _MAX_HEADERS:
-        raise Refused(f"more than {_MAX_HEADERS} headers")
+        raise RequestRefused(f"more than {_MAX_HEADERS} headers")
     if sum(len(name) + len(value) for name, value in headers.items()) > _MAX_HEADER_BYTES:
-        raise Refused(f"headers of more than {_MAX_HEADER_BYTES} bytes")
+        raise RequestRefused(f"headers of more than {_MAX_HEADER_BYTES} bytes")
     seen: set[str] = set()
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
-            raise Refused("a header's name is not one")
+            raise RequestRefused("a header's name is not one")
         lower = name.lower()
         if lower in _REFUSED_HEADERS or lower.startswith(_REFUSED_PREFIXES):
-            raise Refused(f"the header '{name}' cannot be set")
+            raise RequestRefused(f"the header '{name}' cannot be set")
         if lower in seen:
-            raise Refused(f"the header '{name}' is given twice")
+            raise RequestRefused(f"the header '{name}' is given twice")
         seen.add(lower)
         if not _HEADER_VALUE.fullmatch(value):
-            raise Refused(f"the value of the header '{name}' is empty or has characters that are not allowed")
+            raise RequestRefused(
+                f"the value of the header '{name}' is empty or has characters that are not allowed"
+            )
     return dict(headers)
 
 
@@ -169,20 +170,20 @@ McpServer = HttpServer | StdioServer
 
 
 def parse_url(text: str) -> URL:
-    """Parse the URL of a server. Raises ``Refused`` for anything but a plain http or https URL."""
+    """Parse the URL of a server. Raises ``RequestRefused`` for anything but a plain http or https URL."""
     if len(text) > _MAX_URL_CHARACTERS or _UNSAFE_URL.search(text):
-        raise Refused("the server's URL is too long or has characters that are not allowed")
+        raise RequestRefused("the server's URL is too long or has characters that are not allowed")
     try:
         url = URL(text)
         host, port = url.host, url.port
     except ValueError:
-        raise Refused("the server's URL is invalid") from None
+        raise RequestRefused("the server's URL is invalid") from None
     if url.scheme not in ("http", "https") or not host or not port:
-        raise Refused("the server's URL must be an absolute http or https URL")
+        raise RequestRefused("the server's URL must be an absolute http or https URL")
     if "@" in _AUTHORITY_END.split(text.partition("//")[2], maxsplit=1)[0]:
-        raise Refused("the server's URL must not contain a user name or password")
+        raise RequestRefused("the server's URL must not contain a user name or password")
     if "#" in text:
-        raise Refused("the server's URL must not have a fragment")
+        raise RequestRefused("the server's URL must not have a fragment")
     return url
 
 
@@ -194,7 +195,7 @@ def admit(
     limits: McpLimits | None = None,
     reserved: ReservedAddresses = NOTHING_RESERVED,
 ) -> HttpServer:
-    """Return the server for a URL of a request. Raises ``Refused`` if the policy does not allow it.
+    """Return the server for a URL of a request. Raises ``RequestRefused`` if the policy does not allow it.
 
     A URL that is registered stands for the registered server, with its headers and limits. Another one must
     not lead to a ``reserved`` address. Whether an address is public or reserved is decided here only for what
@@ -205,9 +206,9 @@ def admit(
         if _same(server.url, url):
             return server
     if policy is UrlPolicy.REGISTERED:
-        raise Refused("the server's URL is not registered here")
+        raise RequestRefused("the server's URL is not registered here")
     if reserved.are_named_by(url):
-        raise Refused(AddressReserved.reason)
+        raise RequestRefused(AddressReserved.reason)
     if policy is UrlPolicy.PUBLIC:
         _require_public(url)
     reach = Reach.PUBLIC if policy is UrlPolicy.PUBLIC else Reach.UNRESERVED
@@ -222,9 +223,9 @@ def _same(one: URL, other: URL) -> bool:
 
 def _require_public(url: URL) -> None:
     if url.scheme != "https":
-        raise Refused("the server's URL must begin with https://")
+        raise RequestRefused("the server's URL must begin with https://")
     if url.port not in _PUBLIC_PORTS:
-        raise Refused(f"the server's URL must have one of the ports {_PUBLIC_PORTS}")
+        raise RequestRefused(f"the server's URL must have one of the ports {_PUBLIC_PORTS}")
     host = (url.host or "").rstrip(".")
     try:
         ip_address(host.partition("%")[0])
@@ -233,7 +234,7 @@ def _require_public(url: URL) -> None:
             host == "localhost" or host.endswith((".localhost", ".local", ".internal")) or "." not in host
         )
         if is_local or host.rpartition(".")[2].isdecimal():
-            raise Refused("the server's URL must name a public host") from None
+            raise RequestRefused("the server's URL must name a public host") from None
     else:
         if not is_public_address(host):
-            raise Refused("the server's URL must name a public host")
+            raise RequestRefused("the server's URL must name a public host")

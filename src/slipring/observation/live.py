@@ -11,12 +11,17 @@ the sum of those of its processes and of ``departed``, and never fall.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from slipring.protocol.timing import TurnReport
+
+INTERVAL_S = 0.5
+"""Time between two updates of one process."""
+Receive = Callable[[bytes], None]
+"""Takes one line of a live stream, without waiting."""
 
 
 class Totals(Struct, frozen=True):
@@ -139,7 +144,7 @@ class Node(Struct, frozen=True):
     """False: an ancestor that only its descendants keep in memory, which cannot be continued by its id."""
     is_stored: bool = False
     marks: tuple[str, ...] = ()
-    """Its marks as in a turn report, as far as the turn is still remembered."""
+    """Its marks as in the report of its turn; none if the connection has forgotten the turn."""
 
 
 class ConnectionDetail(Struct, frozen=True):

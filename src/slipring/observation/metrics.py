@@ -20,8 +20,6 @@ OTHER = "other"
 
 
 class Label(Struct, frozen=True):
-    """A label of a metric."""
-
     name: str
     values: tuple[str, ...] = ()
     """All values that it can have; empty: they depend on the configuration."""
@@ -49,6 +47,18 @@ class Metric(Struct, frozen=True):
     @property
     def label_names(self) -> tuple[str, ...]:
         return tuple(label.name for label in self.labels)
+
+
+def _counter(name: str, help: str, *labels: Label, parts: int = 1) -> Metric:
+    return Metric(name, "counter", help, labels, parts=parts)
+
+
+def _gauge(name: str, help: str, *labels: Label, merge: Merge = "sum") -> Metric:
+    return Metric(name, "gauge", help, labels, merge=merge)
+
+
+def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: Label) -> Metric:
+    return Metric(name, "histogram", help, labels, buckets)
 
 
 NANOSECONDS = 10**9
@@ -96,331 +106,274 @@ _LAG_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 # Turns: counted when they end.
 
-TURNS = Metric(
+TURNS = _counter(
     "slipring_turns_total",
-    "counter",
     "Turns that have ended. `refused`: without a response; `cancelled`: the client left.",
-    (MODEL, STATUS, TRANSPORT),
+    MODEL,
+    STATUS,
+    TRANSPORT,
 )
-TURN_ERRORS = Metric(
-    "slipring_turn_errors_total", "counter", "Turns that failed or were refused.", (MODEL, CODE)
-)
-MARKED_TURNS = Metric(
+TURN_ERRORS = _counter("slipring_turn_errors_total", "Turns that failed or were refused.", MODEL, CODE)
+MARKED_TURNS = _counter(
     "slipring_marked_turns_total",
-    "counter",
     "Turns that differ from ordinary ones; a turn may have several marks.",
-    (Label("mark", MARKS),),
+    Label("mark", MARKS),
 )
-RECOGNISED_TURNS = Metric(
+RECOGNISED_TURNS = _counter(
     "slipring_recognised_turns_total",
-    "counter",
     "Turns whose input began with a history that the engine had processed before.",
-    (MODEL,),
+    MODEL,
 )
-TURN_SECONDS = Metric(
+TURN_SECONDS = _histogram(
     "slipring_turn_seconds",
-    "histogram",
     "Time from the arrival of a request to its terminal event.",
-    (MODEL, STATUS),
     _TURN_BUCKETS,
+    MODEL,
+    STATUS,
 )
-FIRST_TOKEN_SECONDS = Metric(
+FIRST_TOKEN_SECONDS = _histogram(
     "slipring_time_to_first_token_seconds",
-    "histogram",
     "Time from the arrival of a request to the first token of its answer.",
-    (MODEL,),
     _FIRST_TOKEN_BUCKETS,
+    MODEL,
 )
-TOKEN_SECONDS = Metric(
+TOKEN_SECONDS = _histogram(
     "slipring_time_per_output_token_seconds",
-    "histogram",
     "Time between two tokens of an answer: one mean per turn.",
-    (MODEL,),
     _TOKEN_BUCKETS,
+    MODEL,
 )
-OVERHEAD_SECONDS = Metric(
+OVERHEAD_SECONDS = _histogram(
     "slipring_overhead_seconds",
-    "histogram",
     f"Time that slipring itself took for a turn: its stages {', '.join(OWN_STAGES)}.",
-    (MODEL,),
     _OVERHEAD_BUCKETS,
+    MODEL,
 )
-STAGE_SECONDS = Metric(
+STAGE_SECONDS = _histogram(
     "slipring_stage_seconds",
-    "histogram",
     "Time in each stage of a turn. Rollouts go through some stages several times.",
-    (Label("stage", STAGES),),
     _STAGE_BUCKETS,
+    Label("stage", STAGES),
 )
-SEND_BLOCKED_SECONDS = Metric(
+SEND_BLOCKED_SECONDS = _histogram(
     "slipring_send_blocked_seconds",
-    "histogram",
     "Time in which an answer waited for its client to read.",
-    (TRANSPORT,),
     _BLOCKED_BUCKETS,
+    TRANSPORT,
 )
-TOKENS = Metric(
+TOKENS = _counter(
     "slipring_tokens_total",
-    "counter",
     "Tokens of turns. `cached` is part of `input`, `reasoning` part of `output`; `rendered`: tokens of new"
     " items that slipring made.",
-    (MODEL, Label("kind", TOKEN_KINDS)),
+    MODEL,
+    Label("kind", TOKEN_KINDS),
 )
-REQUEST_BYTES = Metric(
-    "slipring_request_bytes_total", "counter", "Bytes of requests that created turns.", (TRANSPORT,)
-)
-HISTORY_BYTES_SAVED = Metric(
+REQUEST_BYTES = _counter("slipring_request_bytes_total", "Bytes of requests that created turns.", TRANSPORT)
+HISTORY_BYTES_SAVED = _counter(
     "slipring_history_bytes_saved_total",
-    "counter",
     "Bytes of earlier items that clients did not send, because their turns continued responses.",
-    (TRANSPORT,),
+    TRANSPORT,
 )
-RENDER_FALLBACKS = Metric(
+RENDER_FALLBACKS = _counter(
     "slipring_render_fallbacks_total",
-    "counter",
     "Contexts that were rendered in full although the parent was known.",
-    (Label("reason", help="as `fallback` in [timing](timing.md); the reasons: [dialects](dialects.md)"),),
+    Label("reason", help="as `fallback` in [timing](timing.md); the reasons: [dialects](dialects.md)"),
 )
 
 # Hosted tools.
 
 TOOL_ENDINGS = ("completed", "tool_error", "failed", "unknown", "cancelled")
-TOOL_CALLS = Metric(
+TOOL_CALLS = _counter(
     "slipring_tool_calls_total",
-    "counter",
     "Calls of hosted tools that have ended. `tool_error`: the tool says that it failed; `failed`: it did not"
     " run, or its server says that it failed; `unknown`: it may have run.",
-    (MCP_SERVER, Label("ending", TOOL_ENDINGS)),
+    MCP_SERVER,
+    Label("ending", TOOL_ENDINGS),
 )
-TOOL_SECONDS = Metric(
+TOOL_SECONDS = _histogram(
     "slipring_tool_call_seconds",
-    "histogram",
     "Time of a call of a hosted tool, from its start to its result.",
-    (MCP_SERVER,),
     _TURN_BUCKETS,
+    MCP_SERVER,
 )
 
 # Tenants: exported with the setting `metrics_tenants` only.
 
-TENANT_TURNS = Metric(
-    "slipring_tenant_turns_total", "counter", "Turns that have ended, by tenant.", (TENANT, STATUS)
-)
-TENANT_TOKENS = Metric(
-    "slipring_tenant_tokens_total",
-    "counter",
-    "Tokens of turns, by tenant.",
-    (TENANT, Label("kind", TOKEN_KINDS)),
+TENANT_TURNS = _counter("slipring_tenant_turns_total", "Turns that have ended, by tenant.", TENANT, STATUS)
+TENANT_TOKENS = _counter(
+    "slipring_tenant_tokens_total", "Tokens of turns, by tenant.", TENANT, Label("kind", TOKEN_KINDS)
 )
 
 # Requests and connections.
 
-REFUSALS = Metric(
+REFUSALS = _counter(
     "slipring_refusals_total",
-    "counter",
     "Requests, messages and handshakes that were answered with an error, refused turns included.",
-    (CODE,),
+    CODE,
 )
-CONNECTIONS = Metric(
-    "slipring_connections",
-    "gauge",
-    "Open connections.",
-    (Label("transport", ("websocket", "http")),),
-)
-CONNECTIONS_LIMIT = Metric("slipring_connections_limit", "gauge", "Connections that may be open at once.")
-SOCKETS_OPENED = Metric("slipring_websockets_opened_total", "counter", "WebSockets that have been opened.")
+CONNECTIONS = _gauge("slipring_connections", "Open connections.", Label("transport", ("websocket", "http")))
+CONNECTIONS_LIMIT = _gauge("slipring_connections_limit", "Connections that may be open at once.")
+SOCKETS_OPENED = _counter("slipring_websockets_opened_total", "WebSockets that have been opened.")
 DROP_REASONS = ("head_timeout", "made_room", "unread", "message_timeout", "message_memory")
-CONNECTIONS_DROPPED = Metric(
+CONNECTIONS_DROPPED = _counter(
     "slipring_connections_dropped_total",
-    "counter",
     "Connections that the server closed because of their client. `unread`: it did not read in time or left"
     " too much unread; `made_room`: it was idle or had no key when others needed its place.",
-    (Label("reason", DROP_REASONS),),
+    Label("reason", DROP_REASONS),
 )
-LANES = Metric("slipring_lanes", "gauge", "Lanes of open WebSockets.")
-IN_FLIGHT = Metric("slipring_in_flight", "gauge", "Turns that run.")
-QUEUED = Metric("slipring_queued", "gauge", "Turns that wait for an earlier turn of their lane.")
+LANES = _gauge("slipring_lanes", "Lanes of open WebSockets.")
+IN_FLIGHT = _gauge("slipring_in_flight", "Turns that run.")
+QUEUED = _gauge("slipring_queued", "Turns that wait for an earlier turn of their lane.")
 
 # Memory.
 
 SCOPES = ("connection", "tenant", "process")
-CACHE_BYTES = Metric(
+CACHE_BYTES = _gauge(
     "slipring_cache_bytes",
-    "gauge",
     "States of earlier responses in memory: of the connection that has the most, of such a tenant, and of"
     " the process. The three count the same bytes, except that those of a connection are without what is"
     " compressed, which its limit does not include.",
-    (Label("scope", SCOPES),),
+    Label("scope", SCOPES),
     merge="max",
 )
-CACHE_LIMIT_BYTES = Metric(
-    "slipring_cache_limit_bytes",
-    "gauge",
-    "The limit on each of them.",
-    (Label("scope", SCOPES),),
-    merge="max",
+CACHE_LIMIT_BYTES = _gauge(
+    "slipring_cache_limit_bytes", "The limit on each of them.", Label("scope", SCOPES), merge="max"
 )
-CACHE_LOOKUPS = Metric(
+CACHE_LOOKUPS = _counter(
     "slipring_cache_lookups_total",
-    "counter",
     "Where the response was found that a turn continues. `connection`: in the memory of its connection.",
-    (Label("result", ("connection", "parked", "store", "peer", "miss")),),
+    Label("result", ("connection", "parked", "store", "peer", "miss")),
 )
-CACHE_EVICTIONS = Metric(
+CACHE_EVICTIONS = _counter(
     "slipring_cache_evictions_total",
-    "counter",
     "States that were evicted, by the limit that was exceeded.",
-    (Label("scope", SCOPES),),
+    Label("scope", SCOPES),
 )
-CACHE_COMPRESSIONS = Metric(
+CACHE_COMPRESSIONS = _counter(
     "slipring_cache_compressions_total",
-    "counter",
     "States that were compressed because a chain that is not stored exceeded `connection_cache_bytes`.",
 )
 MEMORY_USES = ("states", "parked", "recognised", "requests", "unread", "compiled", "verdicts")
-MEMORY_BYTES = Metric(
+MEMORY_BYTES = _gauge(
     "slipring_memory_bytes",
-    "gauge",
     "Memory that clients fill. `states` includes `parked`.",
-    (Label("use", MEMORY_USES),),
+    Label("use", MEMORY_USES),
 )
-MEMORY_LIMIT_BYTES = Metric(
-    "slipring_memory_limit_bytes", "gauge", "The limit on each of them.", (Label("use", MEMORY_USES),)
+MEMORY_LIMIT_BYTES = _gauge(
+    "slipring_memory_limit_bytes", "The limit on each of them.", Label("use", MEMORY_USES)
 )
-PARKED_BYTES = Metric("slipring_parked_bytes", "gauge", "States of dropped connections.")
-PARKED_SESSIONS = Metric("slipring_parked_sessions", "gauge", "Dropped connections whose states are kept.")
+PARKED_BYTES = _gauge("slipring_parked_bytes", "States of dropped connections.")
+PARKED_SESSIONS = _gauge("slipring_parked_sessions", "Dropped connections whose states are kept.")
 
 # Engines and the store.
 
-ENGINE_UP = Metric(
-    "slipring_engine_up", "gauge", "1 while the engine can generate, else 0.", (ENGINE,), merge="min"
-)
-ENGINE_JOBS = Metric(
+ENGINE_UP = _gauge("slipring_engine_up", "1 while the engine can generate, else 0.", ENGINE, merge="min")
+ENGINE_JOBS = _gauge(
     "slipring_engine_jobs",
-    "gauge",
     "Jobs at the engine, and jobs that wait for it.",
-    (ENGINE, Label("state", ("running", "waiting"))),
+    ENGINE,
+    Label("state", ("running", "waiting")),
 )
-ENGINE_SLOTS = Metric(
-    "slipring_engine_slots",
-    "gauge",
-    "Slots of the embedded engine.",
-    (ENGINE, Label("state", ("idle", "busy"))),
+ENGINE_SLOTS = _gauge(
+    "slipring_engine_slots", "Slots of the embedded engine.", ENGINE, Label("state", ("idle", "busy"))
 )
-ENGINE_SAVED_BYTES = Metric(
-    "slipring_engine_saved_bytes", "gauge", "KV that the engine has saved beside its slots.", (ENGINE,)
+ENGINE_SAVED_BYTES = _gauge(
+    "slipring_engine_saved_bytes", "KV that the engine has saved beside its slots.", ENGINE
 )
 # Safety checks.
 
 CHECK = Label("check", help="the configured checks")
 CHECK_OUTCOMES = ("passed", "flagged", "remembered")
 CHECK_FAILURES = ("timeout", "source", "breaker", "overload", "invalid", "error", "closed")
-CHECK_UP = Metric(
-    "slipring_check_up", "gauge", "Whether a safety check gives answers.", (CHECK,), merge="min"
-)
-CHECK_TEXTS = Metric(
+CHECK_UP = _gauge("slipring_check_up", "Whether a safety check gives answers.", CHECK, merge="min")
+CHECK_TEXTS = _counter(
     "slipring_check_texts_total",
-    "counter",
     "Texts with a verdict of a check. `remembered`: it was known, so that the check was not asked.",
-    (CHECK, Label("outcome", CHECK_OUTCOMES)),
+    CHECK,
+    Label("outcome", CHECK_OUTCOMES),
 )
-CHECK_FAILED = Metric(
+CHECK_FAILED = _counter(
     "slipring_check_failures_total",
-    "counter",
     "Texts without an answer of a check.",
-    (CHECK, Label("reason", CHECK_FAILURES)),
+    CHECK,
+    Label("reason", CHECK_FAILURES),
 )
-CHECK_CALLS = Metric(
-    "slipring_check_calls_total",
-    "counter",
-    "Calls of a check's source, each with one text or more.",
-    (CHECK,),
+CHECK_CALLS = _counter(
+    "slipring_check_calls_total", "Calls of a check's source, each with one text or more.", CHECK
 )
-CHECK_SECONDS = Metric(
-    "slipring_check_seconds_total", "counter", "Time that these calls took.", (CHECK,), parts=NANOSECONDS
+CHECK_SECONDS = _counter(
+    "slipring_check_seconds_total", "Time that these calls took.", CHECK, parts=NANOSECONDS
 )
 
 AUDIT_OUTCOMES = ("passed", "refused", "lost")
-AUDITS = Metric(
+AUDITS = _counter(
     "slipring_audits_total",
-    "counter",
     "Responses that were inspected after their end. `lost`: the server has ended before.",
-    (Label("outcome", AUDIT_OUTCOMES),),
+    Label("outcome", AUDIT_OUTCOMES),
 )
 # Exported with the setting `metrics_safety_ids` only.
-FLAGGED_TURNS = Metric(
+FLAGGED_TURNS = _counter(
     "slipring_flagged_turns_total",
-    "counter",
     "Turns that a safety check has flagged, by the user of the client whom its `safety_identifier` names.",
-    (FLAGGED_USER,),
+    FLAGGED_USER,
 )
-WITHHELD_ITEMS = Metric(
+WITHHELD_ITEMS = _counter(
     "slipring_withheld_items_total",
-    "counter",
     "Items of histories that a check had refused before, so that the model got a placeholder instead.",
-    (CHECK,),
+    CHECK,
 )
 
-STORE_COMMIT_SECONDS = Metric(
+STORE_COMMIT_SECONDS = _histogram(
     "slipring_store_commit_seconds",
-    "histogram",
     "Time of a write to the store, from the call to the commit.",
-    buckets=_COMMIT_BUCKETS,
+    _COMMIT_BUCKETS,
 )
-STORE_UP = Metric(
+STORE_UP = _gauge(
     "slipring_store_up",
-    "gauge",
     "1 if the store could be used the last time, else 0. Asking for `/health` tries it out.",
     merge="min",
 )
-STORE_ERRORS = Metric(
-    "slipring_store_errors_total", "counter", "Writes that failed because the store could not be used."
+STORE_ERRORS = _counter(
+    "slipring_store_errors_total", "Writes that failed because the store could not be used."
 )
 
 # What observes turns.
 
 RECORDING_RESULTS = ("written", "dropped")
-RECORDED_TURNS = Metric(
+RECORDED_TURNS = _counter(
     "slipring_recorded_turns_total",
-    "counter",
     "Turns that were to be recorded (`--record`). `dropped`: too many at once, or no room for them.",
-    (Label("result", RECORDING_RESULTS),),
+    Label("result", RECORDING_RESULTS),
 )
 
 # Processes.
 
-LOOP_LAG_SECONDS = Metric(
+LOOP_LAG_SECONDS = _histogram(
     "slipring_event_loop_lag_seconds",
-    "histogram",
     "How late the event loop is, sampled four times a second, at rest once a second.",
-    buckets=_LAG_BUCKETS,
+    _LAG_BUCKETS,
 )
-TASKS = Metric(
-    "slipring_tasks",
-    "gauge",
-    "Tasks of the event loop. Their number follows that of connections and running turns.",
+TASKS = _gauge(
+    "slipring_tasks", "Tasks of the event loop. Their number follows that of connections and running turns."
 )
-PROCESSES = Metric("slipring_processes", "gauge", "Processes that serve clients.")
-DRAINING = Metric("slipring_draining", "gauge", "Processes that stop and finish their last responses.")
-BUILD_INFO = Metric(
+PROCESSES = _gauge("slipring_processes", "Processes that serve clients.")
+DRAINING = _gauge("slipring_draining", "Processes that stop and finish their last responses.")
+BUILD_INFO = _gauge(
     "slipring_build_info",
-    "gauge",
     "Always 1; the labels say what runs.",
-    (Label("version", help="of slipring"), Label("python", help="its version")),
+    Label("version", help="of slipring"),
+    Label("python", help="its version"),
     merge="max",
 )
-CPU_SECONDS = Metric(
+CPU_SECONDS = _counter(
     "process_cpu_seconds_total",
-    "counter",
     "CPU time of slipring's processes. An embedded engine is not included.",
     parts=NANOSECONDS,
 )
-RESIDENT_BYTES = Metric("process_resident_memory_bytes", "gauge", "Resident memory of the same processes.")
-OPEN_FDS = Metric("process_open_fds", "gauge", "Open file descriptors of the same processes.")
-START_TIME = Metric(
-    "process_start_time_seconds",
-    "gauge",
-    "Unix time at which the oldest of the processes started.",
-    merge="min",
+RESIDENT_BYTES = _gauge("process_resident_memory_bytes", "Resident memory of the same processes.")
+OPEN_FDS = _gauge("process_open_fds", "Open file descriptors of the same processes.")
+START_TIME = _gauge(
+    "process_start_time_seconds", "Unix time at which the oldest of the processes started.", merge="min"
 )
 
 METRICS: tuple[Metric, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Metric))

@@ -1,4 +1,4 @@
-"""Counting, and adding up what several processes have counted.
+"""Counts metrics in one process, and adds up the counts of several.
 
 A process counts in a ``Registry``, in plain numbers. A ``Snapshot`` is all that it has counted since it
 started, and travels as JSON. ``Fold`` adds the snapshots of workers up, those of workers that have ended
@@ -27,8 +27,6 @@ class Value(Struct, frozen=True, array_like=True):
 
 
 class Distribution(Struct, frozen=True, array_like=True):
-    """A histogram."""
-
     labels: Labels
     counts: list[int]
     """How many observations were in each bucket and not in the one before; the last bucket is unbounded."""
@@ -88,12 +86,18 @@ class Registry:
 
     def counter(self, metric: Metric) -> "defaultdict[Labels, int]":
         """The counts of a metric by labels, to be increased by the caller."""
-        assert metric.kind == "counter"
-        return self._counters.setdefault(metric.name, defaultdict(int))
+        counts = self._counters.get(metric.name)
+        if counts is None:
+            assert metric.kind == "counter"
+            counts = self._counters[metric.name] = defaultdict(int)
+        return counts
 
     def histogram(self, metric: Metric) -> Histogram:
-        assert metric.kind == "histogram"
-        return self._histograms.setdefault(metric.name, Histogram(metric))
+        histogram = self._histograms.get(metric.name)
+        if histogram is None:
+            assert metric.kind == "histogram"
+            histogram = self._histograms[metric.name] = Histogram(metric)
+        return histogram
 
     def snapshot(self, readings: Iterable[Reading] = ()) -> Snapshot:
         """Everything counted so far, with the gauges and counters that were read elsewhere."""
@@ -150,8 +154,6 @@ class BoundedLabels:
 
 
 class _Sum:
-    """The sum over snapshots."""
-
     def __init__(self, bounds: BoundedLabels) -> None:
         self._bounds = bounds
         self._values: dict[tuple[str, Labels], int | float] = {}

@@ -31,9 +31,14 @@ LOOP_THOUGHTS = ChainChoice(
     "thoughts of a tool loop, until another message than an output follows",
     "the model goes on with what it thought, and the engine need not read the last call again in every step",
 )
+CALL_IDS = ChainChoice(
+    "call_ids",
+    "calls without ids, as the model wrote them, where the template adds ids once more follows",
+    "the model never writes them; with them, the engine would read the last call again in every step",
+)
 ALL_THOUGHTS = ChainChoice(
     "all_thoughts",
     "thoughts of all earlier answers",
     "the option thinking=keep says so, or a dialect, which always appends, writes the context",
 )
-CHAIN_CHOICES = (EMPTY_THOUGHTS, WHITE_SPACE, LOOP_THOUGHTS, ALL_THOUGHTS)
+CHAIN_CHOICES = (EMPTY_THOUGHTS, WHITE_SPACE, CALL_IDS, LOOP_THOUGHTS, ALL_THOUGHTS)

@@ -30,7 +30,7 @@ _TOKEN_BYTES = 11
 """Estimate per token: four bytes for the id, the rest for its decimal digits and a comma."""
 
 
-class Step(Struct, frozen=True, eq=False):
+class EncodedIds(Struct, frozen=True, eq=False):
     """Token ids, also encoded as JSON without brackets: every later turn sends them to the engine again."""
 
     ids: "array[int]"
@@ -38,7 +38,7 @@ class Step(Struct, frozen=True, eq=False):
     json: bytes
 
     @classmethod
-    def of(cls, ids: Iterable[int]) -> "Step":
+    def of(cls, ids: Iterable[int]) -> "EncodedIds":
         id_list = ids if isinstance(ids, list) else list(ids)
         packed = array("I")
         packed.fromlist(id_list)  # half the time of the constructor
@@ -51,7 +51,7 @@ class Body(Struct, frozen=True, eq=False, weakref=True):
     Engines refer to it weakly, to notice that the last position that holds it is gone."""
 
     parent: "Body | None"
-    step: Step
+    step: EncodedIds
     total: int
     size_bytes: int
     tail: object
@@ -59,7 +59,7 @@ class Body(Struct, frozen=True, eq=False, weakref=True):
 
     def then(self, ids: Iterable[int], tail: object) -> "Body":
         """Return a body with ``ids`` appended."""
-        step = Step.of(ids)
+        step = EncodedIds.of(ids)
         count = len(step.ids)
         size_bytes = self.size_bytes + _STEP_BYTES + _TOKEN_BYTES * count
         return Body(self, step, self.total + count, size_bytes, tail)
@@ -85,14 +85,14 @@ class Body(Struct, frozen=True, eq=False, weakref=True):
             yield node
             node = node.parent
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[EncodedIds]:
         """All steps, oldest first."""
         return reversed([node.step for node in self.lineage()])
 
 
 def empty(tail: object) -> Body:
     """A body without tokens."""
-    return Body(None, Step.of(()), 0, _STEP_BYTES, tail)
+    return Body(None, EncodedIds.of(()), 0, _STEP_BYTES, tail)
 
 
 class Preface(Struct, frozen=True, eq=False):
@@ -100,7 +100,7 @@ class Preface(Struct, frozen=True, eq=False):
 
     head: Head
     format: TextFormat
-    step: Step
+    step: EncodedIds
 
     def covers(self, job: Job) -> bool:
         """Whether a job has the same head and answer format."""
@@ -131,7 +131,7 @@ class Rendered(Struct, frozen=True, eq=False):
         own = self.body.size_bytes - self.body.shared_bytes(earlier.body)
         return own if self.preface is earlier.preface else own + _TOKEN_BYTES * len(self.preface.step.ids)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[EncodedIds]:
         return chain((self.preface.step,), self.body.steps())
 
     def ids(self) -> list[int]:
@@ -166,7 +166,7 @@ class Rendered(Struct, frozen=True, eq=False):
             body = body.then(step.ids[:left], None)
         preface = self.preface
         if tokens < len(head):
-            preface = Preface(preface.head, preface.format, Step.of(head[:tokens]))
+            preface = Preface(preface.head, preface.format, EncodedIds.of(head[:tokens]))
         return Rendered(self.writer, preface, body)
 
     def then(self, ids: Iterable[int], tail: object) -> "Rendered":

@@ -19,7 +19,7 @@ from msgspec import Raw, Struct, msgpack, structs
 from slipring.core.chain.head import Head
 from slipring.prompts import shared_ids
 from slipring.prompts.dialects.dialect import Block
-from slipring.prompts.rendering import Preface, Rendered, Step, empty
+from slipring.prompts.rendering import EncodedIds, Preface, Rendered, empty
 from slipring.prompts.shared_ids import Piece
 from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TextFormat
@@ -128,7 +128,7 @@ def _pack_preface(preface: Preface) -> _Preface:
     return _Preface(format.kind, bytes(format.echo), format.schema, _pack_ids(preface.step))
 
 
-def _pack_steps(steps: Iterable[Step]) -> bytes:
+def _pack_steps(steps: Iterable[EncodedIds]) -> bytes:
     return b"".join(map(_pack_ids, steps))
 
 
@@ -143,7 +143,7 @@ def _sharing(whole: _Addition, parent: Rendered) -> _Addition:
     return _Rewritten(**fields, checksum=zlib.crc32(theirs), shared=pieces)
 
 
-def _pack_ids(step: Step) -> bytes:
+def _pack_ids(step: EncodedIds) -> bytes:
     """Four bytes per token, little-endian on every machine."""
     return (step.ids if _IS_LITTLE_ENDIAN else _swapped(step.ids)).tobytes()
 
@@ -191,7 +191,7 @@ def _append(addition: _Addition, parent: Rendered | None, head: Head) -> Rendere
 
 def _unpack_preface(packed: _Preface, head: Head) -> Preface:
     format = TextFormat(kind=packed.kind, echo=Raw(packed.echo), schema=packed.schema)
-    return Preface(head, format, Step.of(_unpack_ids(packed.ids)))
+    return Preface(head, format, EncodedIds.of(_unpack_ids(packed.ids)))
 
 
 def _unpack_ids(packed: bytes) -> tuple[int, ...]:

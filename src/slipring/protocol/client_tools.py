@@ -1,7 +1,7 @@
 """Built-in tools that the client runs: shells, patches, computers. Any model can call them as functions.
 
 The API's own models know these tools. Others get a function of the same name, with the schema and the
-description below; ``client_items`` and ``computer_items`` have the forms of calls and outputs.
+description below; ``client_items`` has the forms of calls and outputs.
 """
 
 from typing import Annotated, Literal, get_args
@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from slipring.base.errors import UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.computer_items import Button, ComputerKind
+from slipring.protocol.client_items import Button, ComputerKind
 
 Caller = Literal["direct", "programmatic"]
 ClientKind = Literal["shell", "local_shell", "apply_patch"] | ComputerKind
@@ -132,7 +132,7 @@ def kind_of(tool: ClientTool) -> ClientKind:
 
 
 def description_of(tool: ClientTool) -> str:
-    """What a model is told about the tool."""
+    """The description of the tool for models."""
     described = _DESCRIPTIONS[kind_of(tool)]
     if isinstance(tool, ComputerUsePreviewTool):
         size = f"{tool.display_width} x {tool.display_height} pixels"

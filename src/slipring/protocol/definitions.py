@@ -52,15 +52,6 @@ class Compilable(Struct, frozen=True):
 class Definitions:
     """Collects the grammars of one request, and raises ``InvalidRequest`` where a bound is exceeded."""
 
-    __slots__ = (
-        "_bytes",
-        "_max_grammar_bytes",
-        "_max_grammars",
-        "_max_schema_bytes",
-        "grammars",
-        "ignored_tools",
-    )
-
     def __init__(
         self,
         *,

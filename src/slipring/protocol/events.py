@@ -174,19 +174,16 @@ class CustomToolCallInputDone(CallEvent, tag="response.custom_tool_call_input.do
     input: str
 
 
-class McpListToolsInProgress(CallEvent, tag="response.mcp_list_tools.in_progress", kw_only=True):
-    pass
+class McpListToolsInProgress(CallEvent, tag="response.mcp_list_tools.in_progress"): ...
 
 
-class McpListToolsCompleted(CallEvent, tag="response.mcp_list_tools.completed", kw_only=True):
-    pass
+class McpListToolsCompleted(CallEvent, tag="response.mcp_list_tools.completed"): ...
 
 
-class McpListToolsFailed(CallEvent, tag="response.mcp_list_tools.failed", kw_only=True):
-    pass
+class McpListToolsFailed(CallEvent, tag="response.mcp_list_tools.failed"): ...
 
 
-class McpCallInProgress(CallEvent, tag="response.mcp_call.in_progress", kw_only=True):
+class McpCallInProgress(CallEvent, tag="response.mcp_call.in_progress"):
     """Sent when a call begins, and again whenever its server reports progress."""
 
 
@@ -198,12 +195,10 @@ class McpCallArgumentsDone(CallEvent, tag="response.mcp_call_arguments.done", kw
     arguments: str
 
 
-class McpCallCompleted(CallEvent, tag="response.mcp_call.completed", kw_only=True):
-    pass
+class McpCallCompleted(CallEvent, tag="response.mcp_call.completed"): ...
 
 
-class McpCallFailed(CallEvent, tag="response.mcp_call.failed", kw_only=True):
-    pass
+class McpCallFailed(CallEvent, tag="response.mcp_call.failed"): ...
 
 
 class McpCallProgress(CallEvent, tag="slipring.mcp_call.progress", kw_only=True):
@@ -214,34 +209,27 @@ class McpCallProgress(CallEvent, tag="slipring.mcp_call.progress", kw_only=True)
     message: str | None
 
 
-class WebSearchCallInProgress(CallEvent, tag="response.web_search_call.in_progress", kw_only=True):
-    pass
+class WebSearchCallInProgress(CallEvent, tag="response.web_search_call.in_progress"): ...
 
 
-class WebSearchCallSearching(CallEvent, tag="response.web_search_call.searching", kw_only=True):
+class WebSearchCallSearching(CallEvent, tag="response.web_search_call.searching"):
     """Sent when a search begins, and again whenever its server reports progress."""
 
 
-class WebSearchCallCompleted(CallEvent, tag="response.web_search_call.completed", kw_only=True):
-    pass
+class WebSearchCallCompleted(CallEvent, tag="response.web_search_call.completed"): ...
 
 
-class FileSearchCallInProgress(CallEvent, tag="response.file_search_call.in_progress", kw_only=True):
-    pass
+class FileSearchCallInProgress(CallEvent, tag="response.file_search_call.in_progress"): ...
 
 
-class FileSearchCallSearching(CallEvent, tag="response.file_search_call.searching", kw_only=True):
+class FileSearchCallSearching(CallEvent, tag="response.file_search_call.searching"):
     """Sent when a search begins, and again whenever its server reports progress."""
 
 
-class FileSearchCallCompleted(CallEvent, tag="response.file_search_call.completed", kw_only=True):
-    pass
+class FileSearchCallCompleted(CallEvent, tag="response.file_search_call.completed"): ...
 
 
-class CodeInterpreterCallInProgress(
-    CallEvent, tag="response.code_interpreter_call.in_progress", kw_only=True
-):
-    pass
+class CodeInterpreterCallInProgress(CallEvent, tag="response.code_interpreter_call.in_progress"): ...
 
 
 class CodeInterpreterCallCodeDelta(CallEvent, tag="response.code_interpreter_call_code.delta", kw_only=True):
@@ -252,24 +240,17 @@ class CodeInterpreterCallCodeDone(CallEvent, tag="response.code_interpreter_call
     code: str
 
 
-class CodeInterpreterCallInterpreting(
-    CallEvent, tag="response.code_interpreter_call.interpreting", kw_only=True
-):
+class CodeInterpreterCallInterpreting(CallEvent, tag="response.code_interpreter_call.interpreting"):
     """Sent when the code begins to run, and again whenever its server reports progress."""
 
 
-class CodeInterpreterCallCompleted(CallEvent, tag="response.code_interpreter_call.completed", kw_only=True):
-    pass
+class CodeInterpreterCallCompleted(CallEvent, tag="response.code_interpreter_call.completed"): ...
 
 
-class ImageGenerationCallInProgress(
-    CallEvent, tag="response.image_generation_call.in_progress", kw_only=True
-):
-    pass
+class ImageGenerationCallInProgress(CallEvent, tag="response.image_generation_call.in_progress"): ...
 
 
-class ImageGenerationCallGenerating(CallEvent, tag="response.image_generation_call.generating", kw_only=True):
-    pass
+class ImageGenerationCallGenerating(CallEvent, tag="response.image_generation_call.generating"): ...
 
 
 class ImageGenerationCallPartialImage(
@@ -283,8 +264,7 @@ class ImageGenerationCallPartialImage(
     output_format: str | UnsetType = UNSET
 
 
-class ImageGenerationCallCompleted(CallEvent, tag="response.image_generation_call.completed", kw_only=True):
-    pass
+class ImageGenerationCallCompleted(CallEvent, tag="response.image_generation_call.completed"): ...
 
 
 class CompactionCompacting(ItemEvent, tag="response.compaction.compacting", kw_only=True):
@@ -293,14 +273,9 @@ class CompactionCompacting(ItemEvent, tag="response.compaction.compacting", kw_o
 
 DELTAS: frozenset[type[Event]] = frozenset(
     {
-        OutputTextDelta,
-        RefusalDelta,
-        ReasoningTextDelta,
-        ReasoningSummaryTextDelta,
-        FunctionCallArgumentsDelta,
-        CustomToolCallInputDelta,
-        McpCallArgumentsDelta,
-        CodeInterpreterCallCodeDelta,
+        *(OutputTextDelta, RefusalDelta, ReasoningTextDelta, ReasoningSummaryTextDelta),
+        *(FunctionCallArgumentsDelta, CustomToolCallInputDelta),
+        *(McpCallArgumentsDelta, CodeInterpreterCallCodeDelta),
     }
 )
 """Events with a piece of what the model writes: most events of a stream."""

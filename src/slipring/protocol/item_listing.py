@@ -8,7 +8,7 @@ Conversation lists differ from response lists in one field.
 
 from typing import Literal
 
-from msgspec import Raw, Struct, json
+from msgspec import Raw, json
 
 from slipring.protocol import wire
 from slipring.protocol.items import AdditionalTools, Item
@@ -18,27 +18,10 @@ ListKind = Literal["response", "conversation"]
 
 _STATUSES = (b'"in_progress"', b'"completed"', b'"incomplete"')
 _HAVE_STATUS = frozenset(
-    {
-        "apply_patch_call",
-        "apply_patch_call_output",
-        "code_interpreter_call",
-        "computer_call",
-        "computer_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-        "file_search_call",
-        "function_call",
-        "function_call_output",
-        "image_generation_call",
-        "local_shell_call",
-        "message",
-        "program_output",
-        "shell_call",
-        "shell_call_output",
-        "tool_search_call",
-        "tool_search_output",
-        "web_search_call",
-    }
+    "apply_patch_call apply_patch_call_output code_interpreter_call computer_call computer_call_output"
+    " custom_tool_call custom_tool_call_output file_search_call function_call function_call_output"
+    " image_generation_call local_shell_call message program_output shell_call shell_call_output"
+    " tool_search_call tool_search_output web_search_call".split()
 )
 _WITHOUT_IN_CONVERSATIONS = frozenset({"custom_tool_call", "custom_tool_call_output"})
 """Types that have no status in conversation lists."""
@@ -76,14 +59,9 @@ _Fields = dict[str, Raw]
 _Shown = dict[str, object]
 
 
-class _PartOutline(Struct):
-    type: str
-
-
 _fields = json.Decoder(_Fields)
 _text = json.Decoder(str)
 _parts = json.Decoder(list[Raw])
-_part_outline = json.Decoder(_PartOutline)
 
 
 def present(item: Item, item_id: str, within: ListKind) -> Raw:
@@ -174,7 +152,7 @@ def _output(output: Raw) -> object:
 
 
 def _read_part(raw: Raw) -> tuple[str, _Shown]:
-    kind = _part_outline.decode(raw).type
+    kind = wire.type_of(raw)
     fields = _fields.decode(raw)
     part: _Shown = {"type": kind}
     part |= {name: value for name, value in fields.items() if name in _PART_FIELDS[kind]}

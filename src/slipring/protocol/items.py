@@ -8,7 +8,7 @@ validated once, on arrival, so decoding it later cannot fail.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
@@ -19,20 +19,17 @@ from slipring.protocol.client_items import (
     ApplyPatchCall,
     ApplyPatchCallOutput,
     CallId,
+    ComputerCall,
+    ComputerCallOutput,
     LocalShellCall,
     LocalShellCallOutput,
     ShellCall,
     ShellCallOutput,
 )
-from slipring.protocol.computer_items import ComputerCall, ComputerCallOutput
 from slipring.protocol.hosted.builtin_items import CodeInterpreterCall, FileSearchCall, WebSearchCall
-from slipring.protocol.hosted.mcp_items import (
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    McpListTools,
-)
+from slipring.protocol.hosted.mcp_items import McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
 
+F = TypeVar("F")
 Role = Literal["user", "assistant", "system", "developer"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TOOL_SEARCH = "tool_search"
@@ -271,23 +268,21 @@ BODIES: dict[str, type[Body]] = {
 }
 CARRIED_TYPES = frozenset(
     {
-        "agent_message",
-        "image_generation_call",
-        "multi_agent_call",
-        "multi_agent_call_output",
-        "program",
-        "program_output",
+        *("agent_message", "image_generation_call", "multi_agent_call", "multi_agent_call_output"),
+        *("program", "program_output"),
     }
 )
 
 
-_CLIENT_CALLS: dict[str, type[ShellCall | LocalShellCall | ApplyPatchCall | ComputerCall]] = {
+ClientCall = ShellCall | LocalShellCall | ApplyPatchCall | ComputerCall
+ClientOutput = ShellCallOutput | LocalShellCallOutput | ApplyPatchCallOutput
+_CLIENT_CALLS: dict[str, type[ClientCall]] = {
     "computer_call": ComputerCall,
     "shell_call": ShellCall,
     "local_shell_call": LocalShellCall,
     "apply_patch_call": ApplyPatchCall,
 }
-_CLIENT_OUTPUTS: dict[str, type[ShellCallOutput | LocalShellCallOutput | ApplyPatchCallOutput]] = {
+_CLIENT_OUTPUTS: dict[str, type[ClientOutput]] = {
     "shell_call_output": ShellCallOutput,
     "local_shell_call_output": LocalShellCallOutput,
     "apply_patch_call_output": ApplyPatchCallOutput,
@@ -303,58 +298,38 @@ FORMS: dict[str, type[Struct]] = {
 """The wire form of every interpreted item type."""
 
 
-class _SearchDecoder:
-    """Decodes tool search items into the function call or output that a model sees."""
+class _TranslatingDecoder(Generic[F]):
+    """Decodes the wire form of an item into the body that a model sees."""
 
-    def __init__(self, kind: type[ToolSearchCall | ToolSearchOutput]) -> None:
-        self._decoder = msgspec.json.Decoder(kind)
-
-    def decode(self, data: bytes | str, /) -> Body:
-        return self._decoder.decode(data).read()
-
-
-class _ClientCallDecoder:
-    """Decodes calls of built-in client tools into the function call that a model sees."""
-
-    def __init__(self, kind: str) -> None:
-        self._decoder = msgspec.json.Decoder(_CLIENT_CALLS[kind])
+    def __init__(self, form: type[F], translate: Callable[[F], Body]) -> None:
+        self._decoder = msgspec.json.Decoder(form)
+        self._translate = translate
 
     def decode(self, data: bytes | str, /) -> Body:
-        call = self._decoder.decode(data)
-        return FunctionCall(call.call_id, call.function, call.arguments, status=call.status)
+        return self._translate(self._decoder.decode(data))
 
 
-class _ClientOutputDecoder:
-    """Decodes outputs of built-in client tools into the output that a model reads."""
-
-    def __init__(self, kind: str) -> None:
-        self._decoder = msgspec.json.Decoder(_CLIENT_OUTPUTS[kind])
-
-    def decode(self, data: bytes | str, /) -> Body:
-        output = self._decoder.decode(data)
-        return CallOutput(output.call_id, output.text)
+def _function_call(call: ClientCall) -> Body:
+    return FunctionCall(call.call_id, call.function, call.arguments, status=call.status)
 
 
-class _ScreenshotDecoder:
-    """Decodes outputs of the ``computer`` tool into an output with one image."""
+def _text_output(output: ClientOutput) -> Body:
+    return CallOutput(output.call_id, output.text)
 
-    def __init__(self) -> None:
-        self._decoder = msgspec.json.Decoder(ComputerCallOutput)
 
-    def decode(self, data: bytes | str, /) -> Body:
-        answer = self._decoder.decode(data)
-        shown = answer.output
-        return CallOutput(answer.call_id, [InputImage(shown.image_url, shown.file_id, shown.detail)])
+def _image_output(answer: ComputerCallOutput) -> Body:
+    shown = answer.output
+    return CallOutput(answer.call_id, [InputImage(shown.image_url, shown.file_id, shown.detail)])
 
 
 _DECODERS: dict[str, wire.Decoder[Body]] = {
-    **{name: _ClientCallDecoder(name) for name in _CLIENT_CALLS},
-    **{name: _ClientOutputDecoder(name) for name in _CLIENT_OUTPUTS},
+    **{name: _TranslatingDecoder(form, _function_call) for name, form in _CLIENT_CALLS.items()},
+    **{name: _TranslatingDecoder(form, _text_output) for name, form in _CLIENT_OUTPUTS.items()},
     **{name: msgspec.json.Decoder(body) for name, body in BODIES.items()},
     **{name: msgspec.json.Decoder(Carried) for name in CARRIED_TYPES},
-    "computer_call_output": _ScreenshotDecoder(),
-    "tool_search_call": _SearchDecoder(ToolSearchCall),
-    "tool_search_output": _SearchDecoder(ToolSearchOutput),
+    "computer_call_output": _TranslatingDecoder(ComputerCallOutput, _image_output),
+    "tool_search_call": _TranslatingDecoder(ToolSearchCall, ToolSearchCall.read),
+    "tool_search_output": _TranslatingDecoder(ToolSearchOutput, ToolSearchOutput.read),
 }
 SUPPORTED_TYPES = frozenset(_DECODERS) - CARRIED_TYPES
 
@@ -409,7 +384,7 @@ def computed_once(compute: Callable[[Item], T]) -> Callable[[Item], T]:
     return computed
 
 
-class _Outline(Struct):
+class _ItemHead(Struct):
     """The fields that identify an item of any type."""
 
     type: str | None = None
@@ -418,7 +393,7 @@ class _Outline(Struct):
     call_id: str | None = None
 
 
-class _Long(_Outline):
+class _Long(_ItemHead):
     """Also the fields that may hold lists of parts. ``UNSET`` distinguishes absent from null."""
 
     type: str | UnsetType | None = UNSET  # type: ignore[assignment]
@@ -428,7 +403,7 @@ class _Long(_Outline):
     summary: Raw | UnsetType = UNSET
 
 
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_ItemHead)
 _long = msgspec.json.Decoder(_Long)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _input = msgspec.json.Decoder(str | list[Raw])
@@ -498,7 +473,7 @@ def read_item(raw: bytes, where: str) -> Item:
     return Item(type=kind, raw=raw, id=outline.id, call_id=call_id)
 
 
-def _read_long(raw: bytes, where: str) -> _Outline:
+def _read_long(raw: bytes, where: str) -> _ItemHead:
     """Read the outline of a long item. Too many parts are refused before they are decoded.
 
     A ``type`` or ``id`` of null is refused too: replacing it would require decoding all fields.
@@ -511,10 +486,10 @@ def _read_long(raw: bytes, where: str) -> _Outline:
     for name in ("content", "output", "summary"):
         if (sent := wire.given(getattr(outline, name))) is not None:
             wire.require_few(sent, MOST_PARTS, f"{where}.{name}", "parts")
-    return _Outline(outline.type or None, outline.role, outline.id or None, outline.call_id)
+    return _ItemHead(outline.type or None, outline.role, outline.id or None, outline.call_id)
 
 
-def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes]:
+def _name_untyped(outline: _ItemHead, raw: bytes, where: str) -> tuple[str, bytes]:
     """Infer the type of a message or reference that was sent without one, and add it to the JSON."""
     if outline.role is not None:
         kind = "message"
@@ -523,9 +498,7 @@ def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes
     else:
         param = f"{where}.type"
         raise InvalidRequest(
-            f"Missing required parameter: '{param}'.",
-            param=param,
-            code="missing_required_parameter",
+            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
         )
     # _read_long has refused long items with a null type.
     return kind, _with_field(raw, "type", kind, is_new=len(raw) >= wire.LONG_BYTES)

@@ -64,7 +64,7 @@ class _UserMessage(Struct, forbid_unknown_fields=True):
     type: Literal["message"] = "message"
 
 
-class _Outline(Struct):
+class _InputHead(Struct):
     """The fields that the reply to a malformed event repeats."""
 
     previous_response_id: Raw | UnsetType = UNSET
@@ -75,9 +75,8 @@ class _Outline(Struct):
 _steer = msgspec.json.Decoder(SteerRequest)
 _append = msgspec.json.Decoder(AppendRequest)
 _message = msgspec.json.Decoder(_UserMessage)
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_InputHead)
 _input = msgspec.json.Decoder(str | list[Raw])
-_id = msgspec.json.Decoder(str)
 _NO_TEXT = Raw(b'""')
 _NO_ITEMS = Raw(b"[]")
 
@@ -89,7 +88,11 @@ def read_steer(frame: bytes | str, size_bytes: int) -> Steer:
     except ApiError as error:
         outline = wire.decode(_outline, frame)
         return Steer(
-            _named(outline.previous_response_id), _copied(outline.input, _NO_TEXT), (), size_bytes, error
+            wire.text_of(outline.previous_response_id),
+            _copied(outline.input, _NO_TEXT),
+            (),
+            size_bytes,
+            error,
         )
     return Steer(
         request.previous_response_id, _copied(request.input, _NO_TEXT), messages, size_bytes=size_bytes
@@ -106,7 +109,9 @@ def read_append(frame: bytes | str, size_bytes: int, *, injects: bool) -> Append
         request = wire.decode(_append, frame)
         outputs = items.read_items(request.input)
     except ApiError as error:
-        return Append(_named(outline.response_id), sent, (), size_bytes, injects, error, is_malformed=True)
+        return Append(
+            wire.text_of(outline.response_id), sent, (), size_bytes, injects, error, is_malformed=True
+        )
     try:
         _require_outputs(outputs)
     except ApiError as error:
@@ -144,11 +149,3 @@ def _require_outputs(found: tuple[Item, ...]) -> None:
 def _copied(sent: Raw | UnsetType, default: Raw) -> Raw:
     """A copy, so that a queued event does not keep its whole frame in memory."""
     return default if isinstance(sent, UnsetType) else Raw(bytes(sent))
-
-
-def _named(sent: Raw | UnsetType) -> str:
-    """The response id in a malformed event; empty if it holds none."""
-    try:
-        return "" if isinstance(sent, UnsetType) else _id.decode(sent)
-    except msgspec.DecodeError:
-        return ""

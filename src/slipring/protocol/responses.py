@@ -9,8 +9,13 @@ from typing import Literal, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.protocol.client_items import FileOperation, LocalShellAction, ShellAction
-from slipring.protocol.computer_items import ComputerAction, SafetyCheck
+from slipring.protocol.client_items import (
+    ComputerAction,
+    FileOperation,
+    LocalShellAction,
+    SafetyCheck,
+    ShellAction,
+)
 from slipring.protocol.hosted.builtin_items import CodeStatus, SearchStatus
 from slipring.protocol.hosted.mcp_items import CallError, CallStatus
 from slipring.protocol.hosted.mcp_tools import ListedTool

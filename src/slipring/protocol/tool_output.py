@@ -42,7 +42,7 @@ class DoneRequest(Struct, forbid_unknown_fields=True):
     call_id: CallId
 
 
-class _Outline(Struct):
+class _PieceHead(Struct):
     """The fields that the reply to a malformed event repeats."""
 
     response_id: Raw | UnsetType = UNSET
@@ -51,8 +51,7 @@ class _Outline(Struct):
 
 _delta = msgspec.json.Decoder(DeltaRequest)
 _done = msgspec.json.Decoder(DoneRequest)
-_outline = msgspec.json.Decoder(_Outline)
-_name = msgspec.json.Decoder(str)
+_outline = msgspec.json.Decoder(_PieceHead)
 
 
 def read_piece(frame: bytes | str, *, is_last: bool) -> ToolOutputPiece:
@@ -64,13 +63,7 @@ def read_piece(frame: bytes | str, *, is_last: bool) -> ToolOutputPiece:
         sent = wire.decode(_delta, frame)
     except ApiError as error:
         outline = wire.decode(_outline, frame)
-        return ToolOutputPiece(_named(outline.response_id), _named(outline.call_id), "", is_last, error)
+        return ToolOutputPiece(
+            wire.text_of(outline.response_id), wire.text_of(outline.call_id), "", is_last, error
+        )
     return ToolOutputPiece(sent.response_id, sent.call_id, sent.delta, is_last=False)
-
-
-def _named(sent: Raw | UnsetType) -> str:
-    """An id in a malformed event; empty if it holds none."""
-    try:
-        return "" if isinstance(sent, UnsetType) else _name.decode(sent)
-    except msgspec.DecodeError:
-        return ""

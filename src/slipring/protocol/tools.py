@@ -120,10 +120,6 @@ class CallableTool(Struct, frozen=True):
         return bytes(given(self.definition.format) or b"") if isinstance(self.definition, CustomTool) else b""
 
 
-class _Outline(Struct):
-    type: str
-
-
 class _Inner(Struct):
     tools: Raw | UnsetType = UNSET
 
@@ -137,7 +133,6 @@ class _ChatForm(Struct):
 _tools = msgspec.json.Decoder(list[Raw])
 _inner = msgspec.json.Decoder(_Inner)
 _chat_form = msgspec.json.Decoder(_ChatForm)
-_outline = msgspec.json.Decoder(_Outline)
 _server = msgspec.json.Decoder(KeptServer)
 _builtin = msgspec.json.Decoder(KeptBuiltin)
 _CLIENT_TOOLS: dict[str, msgspec.json.Decoder[ClientTool]] = {
@@ -224,7 +219,7 @@ def _read_tool(
     loaded: bool,
 ) -> str:
     """Read one tool; returns its type."""
-    kind = wire.decode(_outline, raw, where=where).type
+    kind = wire.type_of(raw, where)
     if kind == "mcp":
         if loaded:
             raise UnsupportedParameter(

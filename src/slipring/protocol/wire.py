@@ -12,6 +12,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _encoder = msgspec.json.Encoder()
+_text = msgspec.json.Decoder(str)
 encode = _encoder.encode
 
 _LONGEST = 300  # characters of the decoder's message, which may quote the client's input
@@ -54,6 +55,18 @@ def _fault(message: str, data: bytes | str) -> str:
     if message == _TRUNCATED and _HALF_PAIR.search(end if isinstance(end, str) else end.decode("latin-1")):
         return "a string contains half of an escaped utf-16 surrogate pair"
     return message
+
+
+class _Typed(msgspec.Struct):
+    type: str
+
+
+_typed = msgspec.json.Decoder(_Typed)
+
+
+def type_of(data: bytes | msgspec.Raw, where: str = "") -> str:
+    """The ``type`` of a JSON object. Raises ``InvalidRequest`` as ``decode`` does."""
+    return decode(_typed, data, where=where).type
 
 
 def require_few(data: msgspec.Raw | bytes, most: int, where: str, noun: str) -> None:
@@ -110,9 +123,7 @@ def explain(text: str, where: str = "") -> InvalidRequest:
         path = f"{path}.{missing.group(1)}"
         param = join(where, path)
         return InvalidRequest(
-            f"Missing required parameter: '{param}'.",
-            param=param,
-            code="missing_required_parameter",
+            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
         )
     if (unknown := _UNKNOWN.match(what)) is not None:
         param = join(where, f"{path}.{unknown.group(1)[:_LONGEST]}")
@@ -142,6 +153,14 @@ def given(value: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:
     if isinstance(value, msgspec.UnsetType) or value in _ABSENT:
         return None
     return value
+
+
+def text_of(sent: msgspec.Raw | msgspec.UnsetType) -> str:
+    """The string in a raw field of a malformed event; empty if it holds none."""
+    try:
+        return "" if isinstance(sent, msgspec.UnsetType) else _text.decode(sent)
+    except msgspec.DecodeError:
+        return ""
 
 
 def require_object(value: msgspec.Raw | msgspec.UnsetType, where: str) -> None:

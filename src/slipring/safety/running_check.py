@@ -37,8 +37,9 @@ _CATEGORY_BYTES = 150
 _STOPPING, _NO_TEXT = "the server is stopping", "the text is not valid Unicode"
 
 FailureKind = Literal["timeout", "source", "breaker", "overload", "invalid", "error", "closed"]
-"""``source``: it said why. ``breaker``: it was not asked. ``overload``: too many texts wait. ``invalid``: the
-text is not Unicode. ``error``: it raised something unexpected. ``closed``: the server stops."""
+"""``source``: it gave a reason. ``breaker``: it was not asked. ``overload``: too many texts wait.
+``invalid``: the text is not Unicode. ``error``: it raised something unexpected. ``closed``: the server
+stops."""
 
 
 class CheckStatus(Struct, frozen=True):
@@ -46,7 +47,7 @@ class CheckStatus(Struct, frozen=True):
 
     name: str
     trouble: str | None
-    """Why it gives no answers at present; None if it does, as far as is known."""
+    """Why it gives no answers at present; None if its last answers did not fail."""
     waiting: int
     running: int
     passed: int
@@ -80,7 +81,7 @@ class _Call:
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.is_late = False
-        """Whether it takes so long that other tenants do not wait for it any more."""
+        """Whether other tenants have stopped waiting for it, because it takes long."""
         self.task: asyncio.Task[None]
         self.timer: asyncio.TimerHandle
 
@@ -104,7 +105,7 @@ class RunningCheck:
         *,
         late_s: float | None = None,
     ) -> None:
-        """``late_s``: after so long, other tenants do not wait for a call any more; by default, after a part
+        """``late_s``: seconds after which other tenants do not wait for a call any more; by default, a part
         of the check's timeout."""
         self.entry = entry
         self._late_s = entry.timeout_s / _LATE if late_s is None else late_s
@@ -134,7 +135,7 @@ class RunningCheck:
         self._version = blake2b(msgspec.msgpack.encode(made_of), digest_size=8).hexdigest()
 
     async def close(self) -> None:
-        """End all calls; whoever waits gets a failed verdict."""
+        """End all calls; callers that wait get a failed verdict."""
         self._closed = True
         tasks = [call.task for call in self._calls]
         for task in tasks:

@@ -19,8 +19,8 @@ log = logging.getLogger("slipring")
 
 TASKS: Mapping[str, str] = {
     "check_grammar": "slipring.engines.constraints.grammar_matcher",
-    "draft_document": "slipring.engines.constraints.drafts",
-    "draft_input": "slipring.engines.constraints.drafts",
+    "sample_document": "slipring.engines.constraints.sample_values",
+    "sample_input": "slipring.engines.constraints.sample_values",
     "write_constraint": "slipring.engines.constraints.answer_constraint",
     "write_structural_tag": "slipring.engines.constraints.answer_constraint",
     "write_grammar": "slipring.engines.constraints.answer_grammar",

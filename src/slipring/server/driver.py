@@ -8,7 +8,7 @@ SSE stream and a plain POST.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeGuard, get_args
@@ -18,7 +18,7 @@ from msgspec import structs
 from slipring.base.errors import ApiError, ServerError, conversation_not_found, forget_frames
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
-from slipring.core.generation import Delta, Job
+from slipring.core.generation import Delta, Emit, Job
 from slipring.core.hosted.tools import CallProgress
 from slipring.core.session.actions import (
     Action,
@@ -386,12 +386,6 @@ class Driver:
                 self.run([action])
         self.sink.flush()
 
-    async def _keep_pace(self, turn: Turn) -> None:
-        """Begin the inspections that are due, and wait while too much waits for them."""
-        self.run(self.session.lifecycle.due_inspections(turn))
-        while turn.checks is not None and turn.checks.is_full and (tasks := self._inspecting(turn)):
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-
     async def _find_tools(self, asked: ResolveTools | ListTools) -> list[Action]:
         if isinstance(asked, ListTools):
             return await self._list_tools(asked)
@@ -473,39 +467,52 @@ class Driver:
 
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
         upstream_permission.require_unbound(self.caller, job)
-        feed = self.session.lifecycle.deltas
-        deliver = padding.padded_send(turn.request, self.sink.deliver)
-        # Neither begins nor ends during a job.
-        is_plain = turn.checks is None and turn.output.hosted is None
         engine = self.service.catalog.engine_of(job.model)
         await self.service.prefills.end_for(job)
+        await custom_inputs.generate(engine, job, self._emitter(turn))
+        return self.session.lifecycle.finished(turn, now())
+
+    def _emitter(self, turn: Turn) -> Emit:
+        """What delivers the deltas of a turn's job to its client, as events."""
+        feed = self.session.lifecycle.deltas
+        # Neither begins nor ends during a job.
+        if turn.checks is not None or turn.output.hosted is not None:
+            send = padding.padded_send(turn.request, self.sink.send)
+            return lambda deltas: self._deliver_watched(turn, send, feed(turn, deltas))
+        deliver = padding.padded_send(turn.request, self.sink.deliver)
 
         def emit(deltas: list[Delta]) -> Awaitable[None] | None:
             waiting = deliver(feed(turn, deltas))
             return None if waiting is None else _timed(waiting, turn)
 
-        if is_plain:
-            job = structs.replace(job, emit=emit)
-        async with aclosing(custom_inputs.generate(engine, job)) as batches:
-            async for deltas in batches:
-                if is_plain:
-                    waiting = emit(deltas)
-                elif (waiting := await self._deliver_watched(turn, feed(turn, deltas))) is not None:
-                    waiting = _timed(waiting, turn)
-                if waiting is not None:
-                    await waiting
-        return self.session.lifecycle.finished(turn, now())
+        return emit
 
-    async def _deliver_watched(self, turn: Turn, events: list[Event]) -> Awaitable[None] | None:
+    def _deliver_watched(
+        self, turn: Turn, send: Callable[[list[Event]], None], events: list[Event]
+    ) -> Awaitable[None] | None:
         """Deliver events of a turn with checks or hosted tools, and begin the inspections and calls that are
-        due."""
-        padding.padded_send(turn.request, self.sink.send)(events)
+        due. Returns an awaitable while too much waits for the checks, or for the client."""
+        send(events)
         if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):
-            await self._keep_pace(turn)
+            self.run(self.session.lifecycle.due_inspections(turn))
+            if turn.checks.is_full:
+                return self._deliver_inspected(turn)
+        return self._begin_calls(turn)
+
+    async def _deliver_inspected(self, turn: Turn) -> None:
+        """The rest of ``_deliver_watched``, as soon as less waits for the checks."""
+        while turn.checks is not None and turn.checks.is_full and (tasks := self._inspecting(turn)):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if (waiting := self._begin_calls(turn)) is not None:
+            await waiting
+
+    def _begin_calls(self, turn: Turn) -> Awaitable[None] | None:
+        """Begin the hosted calls that are due, and write what was sent."""
         if turn.has_due_calls:
             self.run(self.session.lifecycle.due_calls(turn))
         self.sink.flush()
-        return self.sink.room()
+        waiting = self.sink.room()
+        return None if waiting is None else _timed(waiting, turn)
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
         store, tenant = self.service.store, self.session.tenant

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from slipring.base.errors import ApiError
+from slipring.core.checks.decisions import checks_of
 from slipring.core.checks.gate import Inspection
 from slipring.core.checks.policies import Check, Policy
-from slipring.core.checks.rulings import checks_of
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.turn.turn_checks import Audit
 from slipring.safety.inspector import Inspector
@@ -24,8 +24,6 @@ log = logging.getLogger("slipring")
 
 
 class CallerPolicies:
-    """The policies that apply to one caller."""
-
     def __init__(self, inspector: Inspector, caller: Caller) -> None:
         self._inspector = inspector
         self._tenant = caller.tenant
@@ -37,7 +35,6 @@ class CallerPolicies:
         return self._inspector.checks
 
     def policy_of(self, model: str) -> Policy:
-        """The policy of a turn of this model."""
         return self._inspector.policy_of(model=model, tenant=self._tenant, key_id=self._key_id)
 
 

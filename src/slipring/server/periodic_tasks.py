@@ -44,11 +44,7 @@ class PeriodicTasks:
         await cancel_and_wait(self._run_at_stop)
 
     async def _repeat(
-        self,
-        name: str,
-        work: Callable[[], Awaitable[None]],
-        interval_s: float,
-        stopped: asyncio.Future[None],
+        self, name: str, work: Callable[[], Awaitable[None]], interval_s: float, stopped: asyncio.Future[None]
     ) -> None:
         clock = asyncio.get_running_loop().time
         while not stopped.done():

@@ -102,7 +102,6 @@ class Prefills:
             _cancel(task)
 
     async def close(self) -> None:
-        """End all prefills."""
         self._waiting.clear()
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -115,11 +114,11 @@ class Prefills:
         try:
             await begun.permit()
             tokens = await begun.engine.prefill(begun.prefill)
-        except ApiError as error:
-            log.debug("a prefill was refused: %s", error.message)
-            forget_frames(error)
         except Exception as error:
-            log.exception("a prefill failed unexpectedly")
+            if isinstance(error, ApiError):
+                log.debug("a prefill was refused: %s", error.message)
+            else:
+                log.exception("a prefill failed unexpectedly")
             forget_frames(error)
         del self._tasks[key]  # before ``ended``, which may start the next one
         begun.ended(tokens)

@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec import UNSET
@@ -42,8 +41,8 @@ from slipring.server.clock import clock, now, shared_now
 from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
 from slipring.server.cluster.state_lookup import Source
+from slipring.server.connections.connection_limits import Connections
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
-from slipring.server.connections.registry import Connections
 from slipring.server.hosted_tools.registry import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
 from slipring.server.id_minting import minter, new_node_id
@@ -91,77 +90,37 @@ class Client(Protocol):
         """The server is about to stop: finish running responses within ``grace_s``, refuse new ones."""
 
 
-@dataclass(slots=True)
 class Service:
     """The shared parts of one server, and its current clients."""
 
-    config: Config
-    catalog: Catalog
-    store: Store
-    keyring: Keyring
-    quotas: Quotas
-    scopes: SharedScopes
-    parking: Parking
-    known: KnownContexts
-    heads: KnownHeads
-    items: KnownItems
-    peers: Peers
-    requests: Ledger
-    """Bytes of requests that are being received, wait or are served."""
-    connections: Connections
-    decoder: RequestDecoder
-    retrieval_slots: TenantSlots
-    """Stored objects that are read and encoded. Each may be as large as a request, and several copies of it
-    exist meanwhile; once encoded, its bytes count as unread by the client."""
-    node_id: str
-    mint: Mint
-    sandbox: Sandbox
-    compiler: Compiler
-    """Compiles the grammars and schemas of clients, in the sandbox."""
-    tool_runner: ToolRunner
-    seal: Seal
-    """Uses a temporary key until the server has started."""
-    inspector: Inspector
-    """Runs the safety checks."""
-    audits: Audits
-    verdicts: KnownVerdicts
-    clients: set[Client] = field(default_factory=set)
-    timers: ClientTimers[Client] = field(default_factory=ClientTimers)
-    prefills: Prefills = field(default_factory=Prefills)
-    sockets: int = 0
-    """Number of open WebSockets."""
-    sockets_opened: int = 0
-    """Number of WebSockets that have been opened; the last one has this number."""
-    turn_observers: list[Observer] = field(default_factory=list)
-    content_observers: list[ContentObserver] = field(default_factory=list)
-    traces: TraceCounts | None = None
-    """Set while turns are traced."""
-    recorded: RecordingCounts | None = None
-    """Set while turns are recorded with their content."""
-    render_fallbacks: Counter[str] = field(default_factory=Counter)
-    """How often a context was rendered in full although its parent was in memory, by reason."""
-    lookups: Counter[Source] = field(default_factory=Counter)
-    """Where the responses were found that turns continue, other than in the memory of their connection."""
-    refusals: Counter[str] = field(default_factory=Counter)
-    """Requests and messages that were answered with an error and are no turns, by code."""
-    draining: bool = False
-    """Whether the server is shutting down: new requests are refused."""
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
-    _active_at: float = -math.inf
-
-    @classmethod
-    def assemble(
-        cls, config: Config, catalog: Catalog, store: Store, positions: Positions | None = None
-    ) -> "Service":
-        """Create the service of a server from its configuration, engines and store.
-
-        Raises ``StartupError`` if a registered MCP server cannot be used.
-        """
+    def __init__(
+        self, config: Config, catalog: Catalog, store: Store, positions: Positions | None = None
+    ) -> None:
+        """Raises ``StartupError`` if a registered MCP server cannot be used."""
         limits = config.limits
-        node_id = new_node_id()
-        requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
+        self.config = config
+        self.catalog = catalog
+        self.store = store
+        self.keyring = Keyring(store.keys, config.api_key, config.allow_origin)
+        self.quotas = Quotas(store.keys, shared_now)
+        self.scopes = SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes)
+        self.parking = Parking(limits.parked_s, limits.parked_bytes)
+        self.items = KnownItems(limits.recognised_s, limits.recognised_bytes // _ITEMS_SHARE)
+        self.heads = KnownHeads(limits.recognised_s, limits.recognised_bytes // _HEADS_SHARE)
+        contexts_bytes = limits.recognised_bytes - self.items.limit_bytes - self.heads.limit_bytes
+        self.known = KnownContexts(limits.recognised_s, contexts_bytes)
+        self.node_id = new_node_id()
+        self.mint: Mint = minter(self.node_id)
+        self.peers = Peers(self.node_id, store.cluster, positions)
+        self.requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
+        """Bytes of requests that are being received, wait or are served."""
         room = room_for_connections(raise_limit(), limits.max_connections)
-        sandbox = Sandbox(
+        self.connections = Connections(limits, room, self.requests, now)
+        self.decoder = RequestDecoder(self.requests, self.items, digests=limits.recognised_s > 0)
+        self.retrieval_slots = TenantSlots(limits.tenant_retrievals)
+        """Stored objects that are read and encoded. Each may be as large as a request, and several copies of
+        it exist meanwhile; once encoded, its bytes count as unread by the client."""
+        self.sandbox = Sandbox(
             SandboxLimits(
                 timeout_s=limits.compile_timeout_s,
                 memory_bytes=limits.compile_memory_bytes,
@@ -171,38 +130,44 @@ class Service:
                 cache_bytes=limits.compile_cache_bytes,
             )
         )
-        items = KnownItems(limits.recognised_s, limits.recognised_bytes // _ITEMS_SHARE)
-        heads = KnownHeads(limits.recognised_s, limits.recognised_bytes // _HEADS_SHARE)
-        contexts_bytes = limits.recognised_bytes - items.limit_bytes - heads.limit_bytes
-        inspector = Inspector(
+        self.compiler = Compiler(self.sandbox, limits.max_grammar_states)
+        """Compiles the grammars and schemas of clients, in the sandbox."""
+        self.tool_runner = ToolRunner(Registry(config, os.environ), limits)
+        self.seal: Seal = KeyedSeal([new_key()])
+        """Uses a temporary key until the server has started."""
+        self.inspector = Inspector(
             config.checks, config.policies, catalog, clock, cache_bytes=limits.verdict_cache_bytes
         )
-        return cls(
-            config=config,
-            catalog=catalog,
-            store=store,
-            keyring=Keyring(store.keys, config.api_key, config.allow_origin),
-            quotas=Quotas(store.keys, shared_now),
-            scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
-            parking=Parking(limits.parked_s, limits.parked_bytes),
-            known=KnownContexts(limits.recognised_s, contexts_bytes),
-            items=items,
-            heads=heads,
-            peers=Peers(node_id, store.cluster, positions),
-            requests=requests,
-            connections=Connections(limits, room, requests, now),
-            decoder=RequestDecoder(requests, items, digests=limits.recognised_s > 0),
-            retrieval_slots=TenantSlots(limits.tenant_retrievals),
-            node_id=node_id,
-            mint=minter(node_id),
-            sandbox=sandbox,
-            compiler=Compiler(sandbox, limits.max_grammar_states),
-            tool_runner=ToolRunner(Registry(config, os.environ), limits),
-            seal=KeyedSeal([new_key()]),
-            inspector=inspector,
-            audits=Audits(inspector, store.responses),
-            verdicts=KnownVerdicts(limits.verdict_cache_bytes),
-        )
+        """Runs the safety checks."""
+        self.audits = Audits(self.inspector, store.responses)
+        self.verdicts = KnownVerdicts(limits.verdict_cache_bytes)
+        self.prefills = Prefills()
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        """Set the clients and all counts to those of a server that has just started."""
+        self.clients: set[Client] = set()
+        self.timers: ClientTimers[Client] = ClientTimers()
+        self.sockets = 0
+        """Number of open WebSockets."""
+        self.sockets_opened = 0
+        """Number of WebSockets that have been opened; the last one has this number."""
+        self.turn_observers: list[Observer] = []
+        self.content_observers: list[ContentObserver] = []
+        self.traces: TraceCounts | None = None
+        """Set while turns are traced."""
+        self.recorded: RecordingCounts | None = None
+        """Set while turns are recorded with their content."""
+        self.render_fallbacks: Counter[str] = Counter()
+        """How often a context was rendered in full although its parent was in memory, by reason."""
+        self.lookups: Counter[Source] = Counter()
+        """Where responses were found that turns continue, other than in the memory of their connection."""
+        self.refusals: Counter[str] = Counter()
+        """Requests and messages that were answered with an error and are no turns, by code."""
+        self.draining = False
+        """Whether the server is shutting down: new requests are refused."""
+        self._idle = asyncio.Event()
+        self._active_at = -math.inf
 
     def open_session(self, caller: Caller, betas: Betas) -> Session:
         """A new session for a WebSocket connection."""
@@ -252,7 +217,6 @@ class Service:
         return frozenset(self.config.ignored_tool)
 
     def models_of(self, caller: Caller) -> Selection:
-        """The models that a caller may use."""
         if caller.key is None or not caller.key.models:
             return self.catalog
         return Permitted(self.catalog, caller.key.models)

@@ -29,8 +29,6 @@ class TenantSlots:
 
 
 class _Slots:
-    """The slots of one tenant."""
-
     __slots__ = ("free", "users")
 
     def __init__(self, count: int) -> None:

@@ -34,7 +34,6 @@ class Cluster:
         await self._database.write(Statement(_ANNOUNCE, (node.id, node.url, float(node.seen_at))))
 
     async def leave(self, node_id: str) -> None:
-        """Remove a node."""
         await self._database.write(Statement(_LEAVE, (node_id,)))
 
     async def find(self, node_id: str) -> Node | None:

@@ -239,8 +239,6 @@ def _read(row: Row) -> Conversation:
 
 
 class Conversations:
-    """Conversations and their items."""
-
     def __init__(self, database: Database, expiry: Expiry) -> None:
         self._database = database
         self._expiry = expiry

@@ -8,7 +8,7 @@ from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions
 from slipring.commands.bench.results import BenchRecord, LoopResult, Workload
 from slipring.commands.bench.subject.endpoint import Target
-from slipring.commands.bench.workloads.plan import Plan, Step, message
+from slipring.commands.bench.workloads.plan import Plan, PlanStep, message
 
 TOOL = {
     "type": "function",
@@ -46,9 +46,9 @@ def tiny(calls: int = 2, task: str = "Fix it.", **fields: Any) -> Plan:
         instructions="Be brief.",
         tools=[TOOL],
         steps=[
-            Step(messages=[message(task)], needs="call"),
+            PlanStep(messages=[message(task)], needs="call"),
             *(
-                Step(outputs=[f"output {number}"], needs="call" if number < calls - 1 else "text")
+                PlanStep(outputs=[f"output {number}"], needs="call" if number < calls - 1 else "text")
                 for number in range(calls)
             ),
         ],

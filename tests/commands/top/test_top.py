@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from slipring.commands.cli import main
-from slipring.commands.top.errors import Refused, Unreachable
+from slipring.commands.top.errors import StreamRefused, Unreachable
 from slipring.commands.top.options import TopOptions
 from slipring.commands.top.run import snapshot, watch
 from slipring.commands.top.state import State, View
@@ -251,7 +251,7 @@ async def test_a_lost_stream_is_opened_again() -> None:
 
 async def test_trying_again_ends_where_it_does_not_help() -> None:
     async with listening([greeting()], web.Response(status=401)) as server:
-        with pytest.raises(Refused, match="needs its admin key"):
+        with pytest.raises(StreamRefused, match="needs its admin key"):
             await asyncio.wait_for(watch(TopOptions(server.url), Seen(), first_pause_s=0), 60)
     with pytest.raises(Unreachable, match="Connection refused"):
         await watch(TopOptions(CLOSED_PORT), Seen(), first_pause_s=0)

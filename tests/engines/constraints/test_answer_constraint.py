@@ -20,12 +20,12 @@ from slipring.engines.constraints.answer_grammar import constrains_calls
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
-from slipring.prompts.parsing.known_formats import MISTRAL_NEMO, QWEN3_CODER
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN
+from tests.prompts.parsing.family_formats import MISTRAL_NEMO, QWEN3_CODER
 from tests.prompts.vocabulary import renderer, small_metadata
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -21,18 +21,17 @@ from slipring.engines.constraints.answer_grammar import grammar_of
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
-from slipring.prompts.parsing import known_formats
 from slipring.prompts.parsing.call_writer import Call, write_answer
-from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN
 from tests.engines.fakes.structural_tags import read_tag, schemas_of
+from tests.prompts.parsing import family_formats
 from tests.prompts.parsing.answers import parsed
 from tests.prompts.vocabulary import small_metadata
 
-FORMATS = {name: value for name, value in vars(known_formats).items() if isinstance(value, OutputFormat)}
+FORMATS = family_formats.FORMATS
 BARE = ("LLAMA3_JSON", "BARE_JSON", "PYTHON_LIST")
 UNUSED = [0xC0, 0xC1, *range(0xF5, 0xFF)]
 """Bytes that no text contains. They replace control tokens, because the tokens of the matcher are bytes."""

@@ -8,7 +8,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from slipring.engines.tokens.model_files import read_tokenizer
-from slipring.prompts.parsing.call_writer import Call, answer_pieces
+from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from tests.engines.fakes.server import Stop
@@ -22,6 +22,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     thoughts: str = ""
     text: str = ""
     calls: tuple[Call, ...] = ()
+    written: str = ""
+    """The rest of the answer as the model writes it: what spells a mark is that mark's token."""
 
 
 class FakeFamilyServer(FakeVllm):
@@ -83,6 +85,7 @@ class FakeFamilyServer(FakeVllm):
             answer.calls,
             opened_thought=self._opens_thought(prompt),
         )
+        pieces = [*pieces, Piece(answer.written, is_mark=True)]
         ids: list[int] = []
         text = ""
         for piece in pieces:

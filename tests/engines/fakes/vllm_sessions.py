@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from slipring.engines.vllm import sessions_plugin as vllm_sessions
-from slipring.engines.vllm.sessions_plugin import Limits, Refused, Sessions, Turn
+from slipring.engines.vllm.sessions_plugin import Limits, Sessions, Turn, TurnRefused
 from tests.engines.fakes.server import Refuse, Stall, Step, Stop
 from tests.engines.fakes.tokens import Chunk, actions
 from tests.engines.fakes.vllm import FakeVllm
@@ -104,7 +104,7 @@ class FakeVllmWithSessions(FakeVllm):
         turn = vllm_sessions.decode_turn(raw)
         try:
             session = self.sessions.begin(turn, lambda turn: _Input(turn, script))
-        except Refused as refused:
+        except TurnRefused as refused:
             return self.refuse(Refuse(refused.status, str(refused)))
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)

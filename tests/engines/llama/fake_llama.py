@@ -11,16 +11,16 @@ from slipring.base.errors import Unavailable
 from slipring.core.chain.head import Head
 from slipring.engines.llama.saved_contexts import SavedContexts
 from slipring.engines.llama.slots import SlotRequest, Slots
-from slipring.prompts.rendering import Preface, Rendered, Step, empty
+from slipring.prompts.rendering import EncodedIds, Preface, Rendered, empty
 from slipring.protocol.requests import TEXT
 
 PLENTY = 1_000_000
 BYTES_PER_TOKEN = 10
-HEAD = Step.of(range(8))
+HEAD = EncodedIds.of(range(8))
 fresh_ids = count(100)
 
 
-def preface(ids: Step = HEAD) -> Preface:
+def preface(ids: EncodedIds = HEAD) -> Preface:
     return Preface(Head(), TEXT, ids)
 
 

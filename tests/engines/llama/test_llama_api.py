@@ -4,8 +4,10 @@ import pytest
 from aiohttp import web
 
 from slipring.base.errors import ServerError
+from slipring.engines.llama.answer import PrefillReader
 from slipring.engines.llama.api import Api
 from slipring.engines.llama.remote import External
+from slipring.engines.llama.slots import Slot
 from tests.engines.remote.test_http_client import serving
 
 
@@ -20,6 +22,6 @@ async def test_an_answer_that_is_no_utf8_is_an_error_of_the_engine(status: int) 
         await api.start()
         try:
             with pytest.raises(ServerError):
-                _ = [chunk async for chunk in api.complete(b"{}")]
+                await api.complete(b"{}", PrefillReader(Slot(0), "t"))
         finally:
             await api.close()

@@ -5,8 +5,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from slipring.base.errors import StartupError
 from slipring.core.chain.head import Head
 from slipring.core.generation import CallEnded, CallStarted, Delta, Finished, Settings
 from slipring.core.limits import Limits
-from slipring.engines.llama.api import Chunk
+from slipring.engines.llama.api import read_chunk
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.models import read_file
 from slipring.engines.llama.options import LlamaOptions, read_options
@@ -28,10 +28,11 @@ from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.sampling import Sampling
 from slipring.prompts.dialects.dialect import Block
-from slipring.prompts.rendering import Preface, Rendered, Step, empty
+from slipring.prompts.rendering import EncodedIds, Preface, Rendered, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol.requests import TEXT
 from slipring.protocol.tools import Offer, Toolset
+from tests.engines.emitting import batches_of
 from tests.engines.fakes.server import started as running
 from tests.engines.test_counts import job_of
 from tests.harness import TERMINAL, WEATHER, Running, serve
@@ -166,7 +167,7 @@ async def test_a_call_ends_before_the_tokens_that_follow_it(tiny_model: SharedMo
         settings=Settings(temperature=0, max_output_tokens=100),
     )
     async with running(tiny_model.engine(slots=1, context=1024)) as engine:
-        batches = [deltas async for deltas in engine.generate(job)]
+        batches = await batches_of(engine, job)
 
     def places(kind: type[Delta]) -> list[int]:
         return [at for at, deltas in enumerate(batches) for delta in deltas if isinstance(delta, kind)]
@@ -202,7 +203,7 @@ async def test_logprobs_cover_every_token_of_the_answer(tiny: ServeModel) -> Non
 
 def test_the_request_body_has_the_tokens_and_the_sampling_settings() -> None:
     body = empty(Block.NONE).then((3,), Block.NONE).then((4, 5), Block.ASSISTANT)
-    rendered = Rendered("w", Preface(Head(), TEXT, Step.of((1, 2))), body)
+    rendered = Rendered("w", Preface(Head(), TEXT, EncodedIds.of((1, 2))), body)
     settings = Settings(
         temperature=0.5, top_p=0.9, seed=7, logprobs=True, top_logprobs=3, presence_penalty=1.5
     )
@@ -386,14 +387,20 @@ def watch_progress(engine: LlamaEngine) -> asyncio.Event:
     seen = asyncio.Event()
     complete = engine._api.complete
 
-    async def watched(body: bytes) -> AsyncIterator[Chunk]:
-        async with aclosing(complete(body)) as chunks:
-            async for chunk in chunks:
-                if chunk.prompt_progress is not None and chunk.prompt_progress.processed:
-                    seen.set()
-                yield chunk
+    async def watched(body: bytes, consumer: Any) -> None:
+        take = consumer.take
 
-    engine._api.complete = watched  # type: ignore[method-assign,assignment]
+        def watch(payloads: list[bytes]) -> Awaitable[None] | None:
+            progress = [read_chunk(payload).prompt_progress for payload in payloads]
+            if any(each is not None and each.processed for each in progress):
+                seen.set()
+            taken: Awaitable[None] | None = take(payloads)
+            return taken
+
+        consumer.take = watch
+        await complete(body, consumer)
+
+    engine._api.complete = watched  # type: ignore[method-assign]
     return seen
 
 

@@ -1,14 +1,11 @@
 """Steering with an embedded model: the follow-up continues the context of the steered answer."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.engines.llama.api import Chunk
 from slipring.engines.llama.engine import LlamaEngine
 from tests.harness import TERMINAL, Socket, serve
 from tests.model import ServeModel, SharedModel
@@ -46,13 +43,19 @@ def take_turns(engine: LlamaEngine) -> None:
     machine, the end of an answer may be there before a steer was read."""
     complete = engine._api.complete
 
-    async def one_by_one(body: bytes) -> AsyncIterator[Chunk]:
-        async with aclosing(complete(body)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+    async def one_by_one(body: bytes, consumer: Any) -> None:
+        take = consumer.take
+
+        async def take_each(payloads: list[bytes]) -> None:
+            for payload in payloads:
+                if not consumer.has_ended and (waiting := take([payload])) is not None:
+                    await waiting
                 await asyncio.sleep(0)
 
-    engine._api.complete = one_by_one  # type: ignore[method-assign,assignment]
+        consumer.take = take_each
+        await complete(body, consumer)
+
+    engine._api.complete = one_by_one  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("after", [1, 10])

@@ -37,9 +37,9 @@ async def test_expensive_grammars_are_refused_with_the_field_that_defines_them(
     sent: list[bytes] = []
     complete = engine._api.complete
 
-    def recorded(body: bytes) -> Any:
+    def recorded(body: bytes, consumer: Any) -> Any:
         sent.append(body)
-        return complete(body)
+        return complete(body, consumer)
 
     monkeypatch.setattr(engine._api, "complete", recorded)
     strict = {"type": "function", "name": "f", "strict": True}

@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,16 +14,18 @@ from msgspec import structs
 
 from slipring.base.errors import ApiError, Unavailable
 from slipring.core.chain.head import Head
-from slipring.core.generation import Capabilities, Finished, Job, Model, Prefill, Settings
+from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Prefill, Settings
 from slipring.engines.llama.api import Api, Chunk, Progress
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContexts
 from slipring.engines.llama.slots import Slot, SlotRequest, Slots
 from slipring.engines.remote.admission_and_retries import JobQueue
+from slipring.engines.remote.answer_reader import Consumer
 from slipring.engines.tokens.sampling import Sampling
-from slipring.prompts.rendering import Rendered, Step, empty
+from slipring.prompts.rendering import EncodedIds, Rendered, empty
 from slipring.protocol.tools import Offer
+from tests.engines.emitting import deltas_of
 from tests.engines.llama.fake_llama import (
     BYTES_PER_TOKEN,
     PLENTY,
@@ -97,7 +99,7 @@ async def test_the_least_recently_used_slot_is_saved_and_restored() -> None:
 
 async def test_nothing_is_saved_if_the_bound_is_zero() -> None:
     engine = FakeLlama(limit=0)
-    chains = [chain(before=preface(Step.of([next(fresh_ids)]))) for _ in range(3)]
+    chains = [chain(before=preface(EncodedIds.of([next(fresh_ids)]))) for _ in range(3)]
     for each in chains:
         await engine.run(each)
     assert [(await engine.run(then(each), each))[1] for each in chains] == [0, 0, 0]
@@ -149,7 +151,7 @@ async def test_a_continuation_with_a_new_head_overwrites_its_parents_slot() -> N
     parent, other = chain(), chain()
     await engine.run(other)
     number, _ = await engine.run(parent)
-    new = then(with_head(parent, preface(Step.of(range(50, 90)))))
+    new = then(with_head(parent, preface(EncodedIds.of(range(50, 90)))))
     assert await engine.run(new, parent) == (number, 0)
     assert engine.server.requests == [], "nothing was saved"
 
@@ -158,13 +160,13 @@ async def test_a_fork_with_a_new_head_copies_nothing() -> None:
     engine = FakeLlama()
     parent = chain()
     number, _ = await engine.run(parent)
-    new = then(with_head(parent, preface(Step.of(range(50, 90)))))
+    new = then(with_head(parent, preface(EncodedIds.of(range(50, 90)))))
     assert await engine.run(new, parent, fork=True) == (1 - number, 0)
     assert engine.server.requests == []
 
 
 async def test_the_certain_context_has_the_head_of_the_job() -> None:
-    head = preface(Step.of(range(50, 90)))
+    head = preface(EncodedIds.of(range(50, 90)))
     parent = chain()
     slot = Slot(0)
     slot.record(parent, "t")
@@ -228,11 +230,13 @@ async def complete_with(engine: LlamaEngine, tenant: str) -> None:
         offer=Offer(),
         settings=Settings(),
     )
-    async with aclosing(engine.generate(job)) as batches:
-        async for deltas in batches:
-            if any(isinstance(delta, Finished) for delta in deltas):
-                assert len(engine._slots._free) == 1, "the slot is released before the last delta"
-                assert not engine._queue.running, "and the next job may run"
+
+    def take(deltas: list[Delta]) -> None:
+        if any(isinstance(delta, Finished) for delta in deltas):
+            assert len(engine._slots._free) == 1, "the slot is released before the last delta"
+            assert not engine._queue.running, "and the next job may run"
+
+    await engine.generate(job, take)
 
 
 async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_tenant() -> None:
@@ -240,12 +244,12 @@ async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_te
     cache: list[bool] = []
 
     class Completes(Api):
-        async def complete(self, body: bytes) -> AsyncGenerator[Chunk, None]:
+        async def complete(self, body: bytes, consumer: Consumer[bytes]) -> None:
             cache.append(json.loads(body)["cache_prompt"])
             for answer in answers:
                 if isinstance(answer, ApiError):
                     raise answer
-                yield answer
+                consumer.take([msgspec.json.encode(answer)])
 
     engine = object.__new__(LlamaEngine)
     engine.renderer = renderer("chatml in small")
@@ -276,7 +280,7 @@ async def test_a_fork_runs_on_a_copy_of_a_context_that_is_being_prefilled() -> N
     server, stalled = FakeServer(2), asyncio.Event()
 
     class Completes(Api):
-        async def complete(self, body: bytes) -> AsyncGenerator[Chunk, None]:
+        async def complete(self, body: bytes, consumer: Consumer[bytes]) -> None:
             sent = json.loads(body)
             if not sent["n_predict"]:
                 stalled.set()
@@ -284,7 +288,7 @@ async def test_a_fork_runs_on_a_copy_of_a_context_that_is_being_prefilled() -> N
                     await asyncio.Event().wait()
                 finally:
                     await settle()  # it takes some time to end
-            yield Chunk(stop=True)
+            consumer.take([msgspec.json.encode(Chunk(stop=True))])
 
     engine = object.__new__(LlamaEngine)
     engine.serves_one_tenant = False
@@ -299,8 +303,7 @@ async def test_a_fork_runs_on_a_copy_of_a_context_that_is_being_prefilled() -> N
     asked = structs.replace(asked, offer=Offer())
 
     async def run(work: Job) -> Rendered:
-        batches = [deltas async for deltas in engine.generate(work)]
-        finished = batches[-1][-1]
+        finished = (await deltas_of(engine, work))[-1]
         assert isinstance(finished, Finished)
         assert isinstance(finished.position, Rendered)
         return finished.position
@@ -411,7 +414,7 @@ async def test_a_continuation_waits_while_its_slot_is_copied_and_other_jobs_do_n
     child = engine.start(then(parent), parent)
     await settle()
     assert not child.done()
-    await asyncio.wait_for(engine.run(chain(before=preface(Step.of([7])))), 60)
+    await asyncio.wait_for(engine.run(chain(before=preface(EncodedIds.of([7])))), 60)
     gate.set()
     assert await child == (number, parent.total)
     assert (await fork)[1] == parent.total
@@ -495,7 +498,7 @@ class Schedule:
         parent = known[-1 - which % len(known)] if known and kind != "start" else None
         prompt = chain(20 * (which + 1)) if parent is None else then(parent, 10 * which + 1)
         if parent is not None and kind == "head":
-            prompt = with_head(prompt, preface(Step.of(range(50, 50 + 10 * which))))
+            prompt = with_head(prompt, preface(EncodedIds.of(range(50, 50 + 10 * which))))
         given = parent if kind != "history" else None
         self.largest = max(self.largest, prompt.total)
         job = self.job(prompt, given, tenant, fork=kind == "fork", failure=failure)

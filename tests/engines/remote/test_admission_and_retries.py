@@ -1,26 +1,24 @@
 """Admission to an engine: the job queue, retries, and when jobs are refused."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 from slipring.engines.remote.admission_and_retries import (
-    BegunStream,
-    Gate,
+    Admission,
+    AdmissionPolicy,
     JobQueue,
-    Policy,
     RequestFailed,
     Retryable,
 )
 
 QUICK = {"probe_interval_s": 0.001, "first_token_timeout_s": 60.0}
-Attempt = Callable[[], AsyncGenerator[str, None]]
 
 
 class ScriptedEngine:
-    """A scripted engine. Each attempt is a list of words to yield, or errors to raise."""
+    """A scripted engine. Each attempt is a list of words to emit, or errors to raise."""
 
     def __init__(self, *attempts: Sequence[str | Exception]) -> None:
         self.attempts = list(attempts)
@@ -28,14 +26,16 @@ class ScriptedEngine:
         self.closed = 0
         self.answers = asyncio.Event()
         self.probed = asyncio.Event()
+        self.emitted: list[str] = []
 
-    async def attempt(self) -> AsyncGenerator[str, None]:
+    async def attempt(self, begin: Callable[[], None]) -> None:
         self.made += 1
         try:
             for step in self.attempts.pop(0):
                 if isinstance(step, Exception):
                     raise step
-                yield step
+                begin()
+                self.emitted.append(step)
         finally:
             self.closed += 1
 
@@ -45,16 +45,14 @@ class ScriptedEngine:
             raise OSError("connection refused")
 
 
-def gate_to(engine: ScriptedEngine, **policy: float) -> Gate:
-    return Gate("the engine", Policy(**{**QUICK, **policy}), engine.probe)  # type: ignore[arg-type]
+def gate_to(engine: ScriptedEngine, **policy: float) -> Admission:
+    return Admission("the engine", AdmissionPolicy(**{**QUICK, **policy}), engine.probe)  # type: ignore[arg-type]
 
 
-async def begin(gate: Gate, attempt: Attempt) -> BegunStream[str]:
-    return await gate.begin(lambda: BegunStream.begin(attempt()))
-
-
-async def read_all(gate: Gate, engine: ScriptedEngine) -> list[str]:
-    return [word async for word in await begin(gate, engine.attempt)]
+async def read_all(gate: Admission, engine: ScriptedEngine, model: str = "") -> list[str]:
+    engine.emitted.clear()
+    await gate.run(engine.attempt, model)
+    return list(engine.emitted)
 
 
 @pytest.fixture(autouse=True)
@@ -77,11 +75,9 @@ async def test_attempts_are_bounded() -> None:
 
 async def test_nothing_is_repeated_after_the_first_item() -> None:
     engine = ScriptedEngine(["a", Retryable("gone")], ["never"])
-    words = await begin(gate_to(engine), engine.attempt)
-    assert await anext(words) == "a"
     with pytest.raises(Unavailable):
-        await anext(words)
-    assert engine.made == 1
+        await read_all(gate_to(engine), engine)
+    assert (engine.emitted, engine.made) == (["a"], 1)
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no"), RateLimited("later"), ServerError()])
@@ -98,12 +94,21 @@ async def test_a_refusal_is_not_repeated_and_is_no_failure_of_the_engine(error: 
 async def test_an_answer_that_does_not_begin_in_time_fails() -> None:
     gate = gate_to(ScriptedEngine(), first_token_timeout_s=0.01)
 
-    async def silent() -> AsyncGenerator[str, None]:
+    async def silent(begin: Callable[[], None]) -> None:
         await asyncio.Event().wait()
-        yield "never"
 
     with pytest.raises(ServerError, match="did not begin"):
-        await begin(gate, silent)
+        await gate.run(silent)
+
+
+async def test_an_answer_that_has_begun_may_take_any_time() -> None:
+    gate = gate_to(ScriptedEngine(), first_token_timeout_s=0.05)
+
+    async def slow(begin: Callable[[], None]) -> None:
+        begin()
+        await asyncio.sleep(0.1)
+
+    await gate.run(slow)
 
 
 async def test_the_gate_closes_after_failures_until_a_probe_succeeds() -> None:
@@ -129,7 +134,7 @@ async def test_a_model_that_fails_closes_no_other() -> None:
     engine = ScriptedEngine([Retryable("gone")], ["a"])
     gate = gate_to(engine, failures_to_close=1, retries=0)
     with pytest.raises(Retryable):
-        await gate.begin(lambda: BegunStream.begin(engine.attempt()), "one")
+        await read_all(gate, engine, "one")
     assert gate.trouble == "the engine (one) does not answer"
     with pytest.raises(Unavailable), gate.admission("t", "one"):
         pass
@@ -137,7 +142,7 @@ async def test_a_model_that_fails_closes_no_other() -> None:
         gate.require_admission("t", "one")
     gate.require_admission("t", "two")
     with gate.admission("t", "two"):
-        assert [word async for word in await gate.begin(lambda: BegunStream.begin(engine.attempt()), "two")]
+        assert await read_all(gate, engine, "two") == ["a"]
     # A server that serves other models is not to be taken out of service.
     assert gate.trouble is None
     await gate.close()

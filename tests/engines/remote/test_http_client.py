@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,6 @@ from aiohttp.typedefs import Handler
 
 from slipring.engines.remote.http_client import (
     BadStatus,
-    EventStream,
     HttpClient,
     HttpFailure,
     RedirectedElsewhere,
@@ -66,9 +65,44 @@ async def streaming(*pieces: bytes) -> AsyncIterator[tuple[HttpClient, set[objec
         yield client, seen
 
 
+class Collected:
+    """Collects the batches of an answer."""
+
+    def __init__(self, last: bytes | None = None) -> None:
+        """``last``: the payload behind which the answer is complete."""
+        self.batches: list[list[bytes]] = []
+        self.has_ended = False
+        self.fault: Exception | None = None
+        self._last = last
+
+    def take(self, payloads: list[bytes]) -> Awaitable[None] | None:
+        self.batches.append(payloads)
+        self.has_ended = self._last in payloads
+        return None
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [payload for batch in self.batches for payload in batch]
+
+
+class Taking(Collected):
+    """Collects, and gives the batches behind the first to a function."""
+
+    def __init__(
+        self, take: Callable[[list[bytes]], Awaitable[None] | None], last: bytes | None = None
+    ) -> None:
+        super().__init__(last)
+        self._take = take
+
+    def take(self, payloads: list[bytes]) -> Awaitable[None] | None:
+        super().take(payloads)
+        return self._take(payloads) if payloads != [b"first"] else None
+
+
 async def batches(client: HttpClient, pieces: tuple[bytes, ...] = (b"{", b"}")) -> list[list[bytes]]:
-    async with client.events("/x", pieces, idle_s=any_silence) as stream:
-        return [batch async for batch in stream]
+    collected = Collected()
+    await client.stream("/x", pieces, None, collected, idle_s=any_silence)
+    return collected.batches
 
 
 async def payloads(client: HttpClient) -> list[bytes]:
@@ -124,12 +158,15 @@ async def test_a_batch_holds_all_that_one_read_brought() -> None:
         assert await batches(client) == [[b"1", b"2"]]
 
 
+Stream = Callable[[Collected], Coroutine[Any, Any, None]]
+
+
 @asynccontextmanager
 async def asked_for(
-    *, idle_s: Callable[[], float | None] = any_silence, is_over: Callable[[], bool] | None = None
-) -> AsyncIterator[tuple[EventStream, "asyncio.Queue[bytes | None]", asyncio.Event]]:
-    """A stream whose server writes what is put in a queue, and breaks the connection for None. The event is
-    set when the server has lost its client."""
+    *, idle_s: Callable[[], float | None] = any_silence
+) -> AsyncIterator[tuple[Stream, "asyncio.Queue[bytes | None]", asyncio.Event]]:
+    """What streams an answer whose server writes ``first``, then what is put in a queue, and breaks the
+    connection for None. The event is set when the server has lost its client."""
     asked: asyncio.Queue[bytes | None] = asyncio.Queue()
     left = asyncio.Event()
 
@@ -138,6 +175,7 @@ async def asked_for(
         await stream.prepare(request)
         assert request.transport is not None
         try:
+            await stream.write(b"data: first\n\n")
             while (piece := await asked.get()) is not None:
                 await stream.write(piece)
         except asyncio.CancelledError:
@@ -154,139 +192,141 @@ async def asked_for(
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         async with HttpClient(url, {}) as client:
-            asked.put_nowait(b"data: first\n\n")
-            async with client.events("/x", (b"{}",), idle_s=idle_s, is_over=is_over) as stream:
-                assert await anext(stream) == [b"first"]
-                yield stream, asked, left
+
+            def stream(consumer: Collected) -> Coroutine[Any, Any, None]:
+                return client.stream("/x", (b"{}",), None, consumer, idle_s=idle_s)
+
+            yield stream, asked, left
     finally:
         await runner.cleanup()
 
 
+async def pass_by(asked: "asyncio.Queue[bytes | None]") -> None:
+    """Wait until the server has written what was put in its queue, and give the client time to read it."""
+    await until(asked.empty)
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def test_batches_are_taken_as_they_arrive_and_outside_of_the_task_that_waits() -> None:
-    taken: list[tuple[list[bytes], bool]] = []
+    is_outside: list[bool] = []
     async with asked_for() as (stream, asked, _):
 
         def take(payloads: list[bytes]) -> None:
-            taken.append((payloads, asyncio.current_task() is None))
-            asked.put_nowait((b"data: 2\n\nda", b"ta: 3\n\n", b"data: [DONE]\n\n")[len(taken) - 1])
+            is_outside.append(asyncio.current_task() is None)
+            asked.put_nowait((b"data: 2\n\nda", b"ta: 3\n\n", b"data: [DONE]\n\n")[len(is_outside) - 1])
 
+        taking = Taking(take)
+        running = asyncio.create_task(stream(taking))
+        await until(lambda: bool(taking.batches))
         asked.put_nowait(b"data: 0\n\ndata: 1\n\n")
-        await stream.pump(take)
-        assert [payloads for payloads, _ in taken] == [[b"0", b"1"], [b"2"], [b"3"]]
-        assert all(is_outside for _, is_outside in taken[1:])
+        await running
+        assert taking.batches == [[b"first"], [b"0", b"1"], [b"2"], [b"3"]]
+        assert all(is_outside)
 
 
 async def test_the_next_batch_waits_for_what_a_batch_returns() -> None:
-    taken: list[bytes] = []
     room = asyncio.Event()
     async with asked_for() as (stream, asked, _):
 
         async def wait() -> None:
             await room.wait()
-            assert taken == [b"0"], "a batch was taken while another waited"
-            room.clear()
+            assert taking.payloads == [b"first", b"0"], "a batch was taken while another waited"
 
-        def take(payloads: list[bytes]) -> Awaitable[None] | None:
-            taken.extend(payloads)
-            return wait() if payloads == [b"0"] else None
-
-        pumping = asyncio.create_task(stream.pump(take))
+        taking = Taking(lambda payloads: wait() if payloads == [b"0"] else None)
+        running = asyncio.create_task(stream(taking))
+        await until(lambda: bool(taking.batches))
         asked.put_nowait(b"data: 0\n\n")
-        await until(lambda: bool(taken))
+        await until(lambda: len(taking.batches) == 2)
         asked.put_nowait(b"data: 1\n\n")
         asked.put_nowait(b"data: [DONE]\n\n")
-        await until(lambda: bool(stream._content._buffer))
+        await pass_by(asked)
         room.set()
-        await pumping
-        assert taken == [b"0", b"1"]
+        await running
+        assert taking.payloads == [b"first", b"0", b"1"]
 
 
 async def test_what_a_batch_raises_is_raised_and_ends_the_request() -> None:
     async with asked_for() as (stream, asked, left):
 
         def take(payloads: list[bytes]) -> None:
-            asked.put_nowait(b"data: 1\n\n")
-            if payloads == [b"1"]:
-                raise LookupError("no more")
+            raise LookupError("no more")
 
         asked.put_nowait(b"data: 0\n\n")
         with pytest.raises(LookupError, match="no more"):
-            await stream.pump(take)
-        await stream.__aexit__()
+            await stream(Taking(take))
         await left.wait()
 
 
-async def test_a_pump_ends_with_the_answer_by_its_own_rule() -> None:
-    taken: list[bytes] = []
-    async with asked_for(is_over=lambda: b"last" in taken) as (stream, asked, _):
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_a_fault_is_raised_after_what_was_taken_before_it(*, is_slow: bool) -> None:
+    waited: list[bool] = []
+    async with asked_for() as (stream, asked, left):
 
-        def take(payloads: list[bytes]) -> None:
-            taken.extend(payloads)
-            asked.put_nowait(b"data: last\n\n")
+        async def wait() -> None:
+            await asyncio.sleep(0)
+            waited.append(True)
 
+        def take(payloads: list[bytes]) -> Awaitable[None] | None:
+            taking.fault, taking.has_ended = LookupError("no more"), True
+            return wait() if is_slow else None
+
+        taking = Taking(take)
         asked.put_nowait(b"data: 0\n\n")
-        await stream.pump(take)
-        assert taken == [b"0", b"last"]
+        with pytest.raises(LookupError, match="no more"):
+            await stream(taking)
+        assert waited == [True] * is_slow
+        await left.wait()
 
 
-async def test_silence_and_a_broken_connection_fail_a_pump() -> None:
+async def test_silence_and_a_broken_connection_fail_a_stream() -> None:
     async with asked_for(idle_s=lambda: 0.01) as (stream, _, _):
         with pytest.raises(TimedOut):
-            await stream.pump(lambda _: None)
+            await stream(Collected())
     async with asked_for() as (stream, asked, _):
         asked.put_nowait(None)
         with pytest.raises(Unreachable):
-            await stream.pump(lambda _: None)
+            await stream(Collected())
 
 
 async def test_a_batch_may_cancel_the_task_that_waits(caplog: pytest.LogCaptureFixture) -> None:
     async with asked_for() as (stream, asked, left):
-        taken: list[bytes] = []
 
         def take(payloads: list[bytes]) -> None:
-            taken.extend(payloads)
-            if payloads == [b"1"]:
-                pumping.cancel()
-                raise LookupError("no more")
+            running.cancel()
+            raise LookupError("no more")
 
-        pumping = asyncio.create_task(stream.pump(take))
-        asked.put_nowait(b"data: 0\n\n")
-        await until(lambda: bool(taken))
+        taking = Taking(take)
+        running = asyncio.create_task(stream(taking))
+        await until(lambda: bool(taking.batches))
         asked.put_nowait(b"data: 1\n\n")
-        await asyncio.wait([pumping])
-        assert pumping.cancelled()
-    await left.wait()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        await left.wait()
     assert not caplog.records
 
 
-async def test_a_pump_that_is_cancelled_takes_no_more() -> None:
-    taken: list[bytes] = []
+async def test_a_stream_that_is_cancelled_takes_no_more() -> None:
     async with asked_for() as (stream, asked, left):
-        pumping = asyncio.create_task(stream.pump(lambda payloads: taken.extend(payloads)))
+        collected = Collected()
+        running = asyncio.create_task(stream(collected))
+        await until(lambda: bool(collected.batches))
         asked.put_nowait(b"data: 0\n\n")
-        await until(lambda: bool(taken))
-        pumping.cancel()
+        await until(lambda: len(collected.batches) == 2)
+        running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await pumping
+            await running
         asked.put_nowait(b"data: 1\n\n")
-        await until(lambda: bool(stream._content._buffer))
-        assert taken == [b"0"]
-    await left.wait()
+        await left.wait()
+        assert collected.payloads == [b"first", b"0"]
 
 
 async def test_a_complete_answer_leaves_its_connection_to_the_next_request() -> None:
     async with streaming(b"data: 1\n\n", b"data: last\n\n", b"data: more\n\n") as (client, seen):
         for _ in range(3):
-            received: list[bytes] = []
-
-            def is_over(received: list[bytes] = received) -> bool:
-                return b"last" in received
-
-            events = client.events("/x", [b"{}"], idle_s=any_silence, is_over=is_over)
-            async with events as stream:
-                async for batch in stream:
-                    received += batch
-            assert received[:2] == [b"1", b"last"]
+            collected = Collected(last=b"last")
+            await client.stream("/x", [b"{}"], None, collected, idle_s=any_silence)
+            assert collected.payloads[:2] == [b"1", b"last"]
             await drained(client)
         assert len(seen) == 1
 
@@ -342,46 +382,28 @@ async def test_a_complete_answer_stays_complete_however_its_connection_ends() ->
         assert await payloads(client) == [b"1"]
 
 
-@pytest.mark.parametrize("is_pumped", [False, True])
-async def test_an_answer_that_is_no_longer_http_fails_at_once(is_pumped: bool) -> None:
-    rest = asyncio.Event()
-
+async def test_an_answer_that_is_no_longer_http_fails_at_once() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n")
-        await rest.wait()
+        await until(lambda: bool(collected.batches))
         writer.write(b"no length of a chunk\r\n")
         writer.close()
 
-    async with raw_server(answer) as url, HttpClient(url, {}) as client:
-        events = client.events("/x", [b"{}"], idle_s=any_silence)
-        async with asyncio.timeout(60), events as stream:
-            assert await anext(stream) == [b"1"]
-            rest.set()
-            with pytest.raises(Unreachable):
-                await (stream.pump(lambda _: None) if is_pumped else anext(stream))
+    collected = Collected()
+    async with raw_server(answer) as url, HttpClient(url, {}) as client, asyncio.timeout(60):
+        with pytest.raises(Unreachable):
+            await client.stream("/x", [b"{}"], None, collected, idle_s=any_silence)
+    assert collected.payloads == [b"1"]
 
 
-async def test_silence_fails_a_stream_and_a_slow_reader_does_not() -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse()
-        await stream.prepare(request)
-        await stream.write(b"data: 1\n\n")
-        await asyncio.Event().wait()
-        return stream
-
-    async with serving(answer) as url, HttpClient(url, {}) as client:
-        async with client.events("/x", [b"{}"], idle_s=lambda: 0.05) as stream:
-            assert await anext(stream) == [b"1"]
-            with pytest.raises(TimedOut):
-                await anext(stream)
-        async with client.events("/x", [b"{}"], idle_s=any_silence) as stream:
-            assert await anext(stream) == [b"1"]
-            waiting = asyncio.ensure_future(anext(stream))
-            done, _ = await asyncio.wait([waiting], timeout=0.2)
-            assert not done, "without a limit it waits on"
-            waiting.cancel()
-            await asyncio.wait([waiting])
+async def test_without_a_limit_a_stream_may_be_silent() -> None:
+    async with asked_for() as (stream, _, _):
+        waiting = asyncio.create_task(stream(Collected()))
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not done
+        waiting.cancel()
+        await asyncio.wait([waiting])
 
 
 def test_events_without_data_are_skipped() -> None:
@@ -731,10 +753,6 @@ async def test_an_answer_that_is_one_document_is_one_payload() -> None:
     async with serving(answer) as url, HttpClient(url, {}) as client:
         [[payload]] = await batches(client)
         assert json.loads(payload) == {"a": [1]}
-        taken: list[list[bytes]] = []
-        async with client.events("/x", [b"{}"], idle_s=any_silence) as stream:
-            await stream.pump(taken.append)
-        assert taken == [[payload]]
 
 
 async def test_a_web_page_is_no_answer() -> None:

@@ -21,7 +21,7 @@ from slipring.engines.remote.upstream import (
     without_secret,
 )
 from slipring.engines.remote.upstream_errors import refusal
-from tests.engines.remote.test_http_client import serving
+from tests.engines.remote.test_http_client import Collected, serving
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ async def test_failures_of_the_connection_are_errors_of_the_engine() -> None:
         return web.Response(status=422, body=b'{"error": "too hot"}')
 
     async with serving(answer) as url, connected(url) as upstream:
-        for ask in (upstream.get("/x"), upstream.post("/x", [b"{}"]), first_batch(upstream)):
+        for ask in (upstream.get("/x"), upstream.post("/x", [b"{}"]), all_batches(upstream)):
             with pytest.raises(InvalidRequest, match="too hot"):
                 await ask
     async with connected("http://127.0.0.1:9") as upstream:
-        for ask in (upstream.get("/x"), first_batch(upstream)):
+        for ask in (upstream.get("/x"), all_batches(upstream)):
             with pytest.raises(Retryable, match="cannot be reached"):
                 await ask
 
@@ -144,13 +144,9 @@ async def connected(url: str, **options: Any) -> AsyncIterator[Upstream]:
 
 
 async def all_batches(upstream: Upstream) -> list[list[bytes]]:
-    async with upstream.events("/x", [b"{}"], {}) as stream:
-        return [batch async for batch in stream]
-
-
-async def first_batch(upstream: Upstream) -> list[bytes]:
-    async with upstream.events("/x", [b"{}"], {}) as stream:
-        return await anext(stream)
+    collected = Collected()
+    await upstream.stream("/x", [b"{}"], {}, collected)
+    return collected.batches
 
 
 # Failures at start.

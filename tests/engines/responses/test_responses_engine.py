@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import weakref
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from slipring.base.errors import StartupError
 from slipring.config.settings import Config
 from slipring.core.chain.head import Head
-from slipring.core.generation import Job, Settings, Text
+from slipring.core.generation import Delta, Job, Settings, Text
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry
 from slipring.engines.responses.engine import ResponsesEngine
@@ -22,6 +23,7 @@ from slipring.engines.responses.pool import _SILENCE_S
 from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
 from slipring.server.process.server import Server
+from tests.engines.emitting import deltas_of
 from tests.engines.fakes.responses import FakeResponsesServer, settle
 from tests.engines.fakes.server import (
     Call,
@@ -36,6 +38,7 @@ from tests.engines.fakes.server import (
     started,
 )
 from tests.harness import WEATHER, Running, Socket, serve
+from tests.loop_clock import LoopClock
 from tests.server.raw import gone, until
 
 ASK: dict[str, Any] = {"input": "hello", "store": False}
@@ -46,6 +49,12 @@ WORDS = (
     b'{"type":"message","status":"completed","content":[{"type":"output_text","text":"ok","annotations":[],'
     b'"logprobs":[]}],"role":"assistant"}'
 )
+
+
+@pytest.fixture(autouse=True)
+def only_kept_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool closes sockets that no response needs when a second begins: here, only in tests of that."""
+    monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 1e9)
 
 
 def running(
@@ -468,8 +477,7 @@ async def test_tenants_share_no_sockets() -> None:
     engine = fake.engine()
     await engine.start()
     for tenant in ("a", "b", "a"):
-        async for _ in engine.generate(job_for(engine, tenant=tenant)):
-            pass
+        await deltas_of(engine, job_for(engine, tenant=tenant))
     assert [len(peer.creates) for peer in fake.peers] == [2, 1]
     await engine.close()
     await fake.close()
@@ -546,7 +554,7 @@ async def test_sockets_that_do_not_answer_pings_are_dropped(monkeypatch: pytest.
 
 async def test_a_context_too_large_for_a_frame_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running("auto") as (fake, server), server.connect() as socket:
-        monkeypatch.setattr("slipring.engines.responses.MOST_FRAME_BYTES", 64 * 1024 + 100)
+        monkeypatch.setattr("slipring.engines.responses.engine.MOST_FRAME_BYTES", 64 * 1024 + 100)
         first = await socket.response(**ASK)
         await fake.peers[0].ws.close()
         await lost(server)
@@ -571,18 +579,25 @@ async def test_a_client_that_leaves_closes_only_the_socket_of_its_chain() -> Non
         assert len(fake.peers) == 2
 
 
-async def test_a_cancelled_answer_is_read_to_its_end_if_its_socket_is_in_use() -> None:
-    async with running(idle_timeout_s=3.0) as (fake, server), server.connect() as socket:
+async def test_a_cancelled_answer_is_read_to_its_end_if_its_socket_is_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(idle_timeout_s=600) as (fake, server), server.connect() as socket:
+        clock = LoopClock(monkeypatch)
         first = await socket.response(**ASK)
         asked = {"previous_response_id": first["id"], "input": "more", "store": False}
         fake.script(Say(("kept",)), Stall())
         await socket.create(**asked, stream_id="a")
         await socket.until("response.output_text.delta", lane="a")
+        clock.advance(400)
         fake.script(Say(("gone",)), Stall())
         await socket.create(**asked, stream_id="b")
+        await socket.until("response.output_text.delta", lane="b")
+        clock.advance(400)
         failed = (await socket.until("response.failed", lane="a"))[-1]["response"]
         assert text_of(failed) == "kept"
         # The socket stayed open, because another job used it.
+        clock.advance(400)
         failed = (await socket.until("response.failed", lane="b"))[-1]["response"]
         assert text_of(failed) == "gone"
         await asyncio.wait_for(fake.peers[0].is_closed.wait(), 60)
@@ -596,17 +611,24 @@ async def test_a_slow_reader_slows_the_upstream_down() -> None:
     await engine.start()
     try:
         fake.script(Say(words), Stop())
-        batches = engine.generate(job_for(engine))
-        while not (deltas := await anext(batches)) or not isinstance(deltas[0], Text):
-            pass
-        received = [delta.text for delta in deltas if isinstance(delta, Text)]
+        reads, received = asyncio.Event(), list[str]()
+
+        def take(deltas: list[Delta]) -> Awaitable[None] | None:
+            texts = [delta.text for delta in deltas if isinstance(delta, Text)]
+            received.extend(texts)
+            return wait_for_reader() if texts else None
+
+        async def wait_for_reader() -> None:
+            await reads.wait()
+
+        running = asyncio.create_task(engine.generate(job_for(engine), take))
         before = -1
-        while before != fake.pulled:
+        while before != fake.pulled or not received:
             before = fake.pulled
             await asyncio.sleep(0.2)
         assert fake.pulled < len(words)
-        async for deltas in batches:
-            received += [delta.text for delta in deltas if isinstance(delta, Text)]
+        reads.set()
+        await running
         assert tuple(received) == words
     finally:
         await engine.close()
@@ -783,7 +805,10 @@ async def test_ids_and_thoughts_of_one_upstream_never_reach_another() -> None:
 
 
 @pytest.mark.parametrize("ending", [Stall(), HangUp(), Stop()])
-async def test_a_socket_that_is_closed_is_freed_without_a_garbage_collection(ending: Any) -> None:
+async def test_a_socket_that_is_closed_is_freed_without_a_garbage_collection(
+    ending: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 0.01)
     async with running() as (fake, server):
         pool = server.service.catalog.engines[0]._pool
         gc.disable()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.engines.remote.admission_and_retries import Gate
+from slipring.engines.remote.admission_and_retries import Admission
 from slipring.engines.sglang.engine import SglangEngine
 from slipring.engines.tokens import sessions
 from slipring.engines.tokens.sessions import Sessions
@@ -416,22 +416,22 @@ async def test_the_time_to_answer_begins_after_the_wait_for_a_session(
 ) -> None:
     waited: list[bool] = []
     is_due = False
-    lease, begin = Sessions.lease, Gate.begin
+    lease, run = Sessions.lease, Admission.run
 
     async def watched_lease(*arguments: Any) -> Any:
         waited.append(is_due)
         return await lease(*arguments)
 
-    async def watched_begin(*arguments: Any) -> Any:
+    async def watched_run(*arguments: Any) -> Any:
         nonlocal is_due
         is_due = True
         try:
-            return await begin(*arguments)
+            return await run(*arguments)
         finally:
             is_due = False
 
     monkeypatch.setattr(Sessions, "lease", watched_lease)
-    monkeypatch.setattr(Gate, "begin", watched_begin)
+    monkeypatch.setattr(Admission, "run", watched_run)
     async with running() as (_, server), server.connect() as socket:
         await turns(socket, "one", "two", "three")
     assert waited == [False, False, False]

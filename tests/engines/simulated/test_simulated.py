@@ -20,6 +20,7 @@ from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.protocol.items import user_message
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import Offer
+from tests.engines.emitting import deltas_of
 from tests.engines.simulated.clock import Clock
 from tests.harness import WEATHER, Socket, serve
 from tests.prompts.test_rendering import after
@@ -60,7 +61,7 @@ def job_for(engine: SimulatedEngine, text: str = "hello", **fields: Any) -> Job:
 
 
 async def run(engine: SimulatedEngine, job: Job) -> tuple[list[Delta], Finished]:
-    deltas = [delta async for batch in engine.generate(job) for delta in batch]
+    deltas = await deltas_of(engine, job)
     assert [type(delta) for delta in deltas[:2]] == [Accepted, Begun]
     deltas = deltas[2:]
     finished = deltas.pop()
@@ -265,7 +266,7 @@ async def test_parameters_without_a_value_are_refused(socket: Socket) -> None:
 async def test_unsupported_keywords_of_a_tool_that_is_not_strict_are_ignored(socket: Socket) -> None:
     tool = {**ADD, "parameters": {**ADD["parameters"], "not": {"required": ["c"]}}}
     (call,) = calls(await socket.response(input="go", tools=[tool]))
-    assert json.loads(call["arguments"]) == {"a": 1, "b": 10}
+    assert json.loads(call["arguments"]) == {"a": 1, "b": 21}
 
 
 async def test_a_json_object_format_gets_an_object(socket: Socket) -> None:
@@ -522,16 +523,19 @@ async def test_a_prefill_keeps_nothing_of_the_context_that_it_has_read() -> None
 
 async def test_a_cancelled_answer_stops() -> None:
     engine = make(tokens_per_s=1e-6)
-    batches = engine.generate(job_for(engine))
-    await anext(batches)
-    pulling = asyncio.create_task(anext(batches))
-    await asyncio.sleep(0)
-    pulling.cancel()
+    begun, emitted = asyncio.Event(), list[Delta]()
+
+    def take(deltas: list[Delta]) -> None:
+        emitted.extend(deltas)
+        begun.set()
+
+    running = asyncio.create_task(engine.generate(job_for(engine), take))
+    await begun.wait()
+    running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await pulling
-    await batches.aclose()
-    with pytest.raises(StopAsyncIteration):
-        await anext(batches)
+        await running
+    assert not engine.status().running
+    assert [type(delta) for delta in emitted] == [Accepted, Begun]
 
 
 async def test_a_waiting_answer_stops_when_its_client_disconnects() -> None:

@@ -23,7 +23,7 @@ from slipring.core.generation import (
     Settings,
     Text,
 )
-from slipring.engines.constraints.drafts import Draft
+from slipring.engines.constraints.sample_values import SampleDocument
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.plan import Content
 from slipring.engines.simulated.tokenized import TokenizedEngine
@@ -56,7 +56,7 @@ TAGS = (
     "<seed:bos>",
 )
 TOKENS = 90
-DRAFT = Draft('{"city":"Rome","days":2}', '{"city":', ',"days":2}')
+DOCUMENT = SampleDocument('{"city":"Rome","days":2}', '{"city":', ',"days":2}')
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
@@ -102,13 +102,15 @@ def job_with(tools: Toolset) -> Job:
     )
 
 
-def answer(family: str, tool: Json, calls: int = 1, draft: Draft = DRAFT) -> tuple[list[int], list[Delta]]:
+def answer(
+    family: str, tool: Json, calls: int = 1, document: SampleDocument = DOCUMENT
+) -> tuple[list[int], list[Delta]]:
     """The ids of an answer, and the deltas that are decoded from them one by one, as the engine does."""
     tools = toolset(tool)
     renderer, job = renderer_of(family), job_with(tools)
     rendering = renderer.render(job)
     wording = Wording(renderer, SimulatedOptions(output_tokens=TOKENS))
-    ids = wording.ids(job, rendering.prompt, Content(tools.callables * calls, draft), "")
+    ids = wording.ids(job, rendering.prompt, Content(tools.callables * calls, document), "")
     decoded = TokenAnswer(job, rendering, renderer, trusted=True)
     deltas = [delta for id in ids for delta in decoded.take(Piece([id]))]
     deltas += decoded.finish()
@@ -132,7 +134,7 @@ def test_calls_of_functions_have_the_configured_length(family: str) -> None:
 
 @pytest.mark.parametrize("family", NAMES)
 def test_calls_of_functions_without_a_free_string_are_valid(family: str) -> None:
-    _, deltas = answer(family, FUNCTION, draft=Draft('{"city":"Rome","days":2}'))
+    _, deltas = answer(family, FUNCTION, document=SampleDocument('{"city":"Rome","days":2}'))
     started, arguments, _ = deltas
     assert started == CallStarted("function", "weather")
     assert isinstance(arguments, CallArguments)
@@ -146,7 +148,7 @@ def test_a_call_ends_before_the_first_token_of_the_next(family: str) -> None:
     renderer, job = renderer_of(family), job_with(tools)
     rendering = renderer.render(job)
     wording = Wording(renderer, SimulatedOptions(output_tokens=TOKENS))
-    ids = wording.ids(job, rendering.prompt, Content(tools.callables * 2, DRAFT), "")
+    ids = wording.ids(job, rendering.prompt, Content(tools.callables * 2, DOCUMENT), "")
     for trusted in (False, True):
         decoded = TokenAnswer(job, rendering, renderer, trusted=trusted)
         batches = [decoded.take(Piece([id])) for id in ids]
@@ -209,7 +211,7 @@ def test_calls_have_the_ids_that_the_template_writes(family: str) -> None:
     renderer, tools = renderer_of(family), toolset(FUNCTION)
     job = job_with(tools)
     prompt = renderer.render(job).prompt
-    content = Content(tools.callables * 2, DRAFT)
+    content = Content(tools.callables * 2, DOCUMENT)
     ids = Wording(renderer, SimulatedOptions(output_tokens=TOKENS)).ids(job, prompt, content, "")
     _, deltas = answer(family, FUNCTION, calls=2)
     calls = [

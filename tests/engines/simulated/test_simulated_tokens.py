@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.core.chain.head import Head
-from slipring.core.generation import Accepted, Delta, Finished, Job, Settings, Text
+from slipring.core.generation import Accepted, Begun, Delta, Emit, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
 from slipring.engines.catalog import open_engine
 from slipring.engines.simulated.engine import open_simulated
@@ -21,6 +21,7 @@ from slipring.engines.simulated.trace import trace_job
 from slipring.prompts.rendering import Rendered
 from slipring.protocol.items import read_item, user_message
 from slipring.protocol.tools import Offer
+from tests.engines.emitting import deltas_of
 from tests.engines.fakes.tokens import tokenizer_directory
 from tests.engines.simulated.clock import Clock
 from tests.harness import WEATHER, Running, Socket, serve
@@ -42,11 +43,13 @@ class Recorded(TokenizedEngine):
         self.finished: list[Finished] = []
         self.accepted: list[Accepted] = []
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        async for deltas in super().generate(job):
+    async def generate(self, job: Job, emit: Emit) -> None:
+        def record(deltas: list[Delta]) -> Awaitable[None] | None:
             self.accepted += [delta for delta in deltas if isinstance(delta, Accepted)]
             self.finished += [delta for delta in deltas if isinstance(delta, Finished)]
-            yield deltas
+            return emit(deltas)
+
+        await super().generate(job, record)
 
     def ids(self, number: int = -1) -> list[int]:
         """The ids of the context with the answer, after a job."""
@@ -156,7 +159,7 @@ async def test_tenants_do_not_share_cached_blocks(recorded: tuple[Recorded, Runn
     engine, _, _ = recorded
     for tenant, expected in (("a", False), ("a", True), ("b", False)):
         job = job_for(engine, tenant=tenant, input=(user_message("hello " * 100),))
-        finished = [deltas[-1] async for deltas in engine.generate(job)][-1]
+        finished = (await deltas_of(engine, job))[-1]
         assert isinstance(finished, Finished)
         assert (finished.cached_tokens > 0) is expected
 
@@ -165,8 +168,7 @@ async def test_the_block_cache_evicts_at_its_bound(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("slipring.engines.simulated.blocks._MAX_BLOCKS", 4)
     engine = Recorded()
     for text in ("one " * 100, "two " * 100, "one " * 100):
-        async for _ in engine.generate(job_for(engine, input=(user_message(text),))):
-            pass
+        await deltas_of(engine, job_for(engine, input=(user_message(text),)))
     assert [finished.cached_tokens for finished in engine.finished] == [0, 0, 0]
 
 
@@ -260,10 +262,13 @@ async def test_a_steered_answer_ends_between_two_tokens(words: int) -> None:
     engine = Recorded()
     job = job_for(engine)
     text = ""
-    batches = engine.generate(job)
-    async for deltas in batches:
+
+    def take(deltas: list[Delta]) -> None:
+        nonlocal text
         text += "".join(delta.text for delta in deltas if isinstance(delta, Text))
         job.stop.asked = len(text.split()) >= words
+
+    await engine.generate(job, take)
     (finished,) = engine.finished
     assert (finished.reason, finished.output_tokens, len(text.split())) == ("steered", words, words)
     prompt = engine.renderer.render(job)
@@ -281,8 +286,7 @@ async def test_images_and_logprobs_are_refused(recorded: tuple[Recorded, Running
 async def test_count_returns_the_input_tokens_of_usage() -> None:
     engine = Recorded(context_tokens=64)
     job = job_for(engine)
-    async for _ in engine.generate(job):
-        pass
+    await deltas_of(engine, job)
     assert await engine.count(job) == engine.finished[0].input_tokens
     assert await engine.count(job_for(engine, input=(user_message("hello " * 100),))) > 64
 
@@ -321,8 +325,7 @@ def test_vocabularies_are_read_from_files(kind: str) -> None:
 async def test_oversleeping_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, oversleeps_s=0.003)
     engine = Recorded(tokens_per_s=4000, output_tokens=400)
-    async for _ in engine.generate(job_for(engine)):
-        pass
+    await deltas_of(engine, job_for(engine))
     assert 0.1 - 1e-9 <= clock.now_s - 100 < 0.1 + 0.003 + 1e-9
 
 
@@ -331,8 +334,7 @@ async def test_only_uncached_tokens_are_prefilled(monkeypatch: pytest.MonkeyPatc
     engine = Recorded(prefill_tokens_per_s=100)
     job = job_for(engine, input=(user_message("hello " * 100),))
     for _ in range(2):
-        async for _ in engine.generate(job):
-            pass
+        await deltas_of(engine, job)
     first, second = (delay_s for delay_s in clock.slept_s if delay_s)
     assert first == pytest.approx(engine.finished[0].input_tokens / 100)
     assert second == pytest.approx(first - engine.finished[1].cached_tokens / 100)
@@ -340,11 +342,16 @@ async def test_only_uncached_tokens_are_prefilled(monkeypatch: pytest.MonkeyPatc
 
 async def test_a_cancelled_answer_stops() -> None:
     engine = Recorded(tokens_per_s=1e-6)
-    batches = engine.generate(job_for(engine))
-    await anext(batches)
-    pulling = asyncio.create_task(anext(batches))
-    await asyncio.sleep(0)
-    pulling.cancel()
+    begun, emitted = asyncio.Event(), list[Delta]()
+
+    def take(deltas: list[Delta]) -> None:
+        emitted.extend(deltas)
+        begun.set()
+
+    running = asyncio.create_task(engine.generate(job_for(engine), take))
+    await begun.wait()
+    running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await pulling
-    await batches.aclose()
+        await running
+    assert not engine.status().running
+    assert [type(delta) for delta in emitted] == [Accepted, Begun]

@@ -20,7 +20,7 @@ from slipring.commands.inspection.sample_conversation import control_names, emit
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.prompts.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE, ChainChoice
+from slipring.prompts.chain_choices import CALL_IDS, EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE, ChainChoice
 from slipring.prompts.parsing.call_writer import Call as WrittenCall
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.rendering import Rendering
@@ -79,6 +79,9 @@ _SPOKEN = (
 _CONTENTS = (_THOUGHT, _TEXT, "Rome", "Oslo", "days", '"query', "rain")
 
 
+_CALL_ID = re.compile(r',\s*"id":\s*"\w{9}"')
+
+
 class _ThoughtMarks:
     """Finds thoughts without content in what a template writes."""
 
@@ -97,7 +100,9 @@ class _ThoughtMarks:
         return bool(self._opening) and prompt.rstrip().endswith(self._opening)
 
     def without(self, text: str, choices: Sequence[ChainChoice]) -> str:
-        """A context without what the choices say that a chain may keep."""
+        """A context without what the choices say that a chain may keep, or keep out."""
+        if CALL_IDS in choices:
+            text = _CALL_ID.sub("", text)
         if LOOP_THOUGHTS in choices:
             spoken = max(text.rfind(each) + len(each) for each in _SPOKEN)
             text = text[:spoken] + "".join(self._full.sub("", text[spoken:]).split())
@@ -249,7 +254,7 @@ class ChainMachine:
         format = renderer.output_format
         has_calls = format.calls is not None or format.is_harmony
         calls = wanted.calls if self._history.has_tools and has_calls else ()
-        if not renderer.detected.writes_several_calls or format.is_harmony:
+        if not renderer.forms.several_calls or format.is_harmony:
             calls = calls[:1]
         thoughts = (
             _THOUGHT
@@ -312,7 +317,10 @@ class ChainMachine:
                 rest = (
                     rest[told:] if told >= 0 else f"{thought}{self._renderer.output_format.think_close}{rest}"
                 )
-        last = max(rest.rfind(content) + len(content) for content in _CONTENTS if content in rest)
+        contents = [rest.rfind(content) + len(content) for content in _CONTENTS if content in rest]
+        if not contents:  # a template that writes no answers
+            return None
+        last = max(contents)
         ends = [rest.find(name, last) for name in self._ends(any(each.call_id for each in answer))]
         end = min((at for at in ends if at >= 0), default=len(rest))
         return self._draft(asked, context).ids(rest[:end])

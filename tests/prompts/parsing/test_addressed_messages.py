@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing.known_formats import MUSE
 from slipring.prompts.parsing.output_parser import OutputParser
 from tests.prompts.parsing.answers import NONE, OFFER, broken_call, call, check, parsed, split
+from tests.prompts.parsing.family_formats import MUSE
 
 
 def calls(name: str = "f") -> str:

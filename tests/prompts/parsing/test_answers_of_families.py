@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing import known_formats
 from slipring.prompts.parsing.call_writer import Call, write_answer
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.protocol.tools import Offer
+from tests.prompts.parsing import family_formats
 from tests.prompts.parsing.answers import function, parsed
 from tests.prompts.templates.detection.test_format_detection import KNOWN, of_family
 from tests.prompts.templates.family_templates import NAMES
 
-NAMED = {name: value for name, value in vars(known_formats).items() if isinstance(value, OutputFormat)}
+NAMED = family_formats.FORMATS
 FORMATS: dict[str, OutputFormat] = {**KNOWN, **NAMED}
 """Formats as they are known, only to choose the tests of a family."""
 WITHOUT_MARKS = {"LLAMA3_JSON", "BARE_JSON", "PYTHON_LIST", "llama_3_1", "llama_4", "MUSE"}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from slipring.prompts.parsing import known_formats as known
 from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
 from slipring.prompts.parsing.call_writer import Call, write_answer
 from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
+from tests.prompts.parsing import family_formats as known
 
 SOLAR = OutputFormat(
     calls=NamedJsonCalls(

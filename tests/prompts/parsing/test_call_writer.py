@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing import known_formats as known
 from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces, write_answer, write_calls
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.output_format import (
@@ -24,6 +23,7 @@ from slipring.prompts.parsing.output_format import (
 )
 from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool, CustomTool, FunctionTool, Offer
+from tests.prompts.parsing import family_formats as known
 from tests.prompts.parsing.answers import OFFER, call, check, parsed, split
 
 Json = dict[str, Any]

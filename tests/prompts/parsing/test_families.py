@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing import known_formats
 from slipring.prompts.parsing.output_format import JsonCalls, NamedJsonCalls, OutputFormat, TaggedCalls
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.protocol.tools import Offer
+from tests.prompts.parsing import family_formats
 from tests.prompts.parsing.answers import NONE, check, custom, custom_call, function, merged, parsed, split
 from tests.prompts.parsing.written_calls import Call, without_section, written
 
-FORMATS = {name: value for name, value in vars(known_formats).items() if isinstance(value, OutputFormat)}
+FORMATS = family_formats.FORMATS
 MARKED = [name for name in FORMATS if name not in ("LLAMA3_JSON", "BARE_JSON", "PYTHON_LIST", "MUSE")]
 PLAIN = [name for name in MARKED if name != "HARMONY"]
 """Families whose answers are text unless a mark says otherwise."""

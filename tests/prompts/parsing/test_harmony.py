@@ -3,9 +3,9 @@
 import pytest
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing.known_formats import HARMONY
 from slipring.prompts.parsing.output_parser import OutputParser
 from tests.prompts.parsing.answers import NONE, OFFER, broken_call, call, check, custom_call, parsed
+from tests.prompts.parsing.family_formats import HARMONY
 
 ARGUMENTS = '{"a": "<b> é"}'
 BOTH: list[Delta] = [Thought("Hm"), Text("Yes")]

@@ -16,8 +16,8 @@ from slipring.commands.inspection.sample_conversation import (
     CALL,
     SECOND_CALL,
     Answer,
+    AnsweredTurn,
     Refusal,
-    Step,
     Turn,
     control_names,
     converse,
@@ -99,7 +99,7 @@ def renderer_of(source: str, today: date = date(2026, 1, 2)) -> TemplateRenderer
 def _conversations(renderer: TemplateRenderer) -> Sequence[Sequence[Turn]]:
     """Tool loops without and with thoughts and with two calls, users' turns after text and thoughts."""
     has_thoughts = bool(renderer.output_format.think_close) or renderer.output_format.is_harmony
-    several = renderer.detected.writes_several_calls and not renderer.output_format.is_harmony
+    several = renderer.forms.several_calls and not renderer.output_format.is_harmony
     question, more = user("What is the weather in Rome?"), user("And in Oslo?")
 
     def loop(thoughts: str, calls: tuple[Call, ...]) -> list[Turn]:
@@ -144,7 +144,9 @@ def _effort(renderer: TemplateRenderer, turns: Sequence[Turn]) -> str | None:
     return "none" if switches.can_be_off else None
 
 
-def _read(renderer: TemplateRenderer, form: str, step: Step, answer: Answer, examined: Examined) -> None:
+def _read(
+    renderer: TemplateRenderer, form: str, step: AnsweredTurn, answer: Answer, examined: Examined
+) -> None:
     """An answer in the format must be read as what was written."""
     read = read_back(renderer, step)
     calls_match = len(read.calls) == len(answer.calls) and all(
@@ -155,7 +157,7 @@ def _read(renderer: TemplateRenderer, form: str, step: Step, answer: Answer, exa
         examined.faults.append(f"{form}: {step.emission.text!r} is read as {read}")
 
 
-def _is_template(renderer: TemplateRenderer, step: Step) -> bool:
+def _is_template(renderer: TemplateRenderer, step: AnsweredTurn) -> bool:
     """Whether a prompt that was appended is the one of the whole conversation, but for white space and marks
     of thoughts."""
     items = tuple(step.job.context())

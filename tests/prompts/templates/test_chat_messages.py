@@ -8,7 +8,6 @@ from msgspec import Raw
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
-from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,
@@ -22,6 +21,7 @@ from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Toolset
 from tests.prompts.dialects.test_dialects import FILES, PATCH, PATCH_LINE, READ_LINE, WEATHER
+from tests.prompts.parsing.family_formats import HERMES
 from tests.prompts.vocabulary import call, custom_call, item, message
 
 JSON_ANSWER = TextFormat(kind="json_object", echo=Raw(b"{}"))

@@ -13,7 +13,6 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.prompts.templates.template_renderer import (
     CONTINUES_ASSISTANT,
@@ -30,6 +29,7 @@ from slipring.prompts.templates.template_values import TemplateError
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol.items import Item
 from slipring.protocol.tools import Toolset
+from tests.prompts.parsing.family_formats import HERMES
 from tests.prompts.template_texts import CHATML, SPECIAL, TEMPLATES, THINKING, everything, template_renderer
 from tests.prompts.templates.test_chat_messages import thought
 from tests.prompts.test_rendering import HEAD, SCHEMA, TOOL, TOOLS, Items, after, job, user

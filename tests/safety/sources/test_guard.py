@@ -1,12 +1,12 @@
 """Guard models on engines: bound answers, conversations by delta, failures."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable
 
 import pytest
 
 from slipring.base.errors import ServerError, StartupError
-from slipring.core.generation import Accepted, Delta, Finished, Job, Model, Refused
+from slipring.core.generation import Accepted, Delta, Emit, Finished, Job, Model, Refused, deliver
 from slipring.engines.catalog import Catalog
 from slipring.safety.source import SourceFailed
 from slipring.safety.sources.guard import Guard, GuardSettings
@@ -30,12 +30,15 @@ class Observed:
     def find(self, name: str | None) -> Model:
         return self._catalog.find(name)
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         self.jobs.append(job)
-        async for deltas in self._catalog.generate(job):
+
+        def observe(deltas: list[Delta]) -> Awaitable[None] | None:
             self.finished += [delta for delta in deltas if isinstance(delta, Finished)]
             self.accepted += [delta for delta in deltas if isinstance(delta, Accepted)]
-            yield deltas
+            return emit(deltas)
+
+        await self._catalog.generate(job, observe)
 
 
 @pytest.fixture
@@ -88,13 +91,12 @@ async def test_no_more_jobs_run_at_once_than_the_check_allows() -> None:
     class CountingEngine(GuardEngine):
         running = most = 0
 
-        async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        async def generate(self, job: Job, emit: Emit) -> None:
             self.running += 1
             self.most = max(self.most, self.running)
             try:
                 await asyncio.sleep(0)
-                async for deltas in super().generate(job):
-                    yield deltas
+                await super().generate(job, emit)
             finally:
                 self.running -= 1
 
@@ -128,12 +130,12 @@ class FailingEngine(GuardEngine):
         super().__init__(lambda _: "")
         self._outcome = outcome
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        yield [Accepted()]
+    async def generate(self, job: Job, emit: Emit) -> None:
+        await deliver(emit, [Accepted()])
         if isinstance(self._outcome, Exception):
             raise self._outcome
         if self._outcome is not None:
-            yield [self._outcome]
+            await deliver(emit, [self._outcome])
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.
     encode = live.encode
     # Lines that no buffer of the kernel holds, so that the first one is not read to its end.
     monkeypatch.setattr(live, "encode", lambda message: bytes(2**24) + encode(message))
-    monkeypatch.setattr("slipring.server.admin.live_feed.INTERVAL_S", 0.001)
+    monkeypatch.setattr("slipring.observation.live.INTERVAL_S", 0.001)
     monkeypatch.setattr(listener_module, "_UNREAD_LINES", 2)
     async with serve(admin=ANY_PORT) as server:
         port = int(admin_url(server).rstrip("/").rpartition(":")[2])

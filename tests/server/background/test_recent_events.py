@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from slipring.server.background.recent_events import RecentEvents
+from slipring.server.background.runs import RecentEvents
 from slipring.stores.runs import RunEvent
 
 

@@ -47,7 +47,7 @@ async def fake() -> AsyncIterator[FakeServer]:
 
 def resolving(runner: ToolRunner, names: Names, reach: Reach = Reach.PUBLIC) -> None:
     """Resolve the names of servers that clients name by ``names``, every time anew."""
-    connector = runner.pool._web._session(reach).connector
+    connector = runner.pool._web.session(reach).connector
     assert connector is not None
     connector._resolver, connector._use_dns_cache = names, False  # type: ignore[attr-defined]
 

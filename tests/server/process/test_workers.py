@@ -19,11 +19,11 @@ from slipring.config.models import ModelEntry
 from slipring.config.settings import Config
 from slipring.core.limits import Limits
 from slipring.engines.sharing import Share
+from slipring.server.admin.workers_source import WorkersSource
 from slipring.server.id_minting import node_of
 from slipring.server.process import worker_messages
-from slipring.server.process.listener import reserve
-from slipring.server.process.supervisor import Supervisor
-from slipring.server.process.worker_restart import SlotObserver, WorkerSlot
+from slipring.server.process.listening_sockets import reserve
+from slipring.server.process.supervisor import Supervisor, WorkerSlot
 from tests.commands.test_cli import FAST, Process, launched, refused, refused_here
 
 PATIENCE_S = 60.0
@@ -196,7 +196,7 @@ async def test_workers_keep_their_port_from_others_until_their_supervisor_is_kil
 async def test_a_worker_that_fails_to_start_is_started_again_until_it_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("slipring.server.process.worker_restart._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("slipring.server.process.supervisor._FIRST_PAUSE_S", 0.01)
     good, bad = FAST[1], "magic"
     with reserve("127.0.0.1", 0) as reserved:
         config = Config(port=reserved.getsockname()[1], engine=good, workers=2)
@@ -207,7 +207,7 @@ async def test_a_worker_that_fails_to_start_is_started_again_until_it_serves(
             assigned.append(next(engines, good))
             return worker_messages.Assignment(dataclasses.replace(config, engine=assigned[-1]), {})
 
-        slot = WorkerSlot(0, assign, lambda suspicion: None, SlotObserver())
+        slot = WorkerSlot(0, assign, lambda suspicion: None, WorkersSource([], ""))
         slot.start()
         assert (await asyncio.wait_for(slot.serving, PATIENCE_S)).models == ("simulated",)
         assert slot._process is not None

@@ -14,7 +14,7 @@ from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.turn import Turn
 from slipring.server.background.runs import LiveRun
 from slipring.server.driver import Driver
-from slipring.server.transports.http_replies import JsonReply, SseReply
+from slipring.server.transports.http import JsonReply, SseReply
 from slipring.server.transports.websocket import WebSocketConnection
 from tests.harness import PuppetEngine, Running, serve
 from tests.server.raw import gone, until

@@ -1,13 +1,12 @@
 """Outputs of running tools over real sockets: what is read ahead, and what ends it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slipring.core.generation import Delta, Job, Prefill
+from slipring.core.generation import Emit, Job, Prefill
 from slipring.engines.simulated.engine import SimulatedEngine
 from slipring.engines.simulated.options import read_options
 from tests.harness import TERMINAL, WEATHER, Socket, serve
@@ -33,9 +32,9 @@ class Reader(SimulatedEngine):
         """Jobs that continue the context of another client."""
         self._holds = holds
 
-    def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         self.recognised += job.recognised
-        return super().generate(job)
+        await super().generate(job, emit)
 
     async def prefill(self, prefill: Prefill) -> int:
         self.running += 1

@@ -1,7 +1,6 @@
 """Turns, lanes, chains and errors over a WebSocket."""
 
 import json
-from collections.abc import AsyncGenerator
 from itertools import pairwise
 from typing import Any
 
@@ -13,11 +12,13 @@ from slipring.core.generation import (
     CallArguments,
     CallStarted,
     Delta,
+    Emit,
     Job,
     Refused,
     Text,
     Thought,
     ThoughtSummary,
+    deliver,
 )
 from slipring.core.limits import Limits
 from tests.harness import FAST, TERMINAL, WEATHER, Performance, PuppetEngine, Socket, serve
@@ -670,16 +671,16 @@ async def test_an_unexpected_exception_fails_the_response_without_its_text(
 class Unfinished(PuppetEngine):
     """Ends without a ``Finished``."""
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        yield [Text("and then")]
+    async def generate(self, job: Job, emit: Emit) -> None:
+        await deliver(emit, [Text("and then")])
 
 
 class Confused(PuppetEngine):
     """Emits arguments for a call that it has not started."""
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        yield []
-        yield [Text("Hm."), CallArguments("{}")]
+    async def generate(self, job: Job, emit: Emit) -> None:
+        await deliver(emit, [])
+        await deliver(emit, [Text("Hm."), CallArguments("{}")])
 
 
 @pytest.mark.parametrize("engine", [Unfinished, Confused])

@@ -32,8 +32,8 @@ from slipring.commands.inspection.sample_conversation import (
     SECOND_CALL,
     THOUGHTS,
     Answer,
+    AnsweredTurn,
     Refusal,
-    Step,
     Turn,
     control_names,
     converse,
@@ -305,7 +305,7 @@ def _reasons(model: Inspected, *, thinks: bool) -> Iterator[str | None]:
         yield str(refusal)
 
 
-def _steps(model: Inspected, renderer: Renderer, *, thinks: bool, loops: int) -> Iterator[Step]:
+def _steps(model: Inspected, renderer: Renderer, *, thinks: bool, loops: int) -> Iterator[AnsweredTurn]:
     """The sample conversation: a question, calls one after the other, an answer, another question."""
     thoughts, last_thoughts = (THOUGHTS, LAST_THOUGHTS) if thinks else ("", "")
     calls = (CALL, SECOND_CALL)[:loops] if _has_calls(renderer.output_format) else ()

@@ -89,7 +89,7 @@ class Emission(Struct, frozen=True):
     ids: list[int]
 
 
-class Step(Struct, frozen=True):
+class AnsweredTurn(Struct, frozen=True):
     """A turn that was rendered and answered."""
 
     job: Job
@@ -118,7 +118,7 @@ def output(call: Call) -> tuple[Item, ...]:
     return (_item("function_call_output", call_id=f"call_{call.index}", output=OUTPUT),)
 
 
-def converse(renderer: Renderer, turns: Sequence[Turn], settings: Settings) -> Iterator[Step]:
+def converse(renderer: Renderer, turns: Sequence[Turn], settings: Settings) -> Iterator[AnsweredTurn]:
     """Render a conversation turn by turn. Raises ``Refusal``."""
     parent: ResponseState | None = None
     for number, turn in enumerate(turns):
@@ -139,7 +139,7 @@ def converse(renderer: Renderer, turns: Sequence[Turn], settings: Settings) -> I
             raise Refusal(error.message) from None
         except KeyError as error:
             raise Refusal(f"the vocabulary has no control token {error.args[0]}") from None
-        yield Step(job, rendering, emission)
+        yield AnsweredTurn(job, rendering, emission)
         parent = ResponseState(
             response=new_response(
                 CreateRequest(), _HEAD, AUTO, settings, response_id=job.response_id, model=_MODEL.name, now=0
@@ -177,7 +177,7 @@ def emit(renderer: Renderer, prompt: Rendered, answer: Answer) -> Emission:
     return Emission("".join(piece.text for piece in pieces), ids + vocabulary.encode(text))
 
 
-def read_back(renderer: Renderer, step: Step) -> ReadAnswer:
+def read_back(renderer: Renderer, step: AnsweredTurn) -> ReadAnswer:
     """Parse an answer from the ids that the model emits."""
     decoder = TokenAnswer(step.job, step.rendering, renderer)
     deltas = decoder.take(Piece(step.emission.ids, step.emission.text, reason="stop"))

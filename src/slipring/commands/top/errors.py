@@ -9,7 +9,7 @@ class Unreachable(Exception):
     """The stream cannot be opened. The message names the URL and the reason."""
 
 
-class Refused(Unreachable):
+class StreamRefused(Unreachable):
     """The server has refused the admin key, or is not an admin listener: trying again does not help."""
 
 

@@ -17,7 +17,7 @@ from typing import Protocol, TextIO
 import msgspec
 
 from slipring.base.standard_streams import discard_output
-from slipring.commands.top.errors import Refused, StreamLost, Unreachable
+from slipring.commands.top.errors import StreamLost, StreamRefused, Unreachable
 from slipring.commands.top.options import TopOptions
 from slipring.commands.top.state import State, View
 from slipring.commands.top.stream import live_stream
@@ -147,7 +147,7 @@ async def watch(options: TopOptions, output: Output, *, first_pause_s: float = _
                     output.changed(state, message)
                     pause_s = first_pause_s
         except (StreamLost, Unreachable) as error:
-            if not was_open or isinstance(error, Refused):
+            if not was_open or isinstance(error, StreamRefused):
                 raise
             output.interrupted(f"reconnecting in {pause_s:g} s: {error}")
         await asyncio.sleep(pause_s)

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import ClientTimeout
 
 from slipring.base.connection_failures import reason
-from slipring.commands.top.errors import Refused, StreamLost, Unreachable
+from slipring.commands.top.errors import StreamLost, StreamRefused, Unreachable
 from slipring.commands.top.figures import visible
 from slipring.commands.top.options import KEY_VARIABLE, TopOptions
 from slipring.observation.live import Greeting, Message, decode
@@ -23,7 +23,7 @@ _NOT_A_LISTENER = "this is not the admin listener of a slipring server"
 
 
 class LiveStream:
-    """An open stream. Iterating never ends by itself: it raises ``StreamLost`` or ``Refused``."""
+    """An open stream. Iterating never ends by itself: it raises ``StreamLost`` or ``StreamRefused``."""
 
     def __init__(self, content: aiohttp.StreamReader, url: str) -> None:
         self._content = content
@@ -43,7 +43,7 @@ class LiveStream:
             return decode(self._lines.popleft())
         except msgspec.MsgspecError:
             problem = "the server sends no live stream that this version of slipring understands"
-            raise Refused(f"cannot watch {self._url}: {problem}") from None
+            raise StreamRefused(f"cannot watch {self._url}: {problem}") from None
 
     async def _read(self) -> None:
         """Take what has arrived. The reader's own ``readline`` refuses lines that its buffer cannot hold."""
@@ -68,7 +68,7 @@ class LiveStream:
 async def live_stream(options: TopOptions) -> AsyncIterator[tuple[Greeting, LiveStream]]:
     """Open the stream; yield its greeting, and the stream after it.
 
-    Raises ``Unreachable`` if it cannot be opened; ``Refused`` if trying again would not help.
+    Raises ``Unreachable`` if it cannot be opened; ``StreamRefused`` if trying again would not help.
     """
     headers = {"Authorization": f"Bearer {options.key}"} if options.key else {}
     timeout = ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_SILENCE_TIMEOUT_S)
@@ -85,7 +85,7 @@ async def live_stream(options: TopOptions) -> AsyncIterator[tuple[Greeting, Live
             except StreamLost as error:
                 raise Unreachable(f"cannot watch {options.url}: {error}") from None
             if not isinstance(greeting, Greeting):
-                raise Refused(f"cannot watch {options.url}: {_NOT_A_LISTENER}")
+                raise StreamRefused(f"cannot watch {options.url}: {_NOT_A_LISTENER}")
             yield greeting, stream
 
 
@@ -95,10 +95,10 @@ def _check_status(response: aiohttp.ClientResponse, options: TopOptions) -> None
         return
     if status == HTTPStatus.UNAUTHORIZED:
         problem = "the server refused the admin key" if options.key else "the server needs its admin key"
-        raise Refused(f"cannot watch {options.url}: {problem}; set {KEY_VARIABLE} to it")
+        raise StreamRefused(f"cannot watch {options.url}: {problem}; set {KEY_VARIABLE} to it")
     problem = f"the server answered {status} {visible(response.reason or '')}".rstrip()
     if status < HTTPStatus.BAD_REQUEST or status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
-        raise Refused(f"cannot watch {options.url}: {problem}; {_NOT_A_LISTENER}")
+        raise StreamRefused(f"cannot watch {options.url}: {problem}; {_NOT_A_LISTENER}")
     raise Unreachable(f"cannot watch {options.url}: {problem}")
 
 

@@ -39,7 +39,6 @@ class Head(Struct, frozen=True):
         )
 
     def is_of(self, request: CreateRequest) -> bool:
-        """Whether it is the head of a request."""
         return self.instructions == request.instructions and self.has_tools_of(request)
 
     def has_tools_of(self, request: CreateRequest) -> bool:

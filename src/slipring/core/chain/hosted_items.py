@@ -45,37 +45,24 @@ UNKNOWN_OUTCOME = "The call did not finish. Whether it had any effect is not kno
 
 def call_item(call_id: str, label: str, name: str, arguments: str, status: Status = "completed") -> Item:
     """A hosted call as a model wrote it. An ``incomplete`` one was broken off, and has no output."""
-    raw = wire.encode(
-        {
-            "type": "function_call",
-            "call_id": call_id,
-            "namespace": label,
-            "name": model_name(label, name),
-            "arguments": arguments,
-            "status": status,
-        }
-    )
-    return Item(type="function_call", raw=raw, call_id=call_id)
+    named = {"namespace": label, "name": model_name(label, name)}
+    return _function_call(call_id, **named, arguments=arguments, status=status)
 
 
 def builtin_call_item(call_id: str, kind: BuiltinKind, text: str) -> Item:
     """A call of a built-in tool as a model wrote it; ``text`` is the query, or the code."""
-    raw = wire.encode(
-        {
-            "type": "function_call",
-            "call_id": call_id,
-            "name": kind,
-            "arguments": wire.encode({FUNCTIONS[kind].argument: text}).decode(),
-            "status": "completed",
-        }
-    )
-    return Item(type="function_call", raw=raw, call_id=call_id)
+    arguments = wire.encode({FUNCTIONS[kind].argument: text}).decode()
+    return _function_call(call_id, name=kind, arguments=arguments, status="completed")
 
 
 def rejected_call_item(call_id: str, namespace: str | None, name: str, arguments: str) -> Item:
     """A call that is not made, as a model wrote it."""
     named = {"name": name} if namespace is None else {"namespace": namespace, "name": name}
-    raw = wire.encode({"type": "function_call", "call_id": call_id, **named, "arguments": arguments})
+    return _function_call(call_id, **named, arguments=arguments)
+
+
+def _function_call(call_id: str, **fields: str) -> Item:
+    raw = wire.encode({"type": "function_call", "call_id": call_id, **fields})
     return Item(type="function_call", raw=raw, call_id=call_id)
 
 
@@ -141,8 +128,6 @@ def _without_outputs(item: Item) -> Item:
 
 
 class _Opening:
-    """Opens one list of items."""
-
     def __init__(
         self, items: Sequence[Item], results: Mapping[str, str], outputs: Mapping[str, Item]
     ) -> None:

@@ -201,8 +201,7 @@ def _without_call(kind: str, call_id: str, index: int) -> InvalidRequest:
     """The error about an output that answers no call."""
     noun = _CALLS[CALL_OF_OUTPUT[kind]]
     return InvalidRequest(
-        f"No tool call found for {noun} output with call_id {call_id[:256]}.",
-        param=f"input[{index}].call_id",
+        f"No tool call found for {noun} output with call_id {call_id[:256]}.", param=f"input[{index}].call_id"
     )
 
 

@@ -1,4 +1,4 @@
-"""Contexts that tenants had here lately, by what they contain.
+"""Recognises a history that a client sends again: finds the context that an engine has processed for it.
 
 Many clients keep no ids: with every turn they send their whole history again. If its beginning is a context
 that an engine has processed for the same tenant, model and head, the engine can continue from there.
@@ -61,16 +61,7 @@ def start_key(model: str, head_digest: bytes) -> bytes:
 class KnownContext:
     """A context that an engine has processed."""
 
-    __slots__ = (
-        "answer_items",
-        "head",
-        "key",
-        "parent",
-        "position",
-        "response",
-        "root_id",
-        "size_bytes",
-    )
+    __slots__ = ("answer_items", "head", "key", "parent", "position", "response", "root_id", "size_bytes")
 
     def __init__(
         self,
@@ -135,7 +126,6 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
         return None
 
     def find(self, tenant: str, key: bytes) -> KnownContext | None:
-        """The known context with this key."""
         contexts = self._by_tenant.get(tenant)
         return contexts.get(key) if contexts is not None else None
 

@@ -417,7 +417,6 @@ class SharedScopes:
 
     @property
     def tenants(self) -> Mapping[str, Scope]:
-        """The scopes of tenants that have connected."""
         return self._tenants
 
     def of(self, tenant: str) -> tuple[Scope, Scope]:

@@ -1,7 +1,7 @@
 """The gate: holds back what an engine writes until the checks of a policy have passed it.
 
 It stands between the engine's deltas and the output of a turn. Deltas go in; those that are released come
-out, in the same order. The gate says which texts are to be inspected, and is told the verdicts. What it does
+out, in the same order. The gate returns the texts to inspect and takes the verdicts. What it does
 not release never becomes an event or a part of an item. It is pure, and belongs to one turn.
 
 What a turn emits besides, such as the result of a hosted call, is an emission: it waits for the verdicts
@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
+from slipring.core.checks.decisions import Decision, When, checks_of, decide
+from slipring.core.checks.inspected_answer import Beginning, InspectedAnswer
 from slipring.core.checks.item_texts import texts_in
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
-from slipring.core.checks.rulings import Ruling, When, checks_of, rule
 from slipring.core.checks.subjects import UPSTREAM_KINDS, call_text, upstream_subjects
-from slipring.core.checks.tracks import Beginning, Track
 from slipring.core.checks.verdicts import Kind, Side, Subject, Verdict
 from slipring.core.generation import (
     Annotated,
@@ -48,7 +48,7 @@ from slipring.protocol import wire
 from slipring.protocol.items import Item
 
 MOST_BYTES = 64 * 1024
-"""Past so many bytes that wait for a verdict, the engine is not asked for more."""
+"""While more bytes than this wait for a verdict, the driver does not pull the engine."""
 
 _KINDS: dict[type, Kind] = {
     Text: "answer",
@@ -124,11 +124,11 @@ class _UpstreamItem(Struct, eq=False):
         return len(raw)
 
 
-class _Asked(Struct, frozen=True):
-    """An inspection in flight: of the input, of what a track has asked for, or of something whole."""
+class _OpenInspection(Struct, frozen=True):
+    """An inspection in flight: of the input, of a part of the answer, or of something whole."""
 
     inspection: Inspection
-    track: Track | None = None
+    answer: InspectedAnswer | None = None
     owed: _Owed | None = None
     is_of_answer: bool = False
     """Whether the answer contains it."""
@@ -136,39 +136,18 @@ class _Asked(Struct, frozen=True):
     @property
     def holds(self) -> bool:
         """Whether no part of the answer is released before it has ended."""
-        return self.track is None and self.owed is None and self.inspection.when == "hold"
+        return self.answer is None and self.owed is None and self.inspection.when == "hold"
 
 
 class Gate:
     """The deltas of one turn that wait, and the inspections that they wait for."""
-
-    __slots__ = (
-        "_asked",
-        "_due",
-        "_emissions",
-        "_held",
-        "_held_bytes",
-        "_hold",
-        "_holds_items",
-        "_last_ticket",
-        "_most_bytes",
-        "_position",
-        "_stretch",
-        "_tracks",
-        "_upstream",
-        "context",
-        "policy",
-        "report",
-        "ruling",
-        "writes_json",
-    )
 
     def __init__(self, policy: Policy, *, most_bytes: int = MOST_BYTES) -> None:
         self.policy = policy
         self.context: tuple[str, ...] = ()
         """Texts before the answer, for checks that read them."""
         self.report = Report()
-        self.ruling: Ruling | None = None
+        self.decision: Decision | None = None
         """Why the turn must end; None while nothing is refused."""
         self.writes_json = False
         """Whether the text of the answer is JSON to its reader."""
@@ -179,8 +158,8 @@ class Gate:
         """The length of the answer so far: its characters, and one for the beginning of each call."""
         self._stretch: type | None = None
         """The type of the deltas that the current stretch of the answer consists of."""
-        hold, follow = Track(policy, "hold"), Track(policy, "follow")
-        self._tracks = [track for track in (hold, follow) if track.is_used]
+        hold, follow = InspectedAnswer(policy, "hold"), InspectedAnswer(policy, "follow")
+        self._answers = [answer for answer in (hold, follow) if answer.is_used]
         self._hold = hold if hold.is_used else None
         self._emissions: list[_Emission] = []
         self._upstream: dict[int | str, _UpstreamItem] = {}
@@ -189,7 +168,7 @@ class Gate:
         self._holds_items = any(checks_of(policy, each, "hold") for each in kinds)
         """Whether such items may have to wait."""
         self._due: list[Inspection] = []
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _OpenInspection] = {}
         self._last_ticket = 0
 
     @property
@@ -219,7 +198,7 @@ class Gate:
         wait for: the output of its turn is as large as it is."""
         if not self._asked:
             return False
-        return self._held_bytes + sum([track.pending for track in self._tracks]) >= self._most_bytes
+        return self._held_bytes + sum([answer.pending for answer in self._answers]) >= self._most_bytes
 
     def unanswered(self, *sides: Side) -> set[str]:
         """The checks that gave no answer about something on one of these sides, or have not given it yet."""
@@ -230,7 +209,7 @@ class Gate:
                     missing.update(check.name for check in checks_of(self.policy, subject, inspection.when))
         if "output" in sides:
             # An answer that is broken off ends within a window.
-            modes = {track.mode for track in self._tracks if track.frontier is not None}
+            modes = {answer.mode for answer in self._answers if answer.frontier is not None}
             missing.update(check.name for check in self.policy.checks if check.mode in modes)
         return missing
 
@@ -264,7 +243,7 @@ class Gate:
 
         Once the answer is cut, only its end is released; once it is blocked, nothing.
         """
-        if self.ruling is not None:
+        if self.decision is not None:
             return self._feed_refused(deltas)
         # Under checks that only follow, most deltas need not be held.
         passes = self._hold is None and not self._held and not self.holds_input
@@ -278,12 +257,16 @@ class Gate:
                 released.append(delta)
             else:
                 self._keep(delta, size_bytes, owed)
-        self._ask_tracks()
+        self._ask_next()
         return released + self._release() if self._held else released
 
     def _feed_refused(self, deltas: Iterable[Delta]) -> list[Delta]:
         for delta in deltas:
-            if self.ruling is not None and self.ruling.consequence == "cut" and isinstance(delta, Finished):
+            if (
+                self.decision is not None
+                and self.decision.consequence == "cut"
+                and isinstance(delta, Finished)
+            ):
                 self._keep(delta, 0)
         return self._release()
 
@@ -296,35 +279,35 @@ class Gate:
         if asked is None:
             return []
         inspection, passed = asked.inspection, 0
-        ruling: Ruling | None = None
+        decision: Decision | None = None
         for index, subject in enumerate(inspection.subjects):
             given = verdicts[index] if index < len(verdicts) else ()
             checks = checks_of(self.policy, subject, inspection.when)
             self.report.add(subject, checks, given)
-            ruling = rule(subject, checks, given)
-            if ruling is not None and ruling.stops:
+            decision = decide(subject, checks, given)
+            if decision is not None and decision.stops:
                 break
             passed += 1
-        if asked.track is not None:
-            asked.track.answered(passed)
+        if asked.answer is not None:
+            asked.answer.answered(passed)
         if asked.owed is not None:
             asked.owed.is_open = passed < len(inspection.subjects)
         if passed < len(inspection.subjects):
-            assert ruling is not None
-            self._stop(ruling)
-        self._ask_tracks()
+            assert decision is not None
+            self._stop(decision)
+        self._ask_next()
         return self._release()
 
     def _inspect(self, delta: Delta) -> int:
-        """Let the tracks see a delta; returns its size in bytes."""
+        """Show a delta to the checks; returns its size in bytes."""
         kind = type(delta)
         if kind is not self._stretch or kind is CallStarted:
             self._begin_or_end(delta)
         if isinstance(delta, _WITH_TEXT):
             text = delta.text
             self._position += len(text)
-            for track in self._tracks:
-                track.grow(text, self._position)
+            for answer in self._answers:
+                answer.grow(text, self._position)
             return _size(text)
         return 0
 
@@ -369,8 +352,8 @@ class Gate:
         of_stretch = _KINDS.get(type(delta))
         if isinstance(delta, CallEnded | Finished) or of_stretch is not None:
             self._stretch = None
-            for track in self._tracks:
-                track.close()
+            for answer in self._answers:
+                answer.close()
         if of_stretch is None:
             return
         self._stretch = type(delta)
@@ -380,9 +363,9 @@ class Gate:
             self._position += 1
         else:
             begun = Beginning(of_stretch, self._position, self.writes_json and isinstance(delta, Text))
-        for track in self._tracks:
-            track.begin(begun)
-            track.grow("", self._position)
+        for answer in self._answers:
+            answer.begin(begun)
+            answer.grow("", self._position)
 
     def _keep(self, delta: Delta, size_bytes: int, owed: _Owed | None = None) -> None:
         self._held.append(_Held(delta, self._position, size_bytes, owed))
@@ -392,20 +375,20 @@ class Gate:
         self,
         subjects: tuple[Subject, ...],
         when: When,
-        track: Track | None = None,
+        answer: InspectedAnswer | None = None,
         owed: _Owed | None = None,
         *,
         is_of_answer: bool = False,
     ) -> None:
         self._last_ticket += 1
         inspection = Inspection(self._last_ticket, subjects, self.policy, when)
-        self._asked[inspection.ticket] = _Asked(inspection, track, owed, is_of_answer)
+        self._asked[inspection.ticket] = _OpenInspection(inspection, answer, owed, is_of_answer)
         self._due.append(inspection)
 
-    def _ask_tracks(self) -> None:
-        for track in self._tracks:
-            if track.has_due:
-                self._ask(tuple(track.ask(self.context)), track.mode, track, is_of_answer=True)
+    def _ask_next(self) -> None:
+        for answer in self._answers:
+            if answer.has_due:
+                self._ask(tuple(answer.ask(self.context)), answer.mode, answer, is_of_answer=True)
 
     def _release(self) -> list[Delta]:
         """Take the deltas that may be released from the queue."""
@@ -432,10 +415,10 @@ class Gate:
             self._held_bytes -= taken[-1].size_bytes
         return taken
 
-    def _stop(self, ruling: Ruling) -> None:
+    def _stop(self, decision: Decision) -> None:
         """Refuse what has not passed. After a cut, what has passed still waits for the input."""
-        self.ruling = ruling
-        is_cut = ruling.consequence == "cut"
+        self.decision = decision
+        is_cut = decision.consequence == "cut"
         passed = self._take_passed() if is_cut else []
         end = [held for held in self._held if is_cut and isinstance(held.delta, Finished)]
         self._held = deque([*passed, *end])
@@ -446,7 +429,7 @@ class Gate:
             ticket: asked for ticket, asked in self._asked.items() if is_cut and not asked.is_of_answer
         }
         self._due = [inspection for inspection in self._due if inspection.ticket in self._asked]
-        self._tracks, self._hold = [], None
+        self._answers, self._hold = [], None
 
 
 def _is_open(owed: _Owed | None) -> bool:

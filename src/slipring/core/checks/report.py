@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from slipring.core.checks.decisions import answer_of
 from slipring.core.checks.node_verdicts import Finding
 from slipring.core.checks.policies import Check, Policy
-from slipring.core.checks.rulings import answer_of
 from slipring.core.checks.verdicts import Side, Subject, Verdict
 from slipring.protocol.responses import ResponseModeration, ResponseModerationError, ResponseModerationResult
 
@@ -69,7 +69,6 @@ class Report:
         """By check: how many items of the input were withheld."""
 
     def add(self, subject: Subject, checks: Iterable[Check], verdicts: Sequence[Verdict]) -> None:
-        """Note the verdicts of these checks about a subject."""
         for check in checks:
             verdict = answer_of(check, verdicts)
             (self._input if subject.side == "input" else self._output).add(verdict)
@@ -99,5 +98,4 @@ class Report:
         return {check for side in sides for check in by_side[side].failed}
 
     def moderation(self, policy: Policy) -> ResponseModeration:
-        """The report as the API has it."""
         return ResponseModeration(self._input.result(policy), self._output.result(policy))

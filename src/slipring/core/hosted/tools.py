@@ -14,13 +14,7 @@ from slipring.base.errors import ApiError, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, with_builtins
 from slipring.protocol.hosted.mcp_items import CallError
-from slipring.protocol.hosted.mcp_tools import (
-    ListedTool,
-    McpTool,
-    model_name,
-    respelled,
-    with_servers,
-)
+from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, model_name, respelled, with_servers
 
 
 class ResolvedServer(Struct, frozen=True, eq=False):
@@ -169,8 +163,7 @@ def compose(
     listed_tools = [each for tools in offered.values() for each in tools]
     kinds = {index: tool.builtin.kind for index, tool in builtins.items() if tool.builtin is not None}
     return Offered(
-        HostedTools([*listed_tools, *builtins.values()]),
-        with_servers(with_builtins(sent, kinds), kept),
+        HostedTools([*listed_tools, *builtins.values()]), with_servers(with_builtins(sent, kinds), kept)
     )
 
 

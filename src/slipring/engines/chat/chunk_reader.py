@@ -16,7 +16,7 @@ _OTHER_ERRORS = (b"[{", b'"')
 """How errors begin that are no object: a list of objects, a text."""
 
 
-class _Outline(Struct):
+class _BareError(Struct):
     """What a payload without choices may be: an error that is not in a field of its own."""
 
     object: Any = None
@@ -31,7 +31,7 @@ class _Outline(Struct):
 
 
 _chunk = msgspec.json.Decoder(Chunk)
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_BareError)
 
 
 def _is_error(payload: bytes) -> bool:

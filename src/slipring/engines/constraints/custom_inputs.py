@@ -5,11 +5,8 @@ input cannot match the grammar of its tool.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from functools import partial
-
-from msgspec import structs
 
 from slipring.base.errors import ServerError
 from slipring.core.generation import (
@@ -19,9 +16,11 @@ from slipring.core.generation import (
     CallEnded,
     CallStarted,
     Delta,
+    Emit,
     Finished,
     Job,
     Prefilled,
+    deliver,
 )
 from slipring.engines.base import Engine
 from slipring.engines.constraints.grammar_matcher import TextMatcher
@@ -35,8 +34,8 @@ _MATCHED_CHARS = 500
 """Characters that are matched at once before the event loop runs other tasks."""
 
 
-def generate(engine: Engine, job: Job) -> AsyncGenerator[list[Delta], None]:
-    """Run a job and check its inputs; a job without grammars goes straight to the engine.
+async def generate(engine: Engine, job: Job, emit: Emit) -> None:
+    """Run a job and check its inputs; the deltas of a job without grammars are emitted as they are.
 
     Raises ``ServerError`` if the model's input for a custom tool does not match the tool's grammar.
     """
@@ -45,28 +44,40 @@ def generate(engine: Engine, job: Job) -> AsyncGenerator[list[Delta], None]:
         for tool in job.offer.tools
         if (grammar := tool.grammar) is not None
     }
-    if not job.generate or not grammars:
-        return engine.generate(job)
-    return _checked(engine, job, grammars)
+    if job.generate and grammars:
+        emit = _Checks(grammars, partial(engine.compiler.text_matcher, job.tenant), emit).emit
+    await engine.generate(job, emit)
 
 
-async def _checked(engine: Engine, job: Job, grammars: Grammars) -> AsyncGenerator[list[Delta], None]:
-    checked: _CheckedCall | None = None
-    open_matcher = partial(engine.compiler.text_matcher, job.tenant)
-    async with aclosing(engine.generate(structs.replace(job, emit=None))) as batches:
-        async for deltas in batches:
-            for index, delta in enumerate(deltas):
-                if type(delta) in _NO_OUTPUT:
-                    continue
-                if checked is not None and not await checked.accepts(delta):
-                    if index:
-                        yield deltas[:index]
-                    raise ServerError(
-                        f"The model's input does not fit the grammar of the tool '{checked.name}'."
-                    )
-                if not isinstance(delta, CallArguments):
-                    checked = _opened(delta, grammars, open_matcher)
-            yield deltas
+class _Checks:
+    """Emits the deltas of a job after checking the calls among them."""
+
+    def __init__(
+        self, grammars: Grammars, open_matcher: Callable[[Grammar], Awaitable[TextMatcher]], emit: Emit
+    ) -> None:
+        self._grammars = grammars
+        self._open_matcher = open_matcher
+        self._emit = emit
+        self._call: _CheckedCall | None = None
+        """The call that is being written, if its tool has a grammar."""
+
+    def emit(self, deltas: list[Delta]) -> Awaitable[None] | None:
+        if self._call is None and not any(type(delta) is CallStarted for delta in deltas):
+            return self._emit(deltas)
+        return self._emit_checked(deltas)
+
+    async def _emit_checked(self, deltas: list[Delta]) -> None:
+        for index, delta in enumerate(deltas):
+            if type(delta) in _NO_OUTPUT:
+                continue
+            call = self._call
+            if call is not None and not await call.accepts(delta):
+                if index:
+                    await deliver(self._emit, deltas[:index])
+                raise ServerError(f"The model's input does not fit the grammar of the tool '{call.name}'.")
+            if not isinstance(delta, CallArguments):
+                self._call = _opened(delta, self._grammars, self._open_matcher)
+        await deliver(self._emit, deltas)
 
 
 class _CheckedCall:

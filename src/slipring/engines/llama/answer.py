@@ -5,9 +5,11 @@ The other ids are recovered from the character's bytes. If that fails, the answe
 next turn is rendered from its items.
 """
 
-from slipring.base.errors import ServerError
-from slipring.core.generation import Delta, Finished, Job, Prefilled
-from slipring.engines.llama.api import Chunk, Timings
+from slipring.base.errors import ApiError, ServerError
+from slipring.core.generation import Delta, Emit, Finished, Job, Prefilled
+from slipring.engines.llama.api import Chunk, Host, Timings, read_chunk
+from slipring.engines.llama.slots import Slot
+from slipring.engines.remote.answer_reader import AnswerReader, CutOff
 from slipring.engines.tokens.token_answer import OutputDecoder
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 
@@ -126,3 +128,45 @@ class LlamaAnswer:
         vocabulary = self._renderer.vocabulary
         before = vocabulary.spell(chunk.content.encode(), hidden, chunk.tokens)
         return None if before is None else [*before, *chunk.tokens]
+
+
+class LlamaReader(AnswerReader[bytes]):
+    """Reads the completion that llama.cpp generates in a slot."""
+
+    def __init__(self, job: Job, answer: LlamaAnswer, slot: Slot, host: Host, emit: Emit) -> None:
+        super().__init__(job, emit)
+        self._answer = answer
+        self._slot = slot
+        self._host = host
+        self._tenant = job.tenant
+
+    def read(self, batch: list[bytes]) -> tuple[list[Delta], Exception | None]:
+        answer, slot, deltas = self._answer, self._slot, list[Delta]()
+        try:
+            for payload in batch:
+                chunk = read_chunk(payload)
+                slot.tenant = self._tenant  # the engine has begun: other tenants' tokens are dropped
+                if self._host.rejects_grammar(slot.number):
+                    raise ServerError("The engine does not enforce the grammar of this answer.")
+                if answer.ends_before(chunk):
+                    return deltas, CutOff()
+                deltas += answer.take(chunk)
+        except ApiError as fault:
+            return deltas, fault
+        return deltas, None
+
+
+class PrefillReader:
+    """Reads a completion without an answer. Implements ``answer_reader.Consumer``."""
+
+    has_ended = False
+    fault: Exception | None = None
+
+    def __init__(self, slot: Slot, tenant: str) -> None:
+        self._slot = slot
+        self._tenant = tenant
+
+    def take(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            read_chunk(payload)
+            self._slot.tenant = self._tenant  # the engine has begun: other tenants' tokens are dropped

@@ -1,13 +1,14 @@
 """A client for llama-server's native API: completions by token ids, and slots as files."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from slipring.base.errors import InvalidRequest, RateLimited, ServerError, Unavailable
+from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
+from slipring.engines.remote.answer_reader import Consumer
 from slipring.engines.remote.http_client import (
     BadStatus,
     ConnectTimedOut,
@@ -151,16 +152,10 @@ class Api:
         await self._completions.close()
         await self.queries.close()
 
-    async def complete(self, body: bytes) -> AsyncGenerator[Chunk, None]:
-        """Stream a completion. Closing the generator cancels it."""
+    async def complete(self, body: bytes, consumer: Consumer[bytes]) -> None:
+        """Stream a completion, whose payloads are read by ``read_chunk``. Cancelling this cancels it."""
         with self._api_errors():
-            async with self._completions.events("/completion", [body], idle_s=_unbounded) as batches:
-                async for payloads in batches:
-                    for payload in payloads:
-                        chunk = _chunk.decode(payload)
-                        if chunk.error is not None:
-                            raise _explain(chunk.error.code, chunk.error)
-                        yield chunk
+            await self._completions.stream("/completion", [body], None, consumer, idle_s=_unbounded)
 
     async def save_slot(self, slot: int, name: str) -> int:
         """Write a slot's KV to a file of the server; returns its size in bytes."""
@@ -192,6 +187,17 @@ class Api:
             raise ServerError("The engine's answer cannot be read.") from error
 
 
+def read_chunk(payload: bytes) -> Chunk:
+    """Parse a payload of a completion. Raises the error that it reports."""
+    try:
+        chunk = _chunk.decode(payload)
+    except _UNREADABLE as error:
+        raise ServerError("The engine's answer cannot be read.") from error
+    if chunk.error is not None:
+        raise _explain(chunk.error.code, chunk.error)
+    return chunk
+
+
 def _read_fault(body: bytes) -> _Fault | None:
     try:
         return _failure.decode(body).error
@@ -199,7 +205,7 @@ def _read_fault(body: bytes) -> _Fault | None:
         return None
 
 
-def _explain(status: int, fault: _Fault | None) -> Exception:
+def _explain(status: int, fault: _Fault | None) -> ApiError:
     """The error to send to API clients for an error of the server. Its messages contain no details of the
     machine that it runs on, so clients may see them."""
     if fault is None:

@@ -6,20 +6,20 @@ that only the new tokens of a continuation are prefilled. ``cached_tokens`` is w
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
 from msgspec import Raw, structs
 
-from slipring.base.errors import PermissionDenied, ServerError
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model, Prefill
+from slipring.base.errors import PermissionDenied
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Emit, Job, Model, Prefill, deliver
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.constraints.answer_grammar import constrains_calls, grammar_of
 from slipring.engines.llama import models
-from slipring.engines.llama.answer import LlamaAnswer
+from slipring.engines.llama.answer import LlamaAnswer, LlamaReader, PrefillReader
 from slipring.engines.llama.api import Api, Host
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.remote import External
@@ -28,6 +28,7 @@ from slipring.engines.llama.saved_contexts import SavedContexts
 from slipring.engines.llama.sharing import EmbeddedOwner
 from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
 from slipring.engines.remote.admission_and_retries import JobQueue
+from slipring.engines.remote.answer_reader import CutOff
 from slipring.engines.sharing import Borrowed, Share
 from slipring.engines.tokens.job_rendering import count, foresee, position_of, prefetch, render
 from slipring.observation import live
@@ -135,7 +136,7 @@ class LlamaEngine(Engine):
         await self._api.close()
         await self._host.close()
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         if self.serves_one_tenant:
             self._refuse_second_tenant(job.tenant)
         self._queue.require_room(job.tenant)
@@ -143,19 +144,13 @@ class LlamaEngine(Engine):
         constraint = await self._constraint(job, rendering)
         async with self._summaries if job.is_summary else nullcontext():
             with self._queue.ticket(job.tenant) as ticket:
-                yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
+                accepted = Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)
+                await deliver(emit, [accepted])
                 await ticket.turn()
                 await self._queue.spare_ended()  # the slot of a prefill can be copied, or used, once free
-                last: list[Delta] = []
-                async with aclosing(self._answer(job, rendering, constraint)) as batches:
-                    async for deltas in batches:
-                        if (
-                            type(deltas[-1]) is Finished
-                        ):  # an ``isinstance`` that fails takes ten times as long
-                            last = deltas
-                        else:
-                            yield deltas
-        yield last  # after slot and ticket are given back: a slow reader must not hold up other jobs
+                last = await self._answer(job, rendering, constraint, emit)
+        # After slot and ticket are given back: a slow reader must not hold up other jobs.
+        await deliver(emit, last)
 
     def _refuse_second_tenant(self, tenant: str) -> None:
         """Serve the first tenant only: keys of others may have been created since the start."""
@@ -206,15 +201,13 @@ class LlamaEngine(Engine):
                 n_predict=0,
             )
             slot.mark_uncertain(job.tenant, before if slot.tenant == job.tenant else None)
-            async with aclosing(self._api.complete(body)) as chunks:
-                async for _ in chunks:
-                    slot.tenant = job.tenant  # the engine has begun: all other tenants' tokens are dropped
+            await self._api.complete(body, PrefillReader(slot, job.tenant))
             slot.record(after, job.tenant)
 
     async def _answer(
-        self, job: Job, rendering: Rendering, constraint: dict[str, object]
-    ) -> AsyncGenerator[list[Delta], None]:
-        """Acquire a slot and stream the deltas of the answer that llama.cpp generates in it."""
+        self, job: Job, rendering: Rendering, constraint: dict[str, object], emit: Emit
+    ) -> list[Delta]:
+        """Acquire a slot and emit the answer that llama.cpp generates in it. Returns the last deltas."""
         sent = rendering.prompt if job.generate else rendering.context
         room = self.model.context - sent.total
         limit = min(job.settings.max_output_tokens or room, room) if job.generate else 0
@@ -225,7 +218,7 @@ class LlamaEngine(Engine):
             request = SlotRequest(job.tenant, sent, parent, job.fork)
         async with self._slots.acquire(request) as slot:
             slot.response_id = job.response_id
-            yield [Begun()]
+            await deliver(emit, [Begun()])
             body = completion_body(
                 sent,
                 job.settings,
@@ -242,15 +235,8 @@ class LlamaEngine(Engine):
             trusted = "grammar" in constraint and constrains_calls(job)
             answer = LlamaAnswer(job, rendering, self.renderer, limit, trusted=trusted)
             try:
-                async with aclosing(self._api.complete(body)) as chunks:
-                    async for chunk in chunks:
-                        slot.tenant = job.tenant  # the engine has begun: other tenants' tokens are dropped
-                        if self._host.rejects_grammar(slot.number):
-                            raise ServerError("The engine does not enforce the grammar of this answer.")
-                        if answer.ends_before(chunk):
-                            break
-                        if deltas := answer.take(chunk):
-                            yield deltas
+                with suppress(CutOff):
+                    await self._api.complete(body, LlamaReader(job, answer, slot, self._host, emit))
                 last, context = answer.finish()
             except BaseException:
                 # Clients repeat what they gave up, as Codex does with its warmup: they find the tokens again.
@@ -258,7 +244,7 @@ class LlamaEngine(Engine):
                     slot.context = sent.first(answer.prefilled)
                 raise
             slot.record(context or sent, job.tenant)
-        yield last
+        return last
 
     async def _constraint(self, job: Job, rendering: Rendering) -> dict[str, object]:
         """The field of the request that constrains the answer; empty if it is unconstrained."""

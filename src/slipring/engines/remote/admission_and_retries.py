@@ -4,8 +4,8 @@
   refused. A tenant that fills the queue does not keep others out of it: its latest jobs make room for theirs.
 - After several failures in a row of a model its jobs are refused at once, and the engine is probed until it
   answers.
-- An attempt that fails before its first batch is repeated, after a pause with jitter, or the pause that the
-  server asks for. After the first batch nothing is repeated: the client has read it.
+- An attempt that fails before its answer begins is repeated, after a pause with jitter, or the pause that the
+  server asks for. After that nothing is repeated: the client has read the beginning.
 """
 
 import asyncio
@@ -13,28 +13,30 @@ import contextlib
 import logging
 import random
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from msgspec import structs
 
 from slipring.base.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable, forget_frames
+from slipring.core.generation import Accepted, Begun, Emit, deliver
 from slipring.engines.options import option
 from slipring.observation import live
 
 log = logging.getLogger("slipring")
 
-T = TypeVar("T")
 Probe = Callable[[], Awaitable[None]]
+Attempt = Callable[[Callable[[], None]], Awaitable[None]]
+"""Asks for an answer once and emits it. Calls its argument as soon as the answer has begun."""
 _LONGEST_PAUSE_S = 60.0
 _LONGEST_RETRY_S = 10.0
 """A server that asks for a longer pause is not tried again: the client is given its `Retry-After`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class AdmissionPolicy:
     """The options of admission, which all engines in front of servers share."""
 
     max_jobs: int = option(64, "jobs that run at once", least=1)
@@ -57,43 +59,6 @@ class Retryable(Unavailable):
 
 class RequestFailed(Retryable):
     """The engine answered with a failure of this one request. Does not count towards closing the gate."""
-
-
-class BegunStream(Generic[T]):
-    """An async generator whose first item has been read already; iterating yields that item, then the rest.
-
-    It adds no generator of its own in front of the one it holds. Close it as you would close the generator.
-    """
-
-    __slots__ = ("_first", "_items")
-
-    def __init__(self, items: AsyncGenerator[T, None], first: list[T]) -> None:
-        self._items = items
-        self._first = first
-
-    @classmethod
-    async def begin(cls, items: AsyncGenerator[T, None]) -> "BegunStream[T]":
-        """Read the first item. Raises what the generator raises instead of it."""
-        try:
-            return cls(items, [await anext(items)])
-        except StopAsyncIteration:
-            return cls(items, [])
-        except BaseException:
-            await items.aclose()
-            raise
-
-    def __aiter__(self) -> "BegunStream[T]":
-        return self
-
-    def __anext__(self) -> Awaitable[T]:
-        return _completed(self._first.pop()) if self._first else anext(self._items)
-
-    async def aclose(self) -> None:
-        await self._items.aclose()
-
-
-async def _completed(item: T) -> T:
-    return item
 
 
 class JobQueue:
@@ -240,7 +205,7 @@ class Breaker:
     """Counts the failures in a row of one model. After several, its jobs are refused at once, and the engine
     is probed until it answers."""
 
-    def __init__(self, name: str, policy: Policy, probe: Probe) -> None:
+    def __init__(self, name: str, policy: AdmissionPolicy, probe: Probe) -> None:
         self._name = name
         self._policy = policy
         self._probe = probe
@@ -293,10 +258,10 @@ class Breaker:
             return
 
 
-class Gate(JobQueue):
+class Admission(JobQueue):
     """Admission to an engine that can fail: a job queue, retries, and refusal while a model is down."""
 
-    def __init__(self, name: str, policy: Policy, probe: Probe) -> None:
+    def __init__(self, name: str, policy: AdmissionPolicy, probe: Probe) -> None:
         """``probe`` returns if the engine answers and raises otherwise; ``name`` is for logs and health."""
         super().__init__(policy.max_jobs, policy.max_waiting)
         self._name = name
@@ -333,20 +298,25 @@ class Gate(JobQueue):
         with self.ticket(tenant) as ticket:
             yield ticket
 
-    async def begin(
-        self, attempt: Callable[[], Awaitable[BegunStream[T]]], model: str = ""
-    ) -> BegunStream[T]:
-        """Begin an answer: call ``attempt`` until one succeeds, fails for good, or no retry is left."""
+    async def run(self, attempt: Attempt, model: str = "") -> None:
+        """Run an answer: call ``attempt`` until an answer begins, one fails for good, or no retry is left."""
         policy, breaker = self._policy, self._breaker(model)
         retries = policy.retries
         while True:
+            start = _Start(breaker)
             try:
-                async with asyncio.timeout(policy.first_token_timeout_s):
-                    answer = await attempt()
+                async with asyncio.timeout(policy.first_token_timeout_s) as start.limit:
+                    await attempt(start.begin)
+                    start.begin()
+                    return
             except TimeoutError:
+                if start.has_begun:
+                    raise
                 breaker.failed()
                 raise ServerError("The engine did not begin its answer in time.") from None
             except Retryable as error:
+                if start.has_begun:
+                    raise
                 if not isinstance(error, RequestFailed):
                     breaker.failed()
                 pause_s = _jittered(0.1 * 2 ** (policy.retries - retries))
@@ -356,11 +326,10 @@ class Gate(JobQueue):
                     raise
                 log.info("%s: %s; trying again", self._name, error.detail or error.message)
                 forget_frames(error)
-                await asyncio.sleep(pause_s)
-                retries -= 1
-            else:
-                breaker.succeeded()
-                return answer
+            finally:
+                start.limit = None  # it refers to the task, whose exception refers to this frame
+            await asyncio.sleep(pause_s)
+            retries -= 1
 
     def _breaker(self, model: str) -> Breaker:
         breaker = self._breakers.get(model)
@@ -368,6 +337,24 @@ class Gate(JobQueue):
             name = f"{self._name} ({model})" if model else self._name
             breaker = self._breakers[model] = Breaker(name, self._policy, self._probe)
         return breaker
+
+
+class _Start:
+    """The beginning of an attempt, which is bounded in time."""
+
+    __slots__ = ("_breaker", "has_begun", "limit")
+
+    def __init__(self, breaker: Breaker) -> None:
+        self._breaker = breaker
+        self.has_begun = False
+        self.limit: asyncio.Timeout | None = None
+
+    def begin(self) -> None:
+        """The answer has begun, if it had not: the engine works."""
+        if not self.has_begun and self.limit is not None and not self.limit.expired():
+            self.has_begun = True
+            self.limit.reschedule(None)
+            self._breaker.succeeded()
 
 
 class Ticket:
@@ -384,6 +371,16 @@ class Ticket:
     def has_to_wait(self) -> bool:
         """Whether the job may not run yet."""
         return self._turn is not None and not self._turn.done()
+
+    async def begin(self, accepted: Accepted, emit: Emit) -> None:
+        """Emit that the job is accepted, wait until it may run, and emit that it runs. Raises ``RateLimited``
+        if another tenant gets its place."""
+        if self.has_to_wait:
+            await deliver(emit, [accepted])
+            await self.turn()
+            await deliver(emit, [Begun()])
+        else:
+            await deliver(emit, [accepted, Begun()])
 
     async def turn(self) -> None:
         """Wait until the job may run. Raises ``RateLimited`` if another tenant gets its place."""

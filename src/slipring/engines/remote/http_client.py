@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from http.client import responses
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
@@ -30,6 +31,8 @@ from slipring.base.aiohttp_internals import (
 )
 from slipring.base.connection_failures import reason
 from slipring.base.surrogates import repaired
+from slipring.engines.remote.answer_reader import Consumer, raise_fault
+from slipring.engines.remote.silence import Patience, Silence
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
@@ -45,7 +48,6 @@ _LONGEST_ERROR = 2**16
 """Bytes of an error's body that are read: enough for any message."""
 _LAST_BYTES_S = 1.0
 _ERROR_BODY_S = 5.0
-_LOOK_S = 1.0
 _QUERY_TIMEOUT_S = 30.0
 _DONE = b"[DONE]"
 _MOST_ADDRESSES = 16
@@ -54,10 +56,6 @@ _PAYLOAD = re.compile(rb"^(?:(?:data|error):|(?={))(.*)", re.MULTILINE)
 """The data of events, and errors that servers write as a field of its own, or as a bare line of JSON."""
 Answer = aiohttp.ClientResponse | PostedAnswer
 A = TypeVar("A", aiohttp.ClientResponse, PostedAnswer, Answer)
-Patience = Callable[[], float | None]
-"""Returns how many seconds of silence a stream may have; None: any number."""
-Take = Callable[[list[bytes]], Awaitable[None] | None]
-"""Takes a batch of payloads. Returns an awaitable if the next batch has to wait."""
 
 
 class HttpFailure(Exception):
@@ -278,22 +276,22 @@ class HttpClient:
             async with self.session.get(self.url + path) as answer:
                 return answer.status
 
-    def events(
+    async def stream(
         self,
         path: str,
         pieces: Sequence[bytes],
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None,
+        consumer: Consumer[bytes],
         *,
         idle_s: Patience,
-        is_over: Callable[[], bool] | None = None,
-    ) -> "EventStream":
-        """POST a body and read the server-sent events that answer it.
+    ) -> None:
+        """POST a body and give the server-sent events that answer it to ``consumer``, until the stream ends
+        or the consumer has enough. Cancelling it cancels the request.
 
-        ``idle_s`` bounds the silence between two reads, not before the first. ``is_over`` tells after each
-        batch whether the answer is complete, for servers that do not send ``[DONE]``.
+        ``idle_s`` bounds the silence between two reads, not before the first.
         """
-
-        return EventStream(lambda: self._post(path, pieces, headers), idle_s, is_over, self._drain)
+        async with EventStream(lambda: self._post(path, pieces, headers), idle_s, self._drain) as events:
+            await events.read(consumer)
 
     async def _post(self, path: str, pieces: Sequence[bytes], headers: Mapping[str, str] | None) -> Answer:
         """POST a body, small ones by the shortest way."""
@@ -348,7 +346,7 @@ class HttpClient:
 
 
 class EventStream:
-    """An answer as batches of payloads: a batch holds what one read brought and is never empty.
+    """An answer that consists of server-sent events.
 
     To be entered with ``async with``, which sends the request. Leaving before the end cancels it.
     """
@@ -357,12 +355,10 @@ class EventStream:
         self,
         post: Callable[[], Awaitable[Answer]],
         idle_s: Patience,
-        is_over: Callable[[], bool] | None,
         drain: Callable[[Answer], None],
     ) -> None:
         self._post = post
         self._idle_s = idle_s
-        self._is_over = is_over
         self._drain = drain
         self._is_held = False
         """Whether the answer is to be released here."""
@@ -393,7 +389,7 @@ class EventStream:
             raise _failure(error) from error
         self._is_held = True
         self._content = PieceReader.adopt(answer.content)
-        self._silence = _Silence(answer.content, self._idle_s)
+        self._silence = Silence(partial(fail_read, answer.content, TimeoutError("silence")), self._idle_s)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -401,75 +397,53 @@ class EventStream:
         if self._is_held:
             self._answer.release()
 
-    def __aiter__(self) -> "EventStream":
-        return self
-
-    async def __anext__(self) -> list[bytes]:
-        # Hot path: runs once per token of every answer.
-        if self._whole:
-            whole, self._whole = self._whole, []
-            return whole
-        read, silence = self._content.read_pieces, self._silence
-        try:
-            while not self._is_complete():
-                if self._has_read:
-                    silence.begins()
-                chunk = await read()
-                self._has_read = True
-                silence.since = None
-                self._at_end = not chunk
-                if found := self._payloads.take(chunk or b"\n"):  # the last line need not end
-                    return found
-        except _FAILURES as error:
-            raise _failure(error) from error
-        raise StopAsyncIteration
-
-    async def pump(self, take: Take) -> None:
-        """Read the rest of the answer, after its first batch, and call ``take`` with each batch as soon as it
-        has arrived, before the event loop does anything else. What ``take`` returns is awaited before the
-        next call. Raises what ``take`` raises."""
-        silence, splitter, is_over = self._silence, self._payloads, self._is_over or _never
-        clock, read_payloads = silence.clock, splitter.take
-        waiting: Awaitable[None] | None = None
+    async def read(self, consumer: Consumer[bytes]) -> None:
+        """Read the answer to its end, and give each batch to ``consumer`` as soon as it has arrived, before
+        the event loop does anything else."""
+        content, silence, splitter = self._content, self._silence, self._payloads
+        clock, split, take = silence.clock, splitter.take, consumer.take
+        waiting = take(self._whole) if self._whole else None
 
         def push(chunk: bytes) -> bool:
             # Hot path: runs once per token of every answer.
             nonlocal waiting
             silence.since = clock()
-            if payloads := read_payloads(chunk):
+            if not self._has_read:
+                self._has_read = True
+                silence.begins()
+            if payloads := split(chunk):
                 waiting = take(payloads)
-            return waiting is None and not splitter.ended and not is_over()
+            return waiting is None and not splitter.ended and not consumer.has_ended
 
-        while not self._is_complete():
-            silence.begins()
-            try:
-                await self._content.push_pieces(push)
-            except _FAILURES as error:
-                raise _failure(error) from error
-            silence.since = None
-            if waiting is None:
-                payloads = await anext(self, None)  # what was not pushed: it has arrived already, or the end
-                if payloads is None:
-                    return
-                waiting = take(payloads)
+        while True:
             if waiting is not None:
                 await waiting
                 waiting = None
+            if consumer.fault is not None:
+                raise_fault(consumer)
+            if self._is_complete(consumer):
+                return
+            if self._has_read:
+                silence.begins()
+            with _failures():
+                await content.push_pieces(push)
+                if waiting is None and not self._is_complete(consumer):
+                    # What was not pushed: it has arrived already, or is the end.
+                    chunk = await content.read_pieces()
+                    self._at_end = not chunk
+                    push(chunk or b"\n")  # the last line need not end
+            silence.since = None
 
-    def _is_complete(self) -> bool:
+    def _is_complete(self, consumer: Consumer[bytes]) -> bool:
         if self._at_end:
-            return not self._whole
-        if not self._payloads.ended and not (self._is_over is not None and self._is_over()):
+            return True
+        if not self._payloads.ended and not consumer.has_ended:
             return False
         self._at_end = True
-        if not self._content.at_eof():
+        if consumer.fault is None and not self._content.at_eof():
             self._is_held = False
             self._drain(self._answer)
         return True
-
-
-def _never() -> bool:
-    return False
 
 
 class _Payloads:
@@ -520,41 +494,6 @@ async def _read_last(content: PieceReader) -> None:
         async with asyncio.timeout(_LAST_BYTES_S):
             while await content.read_pieces():
                 pass
-
-
-class _Silence:
-    """Fails a read that has waited too long. One timer per stream checks now and then: a timeout around every
-    read costs more than the read."""
-
-    __slots__ = ("_content", "_idle_s", "_timer", "clock", "since")
-
-    def __init__(self, content: aiohttp.StreamReader, idle_s: Patience) -> None:
-        self._content = content
-        self._idle_s = idle_s
-        self.clock = asyncio.get_running_loop().time
-        self.since: float | None = None
-        """When the pending read began; None if none is pending."""
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begins(self) -> None:
-        self.since = self.clock()
-        if self._timer is None:
-            self._check()
-
-    def forget(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _check(self) -> None:
-        """Fail the read, or check again when it could have waited long enough."""
-        idle_s, since = self._idle_s(), self.since
-        left_s = _LOOK_S if idle_s is None else idle_s
-        if idle_s is not None and since is not None:
-            left_s = since + idle_s - self.clock()
-            if left_s <= 0:
-                fail_read(self._content, TimeoutError("silence"))
-                return
-        self._timer = asyncio.get_running_loop().call_later(max(left_s, 0.001), self._check)
 
 
 async def _bad_status(answer: Answer) -> BadStatus:

@@ -3,8 +3,6 @@
 Engines that use it say so in their documentation.
 """
 
-from collections.abc import Awaitable
-
 from slipring.core.generation import (
     CallArguments,
     CallStarted,
@@ -20,7 +18,6 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
-from slipring.engines.remote.emission import CutOff, then_raise
 
 _OF_TOOLS = frozenset({CallStarted, CallArguments, UpstreamItemStarted, UpstreamItemEvent, UpstreamItemEnded})
 
@@ -38,10 +35,10 @@ class SteeredCut:
         self._is_in_text = True
         self._text_length = self._thought_length = 0
         self.is_made = False
-        """Whether the answer is to be cut off here."""
+        """Whether the answer was cut off."""
 
-    def after(self, deltas: list[Delta]) -> bool:
-        """Whether to cut the answer behind these deltas, which have been sent."""
+    def count(self, deltas: list[Delta]) -> None:
+        """Count the next deltas of the answer."""
         # Hot path, once per token: an ``isinstance`` that fails takes longer than all of these comparisons.
         for delta in deltas:
             if type(delta) is Text or type(delta) is Refused:
@@ -50,19 +47,13 @@ class SteeredCut:
             elif type(delta) is Thought or type(delta) is ThoughtSummary:
                 self._thought_length += len(delta.text)
                 self._is_in_text = False  # whether a thought is complete shows only in what follows it
-            elif type(delta) in _OF_TOOLS:
+            elif type(delta) in _OF_TOOLS or type(delta) is Finished:
                 self._is_in_text = False
-        if self._job.stop.asked:
-            is_over = bool(deltas) and isinstance(deltas[-1], Finished)
-            self.is_made = self._is_in_text and not is_over
-        return self.is_made
 
-    def emit(self, deltas: list[Delta]) -> Awaitable[None] | None:
-        """Emit deltas of the job. Raises ``CutOff``, at once or by what is returned, if the answer is cut
-        behind them."""
-        assert self._job.emit is not None
-        waiting = self._job.emit(deltas)
-        return then_raise(waiting, CutOff()) if self.after(deltas) else waiting
+    def may_be_made(self) -> bool:
+        """Whether to cut the answer behind the deltas that were counted, for a job that was asked to stop."""
+        self.is_made = self._is_in_text
+        return self.is_made
 
     def finished(self) -> Finished:
         """The last delta of an answer that was cut off."""

@@ -7,8 +7,8 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,18 +18,18 @@ from urllib.parse import quote
 from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import Job
 from slipring.engines.options import option
-from slipring.engines.remote.admission_and_retries import Policy, Retryable
+from slipring.engines.remote.admission_and_retries import AdmissionPolicy, Retryable
+from slipring.engines.remote.answer_reader import Consumer
 from slipring.engines.remote.http_client import (
     BadStatus,
-    EventStream,
     HttpClient,
     HttpFailure,
-    Patience,
     RedirectedElsewhere,
     TimedOut,
     Unreachable,
     Unreadable,
 )
+from slipring.engines.remote.silence import Patience
 from slipring.engines.remote.upstream_errors import refusal
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamOptions(Policy):
+class UpstreamOptions(AdmissionPolicy):
     """The options that all engines in front of HTTP servers share."""
 
     url: str = ""
@@ -179,25 +179,23 @@ class Upstream:
         with self.api_errors():
             return await self.client.query(self.path(path), pieces)
 
-    @asynccontextmanager
-    async def events(
+    async def stream(
         self,
         path: str,
         pieces: Sequence[bytes],
         headers: Mapping[str, str],
+        consumer: Consumer[bytes],
         *,
         idle_s: Patience | None = None,
-        is_over: Callable[[], bool] | None = None,
-    ) -> AsyncIterator[EventStream]:
-        """POST a body in pieces; the payloads of the events that answer it, in batches.
+    ) -> None:
+        """POST a body in pieces, and give the payloads of the events that answer it to ``consumer``.
 
-        See ``HttpClient.events``. How long an answer may take to begin is the gate's concern.
+        See ``HttpClient.stream``. How long an answer may take to begin is the gate's concern.
         """
         with self.api_errors():
-            async with self.client.events(
-                self.path(path), pieces, headers, idle_s=idle_s or self._idle_s, is_over=is_over
-            ) as payloads:
-                yield payloads
+            await self.client.stream(
+                self.path(path), pieces, headers, consumer, idle_s=idle_s or self._idle_s
+            )
 
     @contextmanager
     def api_errors(self) -> Iterator[None]:

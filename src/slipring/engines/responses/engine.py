@@ -7,20 +7,30 @@ anything has been emitted, and before the upstream can have called a tool that i
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
-from typing import get_args
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar, get_args
 
 import msgspec
-from msgspec import structs
 
-from slipring.base.errors import ApiError, InvalidRequest, ServerError, forget_frames
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Hosting, Job, Model
+from slipring.base.errors import ApiError, InvalidRequest, forget_frames
+from slipring.core.generation import (
+    Accepted,
+    Capabilities,
+    Delta,
+    Emit,
+    Finished,
+    Hosting,
+    Job,
+    Model,
+    deliver,
+)
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
-from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
-from slipring.engines.remote.emission import CutOff, emit_until
+from slipring.engines.remote.admission_and_retries import Admission, Retryable
+from slipring.engines.remote.answer_reader import AnswerReader, CutOff
 from slipring.engines.remote.gated_engine import GatedEngine
+from slipring.engines.remote.silence import Patience
 from slipring.engines.remote.steered_cut import SteeredCut
 from slipring.engines.remote.upstream import Upstream
 from slipring.engines.responses import context, faults
@@ -30,9 +40,9 @@ from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.engines.responses.pool import PATH, Pool, Route, SocketsUnsupported
 from slipring.engines.responses.position_codec import PositionCodec
-from slipring.engines.responses.positions import Position, Step, earlier_step, position_of
+from slipring.engines.responses.positions import KeptStep, Position, earlier_step, position_of
 from slipring.engines.responses.request_body import count_body, create_body
-from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Lane
+from slipring.engines.responses.sockets import MOST_FRAME_BYTES
 
 log = logging.getLogger("slipring")
 
@@ -46,7 +56,7 @@ _CAPABILITIES = Capabilities(logprobs=True, images=True, files=True)
 """Of every model: servers do not list them, and refuse what a model cannot do."""
 _ENCRYPTED = "encrypted"
 """Occurs in messages of servers that cannot decrypt what they are sent."""
-Answers = AsyncGenerator[list[Delta], None]
+T = TypeVar("T")
 
 
 class _Counted(msgspec.Struct):
@@ -67,7 +77,7 @@ class ResponsesEngine(GatedEngine):
         """Whether the upstream may have an endpoint for counts."""
         self._upstream = Upstream("responses", options)
         self._pool = Pool(self._upstream, options)
-        self._gate = Gate("the Responses server", options, self._probe)
+        self._gate = Admission("the Responses server", options, self._probe)
         if options.chain or options.reasoning == "encrypted":
             self.positions = PositionCodec(self, options)
         self._posts = options.transport == "sse"
@@ -97,29 +107,20 @@ class ResponsesEngine(GatedEngine):
     async def _probe(self) -> None:
         await self._upstream.get("/models")
 
-    async def generate(self, job: Job) -> Answers:
+    async def generate(self, job: Job, emit: Emit) -> None:
         with self._gate.admission(job.tenant, job.model.name) as ticket:
-            yield [Accepted()]
-            await ticket.turn()
-            yield [Begun()]
-            cut = SteeredCut(job)
-            watched = structs.replace(job, emit=cut.emit) if job.emit is not None else job
+            await ticket.begin(Accepted(), emit)
+            run = _Run(job, emit)
             try:
-                async with aclosing(
-                    await self._gate.begin(lambda: self._attempt(watched), job.model.name)
-                ) as batches:
-                    async for deltas in batches:
-                        yield deltas
-                        if cut.after(deltas):
-                            break
+                await self._gate.run(partial(self._attempt, run), job.model.name)
             except CutOff:
-                pass
+                finished = run.cut.finished()
+                finished.position = self._position_of_cut(job)
+                run.last = [finished]  # the next turn sends the whole context
             except ApiError as error:
                 raise faults.without_ids(error, job.upstream_tools) from error.__cause__
-        if cut.is_made:
-            finished = cut.finished()
-            finished.position = self._position_of_cut(job)
-            yield [finished]  # the next turn sends the whole context
+        # After ticket and lane are given back: a slow reader must not hold up other jobs.
+        await deliver(emit, run.last)
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         """The upstream's own count, if it has an endpoint for that; else an estimate."""
@@ -138,39 +139,44 @@ class ResponsesEngine(GatedEngine):
                 pass  # the next count asks again; the job itself reports what is wrong
         return await self.tokenizing.prepare(job, estimated_tokens, job)
 
-    async def _attempt(self, job: Job) -> BegunStream[list[Delta]]:
-        """Begin an answer: continue the parent's response if the upstream has it, else send everything."""
-        position = position_of(job, self)
-        answers = await self._continued(job, position) if position is not None else None
-        if answers is not None:
+    async def _attempt(self, run: "_Run", begin: Callable[[], None]) -> None:
+        """Ask for an answer once: continue the parent's response if the upstream has it, else send
+        everything."""
+        run.on_begin = begin
+        position = position_of(run.job, self)
+        if position is not None:
             try:
-                return await BegunStream.begin(answers)
+                if await self._continue(run, position):
+                    return
             except (ContextLost, InvalidRequest) as error:
                 self._note_lanes(error)
                 # Over a socket it is a known code; servers that store responses refuse in many ways.
-                if not (isinstance(error, ContextLost) or self.options.chain):
+                if run.has_begun or not (isinstance(error, ContextLost) or self.options.chain):
                     raise
                 forget_frames(error)
-        return await self._begin_whole(job)
+        await self._send_everything(run)
 
-    async def _continued(self, job: Job, position: Position) -> Answers | None:
-        """Send only the new items; None if the upstream cannot have the others."""
+    async def _continue(self, run: "_Run", position: Position) -> bool:
+        """Send only the new items; False if the upstream cannot have the others."""
+        job = run.job
         route = self._pool.resume(position, fork=job.fork)
         if route is None:
             if not (self.options.chain and position.upstream_id):
-                return None
+                return False
             route = await self._open(job)
         items = context.added(job, self, keep_reasoning=self._keeps_reasoning)
-        return self._answers(job, route, items, position)
+        await self._ask(run, route, items, position)
+        return True
 
-    async def _begin_whole(self, job: Job) -> BegunStream[list[Delta]]:
+    async def _send_everything(self, run: "_Run") -> None:
         """Send the whole context, without encrypted reasoning if the upstream cannot read that any more."""
+        job = run.job
         items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
         try:
-            return await self._send_whole(job, items)
+            await self._send_whole(run, items)
         except InvalidRequest as error:
             # The account may be another one than that which the reasoning was encrypted for.
-            if _ENCRYPTED not in error.message.lower():
+            if run.has_begun or _ENCRYPTED not in error.message.lower():
                 raise
             readable = context.everything(
                 job, self, keep_reasoning=self._keeps_reasoning, keep_encrypted=False
@@ -179,23 +185,28 @@ class ResponsesEngine(GatedEngine):
                 raise
             log.warning("the Responses server refuses its earlier encrypted reasoning: sent without it")
             forget_frames(error)
-            return await self._send_whole(job, readable)
+            await self._send_whole(run, readable)
 
-    async def _send_whole(self, job: Job, items: list[bytes]) -> BegunStream[list[Delta]]:
+    async def _send_whole(self, run: "_Run", items: list[bytes]) -> None:
         """Send a context over a socket that the tenant has, if one can take it, else over a new one.
 
         A context that is too large for a frame is posted.
         """
+        job = run.job
         size = sum(map(len, items)) + len(job.head.tools.raw) + len(bytes(job.head.instructions_json))
         if size >= MOST_FRAME_BYTES - _ROOM:
-            return await BegunStream.begin(self._answers(job, None, items, None))
+            await self._ask(run, None, items, None)
+            return
         if (route := self._pool.reuse(job.tenant)) is not None:
             try:
-                return await BegunStream.begin(self._answers(job, route, items, None))
+                await self._ask(run, route, items, None)
+                return
             except ContextLost as lost:
+                if run.has_begun:
+                    raise
                 self._note_lanes(lost)
                 forget_frames(lost)
-        return await BegunStream.begin(self._answers(job, await self._open(job), items, None))
+        await self._ask(run, await self._open(job), items, None)
 
     def _note_lanes(self, error: ApiError) -> None:
         if isinstance(error, LanesUnsupported):
@@ -215,77 +226,46 @@ class ResponsesEngine(GatedEngine):
             self._posts_until = clock() + _POSTS_S
             return None
 
-    def _answers(self, job: Job, route: Route | None, items: list[bytes], parent: Position | None) -> Answers:
+    async def _ask(
+        self, run: "_Run", route: Route | None, items: list[bytes], parent: Position | None
+    ) -> None:
+        """Send a request, over a socket or by a POST, and emit its answer but for the last deltas."""
         if route is not None:
-            return self._over(job, route, items, parent)
-        return self._posted(job, items, parent) if job.generate else _nothing()
+            await self._ask_over(run, route, items, parent)
+        elif run.job.generate:
+            await self._post(run, items, parent)
+        else:  # a warmup without a WebSocket, which does nothing
+            run.last = [Finished("stop", input_tokens=0, cached_tokens=0, output_tokens=0)]
 
-    async def _over(self, job: Job, route: Route, items: list[bytes], parent: Position | None) -> Answers:
+    async def _ask_over(self, run: "_Run", route: Route, items: list[bytes], parent: Position | None) -> None:
         """Send a request over a socket and translate the events of its lane."""
         socket, lane = route.socket, route.lane
         opening: dict[str, object] = {"type": "response.create"}
         if lane.name is not None:
             opening["stream_id"] = lane.name
-        answer, position = ResponsesAnswer(job), None
-        deltas: list[Delta] = []
-        has_yielded = False
+        reader, position = _Reader(run, _decoded), None
         try:
             with self._upstream.api_errors():
-                await socket.send(b"".join(self._body(job, items, opening, parent)))
-                while not answer.ended:
-                    deltas, fault = _read(answer, await self._next(lane, is_first=not has_yielded))
-                    if answer.ended:
-                        position = self._position(job, answer, parent, route)
-                    elif deltas or (answer.may_have_called and not has_yielded):
-                        has_yielded = True
-                        yield deltas
-                    if fault is not None:
-                        raise fault
+                await socket.send(b"".join(self._body(run.job, items, opening, parent)))
+                await lane.deliver(reader, self._idle_s(run))
+            position = self._position(run.job, reader.answer, parent, route)
         finally:
             socket.give_back(lane, position)
-        _leave_position(deltas, position)
-        yield deltas  # after the lane is given back: a slow reader must not occupy it
+        run.leave(position)
 
-    async def _next(self, lane: Lane, *, is_first: bool) -> list[Event]:
-        """The next events of a lane. The gate bounds the time until the first deltas."""
-        try:
-            async with asyncio.timeout(None if is_first else self.options.idle_timeout_s):
-                return await lane.get()
-        except TimeoutError as error:
-            raise ServerError("The engine has sent nothing for too long.") from error
-
-    async def _posted(self, job: Job, items: list[bytes], parent: Position | None) -> Answers:
+    async def _post(self, run: "_Run", items: list[bytes], parent: Position | None) -> None:
         """POST a request and translate the events of the SSE stream."""
-        body = self._body(job, items, {"stream": True}, parent)
-        headers = self._upstream.affinity_headers(job)
-        answer = ResponsesAnswer(job)
-        has_yielded = False
-
-        def idle_s() -> float | None:
-            return self.options.idle_timeout_s if has_yielded else None  # the gate bounds the beginning
-
-        def is_over() -> bool:
-            return answer.ended
-
-        def read(payloads: list[bytes]) -> tuple[list[Delta], ApiError | None]:
-            deltas, fault = _read(answer, map(decode_event, payloads))
-            if answer.ended and fault is None:
-                _leave_position(deltas, self._position(job, answer, parent, None))
-            return deltas, fault
-
-        stream = self._upstream.events(PATH, body, headers, idle_s=idle_s, is_over=is_over)
-        async with stream as batches:
-            async for payloads in batches:
-                deltas, fault = read(payloads)
-                if deltas or (answer.may_have_called and not has_yielded):
-                    has_yielded = True
-                    yield deltas
-                if fault is not None:
-                    raise fault
-                if (emit := job.emit) is not None and has_yielded:
-                    await batches.pump(lambda payloads: emit_until(emit, *read(payloads)))
-        if not answer.ended:
+        body = self._body(run.job, items, {"stream": True}, parent)
+        headers = self._upstream.affinity_headers(run.job)
+        reader = _Reader[bytes](run, decode_event)
+        await self._upstream.stream(PATH, body, headers, reader, idle_s=self._idle_s(run))
+        if not reader.answer.ended:
             raise Retryable("The engine ended its answer without a terminal event.")
+        run.leave(self._position(run.job, reader.answer, parent, None))
+
+    def _idle_s(self, run: "_Run") -> Patience:
+        """How long an answer may be silent. The gate bounds the time until it begins."""
+        return lambda: self.options.idle_timeout_s if run.has_begun else None
 
     def _body(
         self, job: Job, items: list[bytes], opening: dict[str, object], parent: Position | None
@@ -298,7 +278,7 @@ class ResponsesEngine(GatedEngine):
         self, job: Job, answer: ResponsesAnswer, parent: Position | None, route: Route | None
     ) -> Position | None:
         """The position to leave with the response; None if the next turn could not use it."""
-        step = Step(
+        step = KeptStep(
             answer.call_ids,
             answer.thoughts if self.options.reasoning == "encrypted" else (),
             others=answer.others,
@@ -323,31 +303,69 @@ class ResponsesEngine(GatedEngine):
         earlier = earlier_step(job, self)
         if earlier is None or not earlier.has_thoughts:
             return None
-        return Position("", home=self, before=position_of(job, self), step=Step(before=earlier, whole=True))
+        return Position(
+            "", home=self, before=position_of(job, self), step=KeptStep(before=earlier, whole=True)
+        )
 
 
-def _read(answer: ResponsesAnswer, events: Iterable[Event]) -> tuple[list[Delta], ApiError | None]:
-    """The deltas of events up to the first that reports a failure, and that failure."""
-    deltas: list[Delta] = []
-    try:
-        for event in events:
-            deltas += answer.take(event)
-            if answer.ended:
-                break
-    except ApiError as fault:
-        return deltas, fault
-    return deltas, None
+class _Run:
+    """A job, and how far it has come."""
+
+    on_begin: Callable[[], None]
+    """Called when an answer begins. Set by each attempt."""
+
+    def __init__(self, job: Job, emit: Emit) -> None:
+        self.job = job
+        self.emit = emit
+        self.cut = SteeredCut(job)
+        self.has_begun = False
+        self.last: list[Delta] = []
+        """The last deltas of the answer, once it has ended."""
+
+    def begin(self) -> None:
+        self.has_begun = True
+        self.on_begin()
+
+    def leave(self, position: Position | None) -> None:
+        """Leave a position with the response."""
+        finished = self.last[-1]
+        assert isinstance(finished, Finished)
+        finished.position = position
 
 
-def _leave_position(deltas: list[Delta], position: Position | None) -> None:
-    finished = deltas[-1]
-    assert isinstance(finished, Finished)
-    finished.position = position
+class _Reader(AnswerReader[T]):
+    """Reads the events of an answer, and keeps the last deltas. ``decode``: of what arrives."""
+
+    def __init__(self, run: _Run, decode: Callable[[T], Event]) -> None:
+        super().__init__(run.job, run.emit, run.begin)
+        self._run = run
+        self._decode = decode
+        self.answer = ResponsesAnswer(run.job)
+
+    def read(self, batch: list[T]) -> tuple[list[Delta], Exception | None]:
+        answer, deltas = self.answer, list[Delta]()
+        try:
+            for each in batch:
+                deltas += answer.take(self._decode(each))
+                if answer.ended:
+                    self._run.last, self.has_ended = deltas, True
+                    return [], None
+        except ApiError as fault:
+            return deltas, fault
+        finally:
+            self._run.cut.count(deltas)
+        return deltas, None
+
+    def may_be_cut(self) -> bool:
+        return self._run.cut.may_be_made()
+
+    def begins_without_deltas(self) -> bool:
+        return self.answer.may_have_called
 
 
-async def _nothing() -> Answers:
-    """A warmup without a WebSocket, which does nothing."""
-    yield [Finished("stop", input_tokens=0, cached_tokens=0, output_tokens=0)]
+def _decoded(event: Event) -> Event:
+    """Sockets decode events, to find their lanes."""
+    return event
 
 
 def _model(name: str, options: ResponsesOptions) -> Model:

@@ -60,14 +60,14 @@ class OtherEvent(Event, gc=False):
     """An event whose fields have other types than those above: of a type that is not used, or malformed."""
 
 
-class _Outline(Struct):
+class _EventHead(Struct):
     type: str = ""
     stream_id: str | None = None
     object: Any = None
 
 
 _event = msgspec.json.Decoder(Event)
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_EventHead)
 
 
 def decode_event(payload: bytes | str) -> Event:

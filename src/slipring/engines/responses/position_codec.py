@@ -12,7 +12,7 @@ from msgspec import DecodeError, Struct, msgpack
 
 from slipring.core.chain.head import Head
 from slipring.engines.responses.options import ResponsesOptions
-from slipring.engines.responses.positions import Position, Step, own_position
+from slipring.engines.responses.positions import KeptStep, Position, own_position
 
 _VERSION = b"\x40"
 """The first byte. Different from those of rendered contexts, which are stored in the same place."""
@@ -52,8 +52,8 @@ class PositionCodec:
         own = own_position(position, self._home)
         if own is None:
             return None
-        steps: list[Step] = []
-        step: Step | None = own.step
+        steps: list[KeptStep] = []
+        step: KeptStep | None = own.step
         while step is not None:
             steps.append(step)
             step = step.before
@@ -76,9 +76,9 @@ class PositionCodec:
             packed = _decoder.decode(data[len(self._start) :])
         except DecodeError:
             return None
-        step: Step | None = None
+        step: KeptStep | None = None
         for each in packed.steps:
-            step = Step(each.call_ids, each.thoughts, others=each.others, whole=each.whole, before=step)
+            step = KeptStep(each.call_ids, each.thoughts, others=each.others, whole=each.whole, before=step)
         if step is None:
             return None
         before = own_position(parent, self._home)

@@ -20,7 +20,7 @@ CALLS = frozenset({"function_call", "custom_tool_call", "tool_search_call"})
 """Calls that have an id of ours. Others keep the upstream's."""
 
 
-class Step:
+class KeptStep:
     """What is kept of one answer of the upstream."""
 
     __slots__ = ("before", "call_ids", "has_thoughts", "others", "size_bytes", "thoughts", "whole")
@@ -32,7 +32,7 @@ class Step:
         *,
         others: int = 0,
         whole: bool,
-        before: "Step | None",
+        before: "KeptStep | None",
     ) -> None:
         self.call_ids = tuple(call_ids)
         """The upstream's ids of its calls, in order."""
@@ -63,7 +63,7 @@ class Position:
         *,
         home: object,
         before: "Position | None",
-        step: Step,
+        step: KeptStep,
         socket: Socket | None = None,
         lane: Lane | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ def own_position(position: object, home: object) -> Position | None:
     return position if isinstance(position, Position) and position.home is home else None
 
 
-def earlier_step(job: Job, home: object) -> Step | None:
+def earlier_step(job: Job, home: object) -> KeptStep | None:
     """The step that the job continues within its own response; None if it is the first."""
     if job.parent is None or job.parent.id != job.response_id:
         return None
@@ -125,7 +125,7 @@ class _Answered(Protocol):
 
 def steps_of(
     node: _Answered, home: object
-) -> Iterator[tuple[tuple[Item, ...], tuple[Item, ...], Step | None]]:
+) -> Iterator[tuple[tuple[Item, ...], tuple[Item, ...], KeptStep | None]]:
     """The steps of a response, last one first: the answer, the outputs of calls that another step has read
     after it, and what was kept of it."""
     position = own_position(node.position, home)

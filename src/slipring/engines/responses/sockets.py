@@ -4,18 +4,23 @@ An upstream keeps a response for the socket that made it, and guarantees only th
 lane. So a continuation is sent on its parent's socket: on the parent's lane if the parent is the latest
 there, else on another lane. A lane is reused once no position refers to its latest response any more.
 
-One task reads a socket, decodes each event and puts it in its lane's queue. It waits while a queue is full,
-so that the upstream is slowed down to the slowest reader of the socket.
+One task reads a socket, decodes each event and gives it to the reader of its lane. While a client does not
+keep up, events queue up in its lane. The task waits while a queue is full, so that the upstream is slowed
+down to the slowest reader of the socket.
 """
 
 import asyncio
 import weakref
 from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import aiohttp
 from aiohttp import WSMsgType
 
 from slipring.base.errors import ApiError, ServerError
+from slipring.engines.remote.answer_reader import AnswerReader, raise_fault
+from slipring.engines.remote.silence import Patience, Silence
 from slipring.engines.responses import faults
 from slipring.engines.responses.events import TERMINAL, Event, decode_event
 from slipring.engines.responses.faults import ContextLost, LanesUnsupported
@@ -31,9 +36,10 @@ class Lane:
     """An ordered stream of responses on a socket, with a bounded queue of unread events."""
 
     __slots__ = (
-        "_arrived",
         "_events",
         "_fault",
+        "_idle",
+        "_push",
         "_taken",
         "begun",
         "busy",
@@ -60,7 +66,10 @@ class Lane:
         """A terminal event has come."""
         self._events: deque[Event] = deque()
         self._fault: ApiError | None = None
-        self._arrived = asyncio.Event()
+        self._idle: asyncio.Future[None] | None = None
+        """Not done while a reader waits for events."""
+        self._push: Callable[[list[Event]], bool]
+        """Gives events to that reader; returns whether it waits for more."""
         self._taken = asyncio.Event()
 
     @property
@@ -76,32 +85,72 @@ class Lane:
         self._events.clear()
 
     async def put(self, event: Event) -> None:
-        """Append an event to the queue; waits while the queue is full."""
+        """Give an event to the lane's reader, or append it to the queue; waits while the queue is full."""
         self.heard = True
         self.begun = self.begun or event.type == "response.created"
         self.over = self.over or event.type in TERMINAL
+        if self._idle is not None and not self._idle.done():
+            if not self._push([event]):
+                self._wake()
+            return
         self._events.append(event)
-        self._arrived.set()
         while len(self._events) >= _MOST_UNREAD and self.read:
             self._taken.clear()
             await self._taken.wait()
 
     def fail(self, fault: ApiError) -> None:
-        """End the queue: ``get`` raises ``fault`` after the events that are queued."""
+        """End the queue: ``deliver`` raises ``fault`` after the events that are queued."""
         self._fault = fault
-        self._arrived.set()
+        self._wake()
 
-    async def get(self) -> list[Event]:
-        """Take all queued events; waits for at least one."""
-        while not self._events:
-            if self._fault is not None:
-                raise self._fault
-            self._arrived.clear()
-            await self._arrived.wait()
-        events = list(self._events)
-        self._events.clear()
-        self._taken.set()
-        return events
+    def _wake(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def deliver(self, reader: AnswerReader[Event], idle_s: Patience) -> None:
+        """Give the events of an answer to its reader, each within the task that has received it, until the
+        answer ends. Events queue up while its client does not keep up. Raises the fault of the reader or of
+        the lane."""
+        waiting: Awaitable[None] | None = None
+        too_long = ServerError("The engine has sent nothing for too long.")
+        silence = Silence(partial(self.fail, too_long), idle_s)
+
+        def push(events: list[Event]) -> bool:
+            nonlocal waiting
+            silence.since = silence.clock()
+            try:
+                waiting = reader.take(events)
+            except Exception as error:
+                reader.fault = error
+            return waiting is None and reader.fault is None and not reader.has_ended
+
+        self._push = push
+        silence.begins()
+        try:
+            while True:
+                if waiting is not None:
+                    silence.since = None
+                    await waiting
+                    waiting = None
+                    silence.begins()
+                if reader.fault is not None:
+                    raise_fault(reader)
+                if reader.has_ended:
+                    return
+                if self._events:
+                    events = list(self._events)
+                    self._events.clear()
+                    self._taken.set()
+                    push(events)
+                elif self._fault is not None:
+                    raise self._fault
+                else:
+                    self._idle = asyncio.get_running_loop().create_future()
+                    await self._idle
+        finally:
+            del self._push
+            self._idle = None
+            silence.forget()
 
     def leave(self) -> None:
         """Stop reading: drop the queue, and let the socket's reader go on."""
@@ -246,7 +295,7 @@ class Socket:
             self.closing = asyncio.create_task(self._ws.close())
 
     async def _route(self, event: Event) -> None:
-        """Put an event in its lane's queue."""
+        """Give an event to its lane."""
         if event.stream_id is None and self._is_without_lanes(event.type):
             return
         lane = self._lanes.get(event.stream_id)

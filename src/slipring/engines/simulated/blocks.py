@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from slipring.prompts.rendering import Step
+from slipring.prompts.rendering import EncodedIds
 
 BLOCK_TOKENS = 32
 _BLOCK_BYTES = 4 * BLOCK_TOKENS
@@ -38,7 +38,7 @@ class BlockCache:
         cache what another has sent."""
         return Blocks(blake2b(tenant.encode(), digest_size=16).digest())
 
-    def read(self, before: Blocks, steps: Iterable[Step]) -> tuple[Blocks, int]:
+    def read(self, before: Blocks, steps: Iterable[EncodedIds]) -> tuple[Blocks, int]:
         """Append steps to a context. Returns the longer context, and how many tokens from its beginning were
         cached already."""
         seen = self._seen

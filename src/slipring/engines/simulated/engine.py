@@ -7,30 +7,30 @@ real engine. It is called *simulated* wherever it is named.
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
 from slipring.core.generation import (
     Accepted,
-    Begun,
     Capabilities,
     Delta,
+    Emit,
     Finished,
     Job,
     Model,
     Prefill,
+    deliver,
 )
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.simulated.context import PrefixCache, Tally, begin_last_item, position_of, tally_job
 from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.engines.simulated.pace import Pace, Ticks
-from slipring.engines.simulated.plan import Content, Fail, Stall, Step, plan_answer, prepare
+from slipring.engines.simulated.plan import AnswerStep, Content, Fail, Stall, plan_answer, prepare
 from slipring.engines.simulated.planned_answer import PlannedAnswer
 from slipring.engines.simulated.script import Script, read_script
-from slipring.engines.simulated.timed_tokens import timed
+from slipring.engines.simulated.timed_tokens import TimedTokens
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.observation import live
 
@@ -66,29 +66,24 @@ class SimulatedEngine(Engine):
         capabilities = Capabilities(images=True, files=True)
         return [Model(name="simulated", owner="slipring", capabilities=capabilities)]
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         self._queue.require_room(job.tenant)
         tally, cached, content, trace = await self._read(job)
         accepted = Accepted(rendered_tokens=tally.new_tokens)
         with self._queue.ticket(job.tenant) as ticket:
-            waits = ticket.has_to_wait
-            yield [accepted] if waits else [accepted, Begun()]
-            if waits:
-                await ticket.turn()
-                yield [Begun()]
+            await ticket.begin(accepted, emit)
             await (pace := self._pace(job, tally.tokens - cached)).reached()
             self._prefixes.add(tally)
             answer = PlannedAnswer(job, self._plan(job, content, trace))
             while True:
-                async with aclosing(timed(answer, pace, job.emit)) as batches:
-                    async for deltas in batches:
-                        yield deltas
+                await TimedTokens(answer, pace, emit).run()
                 if answer.interruption is None:
                     break
                 await _interrupt(answer.take_interruption())
             last = Finished(answer.reason, tally.tokens, cached, answer.tokens, answer.reasoning_tokens)
             last.position, last.context = self._positions(tally, answer.emitted, trace)
-        yield [last]  # after the ticket is given back: a slow reader must not hold up other jobs
+        # After the ticket is given back: a slow reader must not hold up other jobs.
+        await deliver(emit, [last])
 
     async def prefill(self, prefill: Prefill) -> int:
         job, done = prefill.job, prefill.done_tokens
@@ -123,7 +118,7 @@ class SimulatedEngine(Engine):
             return Content()
         return await prepare(job, tally.tool_outputs, self.options, self.compiler)
 
-    def _plan(self, job: Job, content: Content, trace: Trace | None) -> Iterable[Step]:
+    def _plan(self, job: Job, content: Content, trace: Trace | None) -> Iterable[AnswerStep]:
         """The steps of the answer; a warmup has none."""
         if not job.generate:
             return ()

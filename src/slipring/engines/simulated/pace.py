@@ -7,8 +7,7 @@ batch yields a token of each.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Generator
-from functools import partial
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 _MAX_LAG_S = 1.0
@@ -31,12 +30,6 @@ class Ticks:
         """The keys of ``_waiting``, as a heap."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_tick = 0
-
-    def reached(self, due_s: float, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """A future that is done at a time of the loop's clock, rounded up."""
-        future = loop.create_future()
-        self.call(due_s, loop, partial(_resolve, future))
-        return future
 
     def call(self, due_s: float, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         """Call a function, which must not raise, at a time of the loop's clock, rounded up."""
@@ -67,11 +60,6 @@ class Ticks:
             self._set_timer(ticks[0], loop)
 
 
-def _resolve(future: "asyncio.Future[None]") -> None:
-    if not future.done():  # else its answer was cancelled
-        future.set_result(None)
-
-
 class Pace:
     """The schedule of one answer, which begins now."""
 
@@ -94,16 +82,9 @@ class Pace:
         if delay_s > 0:
             await asyncio.sleep(delay_s)
 
-    def next(self) -> Awaitable[None]:
-        """To be awaited before ``due``: waits until a token is due."""
-        if not self._interval_s:
-            return _NEXT_ITERATION  # as fast as possible, but let other tasks run
-        next_s = self._due_s + self._interval_s
-        # One that is late lets others run too.
-        return self._ticks.reached(next_s, self._loop) if next_s > self._loop.time() else _NEXT_ITERATION
-
     def call_next(self, callback: Callable[[], None]) -> None:
-        """Call a function, which must not raise, when a token is due: what ``next`` waits for."""
+        """Call a function, which must not raise, when a token is due, in the next iteration of the event loop
+        at the earliest: an answer that is late lets others run too."""
         if self._interval_s:
             next_s = self._due_s + self._interval_s
             if next_s > self._loop.time():
@@ -113,7 +94,7 @@ class Pace:
 
     def due(self) -> int:
         """How many tokens are due now: several if the answer is behind schedule, at least one. They count as
-        yielded."""
+        emitted."""
         interval_s = self._interval_s
         if not interval_s:
             return 1
@@ -122,15 +103,3 @@ class Pace:
         tokens = min(max(int((now_s + _EARLY_S - since_s) / interval_s), 1), _MOST_AT_ONCE)
         self._due_s = since_s + tokens * interval_s
         return tokens
-
-
-class _NextIteration:
-    """Waits for the next iteration of the event loop, like ``asyncio.sleep(0)`` but cheaper."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield
-
-
-_NEXT_ITERATION = _NextIteration()

@@ -11,8 +11,8 @@ from msgspec import Struct
 from slipring.base.errors import ApiError, InvalidRequest, TooExpensive
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text
 from slipring.engines.constraints.answer_form import CalledTool
-from slipring.engines.constraints.drafts import EMPTY_OBJECT, Draft, draft, input_for
 from slipring.engines.constraints.grammar_compiler import Compiler
+from slipring.engines.constraints.sample_values import EMPTY_OBJECT, SampleDocument, document_for, input_for
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.protocol.tools import CallableTool
 
@@ -41,7 +41,7 @@ class Fail(Struct):
     error: ApiError
 
 
-Step = Emit | Stall | Fail
+AnswerStep = Emit | Stall | Fail
 
 _WORD_STEPS = [Emit([Text(f" {word}")]) for word in WORDS]
 """Built once, so that at thousands of tokens per second the simulation costs little of what is measured."""
@@ -52,7 +52,7 @@ class Content(Struct, frozen=True):
 
     tools: tuple[CallableTool, ...] = ()
     """The tool to call, once for each call."""
-    draft: Draft = EMPTY_OBJECT
+    document: SampleDocument = EMPTY_OBJECT
     """Of the arguments of each call, or of the document."""
     input: str | None = None
     """The input of each call of a custom tool that has a grammar."""
@@ -75,11 +75,12 @@ async def prepare(job: Job, tool_outputs: int, options: SimulatedOptions, compil
             return Content(tools, input=await input_for(compiler, job.tenant, grammar))
         if tools:
             called = CalledTool.of(tools[0])
-            made = await draft(compiler, job.tenant, called.parameters, strict=called.strict)
+            made = await document_for(compiler, job.tenant, called.parameters, strict=called.strict)
             return Content(tools, made)
         format = job.settings.format
         if format.kind != "text":
-            return Content(draft=await draft(compiler, job.tenant, format.schema, strict=format.is_strict))
+            made = await document_for(compiler, job.tenant, format.schema, strict=format.is_strict)
+            return Content(document=made)
     except TooExpensive as error:
         raise TooExpensive(error.reason, param) from None
     except InvalidRequest as error:
@@ -88,7 +89,9 @@ async def prepare(job: Job, tool_outputs: int, options: SimulatedOptions, compil
     return Content()
 
 
-def plan_answer(job: Job, content: Content, options: SimulatedOptions, mark: str = "") -> Iterator[Step]:
+def plan_answer(
+    job: Job, content: Content, options: SimulatedOptions, mark: str = ""
+) -> Iterator[AnswerStep]:
     """The steps of an answer. ``mark``: a text that it carries, in its first words or in a free string."""
     tokens = options.output_tokens
     if content.tools:
@@ -98,7 +101,7 @@ def plan_answer(job: Job, content: Content, options: SimulatedOptions, mark: str
         yield Emit([Text(mark or WORDS[0].capitalize())])
         yield from islice(cycle(_WORD_STEPS), 1, tokens)
     else:
-        for piece in pieces(content.draft.filled(mark), tokens):
+        for piece in pieces(content.document.with_text(mark), tokens):
             yield Emit([Text(piece)])
 
 
@@ -113,16 +116,16 @@ def tools_to_call(job: Job, tool_outputs: int, options: SimulatedOptions) -> tup
     return tools[:1] * calls
 
 
-def _call(tool: CallableTool, content: Content, tokens: int, mark: str) -> Iterator[Step]:
+def _call(tool: CallableTool, content: Content, tokens: int, mark: str) -> Iterator[AnswerStep]:
     """A call whose arguments are streamed in about ``tokens`` pieces."""
     if tool.kind != "custom":
-        arguments = padded(content.draft.filled(mark), tokens)
+        arguments = padded(content.document.with_text(mark), tokens)
     else:
         arguments = input_of(content, tokens, mark)
     yield from call_steps(CallStarted(tool.kind, tool.name, tool.namespace), arguments, tokens)
 
 
-def call_steps(started: CallStarted, arguments: str, count: int) -> Iterator[Step]:
+def call_steps(started: CallStarted, arguments: str, count: int) -> Iterator[AnswerStep]:
     """A call with its arguments in ``count`` pieces; it starts with the first and ends with the last."""
     steps: list[list[Delta]] = [[CallArguments(piece)] for piece in pieces(arguments, count)]
     steps[0].insert(0, started)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Thought, ThoughtSummary
-from slipring.engines.simulated.plan import Emit, Fail, Stall, Step
+from slipring.engines.simulated.plan import AnswerStep, Emit, Fail, Stall
 
 
 class PlannedAnswer:
@@ -23,7 +23,7 @@ class PlannedAnswer:
         "tokens",
     )
 
-    def __init__(self, job: Job, steps: Iterable[Step]) -> None:
+    def __init__(self, job: Job, steps: Iterable[AnswerStep]) -> None:
         self._job = job
         self._steps = iter(steps)
         self._next: Emit | None = None

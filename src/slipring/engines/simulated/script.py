@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from slipring.base.errors import RateLimited, ServerError, StartupError
 from slipring.core.generation import CallStarted, Refused, Text, Thought, ThoughtSummary
-from slipring.engines.simulated.plan import Emit, Fail, Stall, Step, call_steps
+from slipring.engines.simulated.plan import AnswerStep, Emit, Fail, Stall, call_steps
 from slipring.protocol import wire
 from slipring.protocol.tools import Kind
 
@@ -67,11 +67,11 @@ _TEXT_DELTAS = {"text": Text, "refusal": Refused, "reasoning": Thought, "reasoni
 class Script:
     """Answers in the order in which they are played."""
 
-    def __init__(self, answers: list[list[Step]]) -> None:
+    def __init__(self, answers: list[list[AnswerStep]]) -> None:
         self._answers = answers
         self._played = 0
 
-    def next(self) -> list[Step]:
+    def next(self) -> list[AnswerStep]:
         """The next answer. Raises ``ServerError`` after the last one."""
         if self._played == len(self._answers):
             raise ServerError(f"The script has ended: it holds {len(self._answers)} answers.")
@@ -98,7 +98,7 @@ def read_script(path: str) -> Script:
     return Script(answers)
 
 
-def _steps(line: _Line) -> Iterator[Step]:
+def _steps(line: _Line) -> Iterator[AnswerStep]:
     """The steps of one entry of an answer. Raises ``ValueError`` unless it has one key."""
     given = {name: value for name in line.__struct_fields__ if (value := getattr(line, name)) is not None}
     if len(given) != 1:
@@ -119,6 +119,6 @@ def _steps(line: _Line) -> Iterator[Step]:
         yield Stall(value)
 
 
-def _call(started: CallStarted, text: str) -> Iterator[Step]:
+def _call(started: CallStarted, text: str) -> Iterator[AnswerStep]:
     """A call whose text is streamed four characters at a time."""
     return call_steps(started, text, (len(text) + 3) // 4)

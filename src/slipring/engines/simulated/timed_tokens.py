@@ -1,11 +1,7 @@
-"""The tokens of an answer at the times that its pace sets: yielded, or emitted from timers.
-
-Emitting resumes no task for a token, as with the engines whose servers tell tokens over the network: see
-``Job.emit``.
-"""
+"""Emits the tokens of an answer at the times that its pace sets."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import Awaitable
 from typing import Protocol
 
 from slipring.core.generation import Delta, Emit
@@ -23,18 +19,7 @@ class Tokens(Protocol):
         none."""
 
 
-async def timed(tokens: Tokens, pace: Pace, emit: Emit | None) -> AsyncGenerator[list[Delta], None]:
-    """Yield the deltas of tokens when they are due. With ``emit``, yield none, and emit them."""
-    if emit is not None:
-        await _Emission(tokens, pace, emit).run()
-        return
-    while tokens.has_next():
-        await pace.next()
-        if deltas := tokens.take(pace.due()):
-            yield deltas
-
-
-class _Emission:
+class TimedTokens:
     """Emits tokens from callbacks of the event loop; only a client that does not keep up is waited for in a
     task."""
 
@@ -49,6 +34,7 @@ class _Emission:
         Cancelled with the task that waits for it, after which nothing is emitted."""
 
     async def run(self) -> None:
+        """Emit all tokens."""
         loop = asyncio.get_running_loop()
         while self._tokens.has_next():
             self._stopped = loop.create_future()

@@ -6,20 +6,29 @@ are encoded as ids and emitted one id at a time.
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 
 from msgspec import structs
 
 from slipring.base.errors import StartupError
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model, Prefill
+from slipring.core.generation import (
+    Accepted,
+    Capabilities,
+    Delta,
+    Emit,
+    Finished,
+    Job,
+    Model,
+    Prefill,
+    deliver,
+)
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.simulated.blocks import BlockCache, Blocks
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.pace import Pace, Ticks
 from slipring.engines.simulated.plan import Content, prepare
-from slipring.engines.simulated.timed_tokens import timed
+from slipring.engines.simulated.timed_tokens import TimedTokens
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
 from slipring.engines.tokens.job_rendering import count, foresee, render
@@ -33,7 +42,7 @@ from slipring.engines.tokens.model_files import (
 from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.observation import live
-from slipring.prompts.rendering import Rendered, Renderer, Rendering, Step
+from slipring.prompts.rendering import EncodedIds, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from slipring.protocol.items import Item
 
@@ -113,7 +122,7 @@ class TokenizedEngine(Engine):
             )
         ]
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         options = self.options
         self._queue.require_room(job.tenant)
         rendering = await render(job, self.renderer, options.context_tokens, self.tokenizing)
@@ -121,11 +130,7 @@ class TokenizedEngine(Engine):
         content = await prepare(job, outputs, options, self.compiler)
         accepted = Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)
         with self._queue.ticket(job.tenant) as ticket:
-            waits = ticket.has_to_wait
-            yield [accepted] if waits else [accepted, Begun()]
-            if waits:
-                await ticket.turn()
-                yield [Begun()]
+            await ticket.begin(accepted, emit)
             pace = Pace(options.tokens_per_s, self._ticks)
             known, cached = self._read(job, rendering, outputs)
             self._postpone(pace, job, rendering.prompt.total - cached)
@@ -133,15 +138,14 @@ class TokenizedEngine(Engine):
             answer = TokenAnswer(job, rendering, self.renderer, trusted=True)
             answer.take(Piece(cached_tokens=cached))
             ids, end = self._plan(job, rendering, known, content)
-            async with aclosing(timed(_PlannedIds(answer, ids, end), pace, answer.emit)) as batches:
-                async for deltas in batches:
-                    yield deltas
+            await TimedTokens(_PlannedIds(answer, ids, end), pace, emit).run()
             *last, finished = answer.finish()
             assert isinstance(finished, Finished)
             assert isinstance(finished.position, Rendered)
             position = self._after(known, finished.position)
             finished = structs.replace(finished, position=position, context=known)
-        yield [*last, finished]  # after the ticket is given back: a slow reader must not hold up other jobs
+        # After the ticket is given back: a slow reader must not hold up other jobs.
+        await deliver(emit, [*last, finished])
 
     async def prefill(self, prefill: Prefill) -> int:
         options = self.options
@@ -206,11 +210,11 @@ def _known(context: Rendered, blocks: Blocks | None, tool_outputs: int, trace: T
     return Known(context.writer, context.preface, context.body, blocks, tool_outputs, trace)
 
 
-def _added(context: Rendered, earlier: Rendered) -> list[Step] | None:
+def _added(context: Rendered, earlier: Rendered) -> list[EncodedIds] | None:
     """The steps that a context adds to an earlier one, oldest first; None if it does not extend it."""
     if context.preface is not earlier.preface:
         return None
-    steps: list[Step] = []
+    steps: list[EncodedIds] = []
     for body in context.body.lineage():
         if body is earlier.body:
             return steps[::-1]

@@ -47,7 +47,7 @@ class Wording:
         if tools and (self._format.calls is not None or self._format.is_harmony):
             return self._called(tools, prompt, content, mark, opened=opened)
         if job.settings.format.kind != "text" and not tools:
-            return self._answered(content.draft.filled(mark), opened=opened)
+            return self._answered(content.document.with_text(mark), opened=opened)
         first = mark or WORDS[0].capitalize()
         short = self._answered(first, opened=opened)
         return self._answered(first + self._filler(len(short), 1), opened=opened)
@@ -63,18 +63,18 @@ class Wording:
         def encoded(calls: list[Call]) -> list[int]:
             return self._encode(answer_pieces(self._format, calls=calls, opened_thought=opened))
 
-        first, draft = mark or WORDS[0].capitalize(), content.draft
+        first, document = mark or WORDS[0].capitalize(), content.document
         calls: list[Call] = []
         for number, tool in enumerate(tools):
             call = partial(Call, flat_name(tool), index=self._renderer.counted_calls(prompt) + number)
             if tool.kind == "custom":
                 text = input_of(content, self._options.output_tokens, mark)
                 arguments = self._arguments(wire.encode({"input": text}).decode())
-            elif draft.carries:
-                short = encoded([*calls, call(self._arguments(draft.filled(first)))])
-                arguments = self._arguments(draft.filled(first + self._filler(len(short), number + 1)))
+            elif document.before:
+                short = encoded([*calls, call(self._arguments(document.with_text(first)))])
+                arguments = self._arguments(document.with_text(first + self._filler(len(short), number + 1)))
             else:
-                arguments = padded(self._arguments(draft.plain), self._options.output_tokens)
+                arguments = padded(self._arguments(document.plain), self._options.output_tokens)
             calls.append(call(arguments))
         return encoded(calls)
 

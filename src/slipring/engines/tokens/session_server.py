@@ -1,27 +1,24 @@
 """What token servers with sessions share: a turn of a chain sends its new ids only, if it can."""
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from slipring.base.errors import ApiError, ServerError, StartupError, forget_frames
-from slipring.core.generation import Delta, Finished, Job, Prefill
+from slipring.core.generation import Delta, Emit, Finished, Job, Prefill
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
-from slipring.engines.remote.upstream import read_each
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
 from slipring.engines.tokens.token_answer import TokenAnswer
 from slipring.engines.tokens.token_server import (
-    Exchange,
+    JobExchange,
     Request,
+    TokenReader,
     TokenServer,
     TokenServerOptions,
     Unended,
-    read_payload,
 )
 from slipring.prompts.rendering import Rendered
 
@@ -108,15 +105,8 @@ class SessionServer(TokenServer):
         was_read = False
 
         async def send(addressed: Addressed) -> None:
-            request = self.write_in_session(job, sent, addressed, 0, None)
-            read, has_ended = partial(read_payload, request.read()), False
-            async with self.aside(request) as batches:
-                async for payloads in batches:
-                    pieces, fault = read_each(read, payloads)
-                    if fault is not None:
-                        raise fault
-                    has_ended = has_ended or any(piece.reason is not None for piece in pieces)
-            if not has_ended:
+            pieces = await self.ask_aside(self.write_in_session(job, sent, addressed, 0, None))
+            if all(piece.reason is None for piece in pieces):
                 raise Unended
 
         async def read() -> None:
@@ -127,13 +117,13 @@ class SessionServer(TokenServer):
 
     def exchange(
         self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
-    ) -> Exchange:
+    ) -> JobExchange:
         if self.sessions is None or not self.takes_session(job, constraint):
             return super().exchange(job, sent, limit, constraint, answer)
         return _SessionExchange(self, self.sessions, job, sent, limit, constraint, answer)
 
 
-class _SessionExchange(Exchange):
+class _SessionExchange(JobExchange):
     """Sends the new ids in a session; or, if there is none or it fails before its first token, all ids."""
 
     def __init__(
@@ -155,16 +145,14 @@ class _SessionExchange(Exchange):
     async def prepare(self) -> None:
         self._lease = await self._sessions.lease(self._job, self._sent)
 
-    async def attempt(self) -> AsyncGenerator[list[Delta], None]:
+    async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
         job, sent, engine, lease = self._job, self._sent, self._engine, self._lease
         if lease is not None:
             # A warmup leaves nothing that it emits in the session.
             limit = self._limit if job.generate else 0
             request = engine.write_in_session(job, sent, lease.addressed, limit, self._constraint)
             try:
-                async with aclosing(engine.attempt(request, self._answer)) as batches:
-                    async for deltas in batches:
-                        yield deltas
+                await engine.attempt(request, TokenReader(job, request.read(), self._answer, emit, begin))
                 return
             except ApiError as error:
                 self.close()
@@ -178,9 +166,7 @@ class _SessionExchange(Exchange):
                     self._sessions.pause(error)
                 forget_frames(error)
         request = engine.write(job, sent, self._limit, self._constraint)
-        async with aclosing(engine.attempt(request, self._answer)) as batches:
-            async for deltas in batches:
-                yield deltas
+        await engine.attempt(request, TokenReader(job, request.read(), self._answer, emit, begin))
 
     def keep(self, last: list[Delta]) -> None:
         finished, closing_ids = last[-1], self._answer.closing_ids

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Job
 from slipring.engines.remote.http_client import HttpFailure, TimedOut
-from slipring.prompts.rendering import Body, Rendered, Step
+from slipring.prompts.rendering import Body, EncodedIds, Rendered
 from slipring.protocol import wire
 
 log = logging.getLogger("slipring")
@@ -80,7 +80,7 @@ class Session:
         self.is_busy = True
         self.tokens = 0
         """What it holds, or will hold when the running turn has been prefilled."""
-        self.preface: Step | None = None
+        self.preface: EncodedIds | None = None
         self.body: weakref.ref[Body] | None = None
         """Of the position that the session belongs to; None while a turn runs."""
         self.later_ids: list[int] = []
@@ -249,9 +249,9 @@ class Sessions:
             raise
         return Lease(self, session, Addressed(session.id, 0, sent.json_pieces()))
 
-    def _find(self, tenant: str, body: Body) -> tuple[Session, list[Step]] | None:
+    def _find(self, tenant: str, body: Body) -> tuple[Session, list[EncodedIds]] | None:
         """The session of the nearest ancestor that has one, with the steps since then, oldest first."""
-        steps: list[Step] = []
+        steps: list[EncodedIds] = []
         for node in body.lineage():
             session = self._by_body.get(id(node))
             if session is not None and session.tenant == tenant:
@@ -350,7 +350,7 @@ class Sessions:
             log.info("a session could not be closed at %s: %s", self._protocol.maker, error)
 
 
-def _appended(session: Session, sent: Rendered, steps: list[Step]) -> Addressed | None:
+def _appended(session: Session, sent: Rendered, steps: list[EncodedIds]) -> Addressed | None:
     """The ids of a prompt after those that a session holds; None if the session does not hold the prompt's
     beginning, or holds all of it."""
     preface = session.preface

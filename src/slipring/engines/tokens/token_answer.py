@@ -137,8 +137,6 @@ class TokenAnswer:
     ) -> None:
         self._rendering = rendering
         self._stop = job.stop
-        self.emit = job.emit if job.generate else None
-        """As of the job. What a warmup writes is dropped."""
         self._is_local = renderer.vocabulary.is_local
         self._token_bytes = renderer.token_bytes
         self._generates = job.generate

@@ -5,8 +5,8 @@ Each of them adds how a request is written and how its stream is parsed.
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
@@ -15,14 +15,23 @@ import msgspec
 from msgspec import Struct
 
 from slipring.base.errors import ApiError, ServerError, StartupError
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model, Prefill
+from slipring.core.generation import (
+    Accepted,
+    Capabilities,
+    Delta,
+    Emit,
+    Finished,
+    Job,
+    Model,
+    Prefill,
+    deliver,
+)
 from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_address, read_pairs
-from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
-from slipring.engines.remote.emission import CutOff, emit_until
+from slipring.engines.remote.admission_and_retries import Admission, Retryable
+from slipring.engines.remote.answer_reader import AnswerReader, CutOff
 from slipring.engines.remote.gated_engine import GatedEngine
-from slipring.engines.remote.http_client import EventStream
 from slipring.engines.remote.upstream import (
     Upstream,
     UpstreamOptions,
@@ -143,7 +152,7 @@ class TokenServer(GatedEngine):
     def __init__(self, options: TokenServerOptions) -> None:
         self.options = options
         self._upstream = Upstream(self.name, options)
-        self._gate = Gate(f"{self.maker} at {options.url}", options, self._probe)
+        self._gate = Admission(f"{self.maker} at {options.url}", options, self._probe)
         self._models: list[Model] = []
         self._prefilling = asyncio.Semaphore(_MOST_PREFILLS)
         self._constraints = ServerConstraints(self._may_send_tags, self._try_out)
@@ -188,17 +197,16 @@ class TokenServer(GatedEngine):
         await self._gate.close()
         await self._upstream.close()
 
-    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         self._gate.require_admission(job.tenant)
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
         constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
         with self._gate.admission(job.tenant) as ticket:
-            yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
-            await ticket.turn()
-            yield [Begun()]
+            accepted = Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)
+            await ticket.begin(accepted, emit)
             if not sent.total:  # a warmup of an empty context, which servers refuse
-                yield [Finished("stop", 0, 0, 0, position=sent, context=sent)]
+                await deliver(emit, [Finished("stop", 0, 0, 0, position=sent, context=sent)])
                 return
             answer = TokenAnswer(
                 job,
@@ -210,20 +218,14 @@ class TokenServer(GatedEngine):
 
             # Encoded only now, because it takes memory: all ids as text.
             with closing(self.exchange(job, sent, self._limit(job, sent), constraint, answer)) as exchange:
-
-                def attempt() -> Awaitable[BegunStream[list[Delta]]]:
-                    return BegunStream.begin(exchange.attempt())
-
                 await exchange.prepare()  # its answer is not due yet
                 with suppress(CutOff):
-                    async with aclosing(await self._gate.begin(attempt)) as batches:
-                        async for deltas in batches:
-                            if deltas:
-                                yield deltas
+                    await self._gate.run(partial(exchange.attempt, emit))
                 last = answer.finish()
                 exchange.keep(last)
                 self._watch(job, last)
-        yield last  # after the ticket is given back: a slow reader must not hold up other jobs
+        # After the ticket is given back: a slow reader must not hold up other jobs.
+        await deliver(emit, last)
 
     def _watch(self, job: Job, last: list[Delta]) -> None:
         if self.chain_ends is not None and isinstance(finished := last[-1], Finished):
@@ -244,7 +246,7 @@ class TokenServer(GatedEngine):
             return done
         request = self.write(prefill.job, foreseen.first(total), 1, None)
         async with self._prefilling:
-            completed = await self._gate.run_spare(self.options.max_jobs // 2, lambda: self._process(request))
+            completed = await self._gate.run_spare(self.options.max_jobs // 2, lambda: self.process(request))
         return total if completed else done
 
     async def foresee(self, prefill: Prefill) -> Foreseen | None:
@@ -253,39 +255,37 @@ class TokenServer(GatedEngine):
             return None
         return await foresee(prefill, self.renderer, self.served.context - self.spared, self.tokenizing)
 
-    async def _process(self, request: Request) -> None:
-        """Send a request and drop its answer. Raises ``ServerError`` if it fails."""
-        async with self.aside(request) as batches:
-            async for _ in batches:
-                pass
+    async def process(self, request: Request) -> None:
+        """Send a request for the sake of what the server keeps of it, and drop its answer."""
+        await self._aside(request)
 
-    @asynccontextmanager
-    async def aside(self, request: Request) -> AsyncIterator[EventStream]:
+    async def ask_aside(self, request: Request) -> list[Piece]:
+        """Send a request that no client waits for, and parse its answer."""
+        parser = request.read()
+        return [read_payload(parser, payload) for payload in await self._aside(request)]
+
+    async def _aside(self, request: Request) -> list[bytes]:
         """Send a request whose answer no gate bounds, and whose end is near when it begins: all of it must
-        come in the time that other answers have to begin. Raises ``ServerError`` otherwise."""
-        events = self._upstream.events(request.path, request.pieces, request.headers)
+        come in the time that other answers have to begin. Raises an ``ApiError`` otherwise."""
+        answer = _WholeAnswer()
         try:
-            async with asyncio.timeout(self.options.first_token_timeout_s), events as batches:
-                yield batches
+            async with asyncio.timeout(self.options.first_token_timeout_s):
+                await self._upstream.stream(request.path, request.pieces, request.headers, answer)
         except TimeoutError:
             raise ServerError("The engine did not answer in time.") from None
+        return answer.payloads
 
     async def _try_out(self, job: Job, prompt: Rendered, constraint: Constraint) -> str | None:
         """The first tokens of an answer as text; None if the server fails."""
         request = self.write(job, prompt, TRIED_TOKENS, constraint)
-        read, text, ids = partial(read_payload, request.read()), "", list[int]()
         try:
-            async with self.aside(request) as batches:
-                async for payloads in batches:
-                    pieces, fault = read_each(read, payloads)
-                    if fault is not None:
-                        return None
-                    text += "".join(piece.text for piece in pieces)
-                    ids += [id for piece in pieces for id in piece.ids]
+            pieces = await self.ask_aside(request)
         except ApiError:
             return None
-        is_local = self.renderer.vocabulary.is_local
-        return self.renderer.token_bytes.join(ids).decode("utf-8", "replace") if is_local else text
+        if not self.renderer.vocabulary.is_local:
+            return "".join(piece.text for piece in pieces)
+        ids = [id for piece in pieces for id in piece.ids]
+        return self.renderer.token_bytes.join(ids).decode("utf-8", "replace")
 
     async def _may_send_tags(self) -> bool:
         return self.options.structural_tags and await self.takes_tags()
@@ -305,9 +305,9 @@ class TokenServer(GatedEngine):
 
     def exchange(
         self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
-    ) -> "Exchange":
+    ) -> "JobExchange":
         """How the request is sent and answered."""
-        return Exchange(self, self.write(job, sent, limit, constraint), answer)
+        return JobExchange(self, job, self.write(job, sent, limit, constraint), answer)
 
     async def choose_model(self, listed: Any) -> Served:
         """The configured model, of those that ``/v1/models`` lists, or the first."""
@@ -348,39 +348,53 @@ class TokenServer(GatedEngine):
         if status >= 500:
             raise Retryable(f"/health answers with {status}")
 
-    async def attempt(self, request: Request, answer: TokenAnswer) -> AsyncGenerator[list[Delta], None]:
-        """Send a request once. Yields as soon as the answer has begun, even without deltas; until then
-        ``answer`` is unchanged, for another attempt. What follows is emitted, if the job allows that. Raises
-        ``CutOff`` where the answer is cut."""
-        reader = request.read()
-        read = partial(read_payload, reader)
-
-        def take(payloads: list[bytes]) -> tuple[list[Delta], ApiError | None]:
-            if answer.ends_here():
-                raise CutOff
-            pieces, fault = read_each(read, payloads)
-            return answer.take_all(pieces), fault
-
-        has_yielded, emit = False, answer.emit
-        async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
-            async for payloads in batches:
-                deltas, fault = take(payloads)
-                if deltas or (answer.has_begun and not has_yielded):
-                    has_yielded = True
-                    yield deltas
-                if fault is not None:
-                    raise fault
-                if has_yielded and emit is not None:
-                    await batches.pump(lambda payloads: emit_until(emit, *take(payloads)))
-        if not answer.has_ended:
+    async def attempt(self, request: Request, reader: "TokenReader") -> None:
+        """Send a request once. Raises ``CutOff`` where the answer is cut."""
+        await self._upstream.stream(request.path, request.pieces, request.headers, reader)
+        if not reader.answer.has_ended:
             raise Unended
 
 
-class Exchange:
+class TokenReader(AnswerReader[bytes]):
+    """Reads an answer of token ids. Until it has begun, ``answer`` is unchanged, for another attempt."""
+
+    def __init__(
+        self, job: Job, parser: "Reader", answer: TokenAnswer, emit: Emit, begin: Callable[[], None]
+    ) -> None:
+        super().__init__(job, emit, begin)
+        self.answer = answer
+        self._parse = partial(read_payload, parser)
+
+    def read(self, batch: list[bytes]) -> tuple[list[Delta], Exception | None]:
+        pieces, fault = read_each(self._parse, batch)
+        return self.answer.take_all(pieces), fault
+
+    def may_be_cut(self) -> bool:
+        return self.answer.ends_here()
+
+    def begins_without_deltas(self) -> bool:
+        return self.answer.has_begun
+
+
+class _WholeAnswer:
+    """Collects an answer that no client waits for. Implements ``answer_reader.Consumer``."""
+
+    has_ended = False
+    fault: Exception | None = None
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+
+    def take(self, payloads: list[bytes]) -> None:
+        self.payloads += payloads
+
+
+class JobExchange:
     """One job's request and its answer: sends it whole, as often as the gate asks for."""
 
-    def __init__(self, server: TokenServer, request: Request, answer: TokenAnswer) -> None:
+    def __init__(self, server: TokenServer, job: Job, request: Request, answer: TokenAnswer) -> None:
         self._server = server
+        self._job = job
         self._request = request
         self._answer = answer
 
@@ -389,9 +403,10 @@ class Exchange:
         begin. No failure of the server fails it."""
         return
 
-    def attempt(self) -> AsyncGenerator[list[Delta], None]:
-        """Send the request once; see ``TokenServer.attempt``."""
-        return self._server.attempt(self._request, self._answer)
+    async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
+        """Send the request once and emit its answer; ``begin`` is called when that begins."""
+        reader = TokenReader(self._job, self._request.read(), self._answer, emit, begin)
+        await self._server.attempt(self._request, reader)
 
     def keep(self, last: list[Delta]) -> None:
         """Keep what the next turn of the chain can use. Called with the last deltas of a complete answer."""

@@ -95,9 +95,7 @@ class VllmEngine(SessionServer):
         asked = {"model": self.served.name, "prompt": [stop], "max_tokens": 1, "stream": True}
         headers = {DYNAMO_SESSION: key, DYNAMO_FINAL: "true"}
         request = Request("/v1/completions", [wire.encode(asked)], headers, partial(_Reader, self, 0))
-        async with self.aside(request) as batches:
-            async for _ in batches:
-                continue
+        await self.process(request)
 
     async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
         options = self.options

@@ -61,7 +61,7 @@ class Turn(Struct, forbid_unknown_fields=True):
     idle_s: float = 600.0
 
 
-class Refused(Exception):
+class TurnRefused(Exception):
     """A turn that is not begun."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -113,16 +113,16 @@ class Sessions:
         return sum(session.held for session in self._open.values())
 
     def begin(self, turn: Turn, make_input: Callable[[Turn], Any]) -> Session:
-        """Append a turn's ids to its session, which is opened if need be. Raises ``Refused``."""
+        """Append a turn's ids to its session, which is opened if need be. Raises ``TurnRefused``."""
         session = self._open.get(turn.session)
         if not turn.prompt:
-            raise Refused(400, "A turn needs at least one id.")
+            raise TurnRefused(400, "A turn needs at least one id.")
         if (0 if session is None else session.held) != turn.held or (session is not None and session.is_busy):
-            raise Refused(404, "There is no such session, or its context is another one.")
+            raise TurnRefused(404, "There is no such session, or its context is another one.")
         if session is None and len(self._open) >= self.limits.sessions:
-            raise Refused(400, "There is no room for another session.")
+            raise TurnRefused(400, "There is no room for another session.")
         if self.held_tokens + len(turn.prompt) > self.limits.tokens:
-            raise Refused(400, "There is no room for so many ids.")
+            raise TurnRefused(400, "There is no room for so many ids.")
         made = make_input(turn)
         if session is None:
             session = self._opened(turn)
@@ -232,7 +232,7 @@ class SessionsPlugin:
             try:
                 return StreamingInput(prompt=prompt, sampling_params=params(turn))
             except (ValueError, TypeError) as error:
-                raise Refused(400, str(error)) from None
+                raise TurnRefused(400, str(error)) from None
 
         def generate(turn: Turn, inputs: AsyncIterator[Any]) -> Any:
             id = f"slipring-{turn.session}"
@@ -260,7 +260,7 @@ class SessionsPlugin:
             session = sessions.begin(turn, self._make_input)
         except msgspec.DecodeError as error:
             return _refusal(400, str(error))
-        except Refused as error:
+        except TurnRefused as error:
             return _refusal(error.status, str(error))
         return StreamingResponse(answered(sessions, session, turn), media_type="text/event-stream")
 

@@ -22,11 +22,7 @@ class HttpSseConnection(Connection):
     """A session that lasts as long as its event stream."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        session: McpSession,
-        limits: McpLimits,
-        on_tools_changed: Callable[[], None],
+        self, endpoint: Endpoint, session: McpSession, limits: McpLimits, on_tools_changed: Callable[[], None]
     ) -> None:
         """``session`` must not be over HTTP in its own sense: requests are cancelled by notifications."""
         super().__init__(session, limits, on_tools_changed)

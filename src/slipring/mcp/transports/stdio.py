@@ -5,12 +5,12 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, TooLarge, Unreachable
-from slipring.mcp.limits import McpLimits
 from slipring.mcp.protocol.actions import Send
 from slipring.mcp.protocol.session import McpSession
+from slipring.mcp.servers import StdioServer
 from slipring.mcp.transports.connection import Connection
 
 _log = logging.getLogger(__name__)
@@ -25,20 +25,10 @@ class StdioConnection(Connection):
     """A process, its pipes and its process group. Nothing of the group outlives the connection."""
 
     def __init__(
-        self,
-        name: str,
-        command: tuple[str, ...],
-        env: Mapping[str, str],
-        cwd: str | None,
-        session: McpSession,
-        limits: McpLimits,
-        on_tools_changed: Callable[[], None],
+        self, server: StdioServer, session: McpSession, on_tools_changed: Callable[[], None]
     ) -> None:
-        super().__init__(session, limits, on_tools_changed)
-        self._name = name
-        self._command = command
-        self._env = env
-        self._cwd = cwd
+        super().__init__(session, server.limits, on_tools_changed)
+        self._server = server
         self._process: asyncio.subprocess.Process | None = None
         self._is_closing = False
         self.stderr_tail = bytearray()
@@ -48,12 +38,12 @@ class StdioConnection(Connection):
         environ = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *self._server.command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env={**environ, **self._env},
-                cwd=self._cwd,
+                env={**environ, **self._server.env},
+                cwd=self._server.cwd,
                 limit=self.limits.max_message_bytes,
                 start_new_session=True,
             )
@@ -79,7 +69,7 @@ class StdioConnection(Connection):
         try:
             await self._exited(process)
         finally:
-            # Whoever cancels this, and whatever the process itself did: its children end too.
+            # Also after a cancellation, and if the process has ended by itself: its children end too.
             _signal_group(process, signal.SIGKILL)
         await process.wait()
 
@@ -133,7 +123,10 @@ class StdioConnection(Connection):
         """End the session and the process."""
         if not self._is_closing:
             _log.warning(
-                "the process of MCP server '%s' is ended: %s%s", self._name, failure, self._last_words()
+                "the process of MCP server '%s' is ended: %s%s",
+                self._server.name,
+                failure,
+                self._last_words(),
             )
         self._end(type(failure), failure.message)
         if self._process is not None:
@@ -142,7 +135,7 @@ class StdioConnection(Connection):
     def _last_words(self) -> str:
         """The end of the process's standard error, without the values that the configuration gave it."""
         text = self.stderr_tail.decode("utf-8", "replace").strip()
-        for value in sorted(self._env.values(), key=len, reverse=True):
+        for value in sorted(self._server.env.values(), key=len, reverse=True):
             if value:
                 text = text.replace(value, "[redacted]")
         return f"; its last output: {text}" if text else ""

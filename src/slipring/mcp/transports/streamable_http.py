@@ -28,11 +28,7 @@ class StreamableHttpConnection(Connection):
     """A session over streamable HTTP, in either era. Without a session id there is nothing to keep."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        session: McpSession,
-        limits: McpLimits,
-        on_tools_changed: Callable[[], None],
+        self, endpoint: Endpoint, session: McpSession, limits: McpLimits, on_tools_changed: Callable[[], None]
     ) -> None:
         super().__init__(session, limits, on_tools_changed)
         self._endpoint = endpoint

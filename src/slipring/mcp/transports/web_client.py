@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, Refused, TooLarge, Unreachable
+from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, RequestRefused, TooLarge, Unreachable
 from slipring.mcp.transports.address_policy import AddressNotPublic, Reach, public_socket
 from slipring.mcp.transports.reserved_addresses import AddressReserved, ReservedAddresses
 
@@ -29,28 +29,26 @@ class WebClient:
 
     def __init__(self, connect_timeout_s: float, reserved: ReservedAddresses) -> None:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
-        self._reserved = reserved
+        self.reserved = reserved
         self._sessions: dict[Reach, aiohttp.ClientSession] = {}
 
     def _public_socket(self, address_info: tuple[Any, ...]) -> socket.socket:
-        self._reserved.require_free(address_info[4][0], address_info[4][1])
+        self.reserved.require_free(address_info[4][0], address_info[4][1])
         return public_socket(address_info)
 
-    def _session(self, reach: Reach) -> aiohttp.ClientSession:
+    def session(self, reach: Reach) -> aiohttp.ClientSession:
         session = self._sessions.get(reach)
         if session is None:
             tracing = aiohttp.TraceConfig()
             tracing.on_request_headers_sent.append(_on_request_headers_sent)
             factories = {
                 Reach.PUBLIC: self._public_socket,
-                Reach.UNRESERVED: self._reserved.unreserved_socket,
+                Reach.UNRESERVED: self.reserved.unreserved_socket,
                 Reach.ALL: None,
             }
             session = self._sessions[reach] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=0,
-                    keepalive_timeout=_KEEP_ALIVE_S,
-                    socket_factory=factories[reach],
+                    limit=0, keepalive_timeout=_KEEP_ALIVE_S, socket_factory=factories[reach]
                 ),
                 # Cookies would be shared by all tenants.
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -63,37 +61,6 @@ class WebClient:
                 read_bufsize=2**16,
             )
         return session
-
-    @asynccontextmanager
-    async def request(
-        self,
-        method: str,
-        url: URL,
-        headers: Mapping[str, str],
-        *,
-        reach: Reach,
-        body: bytes | None = None,
-        on_sent: Callable[[], None] | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield its response. Raises ``McpFailure`` for all that goes wrong with either.
-
-        ``on_sent`` is called before the first byte leaves.
-        """
-        if reach is not Reach.ALL:
-            await self._reserved.look_up()
-        try:
-            async with self._session(reach).request(
-                method,
-                url,
-                data=body,
-                headers={**headers, "Accept-Encoding": "identity"},
-                allow_redirects=False,
-                trace_request_ctx=on_sent,
-            ) as response:
-                yield response
-        except (aiohttp.ClientError, OSError) as error:
-            # Not chained: these errors contain URLs and headers.
-            raise _explained(error) from None
 
     async def close(self) -> None:
         for session in self._sessions.values():
@@ -109,7 +76,8 @@ class Endpoint:
     headers: Mapping[str, str] = field(repr=False)
     reach: Reach
 
-    def request(
+    @asynccontextmanager
+    async def request(
         self,
         method: str,
         headers: Mapping[str, str],
@@ -117,16 +85,26 @@ class Endpoint:
         *,
         url: URL | None = None,
         on_sent: Callable[[], None] | None = None,
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request as ``WebClient.request`` does. ``url``: another one on the same server."""
-        return self.web.request(
-            method,
-            url or self.url,
-            {**self.headers, **headers},
-            reach=self.reach,
-            body=body,
-            on_sent=on_sent,
-        )
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield its response. Raises ``McpFailure`` for all that goes wrong with either.
+
+        ``url``: another one on the same server. ``on_sent`` is called before the first byte leaves.
+        """
+        if self.reach is not Reach.ALL:
+            await self.web.reserved.look_up()
+        try:
+            async with self.web.session(self.reach).request(
+                method,
+                url or self.url,
+                data=body,
+                headers={**self.headers, **headers, "Accept-Encoding": "identity"},
+                allow_redirects=False,
+                trace_request_ctx=on_sent,
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, OSError) as error:
+            # Not chained: these errors contain URLs and headers.
+            raise _explained(error) from None
 
 
 async def _on_request_headers_sent(_: object, context: SimpleNamespace, __: object) -> None:
@@ -142,7 +120,7 @@ def _explained(error: Exception) -> McpFailure:
         for kind in (AddressReserved, AddressNotPublic):
             # Several addresses of a name fail with one error that quotes all.
             if isinstance(error.os_error, kind) or kind.reason in str(error.os_error):
-                return Refused(kind.reason)
+                return RequestRefused(kind.reason)
         if isinstance(error, aiohttp.ClientConnectorDNSError):
             return Unreachable("the MCP server's name cannot be resolved")
         return Unreachable("the MCP server cannot be connected to")

@@ -12,7 +12,7 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.prompts.chain_choices import ALL_THOUGHTS
 from slipring.prompts.dialects.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
-from slipring.prompts.rendering import Preface, Rendered, Renderer, Step, empty
+from slipring.prompts.rendering import EncodedIds, Preface, Rendered, Renderer, empty
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol.items import Item
@@ -83,7 +83,9 @@ class DialectRenderer(Renderer):
         return ids + encoder.encode(text)
 
     def _preface(self, head: Head, format: TextFormat, encoder: BudgetedEncoder) -> Preface:
-        return Preface(head, format, Step.of(self.encode(self.dialect.write_head(head, format), encoder)))
+        return Preface(
+            head, format, EncodedIds.of(self.encode(self.dialect.write_head(head, format), encoder))
+        )
 
     def _write(
         self, start: Rendered, items: Sequence[Item], context: Iterable[Item], encoder: BudgetedEncoder
@@ -105,7 +107,7 @@ class DialectRenderer(Renderer):
         fragments = self.dialect.write_default_system(tuple(islice(context, 1)))
         if preface.step.ids or not fragments:
             return start
-        written = Preface(preface.head, preface.format, Step.of(self.encode(fragments, encoder)))
+        written = Preface(preface.head, preface.format, EncodedIds.of(self.encode(fragments, encoder)))
         return Rendered(start.writer, written, start.body)
 
 

@@ -1,13 +1,12 @@
-"""Output formats of model families, written by hand from the families' chat templates.
+"""Output formats of model families whose chat template does not show them, by marks in the template's source.
 
-``format_detection`` finds most of these in a template. The constants serve the built-in dialects, models
-whose template does not show its format, and tests.
+``format_detection`` finds all other formats by rendering the template.
 """
 
 import re
 from typing import Final
 
-from msgspec import structs
+from msgspec import Struct
 
 from slipring.prompts.parsing.output_format import (
     BracedCalls,
@@ -19,8 +18,6 @@ from slipring.prompts.parsing.output_format import (
     TaggedCalls,
 )
 
-_APERTUS: Final = "<|tools_prefix|>["
-"""Begins the calls of Apertus, which makes them within its thoughts."""
 _SUFFIX: Final = re.compile(r":[^:<>]*>$")
 
 HERMES = OutputFormat(
@@ -35,48 +32,6 @@ LLAMA3_JSON = OutputFormat(
     calls=JsonCalls(arguments_key="parameters", is_bare=True, announcement="<|python_tag|>")
 )
 """``{"name": …, "parameters": …}``, with or without ``<|python_tag|>`` before it: Llama 3.x."""
-
-BARE_JSON = OutputFormat(calls=JsonCalls(is_bare=True))
-"""``{"name": …, "arguments": …}`` without marks."""
-
-MISTRAL_NEMO = OutputFormat(calls=JsonCalls(section_open="[TOOL_CALLS]", is_array=True, id_key="id"))
-"""``[TOOL_CALLS][{"name": …, "arguments": …, "id": …}]``: Mistral up to Nemo and Small 3.1."""
-
-NEMOTRON_NANO_2 = OutputFormat(
-    calls=JsonCalls(section_open="<TOOLCALL>", section_close="</TOOLCALL>", is_array=True),
-    think_open="<think>\n",
-    think_close="</think>",
-)
-"""``<TOOLCALL>[{"name": …, "arguments": …}]</TOOLCALL>``: Nemotron Nano 2."""
-
-COHERE = OutputFormat(
-    calls=JsonCalls(
-        section_open="<|START_ACTION|>",
-        section_close="<|END_ACTION|>",
-        is_array=True,
-        name_key="tool_name",
-        arguments_key="parameters",
-        id_key="tool_call_id",
-    ),
-    think_open="<|START_THINKING|>",
-    think_close="<|END_THINKING|>",
-    calls_end_thoughts=True,
-    ignored=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-)
-"""``<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": …}]<|END_ACTION|>``: Cohere."""
-
-MISTRAL = OutputFormat(
-    calls=NamedJsonCalls(open="[TOOL_CALLS]", arguments_open="[ARGS]"),
-    think_open="[THINK]",
-    think_close="[/THINK]",
-    calls_end_thoughts=True,
-)
-"""``[TOOL_CALLS]f[ARGS]{…}``: Devstral, Magistral, Ministral 3."""
-
-MISTRAL_CALL_ID = OutputFormat(
-    calls=NamedJsonCalls(open="[TOOL_CALLS]", id_separator="[CALL_ID]", arguments_open="[ARGS]")
-)
-"""``[TOOL_CALLS]f[CALL_ID]id[ARGS]{…}``: Mistral Small 3.2."""
 
 KIMI_K2 = OutputFormat(
     calls=NamedJsonCalls(
@@ -109,182 +64,6 @@ DEEPSEEK_V3 = OutputFormat(
 )
 """``<｜tool▁call▁begin｜>function<｜tool▁sep｜>f`` and the arguments in a fenced block: DeepSeek V3, R1."""
 
-DEEPSEEK_V3_1 = OutputFormat(
-    calls=NamedJsonCalls(
-        section_open="<｜tool▁calls▁begin｜>",
-        section_close="<｜tool▁calls▁end｜>",
-        open="<｜tool▁call▁begin｜>",
-        close="<｜tool▁call▁end｜>",
-        arguments_open="<｜tool▁sep｜>",
-    ),
-    think_open="<think>",
-    think_close="</think>",
-)
-"""``<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>``: DeepSeek V3.1."""
-
-FUNCTIONARY = OutputFormat(calls=NamedJsonCalls(open="<function=", arguments_open=">", close="</function>"))
-"""``<function=f>{…}</function>``: Functionary 3.1, Llama 3.1 with custom calls."""
-
-QWEN3_CODER = OutputFormat(
-    calls=TaggedCalls(
-        open="<tool_call>\n",
-        close="</tool_call>",
-        between="\n",
-        name_open="<function=",
-        name_close=">\n",
-        arguments_close="</function>\n",
-        key_open="<parameter=",
-        key_close=">\n",
-        value_close="\n</parameter>\n",
-    )
-)
-"""``<tool_call><function=f><parameter=k>v</parameter></function></tool_call>``: Qwen3-Coder."""
-
-QWEN3_5 = OutputFormat(
-    calls=QWEN3_CODER.calls,
-    think_open="<think>\n",
-    think_close="\n</think>\n\n",
-    calls_end_thoughts=True,
-)
-"""Qwen3-Coder's calls, with thoughts: Qwen3.5 and later, Nemotron 3, Step 3.5."""
-
-SEED_OSS = OutputFormat(
-    calls=TaggedCalls(
-        open="<seed:tool_call>\n",
-        close="</seed:tool_call>",
-        between="\n",
-        name_open="<function=",
-        name_close=">\n",
-        arguments_close="</function>\n",
-        key_open="<parameter=",
-        key_close=">",
-        value_close="</parameter>\n",
-    ),
-    think_open="<seed:think>",
-    think_close="</seed:think>",
-    calls_end_thoughts=True,
-)
-"""Qwen3-Coder's calls in marks of their own: Seed-OSS."""
-
-MINICPM5 = OutputFormat(
-    calls=TaggedCalls(
-        name_open='<function name="',
-        name_close='">',
-        arguments_close="</function>",
-        key_open='<param name="',
-        key_close='">',
-        value_close="</param>",
-        has_cdata=True,
-    ),
-    think_open="<think>\n",
-    think_close="\n</think>\n\n",
-)
-"""``<function name="f"><param name="k">v</param></function>``: MiniCPM5."""
-
-GLM = OutputFormat(
-    calls=TaggedCalls(
-        open="<tool_call>",
-        close="</tool_call>",
-        between="\n",
-        name_close="\n",
-        key_open="<arg_key>",
-        key_close="</arg_key>\n<arg_value>",
-        value_close="</arg_value>\n",
-    ),
-    think_open="<think>",
-    think_close="</think>",
-    calls_end_thoughts=True,
-)
-"""``<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>``, by lines: GLM-4.5, GLM-4.6."""
-
-GLM_4_7 = OutputFormat(
-    calls=TaggedCalls(
-        open="<tool_call>",
-        close="</tool_call>",
-        key_open="<arg_key>",
-        key_close="</arg_key><arg_value>",
-        value_close="</arg_value>",
-    ),
-    think_open="<think>",
-    think_close="</think>",
-    calls_end_thoughts=True,
-)
-"""As GLM-4.6 without line breaks: GLM-4.7, GLM-5, Laguna."""
-
-HUNYUAN3 = OutputFormat(
-    calls=TaggedCalls(
-        section_open="<tool_calls>\n",
-        section_close="</tool_calls>",
-        open="<tool_call>",
-        close="</tool_call>\n",
-        name_close="<tool_sep>\n",
-        key_open="<arg_key>",
-        key_close="</arg_key>\n<arg_value>",
-        value_close="</arg_value>\n",
-    ),
-    think_open="<think>",
-    think_close="</think>",
-    calls_end_thoughts=True,
-)
-"""GLM's arguments in a section, with a mark after the name: Hunyuan 3."""
-
-MINIMAX_M2 = OutputFormat(
-    calls=TaggedCalls(
-        section_open="\n<minimax:tool_call>\n",
-        section_close="</minimax:tool_call>",
-        name_open='<invoke name="',
-        name_close='">\n',
-        arguments_close="</invoke>\n",
-        key_open='<parameter name="',
-        key_close='">',
-        value_close="</parameter>\n",
-    ),
-    think_open="<think>\n",
-    think_close="\n</think>\n\n",
-    calls_end_thoughts=True,
-)
-"""``<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>``: MiniMax M2."""
-
-_DSML = TaggedCalls(
-    section_open="\n\n<｜DSML｜tool_calls>\n",
-    section_close="</｜DSML｜tool_calls>",
-    name_open='<｜DSML｜invoke name="',
-    name_close='">\n',
-    arguments_close="</｜DSML｜invoke>\n",
-    key_open='<｜DSML｜parameter name="',
-    string_attribute='" string="true"',
-    json_attribute='" string="false"',
-    key_close=">",
-    value_close="</｜DSML｜parameter>\n",
-)
-
-DEEPSEEK_V4 = OutputFormat(calls=_DSML, think_open="<think>", think_close="</think>", calls_end_thoughts=True)
-"""``<｜DSML｜invoke name="f">`` and ``<｜DSML｜parameter name="k" string="true">``: DeepSeek V4."""
-
-DEEPSEEK_V3_2 = structs.replace(
-    DEEPSEEK_V4,
-    calls=structs.replace(
-        _DSML,
-        section_open="\n\n<｜DSML｜function_calls>\n",
-        section_close="</｜DSML｜function_calls>",
-    ),
-)
-"""As DeepSeek V4, with another name of the section: DeepSeek V3.2."""
-
-DEEPSEEK_V4_1 = structs.replace(
-    DEEPSEEK_V4,
-    calls=structs.replace(
-        _DSML,
-        section_open="\n\n<｜DSML｜ calls>\n",
-        section_close="</｜DSML｜ calls>",
-        name_open='<｜DSML｜ invoke name="',
-        arguments_close="</｜DSML｜ invoke>\n",
-        key_open='<｜DSML｜ parameter name="',
-        value_close="</｜DSML｜ parameter>\n",
-    ),
-)
-"""As DeepSeek V4, with blanks before the names of tags: DeepSeek V4.1."""
-
 KIMI_K3 = OutputFormat(
     calls=TaggedCalls(
         section_open="<|open|>tools<|sep|>",
@@ -307,6 +86,7 @@ KIMI_K3 = OutputFormat(
     ignored=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     text_open="<|open|>response<|sep|>",
     text_close="<|close|>response<|sep|>",
+    stops=("<|end_of_msg|>",),
 )
 """``<|open|>call tool="f" index="1"<|sep|><|open|>argument key="k" type="string"<|sep|>v``: Kimi K3."""
 
@@ -319,6 +99,7 @@ MINIMAX_M3 = OutputFormat(
     ),
     think_open="<mm:think>",
     think_close="</mm:think>",
+    stops=("[e~[",),
 )
 """Trees of tags, each after ``]<]minimax[>[``: MiniMax M3."""
 
@@ -329,19 +110,18 @@ LFM2 = OutputFormat(
 )
 """``<|tool_call_start|>[f(a=1)]<|tool_call_end|>``: LFM2, LFM2.5."""
 
-PYTHON_LIST = OutputFormat(calls=PythonCalls(is_bare=True))
-"""``[f(a=1)]`` without marks: Llama 4, Llama 3.2."""
-
 GEMMA4 = OutputFormat(
     calls=BracedCalls(open="<|tool_call>", close="<tool_call|>"),
     think_open="<|channel>thought\n",
     think_close="<channel|>",
     calls_end_thoughts=True,
+    stops=("<turn|>", "<|tool_response>"),
 )
 """``<|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>``: Gemma 4."""
 
 FUNCTION_GEMMA = OutputFormat(
-    calls=BracedCalls(open="<start_function_call>", close="<end_function_call>", quote="<escape>")
+    calls=BracedCalls(open="<start_function_call>", close="<end_function_call>", quote="<escape>"),
+    stops=("<end_of_turn>", "<start_function_response>"),
 )
 """``<start_function_call>call:f{k:<escape>v<escape>}<end_function_call>``: FunctionGemma."""
 
@@ -381,22 +161,65 @@ MUSE = OutputFormat(
 HARMONY = OutputFormat(is_harmony=True, stops=("<|return|>", "<|call|>"))
 """Messages with channels and recipients: gpt-oss."""
 
-_ENDING_THOUGHTS = (
-    *(HERMES, COHERE, MISTRAL, KIMI_K2, QWEN3_5, SEED_OSS, GLM, HUNYUAN3, MINIMAX_M2, DEEPSEEK_V4),
-    *(DEEPSEEK_V3_2, DEEPSEEK_V4_1, KIMI_K3, GEMMA4),
+
+class KnownFormat(Struct, frozen=True):
+    """The format of a family, which is known by marks in its template's source."""
+
+    marks: tuple[str, ...]
+    family: str
+    format: OutputFormat
+
+
+NOT_RENDERED = (
+    KnownFormat(("<|channel|>analysis", "<|message|>"), "gpt-oss", HARMONY),
+    KnownFormat(("<|tool_call>call:", "<tool_call|>"), "Gemma 4", GEMMA4),
+    KnownFormat(("<|open|>", "<|sep|>", "<|close|>"), "Kimi K3", KIMI_K3),
+    KnownFormat(("]<]minimax[>[", "<invoke"), "MiniMax M3", MINIMAX_M3),
+    KnownFormat(
+        ("<start_function_call>", "<end_function_call>", "<escape>"), "FunctionGemma", FUNCTION_GEMMA
+    ),
+    KnownFormat((" to=self<|message|>", "<|eom|>", "<atem:function_calls>"), "Muse", MUSE),
+    KnownFormat(
+        ("<|python_start|>", "<|python_end|>", '"parameters"'),
+        "Llama 4",
+        OutputFormat(calls=LLAMA3_JSON.calls, ignored=("<|python_start|>", "<|python_end|>")),
+    ),
 )
+"""Formats that rendering does not show, or shows in part."""
+NO_CALLS_RENDERED = (
+    KnownFormat(("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), "Kimi K2", KIMI_K2),
+    KnownFormat(("<｜tool▁calls▁begin｜>", "```json"), "DeepSeek V3", DEEPSEEK_V3),
+    KnownFormat(
+        ("<|tool_call|>", "JSON list"),
+        "Granite 3",
+        OutputFormat(calls=JsonCalls(section_open="<|tool_call|>", is_array=True)),
+    ),
+    KnownFormat(("<|tool_list_start|>",), "LFM2", LFM2),
+    KnownFormat(("List of tools: [", "keep_past_thinking"), "LFM2", LFM2),
+    KnownFormat(("<longcat_tool_call>", "</longcat_tool_call>"), "LongCat", LONGCAT),
+    KnownFormat(("<|action_start|>", "<|plugin|>", "<|action_end|>"), "InternLM 2", INTERNLM2),
+    KnownFormat(("<tool_call>", '"arguments"'), "Hermes", HERMES),
+)
+"""Formats of templates that write no calls."""
+_ENDING_THOUGHTS: Final = frozenset(
+    (
+        *("<tool_call>", "<|START_ACTION|>", "[TOOL_CALLS]", "<|tool_calls_section_begin|>", "<tool_calls>"),
+        *("<seed>", "<minimax>", "<｜DSML｜tool_calls>", "<｜DSML｜function_calls>"),
+        *("<｜DSML｜ calls>", "<|open|>tools<|sep|>", "<|tool_call>", "<|tools_prefix|>["),
+    )
+)
+"""Marks of calls that end thoughts, in the parsers that vLLM, SGLang or llama.cpp have for their families;
+without what follows a colon, because Hunyuan 3 adds a suffix to its marks."""
+
+
+def find_known(known: tuple[KnownFormat, ...], source: str) -> KnownFormat | None:
+    """The first format whose marks all occur in the source of a template."""
+    return next((each for each in known if all(mark in source for mark in each.marks)), None)
 
 
 def calls_end_thoughts(format: OutputFormat) -> bool:
-    """Whether a format that was found in a template begins its calls with a mark that ends thoughts, in the
-    parsers that vLLM, SGLang or llama.cpp have for the family."""
-    marks = {_APERTUS, *map(_first_mark, _ENDING_THOUGHTS)}
-    return bool(format.think_close) and _first_mark(format) in marks
-
-
-def _first_mark(format: OutputFormat) -> str:
-    """The mark that begins calls; without the suffix that Hunyuan 3 adds to its marks."""
-    if format.calls is None:
-        return ""
-    mark = (format.calls.section_open or format.calls.open).strip()
-    return _SUFFIX.sub(">", mark.splitlines()[0]) if mark else ""
+    """Whether a format that was found in a template begins its calls with a mark that ends thoughts."""
+    if not format.think_close or format.calls is None:
+        return False
+    first, *_ = (format.calls.section_open or format.calls.open).strip().splitlines() or [""]
+    return _SUFFIX.sub(">", first) in _ENDING_THOUGHTS

@@ -19,6 +19,7 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.prompts.chain_choices import (
     ALL_THOUGHTS,
+    CALL_IDS,
     CHAIN_CHOICES,
     EMPTY_THOUGHTS,
     LOOP_THOUGHTS,
@@ -28,7 +29,7 @@ from slipring.prompts.chain_choices import (
 from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
 from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
-from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, Step, empty
+from slipring.prompts.rendering import CannotAppend, EncodedIds, Preface, Rendered, Renderer, empty
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,
@@ -79,7 +80,7 @@ CONTINUES_ASSISTANT = "the delta continues an assistant message"
 REFUSES_PART = "the template cannot write a part of the conversation alone"
 NO_BOUNDARY = "the template's parts do not meet at a control token"
 
-_NOTHING = Step.of(())
+_NOTHING = EncodedIds.of(())
 
 
 class Tail(Struct, frozen=True):
@@ -371,7 +372,12 @@ class TemplateRenderer(Renderer):
         return text
 
     def _builder(self, pending: PendingCalls, calls: int | None, ids: Sequence[str] = ()) -> MessageBuilder:
-        return MessageBuilder(pending, calls if self._counts_calls else None, ids)
+        return MessageBuilder(
+            pending,
+            calls if self._counts_calls else None,
+            ids,
+            text_before_calls=self.forms.text_before_calls,
+        )
 
     def _written_ids(self, position: Rendered, answer: Sequence[Item]) -> Sequence[str]:
         """The ids that the model gave to the calls of its answer, the last step of ``position``; empty if it
@@ -475,10 +481,26 @@ class TemplateRenderer(Renderer):
         yield from {choice for effort in efforts for choice in self._kept_after_answers(effort)}
         question, called, output = CALLED
         loop = (question, with_thoughts(called), output)
+        if self._adds_call_ids():
+            yield CALL_IDS
         if self._keeps_thoughts and self._drops_thoughts():
             yield ALL_THOUGHTS
         elif any(self._drops(loop, effort) for effort in filter(self._thinks, efforts)):
             yield LOOP_THOUGHTS
+
+    def _adds_call_ids(self) -> bool:
+        """Whether the template writes the id of a call only once its output follows."""
+        *asked, called, _ = CALLED
+        draft = self._draft(CALLED, [], BudgetedEncoder(self.vocabulary), None)
+        call, mark = called.calls[-1], draft.guard.text(LAST_CALL_PLACEHOLDER)
+        try:
+            last, earlier = (
+                draft.write(messages).rpartition(mark)[2] for messages in ([*asked, called], CALLED)
+            )
+        except InvalidRequest:
+            return False
+        closer = self._closers[True]
+        return bool(closer) and call.id in earlier.partition(closer)[0] and call.id not in last
 
     def _thinks(self, effort: str | None) -> bool:
         """Whether the model may think, as far as its template shows."""

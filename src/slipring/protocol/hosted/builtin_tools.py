@@ -87,17 +87,17 @@ class SentBuiltin(Struct, frozen=True):
         return msgspec.json.decode(named, type=str) if named.startswith(b'"') else None
 
 
-class _Outline(Struct):
+class _ToolType(Struct):
     type: str | UnsetType = UNSET
 
 
 _tools = msgspec.json.Decoder(list[Raw])
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_ToolType)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 def read_builtins(tools: Raw | UnsetType) -> tuple[SentBuiltin, ...]:
-    """The built-in tools in a request's ``tools``. What is no list of tools is left to ``Toolset.read``."""
+    """The built-in tools in a request's ``tools``. ``Toolset.read`` refuses what is not a list of tools."""
     sent = given(tools)
     if sent is None or not any(words in bytes(sent) for words in _WORDS):
         return ()

@@ -29,7 +29,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class ToolHints(Struct):
-    """What a server says of a tool. Nobody has verified it."""
+    """What a server claims about a tool. Not verified."""
 
     read_only: bool | None = False
 
@@ -168,12 +168,7 @@ def model_name(label: str, name: str) -> str:
     return f"{_UNSAFE.sub('_', name)[: most - len(digest) - 1]}_{digest}"
 
 
-class _Outline(Struct):
-    type: str
-
-
 _tools = msgspec.json.Decoder(list[Raw])
-_outline = msgspec.json.Decoder(_Outline)
 _server = msgspec.json.Decoder(McpTool)
 _listed = msgspec.json.Decoder(list[ListedTool])
 
@@ -191,7 +186,7 @@ def read_servers(tools: Raw | UnsetType, *, elsewhere: bool = False) -> tuple[Mc
     found: list[McpTool] = []
     for index, raw in enumerate(wire.decode(_tools, sent, where="tools")):
         where = f"tools[{index}]"
-        if _WORDS in bytes(raw) and wire.decode(_outline, raw, where=where).type == "mcp":
+        if _WORDS in bytes(raw) and wire.type_of(raw, where) == "mcp":
             found.append(wire.decode(_server, raw, where=where))
             if not elsewhere:
                 _require_supported(found[-1], where)
@@ -218,7 +213,7 @@ def with_servers(tools: Raw | UnsetType, kept: Mapping[str, KeptServer]) -> Raw:
     """The ``tools`` of a request, with each ``mcp`` tool replaced by the one of the same label."""
     entries: list[object] = []
     for raw in _tools.decode(given(tools) or b"[]"):
-        is_server = _WORDS in bytes(raw) and _outline.decode(raw).type == "mcp"
+        is_server = _WORDS in bytes(raw) and wire.type_of(raw) == "mcp"
         entries.append(kept[_server.decode(raw).server_label] if is_server else raw)
     return wire.raw(entries)
 

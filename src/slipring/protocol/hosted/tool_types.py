@@ -8,34 +8,17 @@ from msgspec import Raw, Struct, UnsetType
 from slipring.base.errors import UnsupportedParameter, quoted
 from slipring.protocol import wire
 from slipring.protocol.definitions import MOST_TOOLS
+from slipring.protocol.hosted.builtin_tools import KIND_OF_TYPE
 
 CLIENT_TYPES = frozenset(
     {
-        "apply_patch",
-        "computer",
-        "computer_use_preview",
-        "custom",
-        "function",
-        "local_shell",
-        "namespace",
-        "shell",
-        "tool_search",
+        *("apply_patch", "computer", "computer_use_preview", "custom", "function", "local_shell"),
+        *("namespace", "shell", "tool_search"),
     }
 )
 """Tools that clients run; ``shell`` only without a container."""
 ALWAYS_CLIENT_TYPES = CLIENT_TYPES - {"shell"}
-_PASSED_ON = frozenset(
-    {
-        "code_interpreter",
-        "file_search",
-        "image_generation",
-        "mcp",
-        "web_search",
-        "web_search_2025_08_26",
-        "web_search_preview",
-        "web_search_preview_2025_03_11",
-    }
-)
+_PASSED_ON = frozenset({*KIND_OF_TYPE, "image_generation", "mcp"})
 """Tools of other servers whose items and events clients get as they are."""
 
 
@@ -43,7 +26,7 @@ class _Environment(Struct):
     type: str = ""
 
 
-class _Outline(Struct):
+class _ToolHead(Struct):
     type: str
     server_label: str | None = None
     environment: _Environment | None = None
@@ -60,7 +43,7 @@ class _Outline(Struct):
 
 
 _tools = msgspec.json.Decoder(list[Raw])
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(_ToolHead)
 
 
 def refuse_hosted(tools: Raw | UnsetType) -> None:
@@ -88,7 +71,7 @@ def passes_on(tools: Raw | UnsetType) -> bool:
     return found
 
 
-def _hosted(tools: Raw | UnsetType) -> Iterator[tuple[str, _Outline]]:
+def _hosted(tools: Raw | UnsetType) -> Iterator[tuple[str, _ToolHead]]:
     """The tools that a server runs, each with its place as errors name it."""
     sent = wire.given(tools)
     if sent is None:

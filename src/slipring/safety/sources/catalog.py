@@ -16,27 +16,13 @@ from slipring.safety.sources.patterns import Patterns, PatternsSettings, Persona
 T = TypeVar("T")
 
 
-def _moderations(entry: CheckEntry, engines: Engines) -> Source:
-    return Moderations(_settings(entry, ModerationsSettings))
-
-
-def _guard(entry: CheckEntry, engines: Engines) -> Source:
-    return Guard(_settings(entry, GuardSettings), engines, entry.context, at_once=entry.at_once)
-
-
-def _patterns(entry: CheckEntry, engines: Engines) -> Source:
-    return Patterns(_settings(entry, PatternsSettings), entry.timeout_s)
-
-
-def _personal_data(entry: CheckEntry, engines: Engines) -> Source:
-    return PersonalData(_settings(entry, PersonalDataSettings), entry.timeout_s)
-
-
 KINDS: dict[str, Callable[[CheckEntry, Engines], Source]] = {
-    "guard": _guard,
-    "moderations": _moderations,
-    "patterns": _patterns,
-    "pii": _personal_data,
+    "guard": lambda entry, engines: Guard(
+        _settings(entry, GuardSettings), engines, entry.context, at_once=entry.at_once
+    ),
+    "moderations": lambda entry, _: Moderations(_settings(entry, ModerationsSettings)),
+    "patterns": lambda entry, _: Patterns(_settings(entry, PatternsSettings), entry.timeout_s),
+    "pii": lambda entry, _: PersonalData(_settings(entry, PersonalDataSettings), entry.timeout_s),
 }
 
 

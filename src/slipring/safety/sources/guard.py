@@ -6,8 +6,7 @@ response: it is not stored, not counted as a turn and not charged to the tenant'
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -21,7 +20,7 @@ from slipring.base.errors import ApiError, ModelNotFound, StartupError
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.checks.verdicts import Subject
-from slipring.core.generation import Delta, Finished, Job, Model, Refused, Settings, Text
+from slipring.core.generation import Delta, Emit, Finished, Job, Model, Refused, Settings, Text
 from slipring.core.turn.response_object import new_response
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
@@ -50,8 +49,6 @@ is limited."""
 
 
 class GuardSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of the source ``guard``."""
-
     model: str
     """The name of a model that this server serves."""
     format: Literal["llama-guard", "qwen3guard", "granite", "shieldgemma", "policy"]
@@ -73,7 +70,7 @@ class Engines(Protocol):
     def find(self, name: str) -> Model:
         """The model of this name. Raises ``ModelNotFound``."""
 
-    def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    async def generate(self, job: Job, emit: Emit) -> None:
         """Run a job, as ``Engine.generate`` does."""
 
 
@@ -241,17 +238,22 @@ class Guard:
     async def _generate(self, job: Job) -> tuple[Answer, Finished]:
         texts: list[str] = []
         logprobs: list[Logprob] = []
-        async with aclosing(self._engines.generate(job)) as batches:
-            async for deltas in batches:
-                for delta in deltas:
-                    if isinstance(delta, Text):
-                        texts.append(delta.text)
-                        logprobs += delta.logprobs
-                    elif isinstance(delta, Refused):
-                        raise SourceFailed("the guard model refused to answer")
-                    elif isinstance(delta, Finished):
-                        return Answer("".join(texts), logprobs), delta
-        raise SourceFailed("the guard model gave no answer")
+        last: Delta | None = None
+
+        def take(deltas: list[Delta]) -> None:
+            nonlocal last, logprobs
+            for delta in deltas:
+                if isinstance(delta, Text):
+                    texts.append(delta.text)
+                    logprobs += delta.logprobs
+                elif isinstance(delta, Refused):
+                    raise SourceFailed("the guard model refused to answer")
+            last = deltas[-1]
+
+        await self._engines.generate(job, take)
+        if not isinstance(last, Finished):
+            raise SourceFailed("the guard model gave no answer")
+        return Answer("".join(texts), logprobs), last
 
 
 def _key(tenant: str, context: Sequence[str]) -> bytes:

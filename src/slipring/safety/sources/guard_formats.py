@@ -46,8 +46,6 @@ class Question(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """What a guard model answered."""
-
     text: str
     logprobs: Sequence[Logprob] = ()
     """Of the tokens of the text; empty if the engine has none."""

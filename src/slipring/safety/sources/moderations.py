@@ -18,8 +18,6 @@ _CONNECT_TIMEOUT_S = 5.0
 
 
 class ModerationsSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of the source ``moderations``."""
-
     url: Annotated[str, Meta(pattern="^https?://")]
     """The base URL of the API, as in ``https://api.openai.com/v1``."""
     model: str = "omni-moderation-latest"

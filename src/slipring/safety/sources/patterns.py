@@ -32,15 +32,11 @@ RECOGNIZERS = (
 
 
 class PatternSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """One pattern with options."""
-
     regex: str
     validator: str = ""
 
 
 class PatternsSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of the source ``patterns``."""
-
     patterns: dict[str, str | PatternSettings] = {}
     """Regular expressions of Python by category."""
     secrets: bool = False
@@ -51,8 +47,6 @@ class PatternsSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PersonalDataSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of the source ``pii``."""
-
     recognizers: tuple[str, ...] = RECOGNIZERS
     """Names of classes in ``presidio_analyzer.predefined_recognizers`` that need no language model."""
 

@@ -1,4 +1,4 @@
-"""Distributes the live updates of one process to those who watch.
+"""Distributes the live updates of one process to its watchers.
 
 Updates are made only while there are subscribers, each update once for all of them.
 """
@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from slipring.observation import live
 from slipring.server.admin.live_view import LiveView
-from slipring.server.admin.source import INTERVAL_S, Receive
 
 log = logging.getLogger("slipring")
 
@@ -19,13 +18,13 @@ class LiveFeed:
 
     def __init__(self, view: LiveView) -> None:
         self._view = view
-        self._subscribers: list[Receive] = []
-        self._new: list[Receive] = []
+        self._subscribers: list[live.Receive] = []
+        self._new: list[live.Receive] = []
         """Those that are to be sent a complete update."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def subscribe(self, receive: Receive) -> Callable[[], None]:
+    def subscribe(self, receive: live.Receive) -> Callable[[], None]:
         """Send updates to ``receive`` until the returned function is called. If it gets them already, it gets
         a complete one again, beside the others."""
         self._new.append(receive)
@@ -65,15 +64,15 @@ class LiveFeed:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next update is due. Who begins to watch does not wait."""
+        """Wait until the next update is due. A new watcher does not wait."""
         try:
-            async with asyncio.timeout(INTERVAL_S):
+            async with asyncio.timeout(live.INTERVAL_S):
                 await self._wake.wait()
         except TimeoutError:
             return
 
 
-def _send(update: live.Update, subscribers: list[Receive]) -> None:
+def _send(update: live.Update, subscribers: list[live.Receive]) -> None:
     line = live.encode(update)
     for receive in list(subscribers):
         receive(line)

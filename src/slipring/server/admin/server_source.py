@@ -8,7 +8,6 @@ from slipring.observation import live
 from slipring.observation.snapshots import Snapshot
 from slipring.server.admin.live_feed import LiveFeed
 from slipring.server.admin.live_view import LiveView
-from slipring.server.admin.source import INTERVAL_S, Receive
 from slipring.server.observation.health import health_of
 from slipring.server.observation.metrics import Metrics
 from slipring.server.service import Service
@@ -30,13 +29,13 @@ class ServerSource:
             version=__version__,
             started_at=self._started_at,
             now=time.time(),
-            interval_s=INTERVAL_S,
+            interval_s=live.INTERVAL_S,
             api_url=self._api_url,
             workers=1,
             departed=live.Totals(),
         )
 
-    def subscribe(self, receive: Receive) -> Callable[[], None]:
+    def subscribe(self, receive: live.Receive) -> Callable[[], None]:
         return self._feed.subscribe(receive)
 
     async def detail(self, process: int, number: int) -> live.ConnectionDetail | None:

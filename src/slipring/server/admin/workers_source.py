@@ -18,16 +18,14 @@ from slipring import __version__
 from slipring.observation import live
 from slipring.observation.snapshots import BoundedLabels, Fold, Snapshot
 from slipring.observation.totals import totals_of
-from slipring.server.admin.source import INTERVAL_S, Receive
 from slipring.server.process.process_metrics import process_snapshot
 from slipring.server.process.worker_messages import Command, Describe, Described, EndWatch, Watch
-from slipring.server.process.worker_restart import SlotObserver
 
 _DETAIL_TIMEOUT_S = 5.0
 
 
 class Worker(Protocol):
-    """A worker, as far as this module needs it."""
+    """What this module uses of a worker."""
 
     @property
     def pid(self) -> int | None:
@@ -41,8 +39,6 @@ class Worker(Protocol):
 
 
 class WorkerHealth(Struct, frozen=True):
-    """The health of one worker."""
-
     pid: int | None
     serving: bool
 
@@ -70,13 +66,13 @@ _heading = msgspec.json.Decoder(_Heading)
 class _Watcher:
     """One live stream."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: live.Receive) -> None:
         self.receive = receive
         self.known: set[int] = set()
-        """Workers of which it has a complete update."""
+        """Workers that have sent it a complete update."""
 
 
-class WorkersSource(SlotObserver):
+class WorkersSource:
     """The source of a supervisor's listener."""
 
     def __init__(self, workers: Sequence[Worker], api_url: str, bounds: BoundedLabels | None = None) -> None:
@@ -88,7 +84,7 @@ class WorkersSource(SlotObserver):
         self._numbers = itertools.count()
         self._metrics = Fold(bounds)
         self._totals: dict[int, live.Totals] = {}
-        """What each worker that runs has last said that it had counted."""
+        """The latest counts that each running worker has reported."""
         self._departed = live.Totals()
         self._details: dict[int, asyncio.Future[live.ConnectionDetail | None]] = {}
 
@@ -97,13 +93,13 @@ class WorkersSource(SlotObserver):
             version=__version__,
             started_at=self._started_at,
             now=time.time(),
-            interval_s=INTERVAL_S,
+            interval_s=live.INTERVAL_S,
             api_url=self._api_url,
             workers=len(self._workers),
             departed=self._departed,
         )
 
-    def subscribe(self, receive: Receive) -> Callable[[], None]:
+    def subscribe(self, receive: live.Receive) -> Callable[[], None]:
         watcher = _Watcher(receive)
         self._watchers.append(watcher)
         for worker in self._workers:
@@ -159,7 +155,6 @@ class WorkersSource(SlotObserver):
         self._totals[process] = totals_of(snapshot)
 
     def described(self, report: Described) -> None:
-        """A worker has described a connection."""
         future = self._details.get(report.request)
         if future is not None and not future.done():
             future.set_result(report.detail)
@@ -170,7 +165,6 @@ class WorkersSource(SlotObserver):
             self._workers[process].send(Watch())
 
     def ended(self, process: int) -> None:
-        """A worker has ended."""
         self._metrics.end(process)
         self._departed = live.sum_of((self._departed, self._totals.pop(process, live.Totals())))
         line = live.encode(live.ProcessGone(process, self._departed))

@@ -6,18 +6,17 @@ from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncGenerator
 
 from aiohttp import web
-from msgspec import Struct, json
 
 from slipring.base.errors import ApiError
 from slipring.core.limits import Limits
 from slipring.protocol.events import TERMINAL
 from slipring.protocol.responses import Response
-from slipring.protocol.wire import encode
+from slipring.protocol.wire import encode, type_of
 from slipring.server.background import termination
 from slipring.server.background.runs import Background
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.periodic_tasks import cancel_and_wait
-from slipring.server.transports import sse_framing
+from slipring.server.transports import sse
 from slipring.stores.runs import Run, RunEvent
 
 _TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
@@ -26,19 +25,12 @@ _POLL_S = 0.25
 """Interval at which the store is read for new events of a run that another node makes."""
 
 
-class _Outline(Struct):
-    type: str
-
-
-_outline = json.Decoder(_Outline)
-
-
 async def follow(
     background: Background, request: web.Request, tenant: str, response: Response, *, after: int
 ) -> web.StreamResponse:
     """Answer a request with all events after a number, until the run is over. ``response``: the response as
     of now, without its output."""
-    stream = web.StreamResponse(headers=sse_framing.HEADERS)
+    stream = web.StreamResponse(headers=sse.HEADERS)
     follower = _Follower()
     connection = connection_of(request)
     connection.queued_bytes = follower.queued_bytes
@@ -97,7 +89,7 @@ async def _write_all(
                 [pending, leaving], timeout=limits.ping_interval_s or None, return_when=FIRST_COMPLETED
             )
             if not done:
-                await stream.write(sse_framing.KEEPALIVE)
+                await stream.write(sse.KEEPALIVE)
                 continue
             if pending not in done:
                 raise ConnectionAbortedError  # the client can follow the rest on another node, or later
@@ -108,10 +100,10 @@ async def _write_all(
             batch.reverse()
             while batch:
                 event = batch.pop()  # from the shared list, so that the generator frees it too
-                await stream.write(sse_framing.named_block(_outline.decode(event.data).type, event.data))
+                await stream.write(sse.named_block(type_of(event.data), event.data))
                 follower.dequeue(event)
             pending = asyncio.ensure_future(anext(batches, None))
-        await stream.write(sse_framing.DONE)
+        await stream.write(sse.DONE)
         await stream.write_eof()
     finally:
         await cancel_and_wait([pending, leaving])
@@ -137,7 +129,7 @@ async def _batches(
                 events = await store.runs.events(tenant, response.id, after=after, limit=_PAGE)
         if events:
             after = events[-1].sequence_number
-            is_last = _outline.decode(events[-1].data).type in _TERMINAL_TYPES
+            is_last = type_of(events[-1].data) in _TERMINAL_TYPES
             yield events
             if is_last:
                 return

@@ -9,27 +9,25 @@ for good, so that no run is made twice or ends twice. Until then, an owner whose
 import asyncio
 import contextlib
 import logging
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
 from slipring.core.ports import NO_BETAS, Betas
-from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
-from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
-from slipring.server.background import termination, unfinished
-from slipring.server.background.expired_leases import ExpiredLeases
-from slipring.server.background.recent_events import RecentEvents
+from slipring.server.background import termination, unfinished_states
 from slipring.server.clock import now, shared_now
 from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
 from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
+from slipring.server.transports.http import PostedCreate
 from slipring.stores.runs import Beginning, Lease, LeaseLost, Run, RunEvent
 
 log = logging.getLogger("slipring")
@@ -62,6 +60,36 @@ class RunRefused(Exception):
     def __init__(self, error: Error) -> None:
         super().__init__(error.error.message)
         self.error = error
+
+
+class RecentEvents:
+    """The latest events of a run, by their numbers, bounded in bytes. The newest is never dropped; a follower
+    that needs older ones reads the store."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._events: list[RunEvent] = []
+        self._dropped = -1
+        """The number of the newest event that was dropped."""
+        self.used_bytes = 0
+
+    def add(self, events: list[RunEvent]) -> None:
+        """Append events, whose numbers must be greater than those before."""
+        self._events += events
+        self.used_bytes += sum(len(event.data) for event in events)
+        count = 0
+        while self.used_bytes > self._limit_bytes and count < len(self._events) - 1:
+            self.used_bytes -= len(self._events[count].data)
+            count += 1
+        if count:
+            self._dropped = self._events[count - 1].sequence_number
+            del self._events[:count]
+
+    def after(self, number: int) -> list[RunEvent] | None:
+        """All events after a number; None if some of them were dropped. Costs what it returns."""
+        if number < self._dropped:
+            return None
+        return self._events[bisect_right(self._events, number, key=lambda event: event.sequence_number) :]
 
 
 class LiveRun(Sink):
@@ -158,10 +186,12 @@ class LiveRun(Sink):
             return False
         return self.lease is None or self.lease.epoch == run.epoch
 
-    async def begin(self, request: CreateRequest, stages: Stages, size_bytes: int) -> Response:
+    async def begin(self, posted: PostedCreate) -> Response:
         """Start the response. Raises ``RunRefused``."""
-        session = self.driver.session
-        self.driver.run(session.create(request, stages, size_bytes=size_bytes, now=now(), detached=True))
+        session, size_bytes = self.driver.session, posted.size_bytes
+        self.driver.run(
+            session.create(posted.request, posted.stages, size_bytes=size_bytes, now=now(), detached=True)
+        )
         self._turn = next(iter(session.turns()), None)
         return await self._opened
 
@@ -219,7 +249,7 @@ class LiveRun(Sink):
         response, beginning = self._response, self._take_beginning()
         try:
             if response.status == "failed":
-                await unfinished.save(self._store, self._service.seal, lease, response)
+                await unfinished_states.save(self._store, self._service.seal, lease, response)
             await self._store.runs.append(
                 lease, batch, response, lease_until=self._lease_until(), beginning=beginning
             )
@@ -272,6 +302,45 @@ class LiveRun(Sink):
         return shared_now() + self._service.config.limits.run_lease_s
 
 
+class ExpiredLeases:
+    """Decides that a run is abandoned: its lease has stayed the same for ``grace_s`` since this node was able
+    to write to the run, and this process was not stopped meanwhile.
+
+    An expired lease does not prove that the owner is dead. All processes of a machine may have been stopped
+    for a while, or no node could write to the store: when that is over, a live owner renews its leases
+    within a moment.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._since: dict[tuple[str, str, int, float], float] = {}
+        """When this node wrote to the runs that were expired at its last look."""
+        self._looked_at: float | None = None
+
+    def abandoned(self, expired: Sequence[Run], now: float) -> list[Run]:
+        """Return those of the expired runs that are abandoned, and forget the runs that are not expired."""
+        was_stopped = self._looked_at is not None and now - self._looked_at > self._grace_s
+        known = {} if was_stopped else self._since
+        self._since = {lease: known[lease] for run in expired if (lease := _lease(run)) in known}
+        return [run for run in expired if now - self._since.get(_lease(run), now) >= self._grace_s]
+
+    def is_known(self, run: Run) -> bool:
+        """Whether this node has written to the run since it expired."""
+        return _lease(run) in self._since
+
+    def note(self, run: Run, now: float) -> None:
+        """This node has written to an expired run: its owner could have done the same."""
+        self._since[_lease(run)] = now
+
+    def looked(self, now: float) -> None:
+        """A look at the expired runs has ended."""
+        self._looked_at = now
+
+
+def _lease(run: Run) -> tuple[str, str, int, float]:
+    return run.tenant, run.response_id, run.epoch, run.lease_until
+
+
 class Background:
     """Makes the runs of this node, and ends runs whose node has died."""
 
@@ -299,15 +368,7 @@ class Background:
     def find(self, tenant: str, response_id: str) -> LiveRun | None:
         return self._runs.get((tenant, response_id))
 
-    async def begin(
-        self,
-        caller: Caller,
-        request: CreateRequest,
-        stages: Stages,
-        size_bytes: int,
-        traceparent: str | None = None,
-        betas: Betas = NO_BETAS,
-    ) -> LiveRun:
+    async def begin(self, caller: Caller, posted: PostedCreate, betas: Betas = NO_BETAS) -> LiveRun:
         """Start a run. Raises ``RunRefused`` if the request is rejected, ``RateLimited`` at the limits."""
         limits, tenant = self.service.config.limits, caller.tenant
         if self._running_of[tenant] >= limits.tenant_runs:
@@ -321,10 +382,10 @@ class Background:
                 "This server has reached its limit of background responses. Try again later.",
                 retry_after_s=OVERLOAD_RETRY_S,
             )
-        run = LiveRun(self.service, caller, betas, traceparent)
+        run = LiveRun(self.service, caller, betas, posted.traceparent)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running_of[tenant] += 1
-        task = asyncio.create_task(self._run(run, opened, request, stages, size_bytes))
+        task = asyncio.create_task(self._run(run, opened, posted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         await asyncio.shield(opened)  # the run starts even if the client disconnects now
@@ -346,19 +407,12 @@ class Background:
             live.stop_following()
             await live.driver.stop()
 
-    async def _run(
-        self,
-        run: LiveRun,
-        opened: "asyncio.Future[None]",
-        request: CreateRequest,
-        stages: Stages,
-        size_bytes: int,
-    ) -> None:
+    async def _run(self, run: LiveRun, opened: "asyncio.Future[None]", posted: PostedCreate) -> None:
         """Open a run and make it. Resolves ``opened`` when it is in the store, or with the error."""
         key: tuple[str, str] | None = None
         try:
             with self.service.serving(Exchange(run.driver)):
-                response = await run.begin(request, stages, size_bytes)
+                response = await run.begin(posted)
                 key = run.driver.session.tenant, response.id
                 self._runs[key] = run  # before it is in the store: from then on this node is its owner
                 await run.open()
@@ -397,7 +451,6 @@ class Background:
                 live.stop_following()
 
     async def _end_abandoned(self) -> None:
-        """End runs that their owners have abandoned."""
         runs, expired = self.service.store.runs, self._expired
         found = await runs.expired(shared_now(), _EXPIRED_AT_ONCE)
         others = [run for run in found if not self._owns(run)]

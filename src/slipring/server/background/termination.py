@@ -15,7 +15,7 @@ from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEven
 from slipring.protocol.hosted.mcp_items import ProtocolError
 from slipring.protocol.responses import Response, ResponseError
 from slipring.protocol.wire import NULL, encode, raw
-from slipring.server.background import unfinished
+from slipring.server.background import unfinished_states
 from slipring.stores.runs import Lease, LeaseLost, Run, RunEvent
 from slipring.stores.store import Store
 
@@ -28,7 +28,7 @@ _TELLING = (
     b'"response.mcp_call_arguments.delta"',
     b'"response.code_interpreter_call_code.done"',
 )
-"""Events that say something of items."""
+"""Marks of the events that begin, extend or end an item."""
 _INTERNAL_ERROR = -32603
 _KINDS: dict[str, type[ResponseEvent]] = {
     "completed": Completed,
@@ -40,7 +40,7 @@ _KINDS: dict[str, type[ResponseEvent]] = {
 """The terminal events of saved responses, by status."""
 
 
-class _Outline(Struct):
+class _RecordedEvent(Struct):
     type: str
     output_index: int = 0
     item: Raw = NULL
@@ -51,7 +51,7 @@ class _Outline(Struct):
 _Call = dict[str, Any]
 """A hosted call as JSON: that of an upstream may have other fields than ours."""
 _response = json.Decoder(Response)
-_outline = json.Decoder(_Outline)
+_outline = json.Decoder(_RecordedEvent)
 _item: json.Decoder[_Call] = json.Decoder(_Call)
 _HOSTED = frozenset({"mcp_call", "web_search_call", "file_search_call", "code_interpreter_call"})
 
@@ -79,7 +79,7 @@ async def fail_abandoned(store: Store, run: Run, claim: Claim) -> None:
 
 
 async def deletion_event(store: Store, tenant: str, response: Response, number: int) -> ResponseEvent:
-    """The last event for those who follow a run that is gone: how its response has ended, if that is stored,
+    """The last event for followers of a run that is gone: how its response has ended, if that is stored,
     and otherwise that it was cancelled. It has nothing of the output of a response that was deleted."""
     saved = await store.responses.retrieve(tenant, response.id)
     if saved is not None:
@@ -101,7 +101,7 @@ async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Resp
             event = await _last_event(store, taken, number, cancelled=cancelled)
             lease = Lease(run.tenant, run.response_id, taken.owner, taken.epoch)
             with suppress(LeaseLost):  # then the run has changed, and is not ended here
-                await unfinished.save(store, claim.seal, lease, event.response)
+                await unfinished_states.save(store, claim.seal, lease, event.response)
             if await store.runs.end(taken, event.response, RunEvent(number, encode(event))):
                 return event.response
         if not cancelled:
@@ -132,7 +132,7 @@ async def _output(store: Store, run: Run) -> list[Raw]:
             if any(mark in event.data for mark in _TELLING):
                 _take(_outline.decode(event.data), items, calls)
     for index, call in calls.items():
-        # It may have run, so nobody runs it again.
+        # It may have run, so it is not run again.
         call["status"] = "failed"
         if call["type"] == "mcp_call":
             call["error"] = ProtocolError(_INTERNAL_ERROR, UNKNOWN_OUTCOME)
@@ -140,7 +140,7 @@ async def _output(store: Store, run: Run) -> list[Raw]:
     return [items[index] for index in sorted(items)]
 
 
-def _take(event: _Outline, items: dict[int, Raw], calls: dict[int, _Call]) -> None:
+def _take(event: _RecordedEvent, items: dict[int, Raw], calls: dict[int, _Call]) -> None:
     """Note what an event says of an item: ``items`` are finished, ``calls`` are hosted and are not."""
     index = event.output_index
     if event.type == "response.output_item.done":

@@ -20,10 +20,7 @@ class StoreMaintenance:
     def start(self) -> None:
         # Not part of the server's tick, which must not wait for a slow store.
         self._tasks.start(
-            "exchanging key usage with the store",
-            self._service.sync_keys,
-            _EXCHANGE_INTERVAL_S,
-            at_stop=True,
+            "exchanging key usage with the store", self._service.sync_keys, _EXCHANGE_INTERVAL_S, at_stop=True
         )
         self._tasks.start("pruning the store", self._prune, _PRUNE_INTERVAL_S)
 

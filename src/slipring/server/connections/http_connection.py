@@ -5,7 +5,10 @@ WebSocket message has arrived. Malformed HTTP gets an error in the API's shape.
 """
 
 import asyncio
+import fcntl
 import logging
+import struct
+import termios
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -22,14 +25,14 @@ from slipring.base.aiohttp_internals import (
 )
 from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
+from slipring.server.connections.connection_limits import Connections, ConnectionState
 from slipring.server.connections.reading_turns import LARGE_READ_BYTES, ReadingTurns
-from slipring.server.connections.registry import Connections, ConnectionState
-from slipring.server.connections.send_queue import unacknowledged_bytes
 from slipring.server.replies import add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
 """Limit for a request's line and headers together. aiohttp limits each of them and their number only."""
 _WRITE_BUFFER_BYTES = 16 * 1024
+_Int = struct.Struct("i")
 _CONTROL_HEAD_BYTES = 6
 """Size of the header of a client's control frame: two bytes and a mask."""
 
@@ -108,7 +111,7 @@ class HttpConnection(ServerProtocol):
         self._wire: asyncio.Transport | None = None
         """The transport until the connection is lost; aiohttp drops its own when it begins to close."""
 
-    # The interface of ``registry.TrackedConnection``.
+    # The interface of ``connection_limits.TrackedConnection``.
 
     @property
     def unsent_bytes(self) -> int:
@@ -256,7 +259,7 @@ class HttpConnection(ServerProtocol):
             # The rest of the body does not arrive, or would be decompressed only to be dropped.
             self.stop_lingering()
             if not request.content.is_eof():
-                # aiohttp closes the connection then. A client that is not told would use it once more.
+                # aiohttp closes the connection then. A client that does not know would use it once more.
                 response.force_close()
         return response
 
@@ -297,6 +300,17 @@ class HttpConnection(ServerProtocol):
             self.abort()
         else:
             self.force_close()
+
+
+def unacknowledged_bytes(descriptor: int) -> int:
+    """Bytes in the kernel's send queue: written to a TCP socket, and not acknowledged by the other side. 0
+    where the system does not report them: Linux does."""
+    try:
+        answer = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(_Int.size))
+    except OSError:
+        return 0
+    (size,) = _Int.unpack(answer)
+    return int(size)
 
 
 def _library_error_response(refusal: web.HTTPException) -> web.Response:

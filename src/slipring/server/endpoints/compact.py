@@ -13,24 +13,15 @@ from msgspec import Raw
 from slipring.core.chain import item_ids
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.turn.compaction import is_users
-from slipring.core.turn.stages import Stages
 from slipring.protocol import wire
 from slipring.protocol.endpoints.compact import Window, read_compact
 from slipring.protocol.items import InputText, Item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import CompactionItem, Response
 from slipring.server.access.auth import Caller
-from slipring.server.clock import clock
-from slipring.server.connections.request_bodies import read_body
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import retention_of
-from slipring.server.transports.http_replies import (
-    JsonReply,
-    answer,
-    decode_create,
-    exchange_driver,
-    origin_of,
-)
+from slipring.server.transports.http import JsonReply, answer, read_posted
 
 _compaction = msgspec.json.Decoder(CompactionItem)
 _fields = msgspec.json.Decoder(dict[str, Raw])
@@ -39,13 +30,10 @@ _text = msgspec.json.Decoder(str)
 
 async def compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     """Compact a context and answer with the new one."""
-    body = await read_body(service, request, caller)
-    stages = Stages(clock)
-    create = await decode_create(service, request, caller, body, stages, _read)
+    posted = await read_posted(service, request, caller, _read)
     session = service.open_exchange(caller, retention_of(request.headers))
     reply = JsonReply(partial(_window, service.seal, caller.tenant))
-    driver = exchange_driver(service, caller, session, reply, origin_of(request, "http"))
-    return await answer(driver, reply, create, stages, len(body))
+    return await answer(service, caller, session, reply, posted)
 
 
 def _read(body: bytes) -> CreateRequest:

@@ -5,28 +5,15 @@ The request is loaded, checked and rendered like any other turn; then its engine
 
 from aiohttp import web
 
-from slipring.core.turn.stages import Stages
 from slipring.server.access.auth import Caller
-from slipring.server.clock import clock
-from slipring.server.connections.request_bodies import read_body
 from slipring.server.service import Service
-from slipring.server.transports.http_replies import (
-    JsonReply,
-    answer,
-    decode_create,
-    exchange_driver,
-    origin_of,
-    read_create,
-)
+from slipring.server.transports.http import JsonReply, answer, read_create, read_posted
 
 
 async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    body = await read_body(service, request, caller)
-    stages = Stages(clock)
-    create = await decode_create(service, request, caller, body, stages, read_create)
+    posted = await read_posted(service, request, caller, read_create)
+    create = posted.request
     create.store, create.background, create.context_management = False, None, None
     session = service.open_exchange(caller)
     session.lifecycle.counts_only = True
-    reply = JsonReply()
-    driver = exchange_driver(service, caller, session, reply, origin_of(request, "http"))
-    return await answer(driver, reply, create, stages, len(body))
+    return await answer(service, caller, session, JsonReply(), posted)

@@ -11,30 +11,25 @@ from slipring.core.chain import item_ids
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
-from slipring.core.turn.stages import Stages
 from slipring.protocol import wire
 from slipring.protocol.endpoints.reply_bodies import DeletedResponse
 from slipring.protocol.items import Item, Reasoning, read_item
-from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
-from slipring.server.background import event_stream, unfinished
+from slipring.server.background import event_stream, unfinished_states
 from slipring.server.background.runs import Background, RunRefused
 from slipring.server.background.termination import read_response
-from slipring.server.clock import clock
-from slipring.server.connections.request_bodies import read_body
 from slipring.server.endpoints import paging
 from slipring.server.replies import error_event_response, json_response
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_exchange, retention_of
-from slipring.server.transports.http_replies import (
+from slipring.server.transports.http import (
     JsonReply,
+    PostedCreate,
     SseReply,
     answer,
-    decode_create,
-    exchange_driver,
-    origin_of,
     read_create,
+    read_posted,
 )
 from slipring.stores.conversations import Page
 
@@ -48,16 +43,13 @@ class Responses:
         self._background = background
 
     async def create(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-        body = await read_body(service, request, caller)
-        stages = Stages(clock)
-        create = await decode_create(service, request, caller, body, stages, read_create)
-        if create.background is True:
-            return await self._create_in_background(request, caller, create, stages, len(body))
-        reply: JsonReply | SseReply = SseReply(service, request, stages) if create.stream else JsonReply()
+        posted = await read_posted(service, request, caller, read_create)
+        if posted.request.background is True:
+            return await self._create_in_background(request, caller, posted)
+        streams = posted.request.stream
+        reply: JsonReply | SseReply = SseReply(service, request, posted.stages) if streams else JsonReply()
         session = service.open_exchange(caller, of_exchange(request.headers))
-        origin = origin_of(request, "sse" if create.stream else "http")
-        driver = exchange_driver(service, caller, session, reply, origin)
-        return await answer(driver, reply, create, stages, len(body))
+        return await answer(service, caller, session, reply, posted)
 
     async def retrieve(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
@@ -108,7 +100,7 @@ class Responses:
             state = await service.store.responses.load(caller.tenant, response_id)
             if state is None:
                 response = await _find(service, caller.tenant, response_id)
-                state = await unfinished.find(service.store, service.seal, caller.tenant, response)
+                state = await unfinished_states.find(service.store, service.seal, caller.tenant, response)
             if state is None:
                 raise InvalidRequest(
                     "The input of this response is not stored: it was refused, or is being checked, or the"
@@ -121,16 +113,15 @@ class Responses:
             return json_response(paging.as_list(found, "response", has_more=has_more))
 
     async def _create_in_background(
-        self, request: web.Request, caller: Caller, create: CreateRequest, stages: Stages, size_bytes: int
+        self, request: web.Request, caller: Caller, posted: PostedCreate
     ) -> web.StreamResponse:
         """Start a background run; answer with its queued response, or with a stream of its events."""
         background = self._background
         try:
-            traceparent, betas = request.headers.get("traceparent"), retention_of(request.headers)
-            run = await background.begin(caller, create, stages, size_bytes, traceparent, betas)
+            run = await background.begin(caller, posted, retention_of(request.headers))
         except RunRefused as refused:
             return error_event_response(refused.error)
-        if create.stream:
+        if posted.request.stream:
             return await event_stream.follow(background, request, caller.tenant, run.promised, after=-1)
         return json_response(run.promised)
 

@@ -17,7 +17,7 @@ from slipring.mcp import (
     McpLimits,
     McpServer,
     Reach,
-    Refused,
+    RequestRefused,
     ReservedAddresses,
     StdioServer,
     UrlPolicy,
@@ -137,7 +137,7 @@ class Registry:
         try:
             servers = [server for server, _ in at_urls]
             found = admit(tool.server_label, url, policy, servers, self._limits, self.reserved)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             raise ServerRefused("server_url", refusal.message) from None
         for server, each in at_urls:
             if server is found:
@@ -152,7 +152,7 @@ class Registry:
         )
         try:
             server = _server(registration, limits, environ)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             raise StartupError(f"mcp server '{registration.name}': {refusal.message}") from None
         return _Registered(server, registration)
 
@@ -247,9 +247,9 @@ def _permitted(registration: McpRegistration, key: Key | None) -> frozenset[str]
 def _credential(tool: McpTool) -> Credential:
     try:
         Credential(tool.authorization)
-    except Refused:
+    except RequestRefused:
         raise ServerRefused("authorization", "it is empty or has characters that are not allowed") from None
     try:
         return Credential(tool.authorization, tool.headers)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         raise ServerRefused("headers", refusal.message) from None

@@ -17,7 +17,7 @@ from slipring.mcp import (
     Outcome,
     ProtocolFailure,
     Redaction,
-    Refused,
+    RequestRefused,
     ResourceLink,
     TextContent,
     TimedOut,
@@ -73,7 +73,7 @@ def _error(failure: McpFailure, message: str) -> CallError:
         return HttpError(_BAD_GATEWAY, message)
     if isinstance(failure, ProtocolFailure):
         return ProtocolError(failure.code, message)
-    return ProtocolError(_REFUSED if isinstance(failure, Refused) else INTERNAL_ERROR, message)
+    return ProtocolError(_REFUSED if isinstance(failure, RequestRefused) else INTERNAL_ERROR, message)
 
 
 def stated(failure: McpFailure) -> str:
@@ -113,7 +113,7 @@ def _pieces(block: ContentBlock) -> Iterator[str]:
 
 
 def _blocks(result: ToolResult) -> bytes:
-    """The blocks of a result as the API shows them. What is no block of MCP is named in a text."""
+    """The blocks of a result as the API shows them. Blocks of unknown types become a text that says so."""
     raws = map(_block, result.content, result.raw_content)
     return b"[" + b",".join(raws) + b"]"
 

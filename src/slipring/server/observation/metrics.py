@@ -9,6 +9,7 @@ supervisor, which adds them up with ``observation.snapshots.Fold``, and those of
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import get_args
 
 from msgspec import UNSET
@@ -20,12 +21,11 @@ from slipring.observation.snapshots import BoundedNames, Reading, Registry, Snap
 from slipring.observation.totals import totals
 from slipring.protocol.timing import TokenCounts, TurnReport
 from slipring.safety.running_check import CheckStatus, FailureKind
-from slipring.server.connections.registry import DropReason
+from slipring.server.connections.connection_limits import DropReason
 from slipring.server.driver import Exchange
 from slipring.server.hosted_tools.runner import EndedCall
 from slipring.server.observation.ended_turns import EndedTurn
 from slipring.server.observation.loop_lag import LoopLag
-from slipring.server.observation.memory_uses import memory_uses
 from slipring.server.process.process_metrics import new_process_id, process_readings
 from slipring.server.service import Service
 from slipring.server.transports.websocket import WebSocketConnection
@@ -37,32 +37,10 @@ _OWN_STAGES = frozenset(table.OWN_STAGES)
 
 
 class Metrics:
-    """The metrics of a server."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
-        registry = self._registry = Registry(new_process_id())
-        self._turns = registry.counter(table.TURNS)
-        self._turn_errors = registry.counter(table.TURN_ERRORS)
-        self._marked_turns = registry.counter(table.MARKED_TURNS)
-        self._recognised_turns = registry.counter(table.RECOGNISED_TURNS)
-        self._tokens = registry.counter(table.TOKENS)
-        self._request_bytes = registry.counter(table.REQUEST_BYTES)
-        self._history_bytes = registry.counter(table.HISTORY_BYTES_SAVED)
-        self._tenant_turns = registry.counter(table.TENANT_TURNS)
-        self._tenant_tokens = registry.counter(table.TENANT_TOKENS)
-        self._turn_seconds = registry.histogram(table.TURN_SECONDS)
-        self._first_token_seconds = registry.histogram(table.FIRST_TOKEN_SECONDS)
-        self._token_seconds = registry.histogram(table.TOKEN_SECONDS)
-        self._overhead_seconds = registry.histogram(table.OVERHEAD_SECONDS)
-        self._stage_seconds = registry.histogram(table.STAGE_SECONDS)
-        self._send_blocked_seconds = registry.histogram(table.SEND_BLOCKED_SECONDS)
-        self._withheld_items = registry.counter(table.WITHHELD_ITEMS)
-        self._flagged_turns = registry.counter(table.FLAGGED_TURNS)
-        self._tool_calls = registry.counter(table.TOOL_CALLS)
-        self._tool_seconds = registry.histogram(table.TOOL_SECONDS)
-        self._commit_seconds = registry.histogram(table.STORE_COMMIT_SECONDS)
-        self._lag_seconds = registry.histogram(table.LOOP_LAG_SECONDS)
+        self._registry = Registry(new_process_id())
+        self._counter, self._histogram = self._registry.counter, self._registry.histogram
         self._refused_turns: Counter[str] = Counter()
         self._codes = BoundedNames(_MOST_CODES)
         self._reasons = BoundedNames(_MOST_REASONS)
@@ -83,17 +61,17 @@ class Metrics:
         runner = self._service.tool_runner
         for server in runner.registry.names:
             for ending in table.TOOL_ENDINGS:
-                self._tool_calls[server, ending] += 0
+                self._counter(table.TOOL_CALLS)[server, ending] += 0
         runner.observers.append(self._tool_called)
-        self._service.store.watch_commits(self._committed)
-        lag.observers.append(self._lagged)
+        self._service.store.watch_commits(partial(self._histogram(table.STORE_COMMIT_SECONDS).observe, ()))
+        lag.observers.append(partial(self._histogram(table.LOOP_LAG_SECONDS).observe, ()))
 
     def _begin_at_zero(self, model: str) -> None:
         """Export the turns of a model before there are any: the rate of a counter that appears with its
         first turn lacks that turn."""
         for status in table.STATUSES:
             for transport in table.TRANSPORTS:
-                self._turns[model, status, transport] += 0
+                self._counter(table.TURNS)[model, status, transport] += 0
 
     def snapshot(self) -> Snapshot:
         """Everything counted since the start, and the gauges as they are now."""
@@ -104,10 +82,10 @@ class Metrics:
         fallbacks = _by_name(table.RENDER_FALLBACKS, self._service.render_fallbacks, self._reasons)
         return totals(
             {
-                table.TURNS.name: self._turns.items(),
-                table.TOKENS.name: self._tokens.items(),
-                table.REQUEST_BYTES.name: self._request_bytes.items(),
-                table.HISTORY_BYTES_SAVED.name: self._history_bytes.items(),
+                table.TURNS.name: self._counter(table.TURNS).items(),
+                table.TOKENS.name: self._counter(table.TOKENS).items(),
+                table.REQUEST_BYTES.name: self._counter(table.REQUEST_BYTES).items(),
+                table.HISTORY_BYTES_SAVED.name: self._counter(table.HISTORY_BYTES_SAVED).items(),
                 table.RENDER_FALLBACKS.name: [(labels, int(count)) for _, labels, count in fallbacks],
             }
         )
@@ -123,37 +101,37 @@ class Metrics:
         """Count a turn that has ended."""
         report, transport = turn.report, turn.origin.transport
         model = table.OTHER if report.model is UNSET else self._models.get(report.model, table.OTHER)
-        self._turns[model, report.status, transport] += 1
-        self._request_bytes[transport,] += report.request_bytes
-        self._turn_seconds.observe((model, report.status), report.total_ms / 1000)
+        self._counter(table.TURNS)[model, report.status, transport] += 1
+        self._counter(table.REQUEST_BYTES)[transport,] += report.request_bytes
+        self._histogram(table.TURN_SECONDS).observe((model, report.status), report.total_ms / 1000)
         if report.error_code is not UNSET:
-            self._turn_errors[model, self._codes.of(report.error_code)] += 1
+            self._counter(table.TURN_ERRORS)[model, self._codes.of(report.error_code)] += 1
             if report.status == "refused":
                 self._refused_turns[report.error_code] += 1
         if report.history_bytes is not UNSET:
-            self._history_bytes[transport,] += report.history_bytes
+            self._counter(table.HISTORY_BYTES_SAVED)[transport,] += report.history_bytes
         if report.recognised_items is not UNSET:
-            self._recognised_turns[model,] += 1
+            self._counter(table.RECOGNISED_TURNS)[model,] += 1
         for mark in report.marks or ():
-            self._marked_turns[mark,] += 1
+            self._counter(table.MARKED_TURNS)[mark,] += 1
         self._count_findings(report)
         if report.send_ms is not UNSET:
-            self._send_blocked_seconds.observe((transport,), report.send_ms / 1000)
+            self._histogram(table.SEND_BLOCKED_SECONDS).observe((transport,), report.send_ms / 1000)
         self._count_times(model, report)
         if report.tokens is not UNSET:
             self._count_tokens(model, turn.caller.tenant, report.tokens)
         if self._shows_tenants:
-            self._tenant_turns[self._tenants.of(turn.caller.tenant), report.status] += 1
+            self._counter(table.TENANT_TURNS)[self._tenants.of(turn.caller.tenant), report.status] += 1
 
     def _count_findings(self, report: TurnReport) -> None:
         """Count what safety checks have found."""
         for check, items in (report.withheld or {}).items():
-            self._withheld_items[check,] += items
+            self._counter(table.WITHHELD_ITEMS)[check,] += items
         if self._shows_safety_ids and report.flagged_by and report.safety_id is not UNSET:
-            self._flagged_turns[self._safety_ids.of(report.safety_id),] += 1
+            self._counter(table.FLAGGED_TURNS)[self._safety_ids.of(report.safety_id),] += 1
 
     def _count_times(self, model: str, report: TurnReport) -> None:
-        observe_stage = self._stage_seconds.observe
+        observe_stage = self._histogram(table.STAGE_SECONDS).observe
         own_ms = generating_ms = 0.0
         answers = 0
         for stage in report.stages:
@@ -166,32 +144,26 @@ class Metrics:
                 answers += 1
         if report.tokens is UNSET:
             return  # it was refused, or ended before its answer: its times are not those of a whole turn
-        self._overhead_seconds.observe((model,), own_ms / 1000)
+        self._histogram(table.OVERHEAD_SECONDS).observe((model,), own_ms / 1000)
         output = report.tokens.output
         if output and (first_token_ms := report.first_token_ms) is not None:
-            self._first_token_seconds.observe((model,), first_token_ms / 1000)
+            self._histogram(table.FIRST_TOKEN_SECONDS).observe((model,), first_token_ms / 1000)
         # The first token of each answer ends a prefill; a rollout has several answers.
         if answers and output > answers:
-            self._token_seconds.observe((model,), generating_ms / (output - answers) / 1000)
+            self._histogram(table.TOKEN_SECONDS).observe((model,), generating_ms / (output - answers) / 1000)
 
     def _count_tokens(self, model: str, tenant: str, tokens: TokenCounts) -> None:
         for kind in table.TOKEN_KINDS:
-            self._tokens[model, kind] += getattr(tokens, kind)
+            self._counter(table.TOKENS)[model, kind] += getattr(tokens, kind)
         if self._shows_tenants:
             name = self._tenants.of(tenant)
             for kind in table.TOKEN_KINDS:
-                self._tenant_tokens[name, kind] += getattr(tokens, kind)
+                self._counter(table.TENANT_TOKENS)[name, kind] += getattr(tokens, kind)
 
     def _tool_called(self, call: EndedCall) -> None:
         server = call.server or table.OTHER
-        self._tool_calls[server, call.ending] += 1
-        self._tool_seconds.observe((server,), call.seconds)
-
-    def _committed(self, seconds: float) -> None:
-        self._commit_seconds.observe((), seconds)
-
-    def _lagged(self, seconds: float) -> None:
-        self._lag_seconds.observe((), seconds)
+        self._counter(table.TOOL_CALLS)[server, call.ending] += 1
+        self._histogram(table.TOOL_SECONDS).observe((server,), call.seconds)
 
 
 def _readings(service: Service) -> Iterator[Reading]:
@@ -256,6 +228,25 @@ def _caches(service: Service) -> Iterator[Reading]:
         yield table.CACHE_LOOKUPS, (source,), service.lookups[source]
     yield table.PARKED_BYTES, (), service.parking.used_bytes
     yield table.PARKED_SESSIONS, (), len(service.parking)
+
+
+def memory_uses(service: Service) -> dict[str, live.Memory]:
+    """What the memory of a server is used for: bytes in use and their bound."""
+    process, unread, requests = service.scopes.process, service.connections.unread, service.requests
+    parking, sandbox = service.parking, service.sandbox
+    recognised = (service.known, service.heads, service.items)
+    verdicts = service.inspector.cache
+    return {
+        "states": live.Memory(process.used_bytes, process.limit_bytes),
+        "parked": live.Memory(parking.used_bytes, parking.limit_bytes),
+        "recognised": live.Memory(
+            sum(each.used_bytes for each in recognised), sum(each.limit_bytes for each in recognised)
+        ),
+        "requests": live.Memory(requests.used_bytes, requests.limit_bytes),
+        "unread": live.Memory(unread.used_bytes, unread.limit_bytes),
+        "compiled": live.Memory(sandbox.cached_bytes, sandbox.limits.cache_bytes),
+        "verdicts": live.Memory(verdicts.used_bytes, verdicts.max_bytes),
+    }
 
 
 def _memory(service: Service) -> Iterator[Reading]:

@@ -23,7 +23,6 @@ _PLAIN = re.compile(r"[\w.-]+")
 
 
 def write(turn: "EndedTurn") -> None:
-    """Log a turn that has ended."""
     log.info(TurnLine(turn))
 
 

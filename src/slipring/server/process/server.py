@@ -35,7 +35,7 @@ from slipring.server.endpoints.app import build_app
 from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics
 from slipring.server.periodic_tasks import cancel_and_wait
-from slipring.server.process.listener import base_url, bind_shared, listen, require_keys
+from slipring.server.process.listening_sockets import base_url, bind_shared, listen, require_keys
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
 from slipring.server.process.process_metrics import resident_bytes
 from slipring.server.process.runtime import shorten_switch_interval
@@ -84,7 +84,7 @@ class Server:
             retention_s=config.retention_days * _DAY_S,
             is_synced=not config.store_unsynced,
         )
-        self.service = Service.assemble(config, self.catalog, self._store, positions)
+        self.service = Service(config, self.catalog, self._store, positions)
         for served in self.catalog.engines:
             served.compiler = self.service.compiler
         self.recorder = _open_recorder(self.service) if config.record else None
@@ -328,7 +328,7 @@ def _open_tracer(service: Service) -> "Tracer":
     tracer = Tracer(service.config, service.node_id)
     service.traces = tracer.counts
     if service.config.trace_content:
-        service.content_observers.append(tracer.observe_content)
+        service.content_observers.append(tracer.observe)
     else:
         service.turn_observers.append(tracer.observe)
     return tracer

@@ -18,12 +18,7 @@ from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.server.observation.ended_turns import EndedTurn, TurnContent
-from slipring.server.recording.recording_file import (
-    NotRecorded,
-    RecordingDirectory,
-    RecordingFile,
-    utc_text,
-)
+from slipring.server.recording.recording_file import NotRecorded, RecordingDirectory, RecordingFile, utc_text
 from slipring.server.recording.secret_removal import SecretRemoval
 
 K = TypeVar("K")
@@ -54,8 +49,6 @@ class CapturedTurn(Struct, frozen=True):
 
 
 class _Place(Struct, frozen=True):
-    """Where a turn was recorded."""
-
     file: RecordingFile
     turn: int
     ended_at: float

@@ -20,7 +20,6 @@ from slipring.config.settings import Config
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.server.clock import clock, shared_now, unix_time
 from slipring.server.observation.ended_turns import EndedTurn, TurnContent
-from slipring.server.tracing import conventions
 from slipring.server.tracing.content import excerpt
 from slipring.server.tracing.span_export import SpanExport
 from slipring.server.tracing.trace_context import RecentSpans, Sampling, read_traceparent
@@ -67,15 +66,8 @@ class Tracer:
         """Deliver what is left, within a fixed time."""
         await self._export.close()
 
-    def observe(self, turn: EndedTurn) -> None:
-        """Trace a turn without its content, if it is sampled."""
-        self._trace(turn, None)
-
-    def observe_content(self, turn: EndedTurn, content: TurnContent | None) -> None:
-        """Trace a turn with its content, if it is sampled."""
-        self._trace(turn, content)
-
-    def _trace(self, turn: EndedTurn, content: TurnContent | None) -> None:
+    def observe(self, turn: EndedTurn, content: TurnContent | None = None) -> None:
+        """Trace a turn, with its content if that is given, if the turn is sampled."""
         report, tenant = turn.report, turn.caller.tenant
         parent = read_traceparent(turn.traceparent)
         span = new_context(parent.trace_id if parent is not None else None)
@@ -128,8 +120,8 @@ def _resource(instance_id: str) -> Resource:
     """What the spans of this process have in common; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it
     and override it."""
     own: dict[str, AttributeValue] = {
-        conventions.SERVICE_NAME: "slipring",
-        conventions.SERVICE_VERSION: __version__,
-        conventions.SERVICE_INSTANCE: instance_id,
+        "service.name": "slipring",
+        "service.version": __version__,
+        "service.instance.id": instance_id,
     }
     return Resource.create(own).merge(OTELResourceDetector().detect())

@@ -2,6 +2,12 @@
 
 The spans are built as the SDK's own exporters read them, not by its tracer, which is made for code that runs
 between the start and the end of a span, and takes several times as long.
+
+The ``gen_ai`` names are those of ``docs/gen-ai/client-inference.md`` in the repository
+open-telemetry/semantic-conventions-genai at commit ac48b1f9df15fdf281b96cccf15eb707e1fc1868, where their
+status is Development. ``error.type`` and ``service.…`` are from the semantic conventions 1.44.0. The GenAI
+conventions describe the client's span and define none for a server: the span of a turn has the same
+attributes, and is of kind SERVER. Names that begin with ``slipring.`` are our own.
 """
 
 from collections.abc import Iterator
@@ -17,10 +23,10 @@ from opentelemetry.util.types import AttributeValue
 from slipring import __version__
 from slipring.protocol.timing import TurnReport
 from slipring.server.observation.ended_turns import EndedTurn
-from slipring.server.tracing import content, conventions
+from slipring.server.tracing import content
 from slipring.server.tracing.content import Excerpt
 
-_SCOPE = InstrumentationScope(conventions.SCOPE, __version__)
+_SCOPE = InstrumentationScope("slipring", __version__)
 _ERRORS = frozenset({"failed", "refused"})
 _STREAMS = frozenset({"websocket", "sse"})
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -61,9 +67,9 @@ def spans_of(traced: TracedTurn, resource: Resource) -> Iterator[ReadableSpan]:
         attributes |= _said(traced.said)
     links: list[Link] = []
     if traced.previous is not None:
-        links.append(Link(traced.previous, {conventions.LINK: conventions.PREVIOUS}))
+        links.append(Link(traced.previous, {"slipring.link": "previous_response"}))
     yield ReadableSpan(
-        name=conventions.CHAT if report.model is UNSET else f"{conventions.CHAT} {report.model}",
+        name="chat" if report.model is UNSET else f"chat {report.model}",
         context=traced.span,
         parent=traced.parent,
         resource=resource,
@@ -95,37 +101,37 @@ def _ns(ms: float) -> int:
 def _attributes(turn: EndedTurn) -> dict[str, AttributeValue]:
     report, origin, caller = turn.report, turn.origin, turn.caller
     attributes: dict[str, object] = {
-        conventions.OPERATION: conventions.CHAT,
-        conventions.PROVIDER: conventions.PROVIDER_NAME,
-        conventions.REQUEST_MODEL: report.model,
-        conventions.RESPONSE_MODEL: report.model,
-        conventions.RESPONSE_ID: report.response_id,
-        conventions.PREVIOUS_RESPONSE: _encodable(report.previous_response_id),
-        conventions.REQUEST_STREAM: True if origin.transport in _STREAMS else UNSET,
-        conventions.COMPACTED: True if "compaction" in (report.marks or ()) else UNSET,
-        conventions.ERROR_TYPE: _error_type(report),
-        conventions.STATUS: report.status,
-        conventions.TRANSPORT: origin.transport,
-        conventions.CONNECTION: origin.connection or UNSET,
-        conventions.LANE: UNSET if turn.lane is None else _encodable(turn.lane),
-        conventions.TENANT: UNSET if caller.is_guest else caller.tenant,
-        conventions.KEY_ID: UNSET if caller.key is None else caller.key.id,
-        conventions.MARKS: report.marks,
-        conventions.FALLBACK: report.fallback,
-        conventions.REQUEST_BYTES: report.request_bytes,
-        conventions.HISTORY_BYTES: report.history_bytes,
-        conventions.INPUT_ITEMS: report.input_items,
-        conventions.RECOGNISED_ITEMS: report.recognised_items,
-        conventions.DROPPED_ITEMS: report.dropped_items,
-        conventions.SEND_MS: report.send_ms,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "slipring",
+        "gen_ai.request.model": report.model,
+        "gen_ai.response.model": report.model,
+        "gen_ai.response.id": report.response_id,
+        "gen_ai.request.previous_response.id": _encodable(report.previous_response_id),
+        "gen_ai.request.stream": True if origin.transport in _STREAMS else UNSET,
+        "gen_ai.conversation.compacted": True if "compaction" in (report.marks or ()) else UNSET,
+        "error.type": _error_type(report),
+        "slipring.status": report.status,
+        "slipring.transport": origin.transport,
+        "slipring.connection": origin.connection or UNSET,
+        "slipring.lane": UNSET if turn.lane is None else _encodable(turn.lane),
+        "slipring.tenant": UNSET if caller.is_guest else caller.tenant,
+        "slipring.key.id": UNSET if caller.key is None else caller.key.id,
+        "slipring.marks": report.marks,
+        "slipring.fallback": report.fallback,
+        "slipring.request_bytes": report.request_bytes,
+        "slipring.history_bytes": report.history_bytes,
+        "slipring.input_items": report.input_items,
+        "slipring.recognised_items": report.recognised_items,
+        "slipring.dropped_items": report.dropped_items,
+        "slipring.send_ms": report.send_ms,
     }
     if (tokens := report.tokens) is not UNSET:
         attributes |= {
-            conventions.INPUT_TOKENS: tokens.input,
-            conventions.CACHED_TOKENS: tokens.cached,
-            conventions.OUTPUT_TOKENS: tokens.output,
-            conventions.REASONING_TOKENS: tokens.reasoning,
-            conventions.RENDERED_TOKENS: tokens.rendered,
+            "gen_ai.usage.input_tokens": tokens.input,
+            "gen_ai.usage.cache_read.input_tokens": tokens.cached,
+            "gen_ai.usage.output_tokens": tokens.output,
+            "gen_ai.usage.reasoning.output_tokens": tokens.reasoning,
+            "slipring.rendered_tokens": tokens.rendered,
         }
     return {name: value for name, value in attributes.items() if value is not UNSET}  # type: ignore[misc]
 
@@ -139,13 +145,13 @@ def _error_type(report: TurnReport) -> object:
 def _said(said: Excerpt) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {}
     if said.instructions is not None:
-        attributes[conventions.SYSTEM_INSTRUCTIONS] = content.instructions_json(said.instructions)
+        attributes["gen_ai.system_instructions"] = content.instructions_json(said.instructions)
     if said.input:
-        attributes[conventions.INPUT_MESSAGES] = content.input_json(said.input)
+        attributes["gen_ai.input.messages"] = content.input_json(said.input)
     if said.output:
-        attributes[conventions.OUTPUT_MESSAGES] = content.output_json(said.output)
+        attributes["gen_ai.output.messages"] = content.output_json(said.output)
     if said.omitted:
-        attributes[conventions.OMITTED_ITEMS] = said.omitted
+        attributes["slipring.content.omitted_items"] = said.omitted
     return attributes
 
 

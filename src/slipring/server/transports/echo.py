@@ -10,7 +10,7 @@ from aiohttp import WSMsgType, web
 from slipring.server.access.auth import Caller
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.service import Service
-from slipring.server.transports.websocket_io import FrameWriter, answer_close, new_socket, text_frame
+from slipring.server.transports.websocket_frames import FrameWriter, answer_close, new_socket, text_frame
 
 PATH = "/slipring/echo"
 

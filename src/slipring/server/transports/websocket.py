@@ -2,8 +2,8 @@
 
 The reader never waits for generation, so it answers pings while a response is generated. ``tick`` detects a
 silent client: the server calls it about once a second while turns run, and otherwise when the next ping or
-another deadline is due, so an idle connection costs nothing in between. ``connections.registry`` detects
-clients that read or send too slowly.
+another deadline is due, so an idle connection costs nothing in between. ``connection_limits`` detects clients
+that read or send too slowly.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox, run_until_waiting
-from slipring.server.transports.websocket_io import (
+from slipring.server.transports.websocket_frames import (
     CLOSE_TIMEOUT_S,
     FrameWriter,
     answer_close,
@@ -38,7 +38,7 @@ from slipring.server.transports.websocket_io import (
 
 _RECENT_TURNS = 16
 _READ_AT_ONCE = 4
-"""Thousands of small messages may have arrived at once: after so many, other connections have their turn."""
+"""Thousands of small messages may have arrived at once: after this many, other connections run."""
 _INTERNAL_ERROR = _KEEPALIVE_LOST = 1011
 _PING = b"\x89\x00"
 """A ping frame without a payload. Servers send no masks, and control frames are never compressed."""

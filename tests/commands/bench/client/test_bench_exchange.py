@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.commands.bench.client.exchange import Exchange, refusal
+from slipring.commands.bench.client.exchange import TurnExchange, refusal
 from tests.commands.bench.faulty import Faulty, Json, running
 from tests.commands.bench.stage import measured
 
@@ -17,7 +17,7 @@ from tests.commands.bench.stage import measured
     ],
 )
 def test_parsing_of_server_timing(header: str, stages: list[dict[str, float]]) -> None:
-    exchange = Exchange()
+    exchange = TurnExchange()
     exchange.server_timing = header
     assert exchange.steps_ms == stages
 

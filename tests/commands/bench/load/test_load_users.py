@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import WSMsgType, web
 
-from slipring.commands.bench.client.exchange import Exchange
+from slipring.commands.bench.client.exchange import TurnExchange
 from slipring.commands.bench.load.results import LoadRecord, ServiceLevel
 from slipring.commands.bench.load.terminal import verdict
 from slipring.commands.bench.load.users import TurnTally
@@ -55,7 +55,7 @@ class Hanging(Faulty):
 async def load_of(hanging: Hanging, service_level: ServiceLevel, pid: int | None = None) -> LoadRecord:
     async with running(hanging) as url:
         try:
-            given = options(url, service_level, hold_s=0.6)
+            given = options(url, service_level, hold_s=2.0)
             return await loaded(replace(given, target=replace(given.target, server_pid=pid)))
         finally:
             hanging.released.set()
@@ -161,8 +161,8 @@ async def test_lost_history_is_an_error() -> None:
     assert level.errors.keys() == {reason}
 
 
-def turn_of(*arrivals_ms: float, tokens: int | None = None) -> Exchange:
-    exchange = Exchange()
+def turn_of(*arrivals_ms: float, tokens: int | None = None) -> TurnExchange:
+    exchange = TurnExchange()
     for _ in arrivals_ms:
         exchange.record({"type": "response.output_text.delta", "delta": "x"}, 0)
     exchange.record({"type": "response.completed", "response": {"usage": {"output_tokens": tokens}}}, 0)

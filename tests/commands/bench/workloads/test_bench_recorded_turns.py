@@ -11,7 +11,7 @@ from rich.console import Console
 
 from slipring.commands.bench.errors import BadRecording
 from slipring.commands.bench.report import html, terminal
-from slipring.commands.bench.workloads.plan import Head, Plan, Step
+from slipring.commands.bench.workloads.plan import Head, Plan, PlanStep
 from slipring.commands.bench.workloads.replay import read_recording
 from tests.commands.bench.stage import TOOL, faults, measured, recording, tiny
 from tests.harness import WEATHER, serve
@@ -29,7 +29,7 @@ def recordings(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if TASK in path.read_text())
 
 
-def sent(step: Step) -> tuple[list[str], list[str], str]:
+def sent(step: PlanStep) -> tuple[list[str], list[str], str]:
     return [message["content"] for message in step.messages], step.outputs, step.needs
 
 
@@ -121,7 +121,7 @@ def rendered(record: Any) -> str:
 
 
 async def test_token_counts_of_branches_are_checked_along_their_own_branch(tmp_path: Path) -> None:
-    step = Step(messages=[{"role": "user", "content": "Say something about the weather."}])
+    step = PlanStep(messages=[{"role": "user", "content": "Say something about the weather."}])
     plan = tiny()
     branches = [
         structs.replace(step, begins=number == 0, continues=None if number == 0 else 0) for number in range(6)

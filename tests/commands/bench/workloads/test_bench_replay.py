@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slipring.commands.bench.errors import BadRecording
-from slipring.commands.bench.workloads.plan import Step, output_items
+from slipring.commands.bench.workloads.plan import PlanStep, output_items
 from slipring.commands.bench.workloads.replay import read_recording
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.stage import TOOL, faults, measured, recording
@@ -36,9 +36,9 @@ def test_reading_a_recording(tmp_path: Path) -> None:
     )
     plan = read_recording(path)
     assert plan.steps == [
-        Step(messages=[{"type": "message", "role": "user", "content": "Mend it."}], needs="call"),
-        Step(outputs=["done"], needs="text"),
-        Step(messages=[USER], needs="text"),
+        PlanStep(messages=[{"type": "message", "role": "user", "content": "Mend it."}], needs="call"),
+        PlanStep(outputs=["done"], needs="text"),
+        PlanStep(messages=[USER], needs="text"),
     ]
     assert (plan.instructions, plan.tools, plan.settings) == ("Be brief.", [TOOL], {"temperature": 0.5})
     assert plan.workload.turns == 3

@@ -3,9 +3,9 @@
 import pytest
 
 from slipring.core.generation import Delta, Text
-from slipring.prompts.parsing.known_formats import GEMMA4
 from slipring.protocol.tools import Offer
 from tests.prompts.parsing.answers import call, check, custom, custom_call, function
+from tests.prompts.parsing.family_formats import GEMMA4
 
 SCHEMA = {
     "properties": {

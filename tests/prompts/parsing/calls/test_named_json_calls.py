@@ -3,7 +3,10 @@
 import pytest
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
-from slipring.prompts.parsing.known_formats import (
+from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
+from slipring.prompts.parsing.output_parser import OutputParser
+from tests.prompts.parsing.answers import OFFER, broken_call, call, check, custom_call
+from tests.prompts.parsing.family_formats import (
     DEEPSEEK_V3,
     DEEPSEEK_V3_1,
     FUNCTIONARY,
@@ -11,9 +14,6 @@ from slipring.prompts.parsing.known_formats import (
     MISTRAL,
     MISTRAL_CALL_ID,
 )
-from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
-from slipring.prompts.parsing.output_parser import OutputParser
-from tests.prompts.parsing.answers import OFFER, broken_call, call, check, custom_call
 
 CALL_F, CALL_G = call("f", '{"a": 1}'), call("g", "{}")
 

@@ -5,7 +5,11 @@ import json
 import pytest
 
 from slipring.core.generation import CallArguments, CallEnded, Delta, Text, Thought
-from slipring.prompts.parsing.known_formats import (
+from slipring.prompts.parsing.output_format import OutputFormat, TaggedCalls
+from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.protocol.tools import Offer
+from tests.prompts.parsing.answers import broken_call, call, check, custom, custom_call, function, merged
+from tests.prompts.parsing.family_formats import (
     DEEPSEEK_V4,
     GLM,
     GLM_4_7,
@@ -16,10 +20,6 @@ from slipring.prompts.parsing.known_formats import (
     QWEN3_5,
     QWEN3_CODER,
 )
-from slipring.prompts.parsing.output_format import OutputFormat, TaggedCalls
-from slipring.prompts.parsing.output_parser import OutputParser
-from slipring.protocol.tools import Offer
-from tests.prompts.parsing.answers import broken_call, call, check, custom, custom_call, function, merged
 
 SCHEMA = {
     "type": "object",

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from slipring.core.generation import CallArguments, Delta, Text, Thought
-from slipring.prompts.parsing import known_formats as known
 from slipring.prompts.parsing.output_format import (
     JsonCalls,
     NamedJsonCalls,
@@ -22,12 +21,20 @@ from slipring.prompts.templates.detection.format_detection import DetectedFormat
 from slipring.prompts.templates.detection.probe_conversations import IDS, NAME, STRINGS
 from slipring.prompts.templates.detection.text_comparison import common_prefix
 from slipring.protocol.tools import CallableTool, FunctionTool, Offer
+from tests.prompts.parsing import family_formats as known
 from tests.prompts.parsing.answers import parsed
 from tests.prompts.templates.family_templates import NAMES, render_with_jinja2, source_of
 
 OFFICIAL = os.environ.get("SLIPRING_TEST_TEMPLATES", "")
 """A directory with chat templates of models."""
 
+ONE_CALL = ("gpt_oss", "llama_3_1")
+"""Families whose templates write one call per answer."""
+WITHOUT_THOUGHTS = (
+    *("deepseek_v3_1", "granite_4", "hermes", "llama_3_1", "llama_4", "mistral_nemo", "mistral_small"),
+    "qwen3_coder",
+)
+"""Families whose templates write no thoughts of earlier answers."""
 KNOWN = {
     "cohere": known.COHERE,
     "deepseek_v3_1": known.DEEPSEEK_V3_1,
@@ -126,31 +133,6 @@ def test_only_deepseek_v3_1_describes_no_tools(family) -> None:
 @pytest.mark.parametrize("family", NAMES)
 def test_only_ministral_takes_thoughts_as_chunks(family) -> None:
     assert of_family(family).takes_thought_chunks == (family == "ministral_3")
-
-
-@pytest.mark.parametrize("family", NAMES)
-def test_what_templates_refuse_is_told(family) -> None:
-    detected = of_family(family)
-    assert detected.writes_several_calls == (family not in ("gpt_oss", "llama_3_1"))
-    assert detected.takes_thoughts_with_text == (family != "gpt_oss")
-    ignored_or_refused = ("gpt_oss", "minimax_m2", "minimax_m3", "gemma_4", "ministral_3", "mistral_nemo")
-    assert detected.takes_later_system_messages == (
-        family not in (*ignored_or_refused, "mistral_small", "qwen3_5")
-    )
-
-
-@pytest.mark.parametrize("family", NAMES)
-def test_whether_thoughts_are_written_is_told(family) -> None:
-    without = (
-        "deepseek_v3_1",
-        "granite_4",
-        "hermes",
-        "llama_3_1",
-        "llama_4",
-        "mistral_nemo",
-        "mistral_small",
-    )
-    assert of_family(family).writes_thoughts == (family not in (*without, "qwen3_coder"))
 
 
 def test_white_space_is_as_the_template_writes_it() -> None:
@@ -258,17 +240,17 @@ def read_answer(source: str, detected: DetectedFormat, text: str, thoughts: str,
     return deltas
 
 
-def shapes(detected: DetectedFormat) -> list[tuple[str, str, int]]:
+def shapes(family: str) -> list[tuple[str, str, int]]:
     """Texts, thoughts and numbers of calls of the answers that a template can write."""
-    most = 2 if detected.writes_several_calls else 1
+    most = 1 if family in ONE_CALL else 2
     every = product(("", "Well, well."), ("", "Let me see."), range(most + 1))
-    both = detected.takes_thoughts_with_text
+    both = family != "gpt_oss"
     return [shape for shape in every if (shape[0] or shape[2]) and (both or not all(shape))]
 
 
 @pytest.mark.parametrize("family", NAMES)
 def test_what_a_template_writes_is_parsed_by_its_format(family) -> None:
-    for text, thoughts, calls in shapes(of_family(family)):
+    for text, thoughts, calls in shapes(family):
         check_answer(family, text, thoughts, calls)
 
 
@@ -284,7 +266,7 @@ def check_answer(family: str, text: str, thoughts: str, calls: int) -> None:
         assert (told, thought) == ("", text or thoughts)
     else:
         assert told in (text, "")
-        assert thought == (thoughts if detected.writes_thoughts else "")
+        assert thought == ("" if family in WITHOUT_THOUGHTS else thoughts)
 
 
 CHAT = """\
@@ -374,7 +356,6 @@ def test_ids_in_place_of_names() -> None:
     each = "{{- '<call>' + id + '<arguments>' -}}" + ARGUMENTS + "{{- '</call>' -}}"
     found = detect(with_calls(each=each))
     assert found.writes_calls
-    assert found.writes_several_calls
     assert found.format.calls == NamedJsonCalls(
         open="<call>",
         name_prefix="functions.",
@@ -692,6 +673,15 @@ def test_the_example_in_the_documentation_prints_what_it_says(capsys: pytest.Cap
     assert [line for line, comment in zip(printed, said, strict=True) if comment] == list(filter(None, said))
 
 
+def written_calls(source: str, detected: DetectedFormat) -> int:
+    """How many calls of an answer a template writes: one or two."""
+    both, one = (
+        written_answer(source, detected, an_answer(detected, text="", thoughts="", calls=calls))[0]
+        for calls in (2, 1)
+    )
+    return 2 if len(both) > len(one) else 1
+
+
 def official_templates() -> list[Path]:
     return sorted(Path(OFFICIAL).glob("*.jinja")) if OFFICIAL else []
 
@@ -715,8 +705,7 @@ def test_formats_of_official_templates(path) -> None:
     assert detected.format.calls is not None or detected.format.is_harmony
     for calls in () if any(name in path.stem for name in DEMANDING) else (1, 2):
         for thoughts in ("", "Let me see."):
-            number = calls if detected.writes_several_calls else 1
-            read_answer(source, detected, "", thoughts, number)
+            read_answer(source, detected, "", thoughts, min(calls, written_calls(source, detected)))
 
 
 def test_the_end_of_a_thought_is_no_part_of_the_calls_after_it() -> None:

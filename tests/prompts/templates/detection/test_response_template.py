@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from slipring.prompts.parsing.known_formats import HARMONY
 from slipring.prompts.parsing.output_format import (
     BracedCalls,
     JsonCalls,
@@ -13,6 +12,7 @@ from slipring.prompts.parsing.output_format import (
     TaggedCalls,
 )
 from slipring.prompts.templates.detection.response_template import read_response_template
+from tests.prompts.parsing.family_formats import HARMONY
 
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 TAGGED: dict[str, Any] = {

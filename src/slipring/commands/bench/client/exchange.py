@@ -58,7 +58,7 @@ class MalformedAnswer(TurnFailed):
         super().__init__(f"the answer does not follow the API: {reason}")
 
 
-class Exchange:
+class TurnExchange:
     """The events and byte counts of one turn. Its clock starts when it is created."""
 
     __slots__ = (

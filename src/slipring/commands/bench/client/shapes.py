@@ -8,7 +8,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.commands.bench.client.exchange import PAUSE, TERMINAL, TIMING, Event, Exchange, MalformedAnswer
+from slipring.commands.bench.client.exchange import (
+    PAUSE,
+    TERMINAL,
+    TIMING,
+    Event,
+    MalformedAnswer,
+    TurnExchange,
+)
 
 
 class _Details(Struct):
@@ -83,7 +90,7 @@ _ITEMS: dict[str, type[Struct]] = {
 }
 
 
-def validated(exchange: Exchange) -> Exchange:
+def validated(exchange: TurnExchange) -> TurnExchange:
     """Return the exchange if all fields have the right types. Raises ``MalformedAnswer``."""
     try:
         for event in exchange.events:

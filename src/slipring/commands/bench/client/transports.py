@@ -1,8 +1,8 @@
 """Transports: HTTP with server-sent events, and a WebSocket with or without lanes.
 
-Each takes the fields of a ``response.create`` (on a WebSocket also of a ``response.append``) and returns an
-``Exchange``. The clock of a turn starts before its JSON is encoded. A transport opens its connection in its
-first turn, unless ``open`` was called before.
+Each takes the fields of a ``response.create`` (on a WebSocket also of a ``response.append``) and returns a
+``TurnExchange``. The clock of a turn starts before its JSON is encoded. A transport opens its connection in
+its first turn, unless ``open`` was called before.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from slipring.commands.bench.client.exchange import (
     CannotConnect,
     ConnectionLost,
     Event,
-    Exchange,
     Fields,
     MalformedAnswer,
     RequestRefused,
+    TurnExchange,
     TurnFailed,
     decode,
     encode,
@@ -102,8 +102,8 @@ class Transport(ABC):
 
     @abstractmethod
     async def turn(
-        self, fields: Fields, lane: str | None = None, exchange: Exchange | None = None
-    ) -> Exchange:
+        self, fields: Fields, lane: str | None = None, exchange: TurnExchange | None = None
+    ) -> TurnExchange:
         """Send a request and receive its events. Raises ``TurnFailed`` and ``TimeoutError``.
 
         ``exchange``: a new exchange to record into, for a caller that observes the turn while it runs.
@@ -152,10 +152,10 @@ class HttpTransport(Transport):
         self.is_open = True
 
     async def turn(
-        self, fields: Fields, lane: str | None = None, exchange: Exchange | None = None
-    ) -> Exchange:
+        self, fields: Fields, lane: str | None = None, exchange: TurnExchange | None = None
+    ) -> TurnExchange:
         assert lane is None, "HTTP has no lanes"
-        exchange = exchange or Exchange()
+        exchange = exchange or TurnExchange()
         body = encode({**fields, "stream": True})
         headers = {**self._access.headers(), "Content-Type": "application/json"}
         try:
@@ -167,7 +167,7 @@ class HttpTransport(Transport):
             raise connection_error(error) from None
         return validated(exchange)
 
-    async def _post(self, exchange: Exchange, body: bytes, headers: dict[str, str]) -> None:
+    async def _post(self, exchange: TurnExchange, body: bytes, headers: dict[str, str]) -> None:
         async with self._http.post(self._access.url, data=body, headers=headers) as answer:
             exchange.sent_bytes = _request_bytes("POST", self._access.url, answer.request_info.headers) + len(
                 body
@@ -199,9 +199,11 @@ class _WebSocketTransport(Transport):
         self._upgrade_bytes = (0, 0)
 
     async def __aexit__(self, *_: object) -> None:
-        if self._socket is not None:
-            await self._socket.close()
-        await super().__aexit__()
+        try:
+            if self._socket is not None:
+                await self._socket.close()
+        finally:  # a user that ends may be stopped meanwhile
+            await super().__aexit__()
 
     def _traces(self) -> list[aiohttp.TraceConfig]:
         upgrades = aiohttp.TraceConfig()
@@ -222,12 +224,12 @@ class _WebSocketTransport(Transport):
 
     async def open(self) -> None:
         async with asyncio.timeout(self._access.timeout_s):
-            await self._open(Exchange())
+            await self._open(TurnExchange())
 
     async def turn(
-        self, fields: Fields, lane: str | None = None, exchange: Exchange | None = None
-    ) -> Exchange:
-        exchange = exchange or Exchange()
+        self, fields: Fields, lane: str | None = None, exchange: TurnExchange | None = None
+    ) -> TurnExchange:
+        exchange = exchange or TurnExchange()
         frame = {"type": "response.create", **fields}
         if lane is not None:
             frame["stream_id"] = lane
@@ -246,16 +248,16 @@ class _WebSocketTransport(Transport):
         return validated(exchange)
 
     @abstractmethod
-    async def _next(self, exchange: Exchange, lane: str | None) -> Event:
+    async def _next(self, exchange: TurnExchange, lane: str | None) -> Event:
         """Record and return the next event of a lane."""
 
-    async def _open(self, exchange: Exchange) -> ClientWebSocketResponse:
+    async def _open(self, exchange: TurnExchange) -> ClientWebSocketResponse:
         async with self._opening:
             if self._socket is None:
                 self._socket = await self._connect(exchange)
         return self._socket
 
-    async def _connect(self, exchange: Exchange) -> ClientWebSocketResponse:
+    async def _connect(self, exchange: TurnExchange) -> ClientWebSocketResponse:
         headers = self._access.headers(*self._betas)
         try:
             socket = await self._http.ws_connect(
@@ -274,7 +276,7 @@ class _WebSocketTransport(Transport):
         exchange.received_bytes += received
         return socket
 
-    async def _send(self, exchange: Exchange, socket: ClientWebSocketResponse, fields: Fields) -> None:
+    async def _send(self, exchange: TurnExchange, socket: ClientWebSocketResponse, fields: Fields) -> None:
         body = encode(fields)
         exchange.sent_bytes += _frame_bytes(len(body)) + _MASK_BYTES
         try:
@@ -286,7 +288,7 @@ class _WebSocketTransport(Transport):
 class SocketTransport(_WebSocketTransport):
     """One WebSocket with one turn at a time."""
 
-    async def _next(self, exchange: Exchange, lane: str | None) -> Event:
+    async def _next(self, exchange: TurnExchange, lane: str | None) -> Event:
         assert self._socket is not None
         text = await _text(self._socket)
         exchange.received_bytes += _frame_bytes(_length(text))
@@ -302,23 +304,25 @@ class LanesTransport(_WebSocketTransport):
         self._reader: asyncio.Task[None] | None = None
 
     async def __aexit__(self, *_: object) -> None:
-        await super().__aexit__()
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait([self._reader])
+        try:
+            await super().__aexit__()
+        finally:
+            if self._reader is not None:
+                self._reader.cancel()
+                await asyncio.wait([self._reader])
 
     async def turn(
-        self, fields: Fields, lane: str | None = None, exchange: Exchange | None = None
-    ) -> Exchange:
+        self, fields: Fields, lane: str | None = None, exchange: TurnExchange | None = None
+    ) -> TurnExchange:
         self._arrived.setdefault(lane, asyncio.Queue())  # before an event for it can arrive
         return await super().turn(fields, lane, exchange)
 
-    async def _connect(self, exchange: Exchange) -> ClientWebSocketResponse:
+    async def _connect(self, exchange: TurnExchange) -> ClientWebSocketResponse:
         socket = await super()._connect(exchange)
         self._reader = asyncio.create_task(self._read(socket))
         return socket
 
-    async def _next(self, exchange: Exchange, lane: str | None) -> Event:
+    async def _next(self, exchange: TurnExchange, lane: str | None) -> Event:
         arrival = await self._arrived[lane].get()
         if isinstance(arrival, TurnFailed):
             raise arrival

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from typing import Any
 
-from slipring.commands.bench.client.exchange import FIRST_TOKENS, Exchange, Fields, TurnFailed
+from slipring.commands.bench.client.exchange import FIRST_TOKENS, Fields, TurnExchange, TurnFailed
 from slipring.commands.bench.client.transports import Access, Transport
 from slipring.commands.bench.measure.loop import unique_instructions
 from slipring.commands.bench.measure.modes import Mode
@@ -48,7 +48,7 @@ class TurnTally:
         self._limit_ms = limit_ms
         self._token_ms = 1000 / tokens_per_s if tokens_per_s else None
 
-    def add(self, exchange: Exchange) -> None:
+    def add(self, exchange: TurnExchange) -> None:
         """Add a finished turn."""
         self.turns += 1
         if (first_ms := exchange.first_ms(*FIRST_TOKENS)) is not None:
@@ -71,7 +71,7 @@ class TurnTally:
         self.errors[reason] += 1
         self.last_late_ns = time.perf_counter_ns()
 
-    def add_unfinished(self, pending: Iterable[Exchange], limit_ms: float) -> None:
+    def add_unfinished(self, pending: Iterable[TurnExchange], limit_ms: float) -> None:
         """Add turns that have not finished when the level ends. A turn without a first token counts with the
         time that it has waited if that exceeds the limit; below the limit its outcome is unknown."""
         for exchange in pending:
@@ -103,7 +103,7 @@ class Users:
     ) -> None:
         """``is_checked``: whether answers are checked. ``first``: the number of the first user."""
         self.tally = TurnTally()
-        self.pending: set[Exchange] = set()
+        self.pending: set[TurnExchange] = set()
         """Turns that have not finished, and connections being opened."""
         self._access = access
         self._mode = mode
@@ -167,9 +167,9 @@ class Users:
                 self._transports.remove(transport)
 
     @contextmanager
-    def _pending(self) -> Iterator[Exchange]:
+    def _pending(self) -> Iterator[TurnExchange]:
         """An exchange that is listed in ``pending`` during the block."""
-        exchange = Exchange()
+        exchange = TurnExchange()
         self.pending.add(exchange)
         try:
             yield exchange
@@ -204,5 +204,5 @@ class Users:
             context.learn(exchange)
 
 
-def _usage(exchange: Exchange) -> dict[str, Any]:
+def _usage(exchange: TurnExchange) -> dict[str, Any]:
     return (exchange.response or {}).get("usage") or {}

@@ -15,9 +15,9 @@ from slipring.commands.bench.client.exchange import (
     FIRST_TOKENS,
     TERMINAL,
     Event,
-    Exchange,
     Fields,
     RequestRefused,
+    TurnExchange,
     TurnFailed,
 )
 from slipring.commands.bench.client.transports import Transport
@@ -26,7 +26,7 @@ from slipring.commands.bench.subject.processes import Meter
 from slipring.commands.bench.verify.checks import Expectation, calls_of, failure_reason, find_faults
 from slipring.commands.bench.verify.digests import Digest
 from slipring.commands.bench.verify.history import TokenFloor, how_checked
-from slipring.commands.bench.workloads.plan import Item, Plan, Step
+from slipring.commands.bench.workloads.plan import Item, Plan, PlanStep
 
 _UNCOUNTED = "before the first turn"
 
@@ -93,8 +93,8 @@ class _FinishedTurn(NamedTuple):
 
     sent: list[Item]
     """Its new items."""
-    step: Step
-    exchange: Exchange
+    step: PlanStep
+    exchange: TurnExchange
     previous_response_id: str | None
     continues_response: bool
     """Whether it belongs to the same response as the turn before, as in a rollout."""
@@ -137,7 +137,7 @@ class _Loop:
             workload=plan.workload.name, mode=mode.name, repeat=repeat, lane=lane or 0
         )
 
-    async def run(self, steps: list[Step], meter: Meter | None, on_turn: Callable[[int], None]) -> None:
+    async def run(self, steps: list[PlanStep], meter: Meter | None, on_turn: Callable[[int], None]) -> None:
         """Run these turns, until one fails or its answer does not allow another."""
         try:
             for step in steps:
@@ -149,7 +149,7 @@ class _Loop:
         except TimeoutError:
             self._fail("no answer in time")
 
-    async def _turn(self, step: Step, meter: Meter | None) -> None:
+    async def _turn(self, step: PlanStep, meter: Meter | None) -> None:
         tool_ms = step.pause_ms if self._settings.replays_pauses else self._settings.tool_ms
         if tool_ms and step.outputs:
             await asyncio.sleep(tool_ms / 1000)
@@ -169,7 +169,7 @@ class _Loop:
             context.learn(exchange)
             self._branches.append(_Branch(context, calls))
 
-    def _branch_of(self, step: Step) -> _Branch:
+    def _branch_of(self, step: PlanStep) -> _Branch:
         """The conversation that a step continues."""
         if step.begins or not self._branches:
             return _Branch(self._new_context(), [])
@@ -178,7 +178,7 @@ class _Loop:
         context, calls = self._branches[step.continues]
         return _Branch(context.fork(), calls)
 
-    def _head(self, step: Step) -> Fields:
+    def _head(self, step: PlanStep) -> Fields:
         """The fields that every request repeats, because the API inherits none of them."""
         own = self._plan.head_of(step)
         head: Fields = {"model": self._settings.model, **own.settings}
@@ -195,7 +195,7 @@ class _Loop:
                 head["tool_choice"] = "required" if step.needs == "call" else "none"
         return head
 
-    def _instructions(self, step: Step) -> str:
+    def _instructions(self, step: PlanStep) -> str:
         return unique_instructions(self._plan.head_of(step).instructions, self._name)
 
     def _fail(self, reason: str) -> None:
@@ -254,7 +254,9 @@ class _Loop:
             digest.add(exchange.answer)
         return checked
 
-    def _known_before(self, step: Step, known: list[tuple[Digest, TokenFloor]]) -> tuple[Digest, TokenFloor]:
+    def _known_before(
+        self, step: PlanStep, known: list[tuple[Digest, TokenFloor]]
+    ) -> tuple[Digest, TokenFloor]:
         """The digest and the size of the context that a step continues; ``known``: those after each turn."""
         if step.begins or not known:
             return Digest(self._instructions(step)), TokenFloor()
@@ -300,7 +302,9 @@ def _turn_result(turn: _FinishedTurn, faults: str | None) -> results.TurnResult:
     )
 
 
-def _add_stages(checked: list[results.TurnResult], exchange: Exchange, redact: Callable[[str], str]) -> None:
+def _add_stages(
+    checked: list[results.TurnResult], exchange: TurnExchange, redact: Callable[[str], str]
+) -> None:
     """Distribute the stage times of a response, which arrive at its end, over the turns that it spans."""
     steps = exchange.steps_ms
     if steps and len(steps) <= len(checked):

@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from slipring.commands.bench import results
-from slipring.commands.bench.client.exchange import PAUSE, Exchange, Fields
+from slipring.commands.bench.client.exchange import PAUSE, Fields, TurnExchange
 from slipring.commands.bench.client.transports import (
     Access,
     HttpTransport,
@@ -43,7 +43,7 @@ class Context(Protocol):
         like."""
         ...
 
-    def learn(self, exchange: Exchange) -> None:
+    def learn(self, exchange: TurnExchange) -> None:
         """Add an answer to the conversation."""
         ...
 
@@ -65,7 +65,7 @@ class FullHistory:
         self._items += new
         return {**head, "store": False, "input": self._items}
 
-    def learn(self, exchange: Exchange) -> None:
+    def learn(self, exchange: TurnExchange) -> None:
         self._items += as_input(exchange.answer)
 
     def fork(self) -> "FullHistory":
@@ -91,7 +91,7 @@ class Chain:
             fields["previous_response_id"] = self.previous_response_id
         return fields
 
-    def learn(self, exchange: Exchange) -> None:
+    def learn(self, exchange: TurnExchange) -> None:
         assert exchange.response is not None  # no turn follows an exchange without one
         self.previous_response_id = exchange.response["id"]
 
@@ -115,7 +115,7 @@ class Rollout(Chain):
             return {"type": "response.append", "response_id": self._open_id, "input": new}
         return {**super().request(head, new), "rollout": True}
 
-    def learn(self, exchange: Exchange) -> None:
+    def learn(self, exchange: TurnExchange) -> None:
         if exchange.events[-1]["type"] == PAUSE:
             self._open_id = exchange.events[-1]["response_id"]
             return

@@ -12,10 +12,10 @@ from slipring.commands.bench.client.exchange import (
     PAUSE,
     TIMING,
     CannotConnect,
-    Exchange,
     Fields,
     MalformedAnswer,
     RequestRefused,
+    TurnExchange,
     TurnFailed,
 )
 from slipring.commands.bench.client.transports import Access, Transport, connection_error, refused
@@ -130,7 +130,7 @@ def _key_refused(access: Access, reason: str) -> CannotMeasure:
     return CannotMeasure(f"{access.name} {verdict} ({access.redact(reason)}): see --api-key-env")
 
 
-async def _try(access: Access, head: Fields, mode: Mode, found: Capabilities) -> Exchange:
+async def _try(access: Access, head: Fields, mode: Mode, found: Capabilities) -> TurnExchange:
     """Run a few turns in a mode; returns the last. After a refusal, tries again without asking for
     reasoning."""
     if mode.sends_history and found.keeps_reasoning:
@@ -143,7 +143,7 @@ async def _try(access: Access, head: Fields, mode: Mode, found: Capabilities) ->
     return await _turns(access, head, mode)
 
 
-async def _turns(access: Access, head: Fields, mode: Mode) -> Exchange:
+async def _turns(access: Access, head: Fields, mode: Mode) -> TurnExchange:
     """Two turns, and for a rollout one that must stay open; returns the last."""
     lane = _LANE if mode.has_lanes else None
     context = Chain() if mode.is_rollout else mode.context()
@@ -160,7 +160,7 @@ async def _turns(access: Access, head: Fields, mode: Mode) -> Exchange:
         return await _try_rollout(transport, mode.context(), head) if mode.is_rollout else exchange
 
 
-async def _try_rollout(transport: Transport, context: Context, head: Fields) -> Exchange:
+async def _try_rollout(transport: Transport, context: Context, head: Fields) -> TurnExchange:
     """Force a call; the response must then wait for its output."""
     head = {**head, "tools": CODING_TOOLS[:1], "tool_choice": "required"}
     exchange = await transport.turn(context.request(head, [message("Read a file.")]))

@@ -7,9 +7,8 @@
  */
 
 import { h } from "./dom.js";
-import { LINE, TEXT, drawing, textWidth } from "./drawings.js";
+import { LINE, TEXT, drawing, fromZero, logarithmic, textWidth, whole } from "./drawings.js";
 import { rounded } from "./markup.js";
-import { fromZero, logarithmic, whole } from "./scales.js";
 import { SPACE, duration, size, sizeUnit, timeUnit } from "./units.js";
 
 const WIDTH = 420;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /** Draws the charts of a report whose figures are written beside them as JSON. */
 
-import { stackedBars } from "./bars.js";
 import { h, made, patch } from "./dom.js";
+import { patch12, stackedBars } from "./drawings.js";
 import { lineChart, swatch } from "./lines.js";
-import { patch12 } from "./patterns.js";
 import { stageOf } from "./stages.js";
 import { BAR, drawLane, drawTimes, fitCanvas, inks, timeScale, turnAt } from "./timeline.js";
 import { duration } from "./units.js";

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from slipring.commands.bench.results import Workload
-from slipring.commands.bench.workloads.plan import Item, Plan, Step, message
+from slipring.commands.bench.workloads.plan import Item, Plan, PlanStep, message
 from slipring.commands.bench.workloads.prose import INSTRUCTIONS, Prose
 from slipring.commands.bench.workloads.tools import CODING_TOOLS
 
@@ -47,7 +47,7 @@ def short() -> Plan:
             turns=SHORT_TURNS,
         ),
         instructions="Answer in one sentence.",
-        steps=[Step(messages=[message(prose.sentence(4))]) for _ in range(SHORT_TURNS)],
+        steps=[PlanStep(messages=[message(prose.sentence(4))]) for _ in range(SHORT_TURNS)],
     )
 
 
@@ -70,7 +70,7 @@ def deep(tokens: int) -> Plan:
         ),
         instructions=INSTRUCTIONS,
         tools=CODING_TOOLS,
-        steps=[Step(messages=history, needs="call"), *_outputs(prose, DEEP_TURNS)],
+        steps=[PlanStep(messages=history, needs="call"), *_outputs(prose, DEEP_TURNS)],
         uncounted=1,
         outputs_before=rounds,
     )
@@ -85,14 +85,14 @@ def _agent(name: str, title: str, about: str, calls: int) -> Plan:
         workload=Workload(name=name, title=title, about=about, turns=calls + 1),
         instructions=INSTRUCTIONS,
         tools=CODING_TOOLS,
-        steps=[Step(messages=[message(prose.task())], needs="call"), *_outputs(prose, calls)],
+        steps=[PlanStep(messages=[message(prose.task())], needs="call"), *_outputs(prose, calls)],
     )
 
 
-def _outputs(prose: Prose, count: int) -> list[Step]:
+def _outputs(prose: Prose, count: int) -> list[PlanStep]:
     """Turns that send one tool output each; the last one needs text, the others a call."""
     return [
-        Step(outputs=[prose.tool_output(OUTPUT_BYTES)], needs="call" if number < count - 1 else "text")
+        PlanStep(outputs=[prose.tool_output(OUTPUT_BYTES)], needs="call" if number < count - 1 else "text")
         for number in range(count)
     ]
 

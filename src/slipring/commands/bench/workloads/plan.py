@@ -25,7 +25,7 @@ class Head(Struct, frozen=True, kw_only=True):
     """Further fields of the ``response.create``."""
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class PlanStep(Struct, frozen=True, kw_only=True):
     """One turn."""
 
     messages: list[Item] = []
@@ -53,7 +53,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     workload: Workload
     instructions: str
-    steps: list[Step]
+    steps: list[PlanStep]
     tools: list[Item] = []
     settings: dict[str, Any] = {}
     """Further fields of a ``response.create``, for all steps that have no head of their own."""
@@ -64,7 +64,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     forces_tools: bool = False
     """Whether ``tool_choice`` must force each call, because no model would make them in this order."""
 
-    def head_of(self, step: Step) -> Head:
+    def head_of(self, step: PlanStep) -> Head:
         return step.head or Head(instructions=self.instructions, tools=self.tools, settings=self.settings)
 
     @property

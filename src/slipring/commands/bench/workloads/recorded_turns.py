@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, structs
 from slipring.base.recording import FORMAT, Header, RecordedTurn
 from slipring.commands.bench.errors import BadRecording
 from slipring.commands.bench.results import RecordedTimes, Workload
-from slipring.commands.bench.workloads.plan import Head, Item, Need, Plan, Step, text_of
+from slipring.commands.bench.workloads.plan import Head, Item, Need, Plan, PlanStep, text_of
 
 _ANSWERED = ("completed", "incomplete")
 _SERVER_ONLY = ("reasoning", "compaction", "compaction_summary", "compaction_trigger")
@@ -82,7 +82,7 @@ class _Building:
     """A plan under construction."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[PlanStep] = []
         self._times: list[RecordedTimes] = []
         self._replayed: dict[int, _Replayed] = {}
         self._left_out = 0
@@ -118,7 +118,7 @@ class _Building:
             else:
                 messages.append({name: value for name, value in item.items() if name not in ("id", "status")})
         self.steps.append(
-            Step(
+            PlanStep(
                 messages=messages,
                 outputs=outputs,
                 needs=_need(part.output),

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from slipring.commands.bench.errors import BadRecording
 from slipring.commands.bench.results import Workload
-from slipring.commands.bench.workloads.plan import Item, Plan, Step, text_of
+from slipring.commands.bench.workloads.plan import Item, Plan, PlanStep, text_of
 from slipring.commands.bench.workloads.recorded_turns import is_recording, read_turns
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -64,7 +64,7 @@ def read_recording(path: Path) -> Plan:
         tools=tools,
         settings=head,
         steps=[
-            Step(messages=turn.messages, outputs=turn.outputs, needs="call" if next_outputs else "text")
+            PlanStep(messages=turn.messages, outputs=turn.outputs, needs="call" if next_outputs else "text")
             for turn, next_outputs in zip(turns, [*(turn.outputs for turn in turns[1:]), []], strict=True)
         ],
         forces_tools=True,

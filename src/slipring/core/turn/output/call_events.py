@@ -7,8 +7,13 @@ from msgspec import UNSET, Raw, Struct
 
 from slipring.core.generation import CallStarted
 from slipring.protocol import events, wire
-from slipring.protocol.client_items import FileOperation, LocalShellAction, ShellAction, UpdateFile
-from slipring.protocol.computer_items import ComputerAction
+from slipring.protocol.client_items import (
+    ComputerAction,
+    FileOperation,
+    LocalShellAction,
+    ShellAction,
+    UpdateFile,
+)
 from slipring.protocol.responses import (
     ApplyPatchCallItem,
     ComputerCallItem,

@@ -12,20 +12,10 @@ import msgspec
 from msgspec import Struct
 
 from slipring.prompts.parsing.known_formats import (
-    DEEPSEEK_V3,
-    FUNCTION_GEMMA,
-    GEMMA4,
-    HARMONY,
-    HERMES,
-    INTERNLM2,
-    KIMI_K2,
-    KIMI_K3,
-    LFM2,
-    LLAMA3_JSON,
-    LONGCAT,
-    MINIMAX_M3,
-    MUSE,
+    NO_CALLS_RENDERED,
+    NOT_RENDERED,
     calls_end_thoughts,
+    find_known,
 )
 from slipring.prompts.parsing.output_format import (
     BracedCalls,
@@ -41,7 +31,6 @@ from slipring.prompts.templates.detection.call_detection import Found, find_call
 from slipring.prompts.templates.detection.probe_conversations import (
     IDS,
     NAME,
-    NEXT_QUESTION,
     QUESTION,
     SECOND_VALUE,
     STRINGS,
@@ -65,53 +54,6 @@ _LAYOUTS: Mapping[type, str] = {
     PythonCalls: "Python calls",
     BracedCalls: "braced arguments",
 }
-_GRANITE_3 = OutputFormat(calls=JsonCalls(section_open="<|tool_call|>", is_array=True))
-_LLAMA_4_JSON = OutputFormat(calls=LLAMA3_JSON.calls, ignored=("<|python_start|>", "<|python_end|>"))
-
-
-class _Recognised(Struct, frozen=True):
-    """A format that is known by marks in a template's source."""
-
-    marks: tuple[str, ...]
-    family: str
-    format: OutputFormat
-
-
-_UNFINDABLE = (
-    _Recognised(("<|channel|>analysis", "<|message|>"), "gpt-oss", HARMONY),
-    _Recognised(
-        ("<|tool_call>call:", "<tool_call|>"),
-        "Gemma 4",
-        msgspec.structs.replace(GEMMA4, stops=("<turn|>", "<|tool_response>")),
-    ),
-    _Recognised(
-        ("<|open|>", "<|sep|>", "<|close|>"),
-        "Kimi K3",
-        msgspec.structs.replace(KIMI_K3, stops=("<|end_of_msg|>",)),
-    ),
-    _Recognised(
-        ("]<]minimax[>[", "<invoke"), "MiniMax M3", msgspec.structs.replace(MINIMAX_M3, stops=("[e~[",))
-    ),
-    _Recognised(
-        ("<start_function_call>", "<end_function_call>", "<escape>"),
-        "FunctionGemma",
-        msgspec.structs.replace(FUNCTION_GEMMA, stops=("<end_of_turn>", "<start_function_response>")),
-    ),
-    _Recognised((" to=self<|message|>", "<|eom|>", "<atem:function_calls>"), "Muse", MUSE),
-    _Recognised(("<|python_start|>", "<|python_end|>", '"parameters"'), "Llama 4", _LLAMA_4_JSON),
-)
-"""What rendering does not show, or shows in part."""
-_UNWRITTEN = (
-    _Recognised(("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), "Kimi K2", KIMI_K2),
-    _Recognised(("<｜tool▁calls▁begin｜>", "```json"), "DeepSeek V3", DEEPSEEK_V3),
-    _Recognised(("<|tool_call|>", "JSON list"), "Granite 3", _GRANITE_3),
-    _Recognised(("<|tool_list_start|>",), "LFM2", LFM2),
-    _Recognised(("List of tools: [", "keep_past_thinking"), "LFM2", LFM2),
-    _Recognised(("<longcat_tool_call>", "</longcat_tool_call>"), "LongCat", LONGCAT),
-    _Recognised(("<|action_start|>", "<|plugin|>", "<|action_end|>"), "InternLM 2", INTERNLM2),
-    _Recognised(("<tool_call>", '"arguments"'), "Hermes", HERMES),
-)
-"""For templates that write no calls."""
 _ANSWER_MARKS = ("<answer>", "</answer>")
 """Marks around text that Hunyuan A13B writes, and its template takes out of earlier answers."""
 
@@ -126,14 +68,6 @@ class DetectedFormat(Struct, frozen=True, kw_only=True):
     """Whether the template describes the tools that it is given."""
     writes_calls: bool
     """Whether the template writes the calls of earlier answers."""
-    writes_several_calls: bool
-    """Whether the template writes all calls of an answer, and not only the first one."""
-    writes_thoughts: bool
-    """Whether the template writes the thoughts of an answer, at least in a tool loop."""
-    takes_thoughts_with_text: bool
-    """Whether the template takes thoughts and text in one answer of calls; gpt-oss' refuses it."""
-    takes_later_system_messages: bool
-    """Whether the template takes a system message that is not the first one."""
     thinking: ThinkingSwitches
     takes_null_content: bool = False
     """Whether the template takes answers of calls without text only if their content is None."""
@@ -166,13 +100,6 @@ def detect_format(
         found=found,
         writes_tools=NAME in (probe.write([user(QUESTION)], prompt=True) or ""),
         writes_calls=writes_calls,
-        writes_several_calls=_count_calls(thinker, 2) > _count_calls(thinker, 1),
-        writes_thoughts=thoughts.are_written,
-        takes_thoughts_with_text=thinker.after_question(
-            thinker.answer(thoughts=THOUGHT, text=TEXT, calls=[STRINGS])
-        )
-        is not None,
-        takes_later_system_messages=_takes_later_system_messages(probe),
         thinking=thinking,
         takes_null_content=thinker.has_null_content,
         takes_text_arguments=thinker.takes_text_arguments,
@@ -180,24 +107,10 @@ def detect_format(
     )
 
 
-def _count_calls(probe: Probe, number: int) -> int:
-    return (probe.after_question(probe.answer(calls=[STRINGS] * number)) or "").count(NAME)
-
-
-def _takes_later_system_messages(probe: Probe) -> bool:
-    messages = [
-        user(QUESTION),
-        probe.answer(text=TEXT),
-        {"role": "system", "content": THOUGHT},
-        user(NEXT_QUESTION),
-    ]
-    return THOUGHT in (probe.write(messages, prompt=True) or "")
-
-
 def _find_format(
     probe: Probe, thoughts: Thoughts, source: str, writes_calls: bool
 ) -> tuple[OutputFormat, str]:
-    known = _recognise(_UNFINDABLE, source)
+    known = find_known(NOT_RENDERED, source)
     if known is not None:
         return (
             known.format,
@@ -226,7 +139,7 @@ def _calls(found: Found | None, source: str) -> tuple[Calls | None, str]:
         if isinstance(calls, TaggedCalls) and "<![CDATA[" in source:
             calls = msgspec.structs.replace(calls, has_cdata=True)
         return calls, f"{_LAYOUTS[type(calls)]}, found by rendering the template"
-    unwritten = _recognise(_UNWRITTEN, source)
+    unwritten = find_known(NO_CALLS_RENDERED, source)
     if unwritten is None:
         return None, "no calls: the template writes none that are known"
     how = f"{layout_in_words(unwritten.format)} of {unwritten.family}, known by marks in the template"
@@ -236,10 +149,6 @@ def _calls(found: Found | None, source: str) -> tuple[Calls | None, str]:
 def layout_in_words(format: OutputFormat) -> str:
     """How a format writes calls."""
     return "Harmony messages" if format.is_harmony else _LAYOUTS[type(format.calls)]
-
-
-def _recognise(known: tuple[_Recognised, ...], source: str) -> _Recognised | None:
-    return next((each for each in known if all(mark in source for mark in each.marks)), None)
 
 
 def _ignored(probe: Probe, thoughts: Thoughts, calls: Calls | None, source: str) -> tuple[str, ...]:

@@ -30,8 +30,6 @@ class Thoughts(Struct, frozen=True):
     close: str = ""
     are_chunks: bool = False
     """Whether the template takes thoughts as chunks of a message's content, and from no field."""
-    are_written: bool = False
-    """Whether the template writes the thoughts of earlier answers at all."""
 
     def without_empty(self, text: str) -> str:
         """The text without marks of thoughts at its beginning that are around nothing, or only close one."""
@@ -67,7 +65,7 @@ def _around(probe: Probe, answers: list[str], *, are_chunks: bool) -> Thoughts:
         opening = last.group() if last else ""
         if "assistant" in opening and not prompt.endswith(opening):
             opening = prompt.rpartition(opening)[2]  # that tag begins the answer, and the prompt goes on
-    return Thoughts(opening, close.group() if close else "", are_chunks, are_written=True)
+    return Thoughts(opening, close.group() if close else "", are_chunks)
 
 
 def _in_prompt(probe: Probe, source: str) -> Thoughts:

@@ -3,16 +3,13 @@
 
 import { connectionDetail, sharedDetail, turnDetail } from "./detail.js";
 import { h, patch } from "./dom.js";
-import { firstRequest } from "./first_request.js";
-import { enginesPanel, memoryPanel, parkedPanel, processesPanel, totalsStrip, turnsPanel } from "./panels.js";
-import { markedOutcomes, signOf } from "./outcomes.js";
-import { patch12 } from "./patterns.js";
-import { UnreadableRecording, readRecording } from "./recording.js";
+import { patch12 } from "./drawings.js";
+import { enginesPanel, firstRequest, memoryPanel, parkedPanel, processesPanel, totalsStrip, turnsPanel } from "./panels.js";
 import { Rows } from "./rows.js";
 import { allStages, allTakers } from "./stages.js";
 import { LiveState } from "./state.js";
-import { Stream, rememberKey, request } from "./stream.js";
-import { MARKS, roundedKey } from "./turns.js";
+import { Stream, UnreadableRecording, readRecording, rememberKey, request } from "./stream.js";
+import { MARKS, markedOutcomes, roundedKey, signOf } from "./turns.js";
 import { lasting } from "./units.js";
 
 const STEP_MS = 50;

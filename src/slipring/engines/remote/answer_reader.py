@@ -1,0 +1,85 @@
+"""Reads one streamed answer of a server, and emits its deltas."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+from slipring.core.generation import Delta, Emit, Job
+
+T = TypeVar("T")
+
+
+class Consumer(Protocol[T]):
+    """Takes a streamed answer, as it arrives."""
+
+    has_ended: bool
+    """Whether no more of the answer is to be read. Set by ``take``."""
+    fault: Exception | None
+    """Why, if the answer is not complete: raised once everything that was taken has been awaited."""
+
+    def take(self, batch: list[T]) -> Awaitable[None] | None:
+        """Take what one read of the socket has brought, at least one piece, from within that read. Returns an
+        awaitable if the next batch has to wait. What it raises ends the request."""
+
+
+def raise_fault(consumer: Consumer[Any]) -> NoReturn:
+    """Raise the fault of a consumer, which keeps it no longer: its traceback leads to the consumer."""
+    fault, consumer.fault = consumer.fault, None
+    assert fault is not None
+    try:
+        raise fault
+    finally:
+        del fault
+
+
+class CutOff(Exception):
+    """The job was asked to stop, and its answer may end here. The rest of the answer is not read."""
+
+
+class AnswerReader(ABC, Generic[T]):
+    """Decodes an answer and emits its deltas, as it arrives. Implements ``Consumer``.
+
+    ``T``: what arrives. Subclasses decode it. Whoever reads the stream raises a fault after waiting for the
+    deltas before it.
+    """
+
+    has_begun = False
+    """Whether the answer has begun, with or without deltas: from then on it cannot be asked for again."""
+    has_ended = False
+    fault: Exception | None = None
+
+    def __init__(self, job: Job, emit: Emit, begin: Callable[[], None] | None = None) -> None:
+        """``begin`` is called once, when the answer begins."""
+        self._stop = job.stop
+        self._emit = emit
+        self._begin = begin or _ignore
+
+    def take(self, batch: list[T]) -> Awaitable[None] | None:
+        # Hot path: runs once per token of every answer.
+        deltas, fault = self.read(batch)
+        if not self.has_begun and (deltas or self.begins_without_deltas()):
+            self.has_begun = True
+            self._begin()
+        waiting = self._emit(deltas) if deltas else None
+        if fault is None and self._stop.asked and self.may_be_cut():
+            fault = CutOff()
+        if fault is not None:
+            self.fault = fault
+            self.has_ended = True
+        return waiting
+
+    @abstractmethod
+    def read(self, batch: list[T]) -> tuple[list[Delta], Exception | None]:
+        """The deltas of what has arrived, up to the first report of a failure, and that failure."""
+
+    def may_be_cut(self) -> bool:
+        """Whether the answer may end behind what was read, if the job is asked to stop."""
+        return False
+
+    def begins_without_deltas(self) -> bool:
+        """Whether what was read is the beginning of the answer, although it has no deltas."""
+        return False
+
+
+def _ignore() -> None:
+    return

@@ -1,0 +1,270 @@
+"""Responses over HTTP: a session with a single create, answered with a JSON body or an SSE stream.
+
+A response that it continues is loaded from the store.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import ClassVar
+
+from aiohttp import web
+from msgspec import Struct
+
+from slipring.base.aiohttp_internals import StreamedResponse
+from slipring.base.errors import (
+    ApiError,
+    ExternalConnectorError,
+    InvalidRequest,
+    NotFound,
+    RateLimited,
+    Unavailable,
+    UnsupportedParameter,
+)
+from slipring.core.session.session import Session
+from slipring.core.turn.stages import Stages
+from slipring.protocol import requests
+from slipring.protocol.endpoints.reply_bodies import InputTokens
+from slipring.protocol.events import DELTAS, TERMINAL, Error, Event, Failed, ResponseEvent
+from slipring.protocol.requests import CreateRequest
+from slipring.protocol.responses import ConnectorFailure, Outage, Response, ResponseError, TemporaryError
+from slipring.protocol.timing import TurnReport, server_timing
+from slipring.server.access.auth import Caller
+from slipring.server.clock import clock, now, unix_time
+from slipring.server.cluster.state_lookup import StoredStates
+from slipring.server.connections.http_connection import connection_of
+from slipring.server.connections.request_bodies import read_body
+from slipring.server.driver import Driver, Exchange, Sink
+from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
+from slipring.server.replies import error_event_response, error_response, json_response
+from slipring.server.service import Service
+from slipring.server.transports import sse
+from slipring.server.transports.outbox import Outbox, run_until_waiting
+from slipring.server.transports.sse import ChunkWriter, is_chunked
+
+_FAILURES: dict[str, type[ApiError]] = {
+    "invalid_prompt": InvalidRequest,
+    "context_length_exceeded": InvalidRequest,
+    "insufficient_quota": RateLimited,
+    "model_not_found": NotFound,
+}
+
+
+class PostedCreate(Struct, frozen=True):
+    """A create request that was sent with POST."""
+
+    request: CreateRequest
+    stages: Stages
+    size_bytes: int
+    traceparent: str | None
+
+
+async def read_posted(
+    service: Service, request: web.Request, caller: Caller, read: Callable[[bytes], CreateRequest]
+) -> PostedCreate:
+    """Read the body of a request and decode it with ``read``. If it is not valid, its turn is reported as
+    refused, like one that is refused later."""
+    body = await read_body(service, request, caller)
+    stages, traceparent = Stages(clock), request.headers.get("traceparent")
+    try:
+        create = await service.decoder.create(caller.tenant, body, read)
+    except ApiError as error:
+        stages.lap("decode")
+        report = TurnReport("refused", len(body), stages.laps, stages.total_ms, error_code=error.code)
+        origin, started_at = Origin("http", traceparent=traceparent), unix_time(stages.arrived)
+        service.turn_ended(EndedTurn(report, None, caller, origin, started_at, traceparent))
+        error.is_reported = True
+        raise
+    stages.lap("decode")
+    return PostedCreate(create, stages, len(body), traceparent)
+
+
+async def answer(
+    service: Service, caller: Caller, session: Session, reply: "JsonReply | SseReply", posted: PostedCreate
+) -> web.StreamResponse:
+    """Run the single turn of a session and return its HTTP response. What it continues is in the store."""
+    driver = Driver(
+        service,
+        caller,
+        session,
+        reply,
+        origin=Origin(reply.transport, traceparent=posted.traceparent),
+        states=StoredStates(service.store.responses, service.lookups),
+    )
+    with service.serving(_HttpExchange(driver, reply)):
+        try:
+            driver.run(session.create(posted.request, posted.stages, size_bytes=posted.size_bytes, now=now()))
+            return await reply.finished()
+        finally:
+            await driver.stop()
+
+
+def read_create(body: bytes) -> CreateRequest:
+    """Decode a create request that arrived over HTTP."""
+    create = requests.read_create(body)
+    if create.stream_id is not None:
+        raise UnsupportedParameter(
+            "Unsupported parameter: 'stream_id' exists only on a WebSocket.", param="stream_id"
+        )
+    return create
+
+
+class JsonReply(Sink):
+    """Answers with the response object of the terminal event, or with what ``shape`` makes of it."""
+
+    transport: ClassVar[Transport] = "http"
+
+    def __init__(self, shape: Callable[[Response], object] = lambda response: response) -> None:
+        self._shape = shape
+        self._answer: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
+
+    def send(self, events: list[Event]) -> None:
+        for event in events:
+            if self._answer.done():
+                return  # answered already, or the client has disconnected
+            if isinstance(event, Error):
+                self._answer.set_result(error_event_response(event))
+            elif isinstance(event, TERMINAL):
+                self._answer.set_result(self._final_response(event))
+
+    def record(self, turn: EndedTurn) -> None:
+        if self._answer.done() and not self._answer.cancelled():
+            self._answer.result().headers["Server-Timing"] = server_timing(turn.report.stages)
+
+    def counted(self, tokens: int) -> None:
+        if not self._answer.done():
+            self._answer.set_result(json_response(InputTokens(tokens)))
+
+    def keep_alive(self) -> None:
+        """Nothing can be sent before the response."""
+
+    async def finished(self) -> web.Response:
+        """Wait for the HTTP response."""
+        return await self._answer
+
+    def _final_response(self, event: ResponseEvent) -> web.Response:
+        response = event.response
+        if isinstance(event, Failed) and response.error is not None:
+            return error_response(_as_exception(response.error))
+        return json_response(self._shape(response))
+
+
+def _as_exception(error: ResponseError) -> ApiError:
+    """The error of a failed response as the one that a refused request would get."""
+    if isinstance(error, TemporaryError):
+        kind = Unavailable if isinstance(error, Outage) else RateLimited
+        return kind(error.message, retry_after_s=error.retry_after_s)
+    if isinstance(error, ConnectorFailure):
+        return ExternalConnectorError(error.message, param="tools")
+    return _FAILURES.get(error.code, ApiError)(error.message, code=error.code)
+
+
+class SseReply(Sink):
+    """Streams events as they arrive. A request that is refused gets an ordinary HTTP error instead."""
+
+    transport: ClassVar[Transport] = "sse"
+
+    def __init__(self, service: Service, request: web.Request, stages: Stages) -> None:
+        loop = asyncio.get_running_loop()
+        self._stages = stages
+        self._limits = service.config.limits
+        self._request = request
+        self._stream = StreamedResponse(headers=sse.HEADERS)
+        self._connection = connection_of(request)
+        self._chunks: ChunkWriter | None = None
+        """Set once the headers have been sent, with the first blocks, if the body is chunked."""
+        self._outbox = Outbox(
+            self._write,
+            self._limits.send_buffer_bytes,
+            abort=self._connection.abort,
+            frame=bytes,
+            on_full=self._connection.queue_grew,
+        )
+        self._clock = loop.time
+        self._written_at = loop.time()
+        self._opened: asyncio.Future[Error | None] = loop.create_future()
+        """Done when the first event, or the error that refuses the request, has arrived."""
+        self._ended: asyncio.Future[None] = loop.create_future()
+
+    def send(self, events: list[Event]) -> None:
+        if self._opened.cancelled() or self._ended.done():
+            return  # answered already, or the client has disconnected
+        ends = False
+        for event in events:
+            # Not ``isinstance``: one that fails takes as long as encoding the event.
+            if type(event) is Error:
+                if not self._opened.done():
+                    self._opened.set_result(event)
+                return
+            self._outbox.post(sse.block(event))
+            ends = ends or type(event) in TERMINAL
+        if ends:
+            self._outbox.post(sse.DONE)
+            self._ended.set_result(None)
+        if events and not self._opened.done():
+            self._opened.set_result(None)
+
+    def flush(self) -> None:
+        if self._stream.prepared:
+            self._outbox.flush()
+
+    def room(self) -> Awaitable[None] | None:
+        return self._outbox.room() if self._stream.prepared else None
+
+    def deliver(self, events: list[Event]) -> Awaitable[None] | None:
+        # Hot path: one event per token, of a class that neither begins nor ends a response.
+        if len(events) == 1 and self._chunks is not None and type(event := events[0]) in DELTAS:
+            return self._outbox.deliver(sse.block(event))
+        return super().deliver(events)
+
+    def keep_alive(self) -> None:
+        """Send a comment if nothing has been written for ``ping_interval_s``."""
+        if self._ended.done() or not self._limits.ping_interval_s:
+            return
+        at = self._clock()
+        if at - self._written_at > self._limits.ping_interval_s:
+            self._written_at = at
+            self._outbox.post(sse.KEEPALIVE)
+            self.flush()
+
+    async def finished(self) -> web.StreamResponse:
+        """Stream until the terminal event has been written or the client has disconnected."""
+        try:
+            error = await self._opened
+            if error is not None:
+                return error_event_response(error)
+            # Headers are sent first, so they have only the stages until now.
+            self._stream.headers["Server-Timing"] = server_timing(self._stages.laps)
+            self._connection.queued_bytes = self._outbox.queued_bytes
+            with contextlib.suppress(ConnectionError):  # the client disconnected before the end
+                await self._stream.prepare(self._request)
+                self._outbox.flush()
+                await self._ended
+                await self._outbox.settle()
+        finally:
+            self._connection.queued_bytes = None
+            self._outbox.discard()  # it refers to this reply: so memory is freed without a collection
+        return self._stream
+
+    def _write(self, blocks: bytes) -> Awaitable[None] | None:
+        self._written_at = self._clock()
+        if self._ended.done() and not self._outbox.queued_bytes():
+            return run_until_waiting(self._stream.write_eof(blocks))
+        if self._chunks is not None:
+            return self._chunks.write(blocks)
+        waiting = run_until_waiting(self._stream.write(blocks))
+        if is_chunked(self._stream):
+            self._chunks = ChunkWriter(self._request)
+        return waiting
+
+
+class _HttpExchange(Exchange):
+    """The client of a POST: its reply sends something when a stream has been silent for long."""
+
+    def __init__(self, driver: Driver, reply: JsonReply | SseReply) -> None:
+        super().__init__(driver)
+        self.reply = reply
+
+    def tick(self) -> float | None:
+        self.reply.keep_alive()
+        return super().tick()
