@@ -1,6 +1,6 @@
 """The inspector: all checks of a server, and the policy of each turn."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -78,11 +78,9 @@ class Inspector:
         if names is None:
             names = tuple(self._running)
         if names not in self._of_names:
-            self._of_names[names] = self._policy(names)
+            checks = tuple(self.checks[name] for name in names)
+            self._of_names[names] = Policy(checks, self._policies.scope)
         return self._of_names[names]
-
-    def _policy(self, names: Iterable[str]) -> Policy:
-        return Policy(tuple(self.checks[name] for name in names), self._policies.scope)
 
     async def inspect(self, check: str, subjects: Sequence[Subject], tenant: str) -> list[Verdict]:
         """The verdicts of one check, one for each subject, within its timeout. A verdict that is ``failed``

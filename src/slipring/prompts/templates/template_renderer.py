@@ -61,7 +61,7 @@ from slipring.prompts.templates.stand_ins import (
     with_thoughts,
     without_thoughts,
 )
-from slipring.prompts.templates.template_values import SupportsStrftime, TemplateError
+from slipring.prompts.templates.template_engines import SupportsStrftime, TemplateError
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
