@@ -169,12 +169,12 @@ class Session:
             size_bytes=size_bytes,
             ports=shared.ports,
             stages=stages,
-            error=self._lifetime.refusal or error or rollout.missing_beta(request, shared.betas),
+            error=error or rollout.missing_beta(request, shared.betas),
             detached=detached,
+            short_events=shared.betas.short_events,
+            parent=forked,
         )
-        turn.short_events = shared.betas.short_events
         shared.charges.take(turn, size_bytes, pinned)
-        turn.parent, turn.forks = forked, forked is not None
         shared.lanes.enqueue(turn, lane)
         self.turns.advance()
         return shared.take_actions()
@@ -253,8 +253,6 @@ class Session:
         shared = self.shared
         shared.now = now
         self._lifetime.ending = Ending(error=error, code=code, deadline=now + grace_s)
-        for turn in shared.lanes.queued():
-            turn.error = error
         shared.send(shared.successors.return_all(error))
         shared.actions += shared.growing_outputs.end_all()
         self.turns.conclude_paused()

@@ -125,9 +125,10 @@ class Successors:
             size_bytes=steers.size_bytes,
             ports=self._ports,
             stages=Stages(self._ports.clock),
+            short_events=turn.short_events,
+            parent=state,
+            steers=steers,
         )
-        successor.short_events = turn.short_events
-        successor.follows, successor.steered_by, successor.parent = True, steers, state
         successor.hosted.follow(turn.hosted)
         return successor
 

@@ -42,18 +42,10 @@ from slipring.core.session.actions import (
     Work,
 )
 from slipring.core.session.session_state import SessionState
-from slipring.core.turn import turn_reports
+from slipring.core.turn import turn_reports, waits
 from slipring.core.turn.steps import failed_steps, pauses
 from slipring.core.turn.turn import Turn
-from slipring.core.turn.waits import (
-    CALLS,
-    CLIENT,
-    VERDICTS_ON_ANSWER,
-    VERDICTS_ON_INPUT,
-    Blocked,
-    CutShort,
-    Interrupted,
-)
+from slipring.core.turn.waits import Blocked, CutShort, Interrupted
 from slipring.protocol.events import Error, Event
 
 
@@ -118,9 +110,9 @@ class TurnProgram:
         Returns its job; None if lists of tools must be fetched before there is one."""
         turn, shared = self.turn, self._shared
         turn.stages.lap("queue")
-        if turn.error is not None:
-            raise turn.error
-        missing = turn_setup.bind(turn, shared.cache, shared.successors, shared.ports.items)
+        if (refusal := shared.lifetime.refusal or turn.error) is not None:
+            raise refusal
+        missing = turn_setup.bind(turn, shared)
         self._pin()
         if not turn.forks:
             self._end_growth(turn.request.previous_response_id)
@@ -139,15 +131,7 @@ class TurnProgram:
                 kinds = frozenset(tool.kind for tool in turn.hosted.builtins)
                 found = await self._of_request(ResolveTools(turn, turn.hosted.servers, kinds))
                 turn.hosted.resolved, turn.hosted.answers = found.servers, found.answers
-        job, grammars = turn_setup.begin(
-            turn,
-            shared.models,
-            shared.policies,
-            shared.ports,
-            shared.limits,
-            shared.now,
-            counts=shared.counts_only,
-        )
+        job, grammars = turn_setup.begin(turn, shared)
         if grammars:
             await self._of_request(CompileGrammars(turn, grammars))
         turn.stages.lap("validate")
@@ -234,7 +218,7 @@ class TurnProgram:
         self._shared.begin_due(turn)
         if checks is not None and checks.holds_work(is_call=is_call):
             while checks.holds_input:
-                await VERDICTS_ON_INPUT
+                await waits.VERDICTS_ON_INPUT
             turn.stages.lap("check")
 
     async def _next_job(self) -> Job | None:
@@ -248,7 +232,7 @@ class TurnProgram:
         if checks is not None and not checks.is_settled:
             shared.begin_due(turn)
             while not checks.is_settled:
-                await VERDICTS_ON_ANSWER
+                await waits.VERDICTS_ON_ANSWER
         if turn.steps is None:
             return None
         paused, emitted = pauses.end_step(
@@ -283,7 +267,7 @@ class TurnProgram:
                 return None
             shared.actions += growing.advance(response_id, shared.cache)
             try:
-                await CLIENT
+                await waits.CLIENT
             except Blocked:
                 raise
             except (Interrupted, CutShort):
@@ -304,7 +288,7 @@ class TurnProgram:
         while turn.is_calling:
             before = turn.calls_running
             try:
-                await CALLS
+                await waits.CALLS
             except CutShort:
                 shared.send(turn.end_waiting("broken_off"))
                 return
@@ -374,7 +358,7 @@ class TurnProgram:
         """The last events of the turn are on their way: remember its response, report the turn, and give its
         lane to its successor, if it has one."""
         turn, shared = self.turn, self._shared
-        self._unpin()
+        self.unpin()
         shared.charges.release(turn)
         if state is not None:
             shared.remember(turn, state)
@@ -397,7 +381,8 @@ class TurnProgram:
             self._pinned = self._shared.cache, self.turn.parent
             self._shared.cache.pin(self.turn.parent)
 
-    def _unpin(self) -> None:
+    def unpin(self) -> None:
+        """Count it no longer. For a program that is closed, its ``Turns`` call this."""
         if self._pinned is not None:
             cache, state = self._pinned
             self._pinned = None
@@ -409,10 +394,6 @@ class TurnProgram:
 
     def _release(self) -> None:
         """Let go of all that a turn without a response holds, and let the next one of its lane run."""
-        self._unpin()
+        self.unpin()
         self._shared.charges.release(self.turn)
         self._shared.lanes.release(self.turn)
-
-    def close(self) -> None:
-        """The connection has closed: let go of the pinned state. The session returns all charges itself."""
-        self._unpin()

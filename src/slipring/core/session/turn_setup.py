@@ -10,15 +10,13 @@ from msgspec import UNSET
 
 from slipring.base.errors import ApiError, PreviousResponseNotFound
 from slipring.core.chain import input_items, sealed_items
-from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
-from slipring.core.checks.turn_policy import Policies, policy_of_turn
-from slipring.core.generation import Job, Models
+from slipring.core.checks.turn_policy import policy_of_turn
+from slipring.core.generation import Job
 from slipring.core.limits import Limits
-from slipring.core.ports import Ports
 from slipring.core.session.actions import Load, Loaded
-from slipring.core.session.successors import Successors
+from slipring.core.session.session_state import SessionState
 from slipring.core.turn import preparation, request_validation
 from slipring.core.turn.turn import Turn
 from slipring.protocol.definitions import Compilable, Definitions
@@ -35,16 +33,17 @@ def forked_state(request: CreateRequest, lane: str | None, cache: ConnectionCach
     return None
 
 
-def bind(turn: Turn, cache: ConnectionCache, successors: Successors, known: KnownItems) -> Load:
+def bind(turn: Turn, shared: SessionState) -> Load:
     """Decode the input and bind the parent and references from the cache.
 
     Returns a ``Load`` for whatever the cache lacks; it is empty if nothing is missing.
     """
-    turn.input = turn.request.read_items(known.of(turn.tenant))
+    cache = shared.cache
+    turn.input = turn.request.read_items(shared.ports.items.of(turn.tenant))
     turn.request.input = UNSET  # decoded and copied: release the frame
     conversation_id = request_validation.read_conversation(turn.request)
     previous = turn.request.previous_response_id
-    successors.add_steers(turn)
+    shared.successors.add_steers(turn)
     if turn.parent is None and previous is not None:
         turn.parent = cache.find(previous)
     if turn.parent is not None:
@@ -69,25 +68,25 @@ def bind_loaded(turn: Turn, loaded: Loaded, cache: ConnectionCache) -> None:
         preparation.join(turn, loaded.joined, loaded.state)
 
 
-def begin(
-    turn: Turn, models: Models, policies: Policies, ports: Ports, limits: Limits, now: float, *, counts: bool
-) -> tuple[Job | None, list[Compilable]]:
+def begin(turn: Turn, shared: SessionState) -> tuple[Job | None, list[Compilable]]:
     """Validate a bound turn: its job, and the grammars to compile before the job starts. There is no job yet
     if lists of tools must be fetched before (``complete``).
 
-    ``counts``: the job is only counted. It does not continue a context that the input repeats, because
-    tokens of an answer are to be those that its text has now; and no check inspects it.
+    A job that is only counted does not continue a context that the input repeats, because tokens of an answer
+    are to be those that its text has now; and no check inspects it.
     """
-    definitions = new_definitions(limits, ports.ignored_tools)
+    ports, counts = shared.ports, shared.counts_only
+    definitions = new_definitions(shared.limits, ports.ignored_tools)
     try:
         items = input_items.resolve(turn.input, turn.found)
         items = sealed_items.opened(items, ports.seal, turn.tenant)
-        model = models.find(turn.request.model)
+        model = shared.models.find(turn.request.model)
         recognise = not counts and turn.joined is None
         if not counts:
-            policy = policy_of_turn(policies, model.name, turn.request.moderation)
+            policy = policy_of_turn(shared.policies, model.name, turn.request.moderation)
             items = preparation.withhold(turn, items, ports.verdicts, policy)
-        job = preparation.begin(turn, ports.mint("resp"), model, items, now, definitions, recognise=recognise)
+        response_id = ports.mint("resp")
+        job = preparation.begin(turn, response_id, model, items, shared.now, definitions, recognise=recognise)
         if not counts:
             preparation.inspect(turn)
     except ApiError as error:

@@ -327,7 +327,7 @@ class Turns:
             turn.output.abandon()
         for program, run in self._programs.values():
             run.close()
-            program.close()
+            program.unpin()
         self._programs.clear()
         shared.actions += shared.growing_outputs.end_all()
         shared.cache.clear()

@@ -171,7 +171,12 @@ class Turn:
         stages: Stages,
         error: ApiError | None = None,
         detached: bool = False,
+        short_events: bool = False,
+        parent: ResponseState | None = None,
+        steers: Steers | None = None,
     ) -> None:
+        """``parent``: what the turn continues, if that is known before it is bound: a state of another lane,
+        or, with ``steers``, the steered response that the server continues with them."""
         self._ports = ports
 
         # The request.
@@ -183,11 +188,11 @@ class Turn:
         """Why the request is refused, if that is known already: it is refused when its lane reaches it."""
         self.detached = detached
         """Whether it runs in the background: its response is created before the engine accepts the job."""
-        self.short_events = False
+        self.short_events = short_events
         """Whether the events that begin the response leave out its instructions and tools."""
 
         # The context, bound when the turn leaves its lane's queue.
-        self.parent: ResponseState | None = None
+        self.parent = parent
         self.joined: Joined | None = None
         self.input: tuple[Item, ...] = ()
         self.found: dict[str, Item] = {}
@@ -202,8 +207,9 @@ class Turn:
         """Length of the items that the request continues and does not contain."""
 
         # Steering.
-        self.forks = self.follows = False
-        self.steers = self.steered_by = None
+        self.follows = steers is not None
+        self.forks = parent is not None and not self.follows
+        self.steers, self.steered_by = None, steers
         self.stop = Stop()
 
         # Progress.
