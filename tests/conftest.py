@@ -22,6 +22,7 @@ import certifi
 import pytest
 from hypothesis import settings
 
+from tests.client_sessions import ClientSessions, tracked_sessions
 from tests.compiled_here import compiled_here
 from tests.made_once import made_once
 from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
@@ -55,6 +56,7 @@ class _Shared(NamedTuple):
     """What all tests of a process share."""
 
     tap: Tap
+    sessions: ClientSessions
     data_homes: Path
     """The directory of all data directories."""
     authorities: str | None
@@ -86,8 +88,14 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         del os.environ[name]
     # A test that is broken off may leave a process that still writes there.
     temporary = TemporaryDirectory(prefix="slipring-tests-", ignore_cleanup_errors=True)
-    with temporary as name, _one_authority(Path(name)) as authorities, made_once(), tapped() as tap:
-        session.stash[_SHARED] = _Shared(tap, Path(name), authorities)
+    with (
+        temporary as name,
+        _one_authority(Path(name)) as authorities,
+        made_once(),
+        tapped() as tap,
+        tracked_sessions() as sessions,
+    ):
+        session.stash[_SHARED] = _Shared(tap, sessions, Path(name), authorities)
         return (yield)
 
 
@@ -105,15 +113,18 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """Restore the root logger, which a test that runs a command in this process sets up as that command does.
-    Fail a test in which a server of this process sent a frame or an SSE event that is wrong."""
+    Fail a test in which a server of this process sent a frame or an SSE event that is wrong, and one that
+    left a client session open."""
     try:
         result = yield
     finally:
         root = logging.getLogger()
         level, root.handlers[:] = item.stash[_ROOT_LOGGER]
         root.setLevel(level)
-    faults = item.session.stash[_SHARED].tap.faults
-    assert not faults, "\n".join(faults)
+    shared = item.session.stash[_SHARED]
+    left_open = shared.sessions.take_left_open()
+    assert not shared.tap.faults, "\n".join(shared.tap.faults)
+    assert not left_open, f"client sessions were left open, created at {left_open}"
     return result
 
 

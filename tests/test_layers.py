@@ -20,7 +20,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "config": ("base.spelling", "core.checks", "core.limits", "config"),
     "prompts": ("base.errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "observation": ("protocol.timing", "observation"),
-    "sandbox": ("base.errors", "core.tenant_cache", "sandbox"),
+    "sandbox": ("base.errors", "core.tenant_entries", "sandbox"),
     "engines": (
         *("base", "protocol", "core.generation", "core.chain.head", "core.limits", "core.token_estimates"),
         *("prompts", "sandbox", "observation.live", "engines"),
@@ -29,7 +29,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mcp": ("", "base.surrogates", "mcp"),
     "safety": (
         *("base.connection_failures", "base.errors", "config.checks", "protocol", "sandbox", "core.checks"),
-        *("core.chain", "core.generation", "core.tenant_cache", "core.turn.response_object", "safety"),
+        *("core.chain", "core.generation", "core.tenant_entries", "core.turn.response_object", "safety"),
     ),
     "stores": ("base.errors", "protocol", "core", "stores"),
     "server": (
@@ -37,7 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("observation", "server"),
     ),
     "commands": ("", "base", "config", "commands"),
-    "commands.bench": ("", "base", *CLIENT_PARTS, "commands.bench"),
+    "commands.bench": ("", "base", "observation.drawing_files", *CLIENT_PARTS, "commands.bench"),
     "commands.chat": ("base", *CLIENT_PARTS, "commands.chat"),
     "commands.inspection": (
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),

@@ -26,11 +26,11 @@ from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
+from slipring.core.checks.decisions import checks_of
 from slipring.core.checks.gate import Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import NO_POLICY, Policy
 from slipring.core.checks.policies import Check as SafetyCheck
-from slipring.core.checks.rulings import checks_of
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList, ResolvedBuiltin, ResolvedServer

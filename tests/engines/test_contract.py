@@ -27,11 +27,11 @@ from tests.engines.fakes.server import (
     Stop,
     Think,
     in_front_of,
-    set_patience,
 )
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.vllm import FakeVllm
 from tests.harness import TERMINAL, WEATHER, Running
+from tests.loop_clock import LoopClock
 
 FAKES: dict[str, Callable[[], FakeServer]] = {
     "chat": FakeChatServer,
@@ -221,21 +221,28 @@ async def test_a_steered_answer_ends_and_the_next_turn_contains_it(kind: str) ->
 
 
 @EVERY
-async def test_silence_fails_the_answer_once(kind: str) -> None:
-    async with running(kind, idle_timeout_s=0.2) as (fake, server), server.connect() as socket:
+async def test_silence_fails_the_answer_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(kind, idle_timeout_s=600) as (fake, server), server.connect() as socket:
+        clock = LoopClock(monkeypatch)
         fake.script(Say(("one",)), Stall())
-        response = await socket.response(**ASK)
+        await socket.create(**ASK)
+        await socket.until("response.output_text.delta")
+        clock.advance(601)
+        response = (await socket.until("response.failed"))[-1]["response"]
         assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
         assert text_of(response) == "one"
-        set_patience(server, idle_timeout_s=60.0)
         assert (await socket.response(**ASK))["status"] == "completed"
 
 
 @EVERY
-async def test_an_answer_that_never_begins_fails(kind: str) -> None:
-    async with running(kind, first_token_timeout_s=0.2) as (fake, server), server.connect() as socket:
+async def test_an_answer_that_never_begins_fails(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(kind, first_token_timeout_s=600) as (fake, server), server.connect() as socket:
+        clock = LoopClock(monkeypatch)
         fake.script(Stall())
-        response = await socket.response(**ASK)
+        await socket.create(**ASK)
+        await asyncio.wait_for(fake.stalled.wait(), 60)
+        clock.advance(601)
+        response = (await socket.until("response.failed"))[-1]["response"]
         assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
 
 

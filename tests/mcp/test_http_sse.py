@@ -16,6 +16,7 @@ from slipring.mcp import (
     TooLarge,
 )
 from slipring.mcp.pool import Pool
+from tests.loop_clock import LoopClock
 from tests.mcp.fakes import Exchange, FakeServer, FakeSseServer, Reply, at, event, serving, text
 
 
@@ -52,13 +53,18 @@ async def test_a_call_that_is_refused_fails_at_once(pool: Pool, old: FakeSseServ
     assert (caught.value.status, caught.value.outcome) == (403, Outcome.REFUSED)
 
 
-async def test_a_timeout_is_told_in_words(pool: Pool, old: FakeSseServer) -> None:
+async def test_a_timeout_is_told_in_words(
+    pool: Pool, old: FakeSseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LoopClock(monkeypatch)
+
     async def silent(exchange: Exchange) -> Reply:
+        clock.advance(61)
         return web.Response(status=202)
 
     old.calls["add"] = silent
     with pytest.raises(TimedOut):
-        await pool.call(at(old, call_timeout_s=1.0), "add", {})
+        await pool.call(at(old, call_timeout_s=60), "add", {})
     while not old.count("notifications/cancelled"):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
 

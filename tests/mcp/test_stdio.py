@@ -25,6 +25,7 @@ from slipring.mcp import (
     Unreachable,
 )
 from slipring.mcp.pool import Pool
+from tests.loop_clock import LoopClock
 
 SCRIPT = str(Path(__file__).with_name("stdio_server.py"))
 
@@ -153,14 +154,18 @@ async def test_a_process_that_only_makes_noise_is_given_up(pool: Pool, stage: St
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
-async def test_the_process_is_told_that_nobody_waits_any_more(pool: Pool, stage: Stage, how: str) -> None:
+async def test_the_process_is_told_that_nobody_waits_any_more(
+    pool: Pool, stage: Stage, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LoopClock(monkeypatch)
+    task = asyncio.create_task(pool.call(stage.server("hang", call_timeout_s=60), "hang", {}))
+    await stage.logged("tools/call")
     if how == "timeout":
+        clock.advance(61)
         with pytest.raises(TimedOut) as caught:
-            await pool.call(stage.server("hang", call_timeout_s=1.0), "hang", {})
+            await task
         assert caught.value.outcome is Outcome.UNKNOWN
     else:
-        task = asyncio.create_task(pool.call(stage.server("hang"), "hang", {}))
-        await stage.logged("tools/call")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -26,6 +26,7 @@ from slipring.mcp import (
 )
 from slipring.mcp.pool import Pool
 from slipring.mcp.protocol.session import LEGACY_VERSIONS, MODERN_VERSION
+from tests.loop_clock import LoopClock
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, at, error, event, result, serving, text
 
 
@@ -107,17 +108,24 @@ async def test_progress_reaches_the_caller_and_a_stream_answers(pool: Pool, fake
     assert reported == [ProgressUpdate(0.5, 2, "half of it")]
 
 
-async def test_progress_begins_the_timeout_again(pool: Pool, modern: FakeServer) -> None:
+async def test_progress_begins_the_timeout_again(
+    pool: Pool, modern: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LoopClock(monkeypatch)
+    reported: asyncio.Queue[ProgressUpdate] = asyncio.Queue()
+
     async def slow(exchange: Exchange) -> Reply:
         response = await exchange.stream()
         for step in range(6):
-            await asyncio.sleep(0.5)
             await response.write(event(exchange.progress(step)))
+            await reported.get()
+            clock.advance(500)
         await response.write(event(result(exchange.id, text("done"))))
         return response
 
     modern.calls["slow"] = slow
-    answer = await pool.call(at(modern, call_timeout_s=2.5), "slow", {})
+    server = at(modern, call_timeout_s=600, call_total_s=10_000)
+    answer = await pool.call(server, "slow", {}, progress=reported.put_nowait)
     assert answer.content == (TextContent("done"),)
 
 
@@ -137,7 +145,10 @@ async def test_endless_progress_ends_at_the_total(pool: Pool, fake: FakeServer) 
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
-async def test_the_server_is_told_that_nobody_waits_any_more(pool: Pool, fake: FakeServer, how: str) -> None:
+async def test_the_server_is_told_that_nobody_waits_any_more(
+    pool: Pool, fake: FakeServer, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LoopClock(monkeypatch)
     began = asyncio.Event()
 
     async def hang(exchange: Exchange) -> Reply:
@@ -146,13 +157,14 @@ async def test_the_server_is_told_that_nobody_waits_any_more(pool: Pool, fake: F
         raise AssertionError
 
     fake.calls["hang"] = hang
+    task = asyncio.create_task(pool.call(at(fake, call_timeout_s=60), "hang", {}))
+    await began.wait()
     if how == "timeout":
+        clock.advance(61)
         with pytest.raises(TimedOut) as caught:
-            await pool.call(at(fake, call_timeout_s=1.0), "hang", {})
+            await task
         assert caught.value.outcome is Outcome.UNKNOWN
     else:
-        task = asyncio.create_task(pool.call(at(fake), "hang", {}))
-        await began.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

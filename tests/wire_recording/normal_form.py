@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-_ID = re.compile(r"\b([a-z]{2,12})_(?=[0-9A-Za-z-]*[0-9])[0-9A-Za-z-]{20,}")
+_ID = re.compile(r"\b([a-z]{2,12})_(?=[0-9A-Za-z-]*[0-9])[0-9A-Za-z-]{20,}(_[0-9a-f]{8,})*")
 _REPLACED = (
     (re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+"), r"\1:<port>"),
     (re.compile(r"(/[\w.-]+)*/(slipring-tests-|pytest-of-|tmp)[\w./-]*"), "<path>"),
@@ -19,8 +19,8 @@ _REPLACED = (
 _LONGEST = 2000
 """Characters of a text that are kept. Of a longer one, the digest of the rest is kept instead."""
 
-_TIMES = frozenset({"created_at", "completed_at", "expires_at", "created", "started_at", "last_used_at"})
-_DURATIONS = ("_ms", "_seconds")
+_MEASURED = ("_at", "_ms", "_seconds")
+_OF_A_PROCESS = frozenset({"created", "now", "pid", "connections"})
 _RANDOM = frozenset({"obfuscation", "encrypted_content"})
 
 
@@ -46,7 +46,7 @@ class NormalForm:
         if isinstance(value, str):
             return f"<{key}>" if key in _RANDOM else self._of_text(value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and (key in _TIMES or key.endswith(_DURATIONS)):
+        if is_number and (key in _OF_A_PROCESS or key.endswith(_MEASURED)):
             return f"<{type(value).__name__}>"
         return value
 

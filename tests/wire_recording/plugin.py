@@ -3,11 +3,11 @@
 
 It sees the frames, SSE blocks and bodies that tests read with aiohttp, httpx2, websockets and raw sockets,
 and the events of sessions without a server (tests/core). Of what a server sends, only what a client reads
-counts: how much a server has sent when its client leaves depends on luck.
+counts: how much a server has sent when its client leaves depends on luck. For the same reason a background
+response that is polled counts only once it has ended.
 """
 
 import json
-import sys
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 from typing import Any, Self, cast
@@ -19,11 +19,15 @@ from aiohttp.client_reqrep import ClientResponse
 from websockets.asyncio.connection import Connection as WebsocketsConnection
 
 from tests import wire
+from tests.client_sessions import creator_of_session
 from tests.server.raw import CLOSE, TEXT, RawSocket
 from tests.wire_recording.normal_form import NormalForm
 from tests.wire_recording.recordings import Lane, Writer
 
 _OF_TEST_CODE = "tests."
+_API = ("/v1/", "/health", "/ready")
+"""What the recorded paths begin with. Others are of the admin listener, and of servers that tests run."""
+_RUNNING = ('"status":"queued"', '"status":"in_progress","output"')
 _DONE = "data: [DONE]"
 _FOLLOWED = ("content-type", "retry-after", "allow", "x-should-retry", "openai-processing-ms")
 
@@ -54,12 +58,18 @@ class Recorder:
 
     def lanes(self) -> list[Lane]:
         of_sockets = [lane for _, messages in self._sockets.values() for lane in _lanes_of(messages)]
-        return [_normal(what, _blocks(bytes(body))) for what, body in self._bodies] + of_sockets
+        of_bodies = [_normal(what, _blocks(bytes(body))) for what, body in self._bodies]
+        return [lane for lane in of_bodies if not _is_polled(lane)] + of_sockets
 
 
 def _normal(what: str, documents: list[str]) -> Lane:
     form = NormalForm()
     return (form.of(what), *(form.of(document) for document in documents))
+
+
+def _is_polled(lane: Lane) -> bool:
+    """Whether it is a response as it was while it ran."""
+    return lane[0].startswith("GET ") and any(status in lane[1] for status in _RUNNING)
 
 
 def _lanes_of(messages: list[str]) -> list[Lane]:
@@ -96,14 +106,15 @@ class _Plugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        self.recorder = Recorder(of_sessions=item.nodeid.startswith("tests/core/"))
+        is_generated = hasattr(getattr(item, "obj", None), "hypothesis")
+        of_sessions = item.nodeid.startswith("tests/core/") and not is_generated
+        self.recorder = Recorder(of_sessions=of_sessions)
         outcome = "failed"
         try:
             result = yield
             outcome = "passed"
             return result
         finally:
-            is_generated = hasattr(getattr(item, "obj", None), "hypothesis")
             lanes = [] if is_generated else self.recorder.lanes()
             if lanes or is_generated:
                 self._writer.write(item.nodeid, "generated" if is_generated else outcome, lanes)
@@ -139,6 +150,8 @@ def _observe_aiohttp(patch: pytest.MonkeyPatch, plugin: _Plugin) -> None:
     class Response(ClientResponse):
         async def start(self, connection: Any) -> Self:
             await super().start(connection)
+            if not self.url.path.startswith(_API):
+                return self
             head = [f"{name}: {self.headers[name]}" for name in _FOLLOWED if name in self.headers]
             what = " ".join([self.method, self.url.path_qs, str(self.status), *head])
             self.content = cast(aiohttp.StreamReader, _Tee(self.content, plugin.recorder.body(what)))
@@ -147,6 +160,8 @@ def _observe_aiohttp(patch: pytest.MonkeyPatch, plugin: _Plugin) -> None:
     class Socket(aiohttp.ClientWebSocketResponse):
         async def receive(self, *args: Any, **options: Any) -> Any:
             message = await super().receive(*args, **options)
+            if not self._response.url.path.startswith(_API):
+                return message
             if message.type is aiohttp.WSMsgType.TEXT:
                 plugin.recorder.message(self, message.data)
             elif message.type is aiohttp.WSMsgType.CLOSE:
@@ -157,7 +172,7 @@ def _observe_aiohttp(patch: pytest.MonkeyPatch, plugin: _Plugin) -> None:
 
     def observed_init(session: aiohttp.ClientSession, *args: Any, **options: Any) -> None:
         """The clients of slipring itself, such as engines, are not clients of the tested server."""
-        if str(sys._getframe(1).f_globals.get("__name__")).startswith(_OF_TEST_CODE):
+        if str(creator_of_session().f_globals.get("__name__")).startswith(_OF_TEST_CODE):
             options = {"response_class": Response, "ws_response_class": Socket, **options}
         init(session, *args, **options)
 
@@ -220,7 +235,8 @@ def _observe_raw_sockets(patch: pytest.MonkeyPatch, plugin: _Plugin) -> None:
     async def observed_frame(raw: RawSocket) -> tuple[int, bytes]:
         opcode, payload = await receive_frame(raw)
         if opcode == TEXT:
-            plugin.recorder.message(raw, payload.decode(errors="backslashreplace"))
+            is_json = payload.startswith(b"{")  # else it is compressed
+            plugin.recorder.message(raw, payload.decode() if is_json else "<no JSON>")
         elif opcode == CLOSE:
             plugin.recorder.message(raw, f"close {payload!r}")
         return opcode, payload

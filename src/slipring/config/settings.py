@@ -129,220 +129,167 @@ def split_api_key(entry: str) -> tuple[str, str]:
     return (tenant.strip(), key.strip()) if colon else ("", entry.strip())
 
 
+def _setting(
+    default: Any,
+    help: str,
+    *,
+    rule: Rule | None = None,
+    metavar: str = "",
+    plural: str = "",
+    is_secret: bool = False,
+) -> Any:
+    """A field. ``rule`` of its values and ``metavar`` of its flag: if those of its type do not fit.
+    ``plural``: the name of its variable and TOML key."""
+    metadata = {"help": help, "rule": rule, "metavar": metavar, "plural": plural}
+    return field(default=default, repr=not is_secret, metadata=metadata)
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The settings of one server. Immutable and hashable; the repr omits API keys.
+    """The settings of one server. Immutable and hashable; the repr omits API keys."""
 
-    The metadata of a field contains its `help` text and, where the defaults for its type do not fit, the
-    `rule` for its values, the `metavar` of its flag, and the `plural` for its variable and TOML key.
-    """
-
-    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
-    port: int = field(
-        default=8000,
-        metadata={"help": "port to listen on; 0 chooses a free port", "rule": _PORT},
+    host: str = _setting("127.0.0.1", "address to listen on")
+    port: int = _setting(8000, "port to listen on; 0 chooses a free port", rule=_PORT)
+    engine: str = _setting(
+        "llama",
+        "engine that generates the responses, KIND or KIND:OPTIONS, as in"
+        " llama:/models/qwen3-8b.gguf,slots=4; kinds: llama, vllm, sglang, chat, responses, simulated",
     )
-    engine: str = field(
-        default="llama",
-        metadata={
-            "help": "engine that generates the responses, KIND or KIND:OPTIONS, as in"
-            " llama:/models/qwen3-8b.gguf,slots=4; kinds: llama, vllm, sglang, chat, responses, simulated"
-        },
+    store: str = _setting(
+        "sqlite",
+        "where to store responses: sqlite (a file in the user's data directory), sqlite:PATH,"
+        " postgresql://…, or memory (lost when the server stops)",
+        is_secret=True,
     )
-    store: str = field(
-        default="sqlite",
-        repr=False,
-        metadata={
-            "help": "where to store responses: sqlite (a file in the user's data directory), sqlite:PATH,"
-            " postgresql://…, or memory (lost when the server stops)"
-        },
+    store_unsynced: bool = _setting(
+        False,
+        "SQLite: do not wait for the disk at each commit: what was stored survives the death of"
+        " the server, but the last of it not always that of the machine",
     )
-    store_unsynced: bool = field(
-        default=False,
-        metadata={
-            "help": "SQLite: do not wait for the disk at each commit: what was stored survives the death of"
-            " the server, but the last of it not always that of the machine"
-        },
+    retention_days: float = _setting(
+        30.0,
+        "delete stored responses after this time; 0 keeps them for ever",
+        rule=_NOT_NEGATIVE,
+        metavar="DAYS",
     )
-    retention_days: float = field(
-        default=30.0,
-        metadata={
-            "help": "delete stored responses after this time; 0 keeps them for ever",
-            "rule": _NOT_NEGATIVE,
-            "metavar": "DAYS",
-        },
+    node_url: str = _setting(
+        "",
+        "URL at which other nodes on the same store reach this one; empty: they do not connect",
+        rule=_NODE_URL,
+        metavar="URL",
     )
-    node_url: str = field(
-        default="",
-        metadata={
-            "help": "URL at which other nodes on the same store reach this one; empty: they do not connect",
-            "rule": _NODE_URL,
-            "metavar": "URL",
-        },
+    workers: int = _setting(
+        1,
+        "number of processes that serve the port; more than one need a store other than memory",
+        rule=_AT_LEAST_ONE,
+        metavar="N",
     )
-    workers: int = field(
-        default=1,
-        metadata={
-            "help": "number of processes that serve the port; more than one need a store other than memory",
-            "rule": _AT_LEAST_ONE,
-            "metavar": "N",
-        },
+    model: tuple[str, ...] = _setting(
+        (),
+        "name of the engine's first model in the API, in place of its own; several are names of"
+        " the same model",
+        metavar="NAME",
     )
-    model: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "name of the engine's first model in the API, in place of its own; several are names of"
-            " the same model",
-            "metavar": "NAME",
-        },
+    api_key: tuple[str, ...] = _setting(
+        (),
+        "API key that clients may use, as [TENANT:]KEY",
+        rule=_API_KEYS,
+        metavar="KEY",
+        plural="api_keys",
+        is_secret=True,
     )
-    api_key: tuple[str, ...] = field(
-        default=(),
-        repr=False,
-        metadata={
-            "help": "API key that clients may use, as [TENANT:]KEY",
-            "rule": _API_KEYS,
-            "metavar": "KEY",
-            "plural": "api_keys",
-        },
+    allow_origin: tuple[str, ...] = _setting(
+        (), "origin of web pages that may connect", metavar="ORIGIN", plural="allow_origins"
     )
-    allow_origin: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "origin of web pages that may connect",
-            "metavar": "ORIGIN",
-            "plural": "allow_origins",
-        },
+    seal_key_file: str = _setting(
+        "",
+        "file with the keys that encrypt content held by clients, 32 bytes in base64 per line,"
+        " newest first; empty: a key kept in the store",
+        rule=_ANY,
+        metavar="FILE",
     )
-    seal_key_file: str = field(
-        default="",
-        metadata={
-            "help": "file with the keys that encrypt content held by clients, 32 bytes in base64 per line,"
-            " newest first; empty: a key kept in the store",
-            "rule": _ANY,
-            "metavar": "FILE",
-        },
+    insecure_no_auth: bool = _setting(False, "allow addresses other than loopback without API keys")
+    compression: bool = _setting(False, "accept permessage-deflate when a client offers it")
+    echo: bool = _setting(
+        False, "also serve /slipring/echo, a WebSocket that returns every message, for test suites"
     )
-    insecure_no_auth: bool = field(
-        default=False,
-        metadata={"help": "allow addresses other than loopback without API keys"},
+    record: str = _setting(
+        "",
+        "directory to record turns in, with everything that clients send and models answer, for"
+        " 'slipring bench --replay'; empty: nothing is recorded",
+        rule=_ANY,
+        metavar="DIRECTORY",
     )
-    compression: bool = field(
-        default=False, metadata={"help": "accept permessage-deflate when a client offers it"}
+    record_tenant: tuple[str, ...] = _setting(
+        (),
+        "tenant whose turns are recorded; without one, those of all tenants",
+        metavar="TENANT",
+        plural="record_tenants",
     )
-    echo: bool = field(
-        default=False,
-        metadata={
-            "help": "also serve /slipring/echo, a WebSocket that returns every message, for test suites"
-        },
+    admin: str = _setting(
+        ADMIN_AUTO,
+        "address of the live page, the live stream and metrics, HOST:PORT; auto:"
+        " 127.0.0.1:9464, or a free port if that is in use; off: none",
+        rule=_ADMIN,
+        metavar="ADDRESS",
     )
-    record: str = field(
-        default="",
-        metadata={
-            "help": "directory to record turns in, with everything that clients send and models answer, for"
-            " 'slipring bench --replay'; empty: nothing is recorded",
-            "rule": _ANY,
-            "metavar": "DIRECTORY",
-        },
+    admin_key: str = _setting(
+        "",
+        "key that the admin address asks for; required if other machines can reach it",
+        rule=_ANY,
+        metavar="KEY",
+        is_secret=True,
     )
-    record_tenant: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "tenant whose turns are recorded; without one, those of all tenants",
-            "metavar": "TENANT",
-            "plural": "record_tenants",
-        },
+    metrics_tenants: int = _setting(
+        0,
+        "number of tenants that metrics name; the turns of further ones are counted as `other`;"
+        " 0: metrics name no tenants",
+        rule=_NOT_NEGATIVE,
+        metavar="N",
     )
-    admin: str = field(
-        default=ADMIN_AUTO,
-        metadata={
-            "help": "address of the live page, the live stream and metrics, HOST:PORT; auto:"
-            " 127.0.0.1:9464, or a free port if that is in use; off: none",
-            "rule": _ADMIN,
-            "metavar": "ADDRESS",
-        },
+    metrics_safety_ids: int = _setting(
+        0,
+        "number of users, by the digest of the `safety_identifier` of their requests, whose"
+        " flagged turns metrics count; those of further ones are counted as `other`; 0: metrics name no"
+        " users",
+        rule=_NOT_NEGATIVE,
+        metavar="N",
     )
-    admin_key: str = field(
-        default="",
-        repr=False,
-        metadata={
-            "help": "key that the admin address asks for; required if other machines can reach it",
-            "rule": _ANY,
-            "metavar": "KEY",
-        },
+    trace_endpoint: str = _setting(
+        "",
+        "OTLP/HTTP address of the collector that traces of turns are sent to; empty: that of"
+        " OTEL_EXPORTER_OTLP_ENDPOINT, if trace_sample is above 0",
+        rule=_HTTP_URL,
+        metavar="URL",
     )
-    metrics_tenants: int = field(
-        default=0,
-        metadata={
-            "help": "number of tenants that metrics name; the turns of further ones are counted as `other`;"
-            " 0: metrics name no tenants",
-            "rule": _NOT_NEGATIVE,
-            "metavar": "N",
-        },
+    trace_sample: float = _setting(
+        0.0,
+        "share of the turns that are traced, among those without a traceparent of their client",
+        rule=_SHARE,
+        metavar="SHARE",
     )
-    metrics_safety_ids: int = field(
-        default=0,
-        metadata={
-            "help": "number of users, by the digest of the `safety_identifier` of their requests, whose"
-            " flagged turns metrics count; those of further ones are counted as `other`; 0: metrics name no"
-            " users",
-            "rule": _NOT_NEGATIVE,
-            "metavar": "N",
-        },
+    trace_client_sampling: bool = _setting(
+        True,
+        "trace a request with a traceparent if and only if that says so; otherwise trace_sample"
+        " decides for all",
     )
-    trace_endpoint: str = field(
-        default="",
-        metadata={
-            "help": "OTLP/HTTP address of the collector that traces of turns are sent to; empty: that of"
-            " OTEL_EXPORTER_OTLP_ENDPOINT, if trace_sample is above 0",
-            "rule": _HTTP_URL,
-            "metavar": "URL",
-        },
+    trace_content: bool = _setting(False, "write what clients and models say into the traces, too")
+    mcp_urls: str = _setting(
+        MCP_URLS[0],
+        "MCP servers that requests may name by URL: registered (those of the `[[mcp]]` tables),"
+        " public (also others with https and a public address), any (all that this machine reaches)",
+        rule=_MCP_URL_POLICY,
+        metavar="POLICY",
     )
-    trace_sample: float = field(
-        default=0.0,
-        metadata={
-            "help": "share of the turns that are traced, among those without a traceparent of their client",
-            "rule": _SHARE,
-            "metavar": "SHARE",
-        },
+    ignored_tool: tuple[str, ...] = _setting(
+        ("web_search",),
+        "type of tools that requests may list although nothing answers them; other tools that"
+        " nothing answers are refused",
+        metavar="TYPE",
+        plural="ignored_tools",
     )
-    trace_client_sampling: bool = field(
-        default=True,
-        metadata={
-            "help": "trace a request with a traceparent if and only if that says so; otherwise trace_sample"
-            " decides for all"
-        },
-    )
-    trace_content: bool = field(
-        default=False,
-        metadata={"help": "write what clients and models say into the traces, too"},
-    )
-    mcp_urls: str = field(
-        default=MCP_URLS[0],
-        metadata={
-            "help": "MCP servers that requests may name by URL: registered (those of the `[[mcp]]` tables),"
-            " public (also others with https and a public address), any (all that this machine reaches)",
-            "rule": _MCP_URL_POLICY,
-            "metavar": "POLICY",
-        },
-    )
-    ignored_tool: tuple[str, ...] = field(
-        default=("web_search",),
-        metadata={
-            "help": "type of tools that requests may list although nothing answers them; other tools that"
-            " nothing answers are refused",
-            "metavar": "TYPE",
-            "plural": "ignored_tools",
-        },
-    )
-    log_level: str = field(
-        default="info",
-        metadata={
-            "help": f"lowest level of messages to log: {', '.join(LOG_LEVELS)}",
-            "rule": _LOG_LEVEL,
-            "metavar": "LEVEL",
-        },
+    log_level: str = _setting(
+        "info", f"lowest level of messages to log: {', '.join(LOG_LEVELS)}", rule=_LOG_LEVEL, metavar="LEVEL"
     )
     models: tuple[ModelEntry, ...] = ()
     mcp: tuple[McpRegistration, ...] = ()
@@ -451,14 +398,14 @@ class Setting:
 def _plain_setting(declared: Field[Any], hint: Any) -> Setting:
     kind = get_origin(hint) or hint
     metadata = declared.metadata
-    plural = metadata.get("plural", declared.name)
+    plural = metadata["plural"] or declared.name
     return Setting(
         name=declared.name,
         kind=kind,
         default=declared.default,
         help=metadata["help"],
-        rule=metadata["rule"] if "rule" in metadata else _RULES[kind],
-        metavar=metadata.get("metavar", declared.name.upper()),
+        rule=metadata["rule"] or _RULES[kind],
+        metavar=metadata["metavar"] or declared.name.upper(),
         variable=_PREFIX + plural.upper(),
         key=(plural,),
     )

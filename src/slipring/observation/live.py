@@ -144,7 +144,7 @@ class Node(Struct, frozen=True):
     """False: an ancestor that only its descendants keep in memory, which cannot be continued by its id."""
     is_stored: bool = False
     marks: tuple[str, ...] = ()
-    """Its marks as in a turn report, as far as the turn is still remembered."""
+    """Its marks as in the report of its turn; none if the connection has forgotten the turn."""
 
 
 class ConnectionDetail(Struct, frozen=True):
@@ -259,7 +259,6 @@ class ProcessGone(Struct, frozen=True, tag="process_gone"):
 Message = Greeting | Update | ProcessGone
 
 _message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
-_detail: msgspec.json.Decoder[ConnectionDetail] = msgspec.json.Decoder(ConnectionDetail)
 
 
 def encode(message: Message) -> bytes:
@@ -270,8 +269,3 @@ def encode(message: Message) -> bytes:
 def decode(line: bytes) -> Message:
     """Read one line of the stream. Raises ``msgspec.MsgspecError``."""
     return _message.decode(line)
-
-
-def decode_detail(text: bytes) -> ConnectionDetail:
-    """Read the description of a connection. Raises ``msgspec.MsgspecError``."""
-    return _detail.decode(text)

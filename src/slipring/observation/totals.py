@@ -8,7 +8,7 @@ from slipring.observation.live import Totals
 from slipring.observation.snapshots import Labels, Snapshot
 
 SHOWN = (table.TURNS, table.TOKENS, table.REQUEST_BYTES, table.HISTORY_BYTES_SAVED, table.RENDER_FALLBACKS)
-"""The metrics of which totals are made."""
+"""The metrics that totals are made from."""
 
 
 def totals(counts: Mapping[str, Iterable[tuple[Labels, int]]]) -> Totals:

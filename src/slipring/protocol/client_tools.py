@@ -132,7 +132,7 @@ def kind_of(tool: ClientTool) -> ClientKind:
 
 
 def description_of(tool: ClientTool) -> str:
-    """What a model is told about the tool."""
+    """The description of the tool for models."""
     described = _DESCRIPTIONS[kind_of(tool)]
     if isinstance(tool, ComputerUsePreviewTool):
         size = f"{tool.display_width} x {tool.display_height} pixels"

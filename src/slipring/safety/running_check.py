@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from slipring.config.checks import ANY_CATEGORY, CheckEntry
 from slipring.core.checks.policies import Check
 from slipring.core.checks.verdicts import Subject, Verdict
-from slipring.core.tenant_cache import Key, TenantCache
+from slipring.core.tenant_entries import CacheKey, TenantCache
 from slipring.safety.breaker import Breaker
 from slipring.safety.source import MOST_LATE, Findings, Source, SourceFailed
 
@@ -37,8 +37,9 @@ _CATEGORY_BYTES = 150
 _STOPPING, _NO_TEXT = "the server is stopping", "the text is not valid Unicode"
 
 FailureKind = Literal["timeout", "source", "breaker", "overload", "invalid", "error", "closed"]
-"""``source``: it said why. ``breaker``: it was not asked. ``overload``: too many texts wait. ``invalid``: the
-text is not Unicode. ``error``: it raised something unexpected. ``closed``: the server stops."""
+"""``source``: it gave a reason. ``breaker``: it was not asked. ``overload``: too many texts wait.
+``invalid``: the text is not Unicode. ``error``: it raised something unexpected. ``closed``: the server
+stops."""
 
 
 class CheckStatus(Struct, frozen=True):
@@ -46,7 +47,7 @@ class CheckStatus(Struct, frozen=True):
 
     name: str
     trouble: str | None
-    """Why it gives no answers at present; None if it does, as far as is known."""
+    """Why it gives no answers at present; None if its last answers did not fail."""
     waiting: int
     running: int
     passed: int
@@ -66,7 +67,7 @@ class _Waiting:
 
     __slots__ = ("future", "key", "subject")
 
-    def __init__(self, key: Key, subject: Subject) -> None:
+    def __init__(self, key: CacheKey, subject: Subject) -> None:
         self.key = key
         self.subject = subject
         self.future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
@@ -80,7 +81,7 @@ class _Call:
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.is_late = False
-        """Whether it takes so long that other tenants do not wait for it any more."""
+        """Whether other tenants have stopped waiting for it, because it takes long."""
         self.task: asyncio.Task[None]
         self.timer: asyncio.TimerHandle
 
@@ -104,7 +105,7 @@ class RunningCheck:
         *,
         late_s: float | None = None,
     ) -> None:
-        """``late_s``: after so long, other tenants do not wait for a call any more; by default, after a part
+        """``late_s``: seconds after which other tenants do not wait for a call any more; by default, a part
         of the check's timeout."""
         self.entry = entry
         self._late_s = entry.timeout_s / _LATE if late_s is None else late_s
@@ -118,7 +119,7 @@ class RunningCheck:
         self._version = ""
         self._queue: OrderedDict[str, deque[_Waiting]] = OrderedDict()
         """By tenant, in the order of their next turns."""
-        self._pending: dict[Key, _Waiting] = {}
+        self._pending: dict[CacheKey, _Waiting] = {}
         self._calls: set[_Call] = set()
         self._closed = False
         self._last_failure = ""
@@ -134,7 +135,7 @@ class RunningCheck:
         self._version = blake2b(msgspec.msgpack.encode(made_of), digest_size=8).hexdigest()
 
     async def close(self) -> None:
-        """End all calls; whoever waits gets a failed verdict."""
+        """End all calls; callers that wait get a failed verdict."""
         self._closed = True
         tasks = [call.task for call in self._calls]
         for task in tasks:
@@ -210,7 +211,7 @@ class RunningCheck:
             return await asyncio.to_thread(_digest, self.entry.name, self._version, subject)
         return _digest(self.entry.name, self._version, subject)
 
-    def _begin(self, subject: Subject, key: Key) -> "Verdict | asyncio.Future[Verdict]":
+    def _begin(self, subject: Subject, key: CacheKey) -> "Verdict | asyncio.Future[Verdict]":
         """A verdict that is known, or the future of one."""
         if (known := self._cache.find(key)) is not None:
             self._counts["remembered"] += 1

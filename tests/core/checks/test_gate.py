@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from slipring.core.checks.decisions import checks_of
 from slipring.core.checks.gate import Gate, Inspection
 from slipring.core.checks.policies import Action, Check, Mode, Policy
-from slipring.core.checks.rulings import checks_of
 from slipring.core.checks.verdicts import Kind, Subject, Verdict
 from slipring.core.checks.windows import OVERLAP
 from slipring.core.generation import (
@@ -88,7 +88,7 @@ def test_input_that_is_only_reported_holds_back_nothing_but_the_end():
     assert gate.feed([Text("a"), END]) == [Text("a")]
     assert not gate.is_settled
     assert gate.judge(asked.ticket, verdicts(asked, ["question"])) == [END]
-    assert gate.ruling is None
+    assert gate.decision is None
     assert [finding.check for finding in gate.report.findings] == ["guard"]
 
 
@@ -99,9 +99,9 @@ def test_refused_input_blocks_the_turn(action: Action):
     asked = only(gate.take_due())
     assert gate.feed([Text("a")]) == []
     assert gate.judge(asked.ticket, verdicts(asked, ["question"])) == []
-    assert gate.ruling is not None
-    assert gate.ruling.consequence == "block"
-    error = gate.ruling.error()
+    assert gate.decision is not None
+    assert gate.decision.consequence == "block"
+    error = gate.decision.error()
     assert (error.status, error.code) == (400, "invalid_prompt")
     assert "'guard'" in error.message
     assert "question" not in error.message
@@ -202,8 +202,8 @@ def test_a_cut_releases_what_had_passed_and_then_only_the_end():
     gate.feed([Thought("fine"), Text("secret"), Text("more"), CallStarted("function", "f")])
     asked = only(gate.take_due())
     assert gate.judge(asked.ticket, verdicts(asked, ["secret"])) == [Thought("fine")]
-    assert gate.ruling is not None
-    assert gate.ruling.consequence == "cut"
+    assert gate.decision is not None
+    assert gate.decision.consequence == "cut"
     assert gate.feed([CallArguments("x"), CallEnded(), END]) == [END]
     assert gate.is_settled
 
@@ -216,8 +216,8 @@ def test_after_a_cut_the_input_can_still_be_blocked():
     assert gate.judge(of_output.ticket, verdicts(of_output, ["secret"])) == []
     assert not gate.is_settled
     assert gate.judge(of_input.ticket, verdicts(of_input, ["question"])) == []
-    assert gate.ruling is not None
-    assert (gate.ruling.consequence, gate.ruling.side) == ("block", "input")
+    assert gate.decision is not None
+    assert (gate.decision.consequence, gate.decision.side) == ("block", "input")
     assert gate.is_settled
 
 
@@ -257,8 +257,8 @@ def test_checks_that_hold_do_not_wait_for_checks_that_follow():
     assert (fast.when, slow.when) == ("hold", "follow")
     assert gate.judge(fast.ticket, verdicts(fast)) == [Text("a"), Thought("t")]
     assert gate.judge(slow.ticket, verdicts(slow, ["a"])) == []
-    assert gate.ruling is not None
-    assert gate.ruling.check == "slow"
+    assert gate.decision is not None
+    assert gate.decision.check == "slow"
 
 
 # Checks that fail, and answers that are none.
@@ -272,11 +272,11 @@ def test_a_check_without_an_answer_fails_the_turn_or_lets_it_pass(answer: list[l
     asked = only(gate.take_due())
     gate.judge(asked.ticket, answer)
     if on_error == "open":
-        assert gate.ruling is None
+        assert gate.decision is None
     else:
-        assert gate.ruling is not None
-        error = gate.ruling.error()
-        assert (gate.ruling.consequence, error.status) == ("fail", 503)
+        assert gate.decision is not None
+        error = gate.decision.error()
+        assert (gate.decision.consequence, error.status) == ("fail", 503)
 
 
 def test_a_second_answer_has_no_effect():
@@ -285,7 +285,7 @@ def test_a_second_answer_has_no_effect():
     asked = only(gate.take_due())
     gate.judge(asked.ticket, verdicts(asked))
     assert gate.judge(asked.ticket, verdicts(asked, ["question"])) == []
-    assert gate.ruling is None
+    assert gate.decision is None
 
 
 # The bound.
@@ -440,9 +440,9 @@ def test_no_letter_of_a_refused_window_is_ever_released(data: st.DataObject, pol
     gate, out = scene.gate, written(scene.released)
     assert not letters(out) & scene.refused
     assert gate.is_settled
-    ruling = gate.ruling
-    assert (END in scene.released) == (ruling is None or ruling.consequence == "cut")
-    if ruling is None:
+    decision = gate.decision
+    assert (END in scene.released) == (decision is None or decision.consequence == "cut")
+    if decision is None:
         assert out == written(scene.deltas)
     else:
         assert written(scene.deltas).startswith(out.removesuffix("Finished"))
@@ -472,7 +472,7 @@ def test_a_secret_is_found_however_it_is_split_and_no_part_of_it_is_released(
         else:
             scene.answer(step, lambda check, subject: bool(secret) and secret in subject.text)
     if letters(secret):
-        assert scene.gate.ruling is not None
+        assert scene.gate.decision is not None
         assert not letters(secret) & letters(written(scene.released))
     else:
         assert scene.released[-1] is END
@@ -501,7 +501,7 @@ def test_a_json_answer_is_inspected_as_its_reader_gets_it(size: int):
     while due := gate.take_due():
         for asked in due:
             released += gate.judge(asked.ticket, verdicts(asked, ["secret😀"]))
-    assert gate.ruling is not None
+    assert gate.decision is not None
     sent = "".join(delta.text for delta in released if isinstance(delta, Text))
     assert filler.startswith(sent)
 
@@ -587,7 +587,7 @@ def test_an_item_that_is_broken_off_is_inspected_as_far_as_it_came():
     gate.feed([BEGUN, UpstreamItemEvent(1, McpCallArgumentsDelta, {"delta": "a secret"}), END])
     asked = only(gate.take_due())
     assert gate.judge(asked.ticket, verdicts(asked, ["secret"])) == []
-    assert gate.ruling is not None
+    assert gate.decision is not None
 
 
 def test_items_wait_for_nothing_if_nothing_can_refuse_them():

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -1551,7 +1552,7 @@ class Connections(RuleBasedStateMachine):
         return ((peer, lane) for peer in self.peers for lane in peer.busy)
 
 
-TestConnections = Connections.TestCase
+TestConnections = pytest.mark.timeout(900)(Connections.TestCase)  # 4,800 steps, on a machine that may be busy
 TestConnections.settings = settings(
     max_examples=120, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow]
 )

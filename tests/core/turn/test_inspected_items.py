@@ -15,11 +15,11 @@ from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import hosted_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
+from slipring.core.checks.decisions import checks_of
 from slipring.core.checks.gate import Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Check, Policy
-from slipring.core.checks.rulings import checks_of
 from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Finished, Job, Settings, Text
@@ -91,8 +91,8 @@ class Turn:
             verdicts = self._verdicts(inspection)
             self.gate.judge(inspection.ticket, verdicts)
             self.items.judged(inspection.subjects, verdicts)
-        if self.gate.ruling is not None:
-            self.error = self.gate.ruling.error()
+        if self.gate.decision is not None:
+            self.error = self.gate.decision.error()
 
     def _verdicts(self, inspection: Inspection) -> list[list[Verdict]]:
         return [

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
+from slipring.core.limits import Limits
 from slipring.engines.base import Engine
 from tests.harness import Running, serve
 
@@ -174,11 +175,13 @@ async def started(engine: E) -> AsyncIterator[E]:
 
 @asynccontextmanager
 async def in_front_of(fake: F, **options: Any) -> AsyncIterator[tuple[F, Running]]:
-    """A fake, and a slipring whose engine talks to it, with long timeouts and no retries."""
+    """A fake, and a slipring whose engine talks to it, with long timeouts and no retries. It does not ping
+    clients: a test may set the clock forward."""
     await fake.start()
     try:
         patient = {"first_token_timeout_s": 60.0, "idle_timeout_s": 60.0, "retries": 0}
-        async with serve(fake.engine(**{**patient, **options})) as server:
+        engine = fake.engine(**{**patient, **options})
+        async with serve(engine, limits=Limits(ping_interval_s=0)) as server:
             yield fake, server
     finally:
         await fake.close()

@@ -38,6 +38,7 @@ from tests.engines.fakes.server import (
     started,
 )
 from tests.harness import WEATHER, Running, Socket, serve
+from tests.loop_clock import LoopClock
 from tests.server.raw import gone, until
 
 ASK: dict[str, Any] = {"input": "hello", "store": False}
@@ -48,6 +49,12 @@ WORDS = (
     b'{"type":"message","status":"completed","content":[{"type":"output_text","text":"ok","annotations":[],'
     b'"logprobs":[]}],"role":"assistant"}'
 )
+
+
+@pytest.fixture(autouse=True)
+def only_kept_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool closes sockets that no response needs when a second begins: here, only in tests of that."""
+    monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 1e9)
 
 
 def running(
@@ -572,18 +579,25 @@ async def test_a_client_that_leaves_closes_only_the_socket_of_its_chain() -> Non
         assert len(fake.peers) == 2
 
 
-async def test_a_cancelled_answer_is_read_to_its_end_if_its_socket_is_in_use() -> None:
-    async with running(idle_timeout_s=3.0) as (fake, server), server.connect() as socket:
+async def test_a_cancelled_answer_is_read_to_its_end_if_its_socket_is_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(idle_timeout_s=600) as (fake, server), server.connect() as socket:
+        clock = LoopClock(monkeypatch)
         first = await socket.response(**ASK)
         asked = {"previous_response_id": first["id"], "input": "more", "store": False}
         fake.script(Say(("kept",)), Stall())
         await socket.create(**asked, stream_id="a")
         await socket.until("response.output_text.delta", lane="a")
+        clock.advance(400)
         fake.script(Say(("gone",)), Stall())
         await socket.create(**asked, stream_id="b")
+        await socket.until("response.output_text.delta", lane="b")
+        clock.advance(400)
         failed = (await socket.until("response.failed", lane="a"))[-1]["response"]
         assert text_of(failed) == "kept"
         # The socket stayed open, because another job used it.
+        clock.advance(400)
         failed = (await socket.until("response.failed", lane="b"))[-1]["response"]
         assert text_of(failed) == "gone"
         await asyncio.wait_for(fake.peers[0].is_closed.wait(), 60)
@@ -791,7 +805,10 @@ async def test_ids_and_thoughts_of_one_upstream_never_reach_another() -> None:
 
 
 @pytest.mark.parametrize("ending", [Stall(), HangUp(), Stop()])
-async def test_a_socket_that_is_closed_is_freed_without_a_garbage_collection(ending: Any) -> None:
+async def test_a_socket_that_is_closed_is_freed_without_a_garbage_collection(
+    ending: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 0.01)
     async with running() as (fake, server):
         pool = server.service.catalog.engines[0]._pool
         gc.disable()

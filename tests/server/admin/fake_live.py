@@ -21,9 +21,11 @@ from aiohttp import web
 
 import slipring.server
 from slipring.observation import live
+from slipring.observation.drawing_files import DRAWINGS
 from slipring.protocol.timing import Mark, Stage, StageName, StepCounts, TokenCounts, TurnReport
 
 PAGE = Path(slipring.server.__file__).parent / "admin" / "page"
+FILES = {path.name: path for folder in (PAGE, DRAWINGS) for path in folder.iterdir()}
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 STAGES: tuple[StageName, ...] = get_args(StageName)
@@ -470,8 +472,8 @@ class FakeAdmin:
         return answer
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        path = PAGE / (request.match_info["name"] or "index.html")
-        if not path.is_file():
+        path = FILES.get(request.match_info["name"] or "index.html")
+        if path is None:
             raise web.HTTPNotFound
         return web.Response(
             body=path.read_bytes(), content_type=TYPES[path.suffix], charset="utf-8", headers={}

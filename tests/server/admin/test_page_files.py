@@ -9,10 +9,12 @@ from typing import get_args
 import pytest
 
 import slipring.server.admin
+from slipring.observation.drawing_files import DRAWINGS
 from slipring.protocol.timing import Mark, StageName
 
 PAGE = Path(slipring.server.admin.__file__).parent / "page"
-FILES = sorted(PAGE.iterdir())
+FILES = sorted((*PAGE.iterdir(), *DRAWINGS.iterdir()))
+BY_NAME = {path.name: path for path in FILES}
 MODULES = [path for path in FILES if path.suffix == ".js"]
 NAMESPACE = "http://www.w3.org/2000/svg"
 EXAMPLE = "http://127.0.0.1:8000/v1"
@@ -50,7 +52,7 @@ def test_the_page_loads_files_that_exist_and_runs_nothing_inline(markup: Markup)
     assert {name for name in loaded if name and not name.startswith("#")} == {
         *("colours.css", "stages.css", "page.css", "page.js", "icon.svg")
     }
-    assert all(name and (name.startswith("#") or (PAGE / name).is_file()) for name in loaded)
+    assert all(name and (name.startswith("#") or name in BY_NAME) for name in loaded)
     assert not [text for text in markup.inline if not text.startswith("\n")]
 
 
@@ -67,7 +69,7 @@ def test_modules_import_what_others_export(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for names, file in re.findall(r'import \{([^}]+)\} from "\./([a-z_]+\.js)"', text):
         exported = re.findall(
-            r"^export (?:async )?(?:function|const|class) (\w+)", (PAGE / file).read_text(), re.M
+            r"^export (?:async )?(?:function|const|class) (\w+)", BY_NAME[file].read_text(), re.M
         )
         for name in names.replace(",", " ").split():
             assert name in exported, f"{file} exports no {name}"
@@ -92,9 +94,9 @@ def test_files_are_licensed_and_lead_nowhere_else(path: Path) -> None:
 
 
 def test_every_stage_and_mark_has_its_words() -> None:
-    stages = re.findall(r'^  \["(\w+)", ', (PAGE / "stages.js").read_text(encoding="utf-8"), re.M)
+    stages = re.findall(r'^  \["(\w+)", ', (DRAWINGS / "stages.js").read_text(encoding="utf-8"), re.M)
     assert tuple(stages) == get_args(StageName)
-    marks = re.findall(r'^  (\w+): "\1', (PAGE / "turns.js").read_text(encoding="utf-8"), re.M)
+    marks = re.findall(r'^  (\w+): "\1', (DRAWINGS / "turns.js").read_text(encoding="utf-8"), re.M)
     assert set(marks) == set(get_args(Mark))
 
 
@@ -139,7 +141,7 @@ def palettes() -> dict[str, dict[str, str]]:
     """The colours by name, light and dark."""
     found: dict[str, dict[str, str]] = {"light": {}, "dark": {}}
     for name in ("colours.css", "stages.css"):
-        light, dark = (PAGE / name).read_text(encoding="utf-8").split("@media")
+        light, dark = (DRAWINGS / name).read_text(encoding="utf-8").split("@media")
         found["light"] |= dict(PALETTE.findall(light))
         found["dark"] |= dict(PALETTE.findall(dark))
     return found

@@ -1,11 +1,13 @@
 """The rates and levels of the live page, in a JavaScript engine without a browser."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+import slipring.server.admin
 from slipring.commands.bench.report import scripts
 
 pytest.importorskip("quickjs")
@@ -34,6 +36,7 @@ class Seen(msgspec.Struct):
 
 
 def seen(tmp_path: Path, calls: list[list[Any]]) -> Seen:
+    shutil.copy(Path(slipring.server.admin.__file__).parent / "page" / "history.js", tmp_path)
     entry = tmp_path / "entry.js"
     entry.write_text(_ENTRY)
     return msgspec.json.decode(scripts.still(entry, {"calls": calls}), type=Seen)

@@ -213,10 +213,10 @@ async def test_a_disconnect_drops_pending_steers() -> None:
 
 @pytest.mark.parametrize("after_tokens", [1, 5])
 async def test_the_simulated_engine_stops_when_steered_and_continues(after_tokens: int) -> None:
-    engine = "simulated:tokens_per_s=200,output_tokens=2000"
+    engine = "simulated:tokens_per_s=20,output_tokens=2000"  # a minute and more to steer it
     limits = Limits(steer_after_tokens=after_tokens)
-    async with serve(engine, limits=limits) as server, server.connect() as socket:
-        target = await created(socket, input="hi", max_output_tokens=100)
+    async with serve(engine, limits=limits) as server, server.connect(abandoned=True) as socket:
+        target = await created(socket, input="hi")
         await socket.until("response.output_text.delta")
         await steered(socket, target)
         ended = (await socket.until(*TERMINAL))[-1]["response"]
@@ -226,7 +226,6 @@ async def test_the_simulated_engine_stops_when_steered_and_continues(after_token
         await steered(socket, successor, "And again.")
         second = (await socket.until(*TERMINAL))[-1]["response"]
         assert second["usage"]["input_tokens_details"]["cached_tokens"] > ended["usage"]["input_tokens"]
-        await socket.until(*TERMINAL)
 
 
 async def test_a_steer_waits_for_a_hosted_call_that_has_begun(tmp_path: Path) -> None:

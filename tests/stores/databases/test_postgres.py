@@ -101,9 +101,10 @@ async def test_a_read_survives_a_connection_whose_termination_was_read_in_part(
 async def test_reads_and_writes_are_unavailable_while_all_connections_are_busy(
     database: PostgresDatabase, postgres_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "_CONNECT_S", 0.2)
     other = await asyncpg.connect(postgres_server)
     await other.execute("SELECT pg_advisory_lock(77)")
+    # Opening all connections may take long.
+    monkeypatch.setattr(postgres, "_CONNECT_S", 60)
     held = [
         asyncio.create_task(database.read("SELECT pg_advisory_xact_lock(77) IS NULL"))
         for _ in range(postgres._POOL)
@@ -111,10 +112,12 @@ async def test_reads_and_writes_are_unavailable_while_all_connections_are_busy(
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     while await other.fetchval(waiting) < postgres._POOL:
         pass
+    monkeypatch.setattr(postgres, "_CONNECT_S", 0.2)
     with pytest.raises(Unavailable):
         await database.read(ALL)
     with pytest.raises(Unavailable):
         await database.write(add("a"))
+    monkeypatch.setattr(postgres, "_CONNECT_S", 60)
     await other.execute("SELECT pg_advisory_unlock(77)")
     await asyncio.gather(*held)
     await database.write(add("b"))

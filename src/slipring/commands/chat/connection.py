@@ -93,9 +93,11 @@ class Connection:
 
     async def close(self) -> None:
         """Close the connection. The server then cancels a response that is still running."""
-        await self._socket.close()
-        await asyncio.wait([self._reader])
-        await self._session.close()
+        try:
+            await self._socket.close()
+            await asyncio.wait([self._reader])
+        finally:  # the user may interrupt the waiting
+            await self._session.close()
 
     async def _read(self) -> None:
         try:

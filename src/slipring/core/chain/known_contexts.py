@@ -1,4 +1,4 @@
-"""Contexts that tenants had here lately, by what they contain.
+"""Recognises a history that a client sends again: finds the context that an engine has processed for it.
 
 Many clients keep no ids: with every turn they send their whole history again. If its beginning is a context
 that an engine has processed for the same tenant, model and head, the engine can continue from there.

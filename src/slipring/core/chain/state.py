@@ -151,7 +151,7 @@ class ResponseState:
         self.carry = carry
         self.position = position
         self.verdicts: NodeVerdicts | None = None
-        """Of safety checks, set by whoever makes the node; None if no policy applied."""
+        """Of safety checks, set by the code that makes the node; None if no policy applied."""
         self.digest: bytes | None = None
         """Of all items of the context, set by the turn that made the response; None if a history that is sent
         again must not be taken for this context."""

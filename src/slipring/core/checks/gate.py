@@ -1,7 +1,7 @@
 """The gate: holds back what an engine writes until the checks of a policy have passed it.
 
 It stands between the engine's deltas and the output of a turn. Deltas go in; those that are released come
-out, in the same order. The gate says which texts are to be inspected, and is told the verdicts. What it does
+out, in the same order. The gate returns the texts to inspect and takes the verdicts. What it does
 not release never becomes an event or a part of an item. It is pure, and belongs to one turn.
 
 What a turn emits besides, such as the result of a hosted call, is an emission: it waits for the verdicts
@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
+from slipring.core.checks.decisions import Decision, When, checks_of, decide
 from slipring.core.checks.inspected_answer import Beginning, InspectedAnswer
 from slipring.core.checks.item_texts import texts_in
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
-from slipring.core.checks.rulings import Ruling, When, checks_of, rule
 from slipring.core.checks.subjects import UPSTREAM_KINDS, call_text, upstream_subjects
 from slipring.core.checks.verdicts import Kind, Side, Subject, Verdict
 from slipring.core.generation import (
@@ -48,7 +48,7 @@ from slipring.protocol import wire
 from slipring.protocol.items import Item
 
 MOST_BYTES = 64 * 1024
-"""Past so many bytes that wait for a verdict, the engine is not asked for more."""
+"""While more bytes than this wait for a verdict, the driver does not pull the engine."""
 
 _KINDS: dict[type, Kind] = {
     Text: "answer",
@@ -147,7 +147,7 @@ class Gate:
         self.context: tuple[str, ...] = ()
         """Texts before the answer, for checks that read them."""
         self.report = Report()
-        self.ruling: Ruling | None = None
+        self.decision: Decision | None = None
         """Why the turn must end; None while nothing is refused."""
         self.writes_json = False
         """Whether the text of the answer is JSON to its reader."""
@@ -243,7 +243,7 @@ class Gate:
 
         Once the answer is cut, only its end is released; once it is blocked, nothing.
         """
-        if self.ruling is not None:
+        if self.decision is not None:
             return self._feed_refused(deltas)
         # Under checks that only follow, most deltas need not be held.
         passes = self._hold is None and not self._held and not self.holds_input
@@ -262,7 +262,11 @@ class Gate:
 
     def _feed_refused(self, deltas: Iterable[Delta]) -> list[Delta]:
         for delta in deltas:
-            if self.ruling is not None and self.ruling.consequence == "cut" and isinstance(delta, Finished):
+            if (
+                self.decision is not None
+                and self.decision.consequence == "cut"
+                and isinstance(delta, Finished)
+            ):
                 self._keep(delta, 0)
         return self._release()
 
@@ -275,13 +279,13 @@ class Gate:
         if asked is None:
             return []
         inspection, passed = asked.inspection, 0
-        ruling: Ruling | None = None
+        decision: Decision | None = None
         for index, subject in enumerate(inspection.subjects):
             given = verdicts[index] if index < len(verdicts) else ()
             checks = checks_of(self.policy, subject, inspection.when)
             self.report.add(subject, checks, given)
-            ruling = rule(subject, checks, given)
-            if ruling is not None and ruling.stops:
+            decision = decide(subject, checks, given)
+            if decision is not None and decision.stops:
                 break
             passed += 1
         if asked.answer is not None:
@@ -289,8 +293,8 @@ class Gate:
         if asked.owed is not None:
             asked.owed.is_open = passed < len(inspection.subjects)
         if passed < len(inspection.subjects):
-            assert ruling is not None
-            self._stop(ruling)
+            assert decision is not None
+            self._stop(decision)
         self._ask_next()
         return self._release()
 
@@ -411,10 +415,10 @@ class Gate:
             self._held_bytes -= taken[-1].size_bytes
         return taken
 
-    def _stop(self, ruling: Ruling) -> None:
+    def _stop(self, decision: Decision) -> None:
         """Refuse what has not passed. After a cut, what has passed still waits for the input."""
-        self.ruling = ruling
-        is_cut = ruling.consequence == "cut"
+        self.decision = decision
+        is_cut = decision.consequence == "cut"
         passed = self._take_passed() if is_cut else []
         end = [held for held in self._held if is_cut and isinstance(held.delta, Finished)]
         self._held = deque([*passed, *end])

@@ -171,7 +171,7 @@ class InspectedAnswer:
         return subjects
 
     def answered(self, passed: int) -> None:
-        """The inspection in flight has ended, and so many of its subjects have passed, the first ones."""
+        """The inspection in flight has ended, and the first ``passed`` of its subjects have passed."""
         asked, self._asked = self._asked, []
         for each in asked[:passed]:
             each.stretch.settled = each.stretch.settled_by(each.window)

@@ -22,7 +22,7 @@ NOT_INSPECTED = frozenset(
         *("file_data", "partial_image_b64"),
     }
 )
-"""Fields without a text for anybody to read: ids, sealed content, data of files; and the tokens of a text
+"""Fields without a readable text: ids, sealed content, data of files; and the tokens of a text
 that is inspected itself, with their alternatives."""
 _DATA = frozenset({"image_url", "file_url", "result"})
 """Fields with a URL that may contain the data itself, or with the data of an image."""

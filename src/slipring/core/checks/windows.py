@@ -12,7 +12,7 @@ from msgspec import Struct
 LENGTH = 200
 """Characters that are new in a window, at least, unless it is the last of its text."""
 LONGEST = 2 * LENGTH
-"""Past so many new characters, a text is cut even where no sentence ends."""
+"""With more new characters than this, a text is cut even where no sentence ends."""
 OVERLAP = 50
 
 _END = re.compile(r"\n|[.!?…][\"')\]*_’”»]*\s|[。！？]")

@@ -1,5 +1,4 @@
-"""What one request has to do with hosted tools: its MCP servers and built-in tools, and the calls that its
-input approves."""
+"""The hosted tools of one request: MCP servers, built-in tools, and the calls that its input approves."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -54,7 +53,7 @@ class HostedRequest:
         self.answers: Mapping[BuiltinKind, ResolvedBuiltin] = {}
         """What answers them."""
         self.offered: Offered | None = None
-        """What the request offers of both, as far as the lists are known."""
+        """What the request offers of both, without the tools of lists that are awaited."""
         self.awaited: dict[str, ResolvedServer] = {}
         """By label, the servers whose lists the context does not have, until these are fetched."""
         self._lists: dict[str, list[ListedTool]] = {}
@@ -198,7 +197,7 @@ class HostedRequest:
             request.tools = self.offered.definitions
 
     def _require_approved(self) -> None:
-        """Refuse approved calls of tools that are not offered, as far as the lists are known."""
+        """Refuse approved calls of tools that are not in the known lists."""
         for each in self.approved:
             if each.approval.label not in self.awaited and self.find_tool(each.approval) is None:
                 raise _not_offered(each)
@@ -217,7 +216,7 @@ class HostedRequest:
         nothing to this one, which may run the tools of a later turn."""
         return structs.replace(carry, lists={}, list_ids={}, approvals={}) if self.is_upstream else carry
 
-    def excuse(self, definitions: Definitions, model: Model) -> None:
+    def accept_unanswered_tools(self, definitions: Definitions, model: Model) -> None:
         """Accept tools that nothing here answers if the engine's server does, or makes calls of them that the
         client answers."""
         if self.is_upstream:

@@ -14,9 +14,9 @@ from hashlib import sha256
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
+from slipring.core.checks.decisions import checks_of, decide
 from slipring.core.checks.gate import Gate
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.rulings import checks_of, rule
 from slipring.core.checks.subjects import definition_text, is_models, result_text
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Job
@@ -86,7 +86,7 @@ class InspectedItems:
         refusals = Refusals(self._policy, self._known, self._tenant)
         items, why = withheld(items, digests, refusals, context)
         for refusal in why.values():
-            self._gate.report.withhold(refusal.ruling.check, refusal.known.verdicts)
+            self._gate.report.withhold(refusal.decision.check, refusal.known.verdicts)
         self._withheld = frozenset(why)
         return items
 
@@ -186,8 +186,8 @@ class InspectedItems:
             known = tuple(waiting.verdicts.values())
             checks = self._policy.on(subject.kind)
             answered = [check for check in checks if check.name in waiting.verdicts]
-            ruling = rule(subject, answered, known)
-            is_refused = ruling is not None and ruling.stops
+            decision = decide(subject, answered, known)
+            is_refused = decision is not None and decision.stops
             # Whoever refuses an item ends the turn, and with it what other checks would say.
             if is_refused or len(answered) == len(checks):
                 del self._waiting[id(subject)]
@@ -279,13 +279,13 @@ class InspectedItems:
         if known is None:
             self._waiting[id(subject)] = _Waiting(subject, key, behind)
             return [subject]
-        ruling = rule(subject, checks, known.verdicts) if known.verdicts else None
-        is_refused = ruling is not None and ruling.consequence == "block"
+        decision = decide(subject, checks, known.verdicts) if known.verdicts else None
+        is_refused = decision is not None and decision.consequence == "block"
         if known.verdicts and (is_new or is_refused):
             self._gate.report.add(subject, checks, known.verdicts)
-        if ruling is not None and is_refused:
+        if decision is not None and is_refused:
             self._remember(key, known.verdicts, behind)
-            raise ruling.error()
+            raise decision.error()
         return []
 
     def _pass(self, item: Item, is_sealed: bool) -> None:

@@ -75,7 +75,7 @@ def begin(
     carry = _read_input(turn, items, definitions, complete=generate and not alone)
     settings = read_settings(request, carry, model, definitions, detached=turn.detached)
     refuse_unseen_content(turn.input, model.capabilities)
-    turn.hosted.excuse(definitions, model)
+    turn.hosted.accept_unanswered_tools(definitions, model)
     passes_on = turn.hosted.upstream_tools is not None
     choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
     brought = definitions if not turn.hosted.awaited else definitions.copy()

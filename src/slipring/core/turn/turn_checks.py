@@ -8,12 +8,12 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from slipring.base.errors import ApiError
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
+from slipring.core.checks.decisions import checks_of, decide
 from slipring.core.checks.gate import Emit, Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
-from slipring.core.checks.rulings import checks_of, rule
 from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Delta, Finished, Job, Refused
@@ -43,9 +43,9 @@ class Audit(Struct, frozen=True, eq=False):
             given = verdicts[index] if index < len(verdicts) else ()
             checks = checks_of(self.inspection.policy, subject, "audit")
             report.add(subject, checks, given)
-            ruling = rule(subject, checks, given)
-            if ruling is not None and ruling.consequence in ("cut", "block"):
-                refused_by = refused_by or ruling.check
+            decision = decide(subject, checks, given)
+            if decision is not None and decision.consequence in ("cut", "block"):
+                refused_by = refused_by or decision.check
         self.items.judged(self.inspection.subjects, verdicts)
         before = self.state.verdicts
         assert before is not None
@@ -198,13 +198,13 @@ class TurnChecks:
     @property
     def is_cut(self) -> bool:
         """Whether the answer ends where it is."""
-        return self._gate.ruling is not None and self._gate.ruling.consequence == "cut"
+        return self._gate.decision is not None and self._gate.decision.consequence == "cut"
 
     @property
     def error(self) -> ApiError | None:
         """Why the turn fails; None if no check makes it fail."""
-        ruling = self._gate.ruling
-        return ruling.error() if ruling is not None and ruling.consequence != "cut" else None
+        decision = self._gate.decision
+        return decision.error() if decision is not None and decision.consequence != "cut" else None
 
     def due(self) -> list[Inspection]:
         """The inspections to begin now."""
@@ -228,11 +228,11 @@ class TurnChecks:
 
         The engine's position does not fit an answer that was cut: it covers what was not released.
         """
-        ruling = self._gate.ruling
-        if ruling is None:
+        decision = self._gate.decision
+        if decision is None:
             return [], finished
         finished = structs.replace(finished, reason="content_filter", position=None, context=None)
-        if ruling.ending == "refusal" and may_refuse:
+        if decision.ending == "refusal" and may_refuse:
             return [Refused(REFUSAL)], structs.replace(finished, reason="stop")
         return [], finished
 

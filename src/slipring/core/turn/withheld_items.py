@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from slipring.core.chain import hosted_items
+from slipring.core.checks.decisions import Decision, decide
 from slipring.core.checks.known_verdicts import Known, KnownVerdicts
 from slipring.core.checks.placeholders import placeholder
 from slipring.core.checks.policies import Policy
-from slipring.core.checks.rulings import Ruling, rule
 from slipring.core.checks.subjects import subject_of
 from slipring.core.checks.verdicts import Subject
 from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open
@@ -52,7 +52,7 @@ class Behind:
 class Refusal(Struct, frozen=True):
     """Why an item is refused."""
 
-    ruling: Ruling
+    decision: Decision
     known: Known
 
 
@@ -89,14 +89,14 @@ class Refusals:
         if refusal is not None and context.is_read:
             context.go_to(before)
             # Behind an item for which nothing can stand, nothing is read: the request is refused for it.
-            stands_in = placeholder(item, refusal.ruling.check) or item
+            stands_in = placeholder(item, refusal.decision.check) or item
             context.pass_over(part for part, _ in _parts(stands_in, index))
         return refusal
 
     def _refusal(self, known: Known, subject: Subject | None) -> Refusal | None:
         assert subject is not None, "only what was inspected has verdicts"
-        ruling = rule(subject, self._policy.on(subject.kind), known.verdicts)
-        return Refusal(ruling, known) if ruling is not None and ruling.consequence == "block" else None
+        decision = decide(subject, self._policy.on(subject.kind), known.verdicts)
+        return Refusal(decision, known) if decision is not None and decision.consequence == "block" else None
 
 
 def withheld(
@@ -121,7 +121,7 @@ def withheld(
     together, why = list(items), {}
     for index, refusal in refused.items():
         is_same = refusal.known.behind == behind[index]
-        stands_in = placeholder(items[index], refusal.ruling.check)
+        stands_in = placeholder(items[index], refusal.decision.check)
         if index < last and not is_same and stands_in is not None:
             together[index] = stands_in
             why[index] = refusal

@@ -37,7 +37,7 @@ class Send(NamedTuple):
 
 
 class Abandon(NamedTuple):
-    """Nobody waits for this request any more: close the stream of its response."""
+    """No caller waits for this request any more: close the stream of its response."""
 
     request_id: int
 

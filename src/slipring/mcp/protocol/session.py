@@ -473,7 +473,7 @@ class McpSession:
     def _receive_response(self, message: Message, request_id: int | None) -> list[Action]:
         answered = message.id
         if answered is msgspec.UNSET or answered is None:
-            # An error whose request the server could not read. On a shared channel it belongs to nobody.
+            # An error whose request the server could not read. On a shared channel it belongs to no request.
             answered = request_id
         operation = self._by_request.get(_own_id(answered))
         if operation is None and self._late_probe and _own_id(answered) == self._late_probe:

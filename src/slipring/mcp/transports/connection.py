@@ -124,7 +124,7 @@ class Connection(abc.ABC):
         return found
 
     async def close(self) -> None:
-        """End the session. Whoever waits gets ``ConnectionLost``."""
+        """End the session. Callers that wait get ``ConnectionLost``."""
         self._end(ConnectionLost, "the connection to the MCP server was closed")
         await self._close()
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]

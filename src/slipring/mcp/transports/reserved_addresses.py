@@ -1,4 +1,4 @@
-"""Where registered servers are that have rules: URLs of clients must not lead there.
+"""The addresses of registered servers that have rules: a URL of a client must not connect to them.
 
 A server has many URLs: other names and addresses of its host, other paths and queries. None of them may avoid
 the rules of its registration, so the address of a socket decides, as for public addresses. One that leads to
@@ -36,7 +36,7 @@ class ReservedAddresses:
     def __init__(self, urls: Iterable[URL]) -> None:
         self._hosts = {(_host_of(url), _port(url.port or 0)) for url in urls}
         self._places: dict[_Place, frozenset[_Place]] = {}
-        """Where each host is, as far as it is known."""
+        """The known addresses of each host."""
         self._fresh_until = float("-inf")
         self._looking_up: asyncio.Task[None] | None = None
 

@@ -69,7 +69,7 @@ class StdioConnection(Connection):
         try:
             await self._exited(process)
         finally:
-            # Whoever cancels this, and whatever the process itself did: its children end too.
+            # Also after a cancellation, and if the process has ended by itself: its children end too.
             _signal_group(process, signal.SIGKILL)
         await process.wait()
 

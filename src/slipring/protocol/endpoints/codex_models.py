@@ -1,4 +1,4 @@
-"""What Codex wants to know about a model.
+"""The description of a model that Codex asks for.
 
 Codex asks for it with ``GET /v1/models?client_version=…``, or reads it from a file that its setting
 ``model_catalog_json`` names. All fields without a default are required by some version of Codex.

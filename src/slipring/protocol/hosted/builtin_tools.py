@@ -97,7 +97,7 @@ _fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 def read_builtins(tools: Raw | UnsetType) -> tuple[SentBuiltin, ...]:
-    """The built-in tools in a request's ``tools``. What is no list of tools is left to ``Toolset.read``."""
+    """The built-in tools in a request's ``tools``. ``Toolset.read`` refuses what is not a list of tools."""
     sent = given(tools)
     if sent is None or not any(words in bytes(sent) for words in _WORDS):
         return ()

@@ -29,7 +29,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class ToolHints(Struct):
-    """What a server says of a tool. Nobody has verified it."""
+    """What a server claims about a tool. Not verified."""
 
     read_only: bool | None = False
 

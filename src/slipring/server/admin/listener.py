@@ -1,6 +1,6 @@
 """The HTTP server of the admin listener: who may read what, and the routes.
 
-- The page is served to everybody who can connect: it contains nothing of this server. The data needs the
+- The page is served to every client that can connect: it contains nothing of this server. The data needs the
   admin key, if there is one. Without a key, only this machine can connect.
 - A web page from elsewhere must not read the data through its visitor's browser. Requests that a browser
   marks as coming from another origin are refused. Without a key, so are requests for a host name that is not
@@ -35,6 +35,7 @@ from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
 from slipring.core.byte_ledger import Ledger
 from slipring.core.limits import Limits
 from slipring.observation import live
+from slipring.observation.drawing_files import DRAWINGS
 from slipring.observation.snapshots import Snapshot
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
@@ -137,7 +138,7 @@ class AdminListener:
         self._ticker = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
-        """Stop serving and disconnect everybody."""
+        """Stop serving and disconnect all clients."""
         if self._acceptor is not None:
             await self._acceptor.close()
         if self._ticker is not None:
@@ -274,7 +275,7 @@ def _address(config: Config) -> tuple[str, int]:
 
 def _page_files() -> dict[str, tuple[bytes, str]]:
     """The files of the page by name, with their types."""
-    files = [path for path in _PAGE.iterdir() if path.suffix in _TYPES]
+    files = [path for folder in (_PAGE, DRAWINGS) for path in folder.iterdir() if path.suffix in _TYPES]
     return {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in files}
 
 
@@ -291,7 +292,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return error_response(invalid)
     except Exception as failure:
         if isinstance(failure, ConnectionError):
-            raise  # there is nobody to answer
+            raise  # there is no client to answer
         log.exception("an admin request failed unexpectedly")
         return error_response(ServerError())
 

@@ -1,4 +1,4 @@
-"""Distributes the live updates of one process to those who watch.
+"""Distributes the live updates of one process to its watchers.
 
 Updates are made only while there are subscribers, each update once for all of them.
 """
@@ -64,7 +64,7 @@ class LiveFeed:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next update is due. Who begins to watch does not wait."""
+        """Wait until the next update is due. A new watcher does not wait."""
         try:
             async with asyncio.timeout(live.INTERVAL_S):
                 await self._wake.wait()

@@ -59,7 +59,7 @@ class LiveView:
         self._is_watched = True
 
     def end(self) -> None:
-        """Nobody watches any more: drop what was collected for updates."""
+        """The last watcher has left: drop what was collected for updates."""
         self._is_watched = False
         self._ended, self._missed = [], 0
         self._sent.clear()
@@ -205,7 +205,7 @@ def _running(turn: Turn, driver: Driver) -> live.Turn:
 
 def _progress(turn: Turn) -> TurnReport:
     report = turn_reports.progress(turn)
-    # The turn pauses for hosted calls as it does for its client; who looks at it wants to know for whom.
+    # A turn pauses both for hosted calls and for its client: operators see which.
     is_calling = turn.phase is Phase.PAUSED and turn.is_calling
     return structs.replace(report, status="calling") if is_calling else report
 

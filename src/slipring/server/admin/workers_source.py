@@ -25,7 +25,7 @@ _DETAIL_TIMEOUT_S = 5.0
 
 
 class Worker(Protocol):
-    """A worker, as far as this module needs it."""
+    """What this module uses of a worker."""
 
     @property
     def pid(self) -> int | None:
@@ -69,7 +69,7 @@ class _Watcher:
     def __init__(self, receive: live.Receive) -> None:
         self.receive = receive
         self.known: set[int] = set()
-        """Workers of which it has a complete update."""
+        """Workers that have sent it a complete update."""
 
 
 class WorkersSource:
@@ -84,7 +84,7 @@ class WorkersSource:
         self._numbers = itertools.count()
         self._metrics = Fold(bounds)
         self._totals: dict[int, live.Totals] = {}
-        """What each worker that runs has last said that it had counted."""
+        """The latest counts that each running worker has reported."""
         self._departed = live.Totals()
         self._details: dict[int, asyncio.Future[live.ConnectionDetail | None]] = {}
 

@@ -429,14 +429,10 @@ class Background:
         finally:
             if key is not None:
                 del self._runs[key]
-            self._uncount(run.driver.session.tenant)
+            self._running_of[run.driver.session.tenant] -= 1
+            self._running_of += Counter()  # without the tenants that have none
             run.stop_following()
             await run.driver.stop()
-
-    def _uncount(self, tenant: str) -> None:
-        self._running_of[tenant] -= 1
-        if not self._running_of[tenant]:
-            del self._running_of[tenant]
 
     async def _renew(self) -> None:
         """Extend the leases of the runs made here."""

@@ -28,7 +28,7 @@ _TELLING = (
     b'"response.mcp_call_arguments.delta"',
     b'"response.code_interpreter_call_code.done"',
 )
-"""Events that say something of items."""
+"""Marks of the events that begin, extend or end an item."""
 _INTERNAL_ERROR = -32603
 _KINDS: dict[str, type[ResponseEvent]] = {
     "completed": Completed,
@@ -79,7 +79,7 @@ async def fail_abandoned(store: Store, run: Run, claim: Claim) -> None:
 
 
 async def deletion_event(store: Store, tenant: str, response: Response, number: int) -> ResponseEvent:
-    """The last event for those who follow a run that is gone: how its response has ended, if that is stored,
+    """The last event for followers of a run that is gone: how its response has ended, if that is stored,
     and otherwise that it was cancelled. It has nothing of the output of a response that was deleted."""
     saved = await store.responses.retrieve(tenant, response.id)
     if saved is not None:
@@ -132,7 +132,7 @@ async def _output(store: Store, run: Run) -> list[Raw]:
             if any(mark in event.data for mark in _TELLING):
                 _take(_outline.decode(event.data), items, calls)
     for index, call in calls.items():
-        # It may have run, so nobody runs it again.
+        # It may have run, so it is not run again.
         call["status"] = "failed"
         if call["type"] == "mcp_call":
             call["error"] = ProtocolError(_INTERNAL_ERROR, UNKNOWN_OUTCOME)

@@ -54,7 +54,7 @@ class ConnectionState(Enum):
 
 
 class TrackedConnection(Protocol):
-    """A connection, as far as the registry needs to know it."""
+    """What the registry uses of a connection."""
 
     tenant: str | None
     """The tenant of the key it has sent; None: no key yet."""

@@ -259,7 +259,7 @@ class HttpConnection(ServerProtocol):
             # The rest of the body does not arrive, or would be decompressed only to be dropped.
             self.stop_lingering()
             if not request.content.is_eof():
-                # aiohttp closes the connection then. A client that is not told would use it once more.
+                # aiohttp closes the connection then. A client that does not know would use it once more.
                 response.force_close()
         return response
 

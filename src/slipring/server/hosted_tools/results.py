@@ -113,7 +113,7 @@ def _pieces(block: ContentBlock) -> Iterator[str]:
 
 
 def _blocks(result: ToolResult) -> bytes:
-    """The blocks of a result as the API shows them. What is no block of MCP is named in a text."""
+    """The blocks of a result as the API shows them. Blocks of unknown types become a text that says so."""
     raws = map(_block, result.content, result.raw_content)
     return b"[" + b",".join(raws) + b"]"
 

@@ -10,7 +10,8 @@ from slipring.server.service import Service
 from slipring.stores.store import Store
 
 _TRIED_S, _TROUBLED_S = 5.0, 1.0
-"""The store is tried out again after so long, and while it has trouble, if its health is asked for."""
+"""Seconds after which a question about its health tries the store out again; the second while it has
+trouble."""
 _PATIENCE_S = 2.0
 """How long an answer waits for a store that is tried out."""
 

@@ -157,7 +157,7 @@ class Worker:
             self._stop_request.immediate.set()
 
     def _show(self, command: Watch | EndWatch | Describe) -> None:
-        """Carry out a command of those who watch."""
+        """Carry out a command that serves watchers."""
         if isinstance(command, Describe):
             self.report(Described(command.request, self._view.detail(command.connection)))
         elif isinstance(command, Watch):

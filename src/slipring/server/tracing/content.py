@@ -1,4 +1,4 @@
-"""What a turn said, as the messages of the GenAI conventions. Used only if content is switched on.
+"""The content of a turn, as the messages of the GenAI conventions. Used only if content is switched on.
 
 A turn has its new items only, not those of the responses before it: their spans have them.
 """

@@ -38,7 +38,7 @@ from slipring.server.transports.websocket_frames import (
 
 _RECENT_TURNS = 16
 _READ_AT_ONCE = 4
-"""Thousands of small messages may have arrived at once: after so many, other connections have their turn."""
+"""Thousands of small messages may have arrived at once: after this many, other connections run."""
 _INTERNAL_ERROR = _KEEPALIVE_LOST = 1011
 _PING = b"\x89\x00"
 """A ping frame without a payload. Servers send no masks, and control frames are never compressed."""

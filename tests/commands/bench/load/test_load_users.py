@@ -55,7 +55,7 @@ class Hanging(Faulty):
 async def load_of(hanging: Hanging, service_level: ServiceLevel, pid: int | None = None) -> LoadRecord:
     async with running(hanging) as url:
         try:
-            given = options(url, service_level, hold_s=0.6)
+            given = options(url, service_level, hold_s=2.0)
             return await loaded(replace(given, target=replace(given.target, server_pid=pid)))
         finally:
             hanging.released.set()

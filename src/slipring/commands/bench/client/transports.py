@@ -199,9 +199,11 @@ class _WebSocketTransport(Transport):
         self._upgrade_bytes = (0, 0)
 
     async def __aexit__(self, *_: object) -> None:
-        if self._socket is not None:
-            await self._socket.close()
-        await super().__aexit__()
+        try:
+            if self._socket is not None:
+                await self._socket.close()
+        finally:  # a user that ends may be stopped meanwhile
+            await super().__aexit__()
 
     def _traces(self) -> list[aiohttp.TraceConfig]:
         upgrades = aiohttp.TraceConfig()
@@ -302,10 +304,12 @@ class LanesTransport(_WebSocketTransport):
         self._reader: asyncio.Task[None] | None = None
 
     async def __aexit__(self, *_: object) -> None:
-        await super().__aexit__()
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait([self._reader])
+        try:
+            await super().__aexit__()
+        finally:
+            if self._reader is not None:
+                self._reader.cancel()
+                await asyncio.wait([self._reader])
 
     async def turn(
         self, fields: Fields, lane: str | None = None, exchange: TurnExchange | None = None

@@ -1,4 +1,4 @@
-"""Drawing modules joined into one script: those of reports, and those of the live page that they import.
+"""Drawing modules joined into one script: those of reports, and those that they share with the live page.
 
 The live page loads its modules one by one; a report is a single file that needs no server, so the modules are
 written into it, each as a function of its own. One definition of stages, colours and drawings serves both.
@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-import slipring
+from slipring.observation.drawing_files import DRAWINGS
 
-PAGE = Path(slipring.__file__).parent / "server" / "admin" / "page"
 REPORT = Path(__file__).with_name("report.js")
 _IMPORT = re.compile(r'^import \{([^}]+)\} from "\./([a-z_]+)\.js";\n', re.M)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.M)
@@ -21,9 +20,9 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.
 
 def script(entry: Path) -> str:
     """A module and all that it imports as one without imports. Modules are looked up beside the entry, here,
-    and among those of the live page."""
+    and among those that the live page draws with."""
     joined: dict[str, str] = {}
-    body = _without_imports(entry, (entry.parent, Path(__file__).parent, PAGE), joined)
+    body = _without_imports(entry, (entry.parent, Path(__file__).parent, DRAWINGS), joined)
     return "\n".join([*joined.values(), f"{{\n{body}}}"])
 
 
@@ -51,8 +50,8 @@ def stage_colours() -> str:
 
 
 def _stylesheet(name: str) -> str:
-    """A stylesheet of the live page, without comments."""
-    return re.sub(r"/\*.*?\*/\s*", "", (PAGE / name).read_text(encoding="utf-8"), flags=re.S)
+    """A stylesheet without its comments."""
+    return re.sub(r"/\*.*?\*/\s*", "", (DRAWINGS / name).read_text(encoding="utf-8"), flags=re.S)
 
 
 def _without_imports(path: Path, folders: tuple[Path, ...], joined: dict[str, str]) -> str:

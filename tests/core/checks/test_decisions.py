@@ -1,10 +1,10 @@
-"""Rulings and reports: what a policy makes of verdicts."""
+"""Decisions and reports: what a policy makes of verdicts."""
 
 import pytest
 
+from slipring.core.checks.decisions import Consequence, checks_of, decide
 from slipring.core.checks.policies import Action, Check, Policy
 from slipring.core.checks.report import Report
-from slipring.core.checks.rulings import Consequence, checks_of, rule
 from slipring.core.checks.verdicts import Side, Subject, Verdict
 from slipring.protocol.responses import ResponseModerationError, ResponseModerationResult
 
@@ -26,20 +26,20 @@ def test_the_strictest_ruling_counts():
     verdicts = [flag("a"), flag("b"), flag("c")]
     expected: list[tuple[int, Consequence]] = [(1, "flag"), (2, "cut"), (3, "block")]
     for count, consequence in expected:
-        ruling = rule(ANSWER, checks[:count], verdicts[:count])
-        assert ruling is not None
-        assert (ruling.consequence, ruling.check) == (consequence, "abc"[count - 1])
-    failed = rule(ANSWER, [checks[1], checks[3]], [flag("b")])
+        decision = decide(ANSWER, checks[:count], verdicts[:count])
+        assert decision is not None
+        assert (decision.consequence, decision.check) == (consequence, "abc"[count - 1])
+    failed = decide(ANSWER, [checks[1], checks[3]], [flag("b")])
     assert failed is not None
     assert (failed.consequence, failed.check) == ("fail", "d")
-    assert rule(ANSWER, checks, [Verdict(name, "", flagged=False) for name in "abcd"]) is None
+    assert decide(ANSWER, checks, [Verdict(name, "", flagged=False) for name in "abcd"]) is None
 
 
 @pytest.mark.parametrize(("side", "consequence"), [("input", "block"), ("output", "cut")])
 def test_input_cannot_be_cut(side: Side, consequence: Consequence):
-    ruling = rule(Subject(side, "message", "hi"), [Check("a", action="cut")], [flag("a")])
-    assert ruling is not None
-    assert ruling.consequence == consequence
+    decision = decide(Subject(side, "message", "hi"), [Check("a", action="cut")], [flag("a")])
+    assert decision is not None
+    assert decision.consequence == consequence
 
 
 @pytest.mark.parametrize(("action", "when"), [("flag", "follow"), ("cut", "hold"), ("block", "hold")])
@@ -51,8 +51,8 @@ def test_input_that_may_be_refused_is_waited_for(action: Action, when: str):
 
 
 def test_errors_tell_the_check_and_what_was_refused():
-    blocked = rule(QUESTION, [Check("a", action="block")], [flag("a")])
-    failed = rule(ANSWER, [Check("a", on_error="closed")], [])
+    blocked = decide(QUESTION, [Check("a", action="block")], [flag("a")])
+    failed = decide(ANSWER, [Check("a", on_error="closed")], [])
     assert blocked is not None
     assert failed is not None
     assert blocked.error().message == "The input was blocked by the safety check 'a'."

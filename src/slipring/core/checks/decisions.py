@@ -1,4 +1,4 @@
-"""Rulings: what a policy makes of the verdicts about one subject."""
+"""Decisions: what a policy makes of the verdicts about one subject."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -10,14 +10,14 @@ from slipring.core.checks.policies import Check, Ending, Policy
 from slipring.core.checks.verdicts import Kind, Side, Subject, Verdict
 
 Consequence = Literal["flag", "cut", "fail", "block"]
-"""``fail``: a check gave no answer, and the policy does not allow to go on without."""
+"""``fail``: a check gave no answer, and the policy requires one."""
 When = Literal["hold", "follow", "audit"]
-"""When a check inspects a subject: what depends on it waits, goes on meanwhile, or has ended."""
+"""When a check inspects a subject: before it is released, while the turn goes on, or after the turn."""
 _STRICTNESS: dict[Consequence, int] = {"flag": 0, "cut": 1, "fail": 2, "block": 3}
 _NO_ANSWER = "it gave no answer"
 
 
-class Ruling(Struct, frozen=True):
+class Decision(Struct, frozen=True):
     """What follows from the verdict of one check about one subject."""
 
     consequence: Consequence
@@ -55,24 +55,24 @@ def _when(check: Check, side: Side) -> When:
     return "follow" if check.action == "flag" else "hold"
 
 
-def rule(subject: Subject, checks: Iterable[Check], verdicts: Sequence[Verdict]) -> Ruling | None:
-    """The strictest of the rulings about a subject; None if no check objects.
+def decide(subject: Subject, checks: Iterable[Check], verdicts: Sequence[Verdict]) -> Decision | None:
+    """The strictest of the decisions about a subject; None if no check objects.
 
     A check that is missing from the verdicts counts as one that gave no answer. Input cannot be cut: it is
     blocked instead.
     """
-    strictest: Ruling | None = None
+    strictest: Decision | None = None
     for check in checks:
         consequence = _consequence(check, answer_of(check, verdicts), subject.side)
         if consequence is None:
             continue
         if strictest is None or _STRICTNESS[consequence] > _STRICTNESS[strictest.consequence]:
-            strictest = Ruling(consequence, check.name, subject.side, subject.kind, check.ending)
+            strictest = Decision(consequence, check.name, subject.side, subject.kind, check.ending)
     return strictest
 
 
 def answer_of(check: Check, verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict of this check; if there is none, one that says so."""
+    """The verdict of this check; a failed one if it is missing."""
     for verdict in verdicts:
         if verdict.check == check.name:
             return verdict
