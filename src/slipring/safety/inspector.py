@@ -8,7 +8,7 @@ from slipring.base.errors import ModelNotFound, StartupError
 from slipring.config.checks import CheckEntry, PolicyEntries
 from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.checks.verdicts import Subject, Verdict
-from slipring.core.tenant_cache import TenantCache
+from slipring.core.tenant_entries import TenantCache
 from slipring.safety.running_check import CheckStatus, RunningCheck
 from slipring.safety.source import Source, naming
 
