@@ -26,6 +26,11 @@ WHITE_SPACE = ChainChoice(
     "white space as the model read it, where the template changes it once another message follows",
     "it is a token or two; changed, the engine would read the last answer again in every turn",
 )
+CALL_TEXTS = ChainChoice(
+    "call_texts",
+    "texts before calls, which the template never writes",
+    "the model goes on with what it said, and the engine need not read the last call again in every step",
+)
 LOOP_THOUGHTS = ChainChoice(
     "loop_thoughts",
     "thoughts of a tool loop, until a message other than a tool output follows",
@@ -33,7 +38,7 @@ LOOP_THOUGHTS = ChainChoice(
 )
 CALL_IDS = ChainChoice(
     "call_ids",
-    "calls without ids, as the model wrote them, where the template adds ids once more follows",
+    "calls without ids, as the model wrote them, where the template adds ids once another message follows",
     "the model never writes them; with them, the engine would read the last call again in every step",
 )
 ALL_THOUGHTS = ChainChoice(
@@ -41,4 +46,4 @@ ALL_THOUGHTS = ChainChoice(
     "thoughts of all earlier answers",
     "the option thinking=keep says so, or a dialect, which always appends, writes the context",
 )
-CHAIN_CHOICES = (EMPTY_THOUGHTS, WHITE_SPACE, CALL_IDS, LOOP_THOUGHTS, ALL_THOUGHTS)
+CHAIN_CHOICES = (EMPTY_THOUGHTS, WHITE_SPACE, CALL_IDS, CALL_TEXTS, LOOP_THOUGHTS, ALL_THOUGHTS)

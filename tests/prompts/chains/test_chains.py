@@ -6,7 +6,7 @@
 import pytest
 from hypothesis import given, settings
 
-from slipring.prompts.chain_choices import CALL_IDS, EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
+from slipring.prompts.chain_choices import CALL_IDS, CALL_TEXTS, EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
 from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
 from tests.prompts.chains.chain_machine import ChainMachine, Difference
 from tests.prompts.chains.chain_renderers import DAY, NAMES, renderer_named
@@ -180,6 +180,31 @@ def test_ids_that_the_template_adds_to_earlier_calls_stay_out_and_the_renderer_s
     assert renderer.chain_choices == (CALL_IDS,)
     machine, differences = played(renderer, history("user", *LOOPS))
     assert (machine.appended, machine.in_full, differences) == (3, 0, [])
+
+
+def test_texts_before_calls_that_the_template_drops_stay_and_the_renderer_says_so() -> None:
+    """Hermes' templates write calls without the text before them."""
+    dropped = CALLS.replace("OUTPUT_END", "").replace("FIRST_CALL", "")
+    content = "{{- message.content or '' -}}"
+    renderer = renderer_for(dropped.replace(content, "{{- '' if message.tool_calls else message.content -}}"))
+    assert renderer.chain_choices == (CALL_TEXTS,)
+    spoken = Answer(False, True, (SEARCH,))
+    machine, differences = played(renderer, history("user", ("user", 0, spoken), ("outputs", 0, TEXT)))
+    assert (machine.appended, machine.in_full, differences) == (1, 0, [])
+
+
+@pytest.mark.parametrize("name", ["mistral_nemo", "deepseek_v3_1", "qwen3"])
+def test_a_developer_after_an_answer_does_not_hide_that_answer(name: str) -> None:
+    """Without it, the late message would be one of those at the beginning."""
+    calls = Answer(False, False, (WEATHER, SEARCH))
+    turns: list[tuple[Input, int, Answer]] = [
+        ("outputs and steer", 0, TEXT),
+        ("developer", 0, calls),
+        ("outputs", 0, TEXT),
+        ("two users", 0, TEXT),
+    ]
+    for start in ("developer", "user"):
+        assert not played(renderer_named(name), history(start, *turns))[1]
 
 
 def test_the_first_call_of_a_conversation_is_told_from_others() -> None:

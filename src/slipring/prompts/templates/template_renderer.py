@@ -20,6 +20,7 @@ from slipring.core.generation import Job, Settings
 from slipring.prompts.chain_choices import (
     ALL_THOUGHTS,
     CALL_IDS,
+    CALL_TEXTS,
     CHAIN_CHOICES,
     EMPTY_THOUGHTS,
     LOOP_THOUGHTS,
@@ -483,6 +484,8 @@ class TemplateRenderer(Renderer):
         loop = (question, with_thoughts(called), output)
         if self._adds_call_ids():
             yield CALL_IDS
+        if self._drops_call_texts():
+            yield CALL_TEXTS
         if self._keeps_thoughts and self._drops_thoughts():
             yield ALL_THOUGHTS
         elif any(self._drops(loop, effort) for effort in filter(self._thinks, efforts)):
@@ -501,6 +504,18 @@ class TemplateRenderer(Renderer):
             return False
         closer = self._closers[True]
         return bool(closer) and call.id in earlier.partition(closer)[0] and call.id not in last
+
+    def _drops_call_texts(self) -> bool:
+        """Whether the template writes a call without the text before it."""
+        question, called, output = CALLED
+        spoken = structs.replace(called, content=TEXT_PLACEHOLDER)
+        draft = self._draft(CALLED, [], BudgetedEncoder(self.vocabulary), None)
+        try:
+            written = draft.write([question, spoken, output])
+        except InvalidRequest:
+            return False
+        text, call = draft.guard.text(TEXT_PLACEHOLDER), draft.guard.text(LAST_CALL_PLACEHOLDER)
+        return call in written and text not in written
 
     def _thinks(self, effort: str | None) -> bool:
         """Whether the model may think, as far as its template shows."""
