@@ -12,7 +12,7 @@ from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "slipring"
 
-CLIENT_PARTS = ("commands.client_environment", "commands.flag_values")
+CLIENT_PARTS = ("commands.client_environment", "commands.errors", "commands.flags")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "base": ("base",),
     "protocol": ("base.errors", "protocol"),
@@ -41,13 +41,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands.chat": ("base", *CLIENT_PARTS, "commands.chat"),
     "commands.inspection": (
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),
-        *("engines", "commands.flag_values", "commands.inspection"),
+        *("engines", "commands.flags", "commands.inspection"),
     ),
     "commands.keys": ("base", "config.settings", "protocol.wire", "stores"),
     "commands.launch": ("base", *CLIENT_PARTS, "commands.launch"),
     "commands.openapi": ("", "protocol", "commands.openapi"),
     "commands.serve": ("", "base", "config.settings", "server", "commands.client_environment"),
-    "commands.top": ("base", "protocol.timing", "observation", "commands.top"),
+    "commands.top": ("base", "protocol.timing", "observation", "commands.errors", "commands.top"),
     "__main__": ("", "base.standard_streams", "commands.cli"),
     "__init__": (),
 }

@@ -21,17 +21,7 @@ from slipring.base.errors import StartupError
 from slipring.base.garbage_collection import collection_paused
 from slipring.base.spelling import suggestion
 from slipring.base.standard_streams import OutputFailed, discard_output, print_encoded
-from slipring.commands.bench.errors import (
-    BadRecording,
-    CannotMeasure,
-    CannotStart,
-    UnreadableRecord,
-    UsageError,
-)
-from slipring.commands.chat.errors import Unreachable
-from slipring.commands.client_environment import UnusableKey
-from slipring.commands.launch.errors import CannotLaunch
-from slipring.commands.top.errors import UnusableOption
+from slipring.commands.errors import CommandFailed, UsageError
 from slipring.config.settings import ConfigError, add_flags, from_namespace
 
 OUTPUT_ERROR = 1
@@ -282,10 +272,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         discard_output()
         print(f"slipring: {error}", file=sys.stderr)
         return OUTPUT_ERROR
-    except (ConfigError, UsageError, UnusableKey, UnusableOption, BadRecording, UnreadableRecord) as error:
+    except (ConfigError, UsageError) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except (StartupError, Unreachable, CannotMeasure, CannotStart, CannotLaunch) as error:
+    except (StartupError, CommandFailed) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return STARTUP_ERROR
 

@@ -62,7 +62,6 @@ class TurnChecks:
         "_has_resumed",
         "_items",
         "_tenant",
-        "is_awaited",
         "is_held",
     )
 
@@ -71,8 +70,6 @@ class TurnChecks:
         self._gate = Gate(policy)
         self._items = InspectedItems(self._gate, known, tenant)
         self._has_begun = self._has_lists = self._has_resumed = False
-        self.is_awaited = False
-        """Whether the engine has ended, and only verdicts are missing."""
         self.is_held = False
         """Whether the engine has begun its answer, and waits for the verdicts about the input."""
 
@@ -127,7 +124,7 @@ class TurnChecks:
 
     def resume(self, job: Job) -> None:
         """Inspect what the next step of a response adds to its context. Raises as ``begin`` does."""
-        self.is_awaited = self._has_lists = False
+        self._has_lists = False
         self._has_resumed = True
         self._items.resume(job)
 

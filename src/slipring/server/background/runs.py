@@ -192,7 +192,7 @@ class LiveRun(Sink):
         self.driver.run(
             session.create(posted.request, posted.stages, size_bytes=size_bytes, now=now(), detached=True)
         )
-        self._turn = next(iter(session.turns()), None)
+        self._turn = next(iter(session.running_and_queued()), None)
         return await self._opened
 
     async def open(self) -> None:
