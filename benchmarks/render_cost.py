@@ -33,7 +33,7 @@ from slipring.core.ports import Ports
 from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn import preparation
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import Asked, Turn
 from slipring.prompts.dialects.dialect import CHATML
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
@@ -84,8 +84,8 @@ def begun(
         items=KnownItems(0, 0),
         verdicts=KnownVerdicts(0),
     )
-    turn = Turn(request, tenant="t", lane=None, size_bytes=0, ports=ports, stages=stages)
-    turn.parent = parent
+    asked = Asked(request=request, tenant="t", lane=None, size_bytes=0, parent=parent)
+    turn = Turn(asked, ports, stages)
     definitions = new_definitions(Limits(), frozenset())
     job = preparation.begin(turn, response_id, MODEL, items, 0.0, definitions)
     assert job is not None  # it has no lists of tools to wait for

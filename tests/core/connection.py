@@ -364,7 +364,7 @@ class Connection:
         """Send a create and complete its response; returns the finished response object."""
         text = fields.pop("says", "ok")
         self.create(lane, previous, **fields)
-        if any(turn.lane == lane for turn in self.loads):
+        if any(turn.asked.lane == lane for turn in self.loads):
             self.load(lane)
         return self.complete(lane, text)
 
@@ -443,7 +443,7 @@ class Connection:
         """The MCP servers of a request are known, and list their tools as far as that is necessary."""
         before = len(self.events)
         self.find_servers(lane, **changes)
-        if any(turn.lane == lane for turn in self.listings):
+        if any(turn.asked.lane == lane for turn in self.listings):
             self.list_tools(lane)
         return self.events[before:]
 
@@ -521,7 +521,7 @@ class Connection:
     def complete(self, lane: str | None = None, text: str = "ok") -> Json:
         """Finish with a text (a warmup with nothing), save if needed; returns the response object."""
         self.finish(*([Text(text)] if self.job(lane).generate else []), lane=lane)
-        if any(turn.lane == lane for turn in self.saves):
+        if any(turn.asked.lane == lane for turn in self.saves):
             self.save(lane)
         response: Json = self.order.responses[-1]
         return response
@@ -557,7 +557,7 @@ class Connection:
     def fail(self, lane: str | None = None, error: ApiError | None = None) -> list[Json]:
         """The work on this lane's turn fails, whatever it is."""
         for work in self._work.values():
-            for turn in [turn for turn in work if turn.lane == lane]:
+            for turn in [turn for turn in work if turn.asked.lane == lane]:
                 failed = self.session.turns.failed(work.pop(turn), error or ServerError(), self.server.now)
                 return self._run(failed)
         raise LookupError(f"nothing runs on lane {lane!r}")
@@ -581,7 +581,7 @@ class Connection:
         return self._run(self.session.turns.done(work, result, self.server.now))
 
     def _at(self, work: Iterable[Turn], lane: str | None) -> Turn:
-        found = [turn for turn in work if turn.lane == lane]
+        found = [turn for turn in work if turn.asked.lane == lane]
         assert len(found) == 1, f"{len(found)} such turns on lane {lane!r}"
         return found[0]
 

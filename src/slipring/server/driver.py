@@ -240,7 +240,7 @@ class Driver:
         content = None
         if self.service.content_observers and (source := ended.turn) is not None:
             output = tuple(source.output.items)
-            content = TurnContent(source.request, source.input, output, source.response)
+            content = TurnContent(source.asked.request, source.input, output, source.response)
         self.service.turn_ended(turn, content)
         self.sink.record(turn)
 
@@ -392,7 +392,7 @@ class Driver:
     async def _inspect(self, inspect: Inspect) -> None:
         """Have safety checks inspect texts, and tell the session what they say."""
         verdicts = await inspections.inspect(self.service.inspector, inspect.inspection, self.session.tenant)
-        send = padding.padded_send(inspect.turn.request, self.sink.send)
+        send = padding.padded_send(inspect.turn.asked.request, self.sink.send)
         for action in self.session.turns.inspected(inspect, verdicts, now()):
             if isinstance(action, Send):
                 send(action.events)
@@ -403,7 +403,7 @@ class Driver:
     def _resolve(self, asked: ResolveTools) -> Resolved:
         """Look up the hosted tools of a request."""
         runner = self.service.tool_runner
-        servers = runner.resolve(self.caller, asked.servers, asked.turn.request.tools)
+        servers = runner.resolve(self.caller, asked.servers, asked.turn.asked.request.tools)
         return Resolved(servers, runner.answers(self.caller, asked.builtins))
 
     async def _list_tools(self, asked: ListTools) -> None:
@@ -476,9 +476,9 @@ class Driver:
         turn, feed = work.turn, self.session.turns.deltas
         # Neither begins nor ends during a job.
         if turn.checks is not None or turn.output.hosted is not None:
-            send = padding.padded_send(turn.request, self.sink.send)
+            send = padding.padded_send(turn.asked.request, self.sink.send)
             return lambda deltas: self._deliver_watched(turn, send, feed(work, deltas))
-        deliver = padding.padded_send(turn.request, self.sink.deliver)
+        deliver = padding.padded_send(turn.asked.request, self.sink.deliver)
 
         def emit(deltas: list[Delta]) -> Awaitable[None] | None:
             waiting = deliver(feed(work, deltas))

@@ -281,9 +281,9 @@ def test_any_create_gets_one_error_or_one_response(frame):
     connection = Connection()
     connection.receive(json.dumps(frame))
     for turn in list(connection.loads):
-        connection.load(turn.lane)
+        connection.load(turn.asked.lane)
     for turn in list(connection.starts):
-        connection.complete(turn.lane)
+        connection.complete(turn.asked.lane)
     assert len(connection.order.responses) + len(connection.order.errors) == 1
     connection.order.finish()
 

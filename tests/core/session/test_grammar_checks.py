@@ -29,7 +29,7 @@ def invalid_grammar(param: str = PARAM) -> InvalidRequest:
 
 
 def params(connection: Connection, lane: str | None = None) -> list[str]:
-    (check,) = (check for turn, check in connection.checks.items() if turn.lane == lane)
+    (check,) = (check for turn, check in connection.checks.items() if turn.asked.lane == lane)
     return [each.param for each in check.grammars]
 
 

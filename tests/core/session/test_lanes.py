@@ -7,7 +7,7 @@ import pytest
 from slipring.base.errors import LaneLimitReached
 from slipring.core.session.lanes import Lanes
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import Asked, Turn
 from slipring.protocol.requests import CreateRequest
 from tests.core.connection import Connection, Server, only_error, types
 
@@ -16,7 +16,8 @@ PORTS = Server().ports
 
 def turn_on(lane: str | None, size_bytes: int = 10) -> Turn:
     stages = Stages(lambda: 0.0)
-    return Turn(CreateRequest(), tenant="t", lane=lane, size_bytes=size_bytes, ports=PORTS, stages=stages)
+    asked = Asked(request=CreateRequest(), tenant="t", lane=lane, size_bytes=size_bytes)
+    return Turn(asked, PORTS, stages)
 
 
 # The queue itself.
@@ -25,8 +26,8 @@ def turn_on(lane: str | None, size_bytes: int = 10) -> Turn:
 def test_a_turn_leaves_the_queue_with_its_bytes():
     lanes = Lanes(max_in_flight=1, max_lanes=1)
     first, second = turn_on(None, 10), turn_on(None, 7)
-    lanes.enqueue(first, lanes.open(first.lane))
-    lanes.enqueue(second, lanes.open(second.lane))
+    lanes.enqueue(first, lanes.open(first.asked.lane))
+    lanes.enqueue(second, lanes.open(second.asked.lane))
     assert (lanes.waiting, lanes.waiting_bytes) == (2, 17)
     assert lanes.next() is first
     assert (lanes.waiting, lanes.waiting_bytes, lanes.in_flight) == (1, 7, 1)
@@ -39,7 +40,7 @@ def test_lanes_get_a_free_slot_in_the_order_they_became_ready():
     lanes = Lanes(max_in_flight=1, max_lanes=3)
     a1, b1, a2, c1 = turn_on("a"), turn_on("b"), turn_on("a"), turn_on("c")
     for turn in (a1, b1, a2, c1):
-        lanes.enqueue(turn, lanes.open(turn.lane))
+        lanes.enqueue(turn, lanes.open(turn.asked.lane))
     served = []
     while (ready := lanes.next()) is not None:
         served.append(ready)
@@ -50,7 +51,7 @@ def test_lanes_get_a_free_slot_in_the_order_they_became_ready():
 def test_only_the_running_turn_of_a_lane_can_be_released():
     lanes = Lanes(max_in_flight=1, max_lanes=1)
     waiting = turn_on("a")
-    lanes.enqueue(waiting, lanes.open(waiting.lane))
+    lanes.enqueue(waiting, lanes.open(waiting.asked.lane))
     with pytest.raises(AssertionError):
         lanes.release(waiting)
 
@@ -76,7 +77,7 @@ def test_running_and_queued_turns_are_listed():
     lanes = Lanes(max_in_flight=4, max_lanes=2)
     first, second, third = turn_on("a"), turn_on("a"), turn_on("b")
     for turn in (first, second, third):
-        lanes.enqueue(turn, lanes.open(turn.lane))
+        lanes.enqueue(turn, lanes.open(turn.asked.lane))
     assert {lanes.next(), lanes.next()} == {first, third}
     assert list(lanes.running()) == [first, third]
     assert list(lanes.queued()) == [second]

@@ -162,9 +162,9 @@ class Safety(RuleBasedStateMachine):
                     for i in range(0, len(words), 7)
                 ]
         if ends or not deltas or turn.stop.asked:
-            connection.finish(*deltas, lane=turn.lane)
+            connection.finish(*deltas, lane=turn.asked.lane)
         else:
-            connection.generate(*deltas, lane=turn.lane)
+            connection.generate(*deltas, lane=turn.asked.lane)
         self._look()
 
     @precondition(lambda self: any(connection.inspections for connection in self.connections))
@@ -217,7 +217,7 @@ class Safety(RuleBasedStateMachine):
     def save(self, pick):
         saving = [(c, turn) for c in self.connections for turn in c.saves]
         connection, turn = saving[pick % len(saving)]
-        connection.save(turn.lane)
+        connection.save(turn.asked.lane)
         self._look()
 
     @precondition(lambda self: any(connection.starts for connection in self.connections))
@@ -225,7 +225,7 @@ class Safety(RuleBasedStateMachine):
     def fail(self, pick):
         running = [(c, turn) for c in self.connections for turn in c.starts]
         connection, turn = running[pick % len(running)]
-        connection.fail(turn.lane)
+        connection.fail(turn.asked.lane)
         self._look()
 
     # What must hold.
@@ -288,11 +288,11 @@ class Safety(RuleBasedStateMachine):
         if connection.inspections:
             self._judge(connection, 0, fails=False)
         elif connection.starts:
-            connection.finish(lane=next(iter(connection.starts)).lane)
+            connection.finish(lane=next(iter(connection.starts)).asked.lane)
         elif connection.saves:
-            connection.save(next(iter(connection.saves)).lane)
+            connection.save(next(iter(connection.saves)).asked.lane)
         elif connection.loads:  # of a parent that another turn has evicted
-            connection.load(next(iter(connection.loads)).lane)
+            connection.load(next(iter(connection.loads)).asked.lane)
         else:
             return False
         return True

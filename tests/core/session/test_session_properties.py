@@ -471,13 +471,13 @@ class Peer:
         """Lanes with a turn in progress."""
         connection = self.connection
         created = (*connection.listings, *connection.starts, *connection.saves)
-        working = [turn.lane for turn in (*self._beginning(), *created)]
+        working = [turn.asked.lane for turn in (*self._beginning(), *created)]
         return working + self.calling + self.paused
 
     @property
     def calling(self) -> list[str | None]:
         """Lanes with a response that only waits for hosted calls."""
-        calling = {action.turn.lane for action in self.connection.calls.values()}
+        calling = {action.turn.asked.lane for action in self.connection.calls.values()}
         return [lane for lane in LANES if lane in calling and not self.is_at("starts", lane)]
 
     @property
@@ -606,7 +606,7 @@ class Peer:
         return self.queues[lane][0]
 
     def is_at(self, work: str, lane: str | None) -> bool:
-        return any(turn.lane == lane for turn in getattr(self.connection, work))
+        return any(turn.asked.lane == lane for turn in getattr(self.connection, work))
 
     def load(self, lane: str | None) -> None:
         self.head(lane).loading = True
@@ -620,12 +620,12 @@ class Peer:
         """The connection ends: turns that have begun may run until the deadline, others may not begin."""
         if self.deadline is None:
             self.deadline = deadline
-            begun = [self.head(turn.lane) for turn in self._beginning()]
+            begun = [self.head(turn.asked.lane) for turn in self._beginning()]
             taken = {asked.previous for asked in begun if asked.request.generate and self._waits_for(asked)}
             for target in self.waiting.keys() - taken:
                 self.owed.update(self.waiting[target])
         for turn in self._beginning():
-            self.head(turn.lane).loading = True
+            self.head(turn.asked.lane).loading = True
 
     def _beginning(self) -> list[Turn]:
         """Turns that have begun but have no response yet."""
@@ -861,7 +861,7 @@ class Peer:
             self.evictable.add(asked.previous)
 
     def _check_job(self, start: Generate) -> None:
-        job, asked = start.job, self.head(start.turn.lane)
+        job, asked = start.job, self.head(start.turn.asked.lane)
         assert (job.response_id, job.tenant) == (asked.response_id, self.tenant)
         assert job.generate is asked.request.generate
         continues = asked.starts > 0 and asked.left is None
@@ -1225,7 +1225,9 @@ class Connections(RuleBasedStateMachine):
 
     def _end_call(self, peer: Peer, lane: str | None, pick: int) -> None:
         """End one of the hosted calls of a lane."""
-        calls = [call_id for call_id, action in peer.connection.calls.items() if action.turn.lane == lane]
+        calls = [
+            call_id for call_id, action in peer.connection.calls.items() if action.turn.asked.lane == lane
+        ]
         self.asked += 1
         error = ProtocolError(1, f"error {self.asked}") if pick % 5 == 0 else None
         peer.connection.end_call(calls[pick % len(calls)], f"result {self.asked}", error)
@@ -1244,7 +1246,7 @@ class Connections(RuleBasedStateMachine):
         running = [(peer, call_id) for peer in self.peers for call_id in peer.connection.calls]
         peer, call_id = running[pick % len(running)]
         if ends:
-            self._end_call(peer, peer.connection.calls[call_id].turn.lane, pick)
+            self._end_call(peer, peer.connection.calls[call_id].turn.asked.lane, pick)
         else:
             peer.connection.report_progress(call_id)
 
@@ -1329,7 +1331,7 @@ class Connections(RuleBasedStateMachine):
         if lane in peer.paused or lane in peer.calling:
             return  # no work is in progress that could fail
         self.quiet_steps = 0
-        peer.head(lane).loading = any(turn.lane == lane for turn in peer._beginning())
+        peer.head(lane).loading = any(turn.asked.lane == lane for turn in peer._beginning())
         peer.head(lane).unsaved = peer.is_at("saves", lane)
         with peer.evicting_only_evictable():
             peer.connection.fail(lane)
@@ -1350,9 +1352,9 @@ class Connections(RuleBasedStateMachine):
         turn = next(iter(peer.connection.saves))
         assert turn.response is not None
         before = len(peer.connection.events)
-        peer.connection.save(turn.lane)
+        peer.connection.save(turn.asked.lane)
         assert len(peer.connection.events) == before
-        asked = peer.queues[turn.lane].popleft()
+        asked = peer.queues[turn.asked.lane].popleft()
         asked.done = dict(enumerate(json.loads(bytes(item)) for item in turn.response.output))
         self.model.finish(peer, asked, turn.response.status, stored=True)
         # Its client has not seen the end of its hosted calls.
@@ -1440,7 +1442,7 @@ class Connections(RuleBasedStateMachine):
             held = session.shared.charges._held
             turns = session.running_and_queued() if peer.connection.close is None else []
             for turn in turns:
-                taken = turn.size_bytes if not turn.follows or turn.steered_by is None else 0
+                taken = turn.asked.size_bytes if not turn.asked.follows or turn.steered_by is None else 0
                 assert held.get(turn, 0) >= taken, "a request is not counted"
             steers = [each for turn in turns for each in (turn.steers, turn.steered_by) if each is not None]
             steers += session.shared.successors._waiting.values()
@@ -1510,17 +1512,17 @@ class Connections(RuleBasedStateMachine):
             for lane in peer.paused:
                 self._answer(peer, lane)
             for turn in list(connection.loads):
-                peer.load(turn.lane)
+                peer.load(turn.asked.lane)
             for turn in [*peer._beginning(), *connection.listings]:
                 if turn not in connection.loads:
-                    self._begin(peer, turn.lane, 1000)
+                    self._begin(peer, turn.asked.lane, 1000)
             for call_id in list(connection.calls):
                 if call_id in connection.calls:
                     connection.end_call(call_id)
             for turn in list(connection.starts):
-                connection.finish(lane=turn.lane)
+                connection.finish(lane=turn.asked.lane)
             for turn in list(connection.saves):
-                connection.save(turn.lane)
+                connection.save(turn.asked.lane)
 
     # Implementation.
 
@@ -1531,7 +1533,7 @@ class Connections(RuleBasedStateMachine):
 
     def _replace(self, who: int) -> None:
         peer = self.peers[who]
-        saving = {turn.lane for turn in peer.connection.saves}
+        saving = {turn.asked.lane for turn in peer.connection.saves}
         kept = [asked for asked in peer._heads() if asked.request.rollout and asked.request.store]
         # Rollouts without a finished step are dropped.
         saving |= {asked.lane for asked in kept if asked.paused or asked.starts > 1}
@@ -1541,7 +1543,7 @@ class Connections(RuleBasedStateMachine):
         assert not peer.connection.starts
         assert not peer.connection.prefills
         assert not peer._beginning()
-        assert {turn.lane for turn in peer.connection.saves} == saving
+        assert {turn.asked.lane for turn in peer.connection.saves} == saving
         self.disconnected.append(peer)
         self.peers[who] = Peer(self.model, self.server, peer.tenant)
 

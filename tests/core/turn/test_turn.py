@@ -10,7 +10,7 @@ from slipring.core.limits import Limits
 from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn import preparation
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import Asked, Turn
 from slipring.protocol.events import OutputItemDone
 from slipring.protocol.items import user_message
 from slipring.protocol.requests import CreateRequest
@@ -21,9 +21,11 @@ DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 
 def turn_on(lane: str | None = None, **fields: Any) -> Turn:
     stages = Stages(lambda: 0.0)
-    return Turn(
-        CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, ports=Server().ports, stages=stages
+    short_events = fields.pop("short_events", False)
+    asked = Asked(
+        request=CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, short_events=short_events
     )
+    return Turn(asked, Server().ports, stages)
 
 
 def begin(turn: Turn) -> Job:
@@ -63,8 +65,7 @@ def test_the_opening_events_share_one_response_object():
 
 
 def test_short_opening_events_share_one_response_object_too():
-    turn = begun(instructions="Be kind.")
-    turn.short_events = True
+    turn = begun(instructions="Be kind.", short_events=True)
     opening: list[Any] = turn.accept([Accepted()])
     created, in_progress = opening
     assert created.response is in_progress.response

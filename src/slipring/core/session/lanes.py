@@ -71,7 +71,7 @@ class Lanes:
         """Add a turn to the end of its lane."""
         lane.waiting.append(turn)
         self.waiting += 1
-        self.waiting_bytes += turn.size_bytes
+        self.waiting_bytes += turn.asked.size_bytes
         if lane.current is None and len(lane.waiting) == 1:
             self._ready.append(lane)
 
@@ -100,13 +100,13 @@ class Lanes:
         lane = self._ready.pop(0)
         turn = lane.current = lane.waiting.pop(0)
         self.waiting -= 1
-        self.waiting_bytes -= turn.size_bytes
+        self.waiting_bytes -= turn.asked.size_bytes
         self.in_flight += 1
         return turn
 
     def release(self, turn: Turn) -> None:
         """The running turn of a lane has ended; the lane's next turn becomes ready."""
-        lane = self._by_id[turn.lane]
+        lane = self._by_id[turn.asked.lane]
         assert lane.current is turn, "only the turn that runs can end"
         lane.current = None
         self._remember(turn)
@@ -116,7 +116,7 @@ class Lanes:
 
     def succeed(self, turn: Turn, successor: Turn) -> None:
         """Replace the running turn of a lane by its successor, before the turns that wait."""
-        lane = self._by_id[turn.lane]
+        lane = self._by_id[turn.asked.lane]
         assert lane.current is turn, "only the turn that runs can be followed"
         lane.current = successor
         self._remember(turn)
@@ -138,11 +138,11 @@ class Lanes:
 
     def _remember(self, turn: Turn) -> None:
         """Events about the response may have to name its lane after its end, and after it was forgotten."""
-        if turn.lane is None or turn.response is None:
+        if turn.asked.lane is None or turn.response is None:
             return
         if self._ended is None:
             self._ended = {}
-        self._ended[turn.output.response_id] = turn.lane
+        self._ended[turn.output.response_id] = turn.asked.lane
         if len(self._ended) > MOST_ENDED:
             del self._ended[next(iter(self._ended))]
 

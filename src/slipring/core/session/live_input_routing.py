@@ -63,7 +63,7 @@ class LiveInput(Struct, frozen=True):
             return [rollout.failed_event(append, refusal, output, lane)]
 
     def _append(self, append: Append, turn: Turn, now: float) -> list[Event]:
-        if turn.is_listing and turn.request.rollout:
+        if turn.is_listing and turn.asked.request.rollout:
             message = "The response waits for lists of tools, and for no output of a call."
             raise AppendRefused("invalid_input", message)
         if turn.rollout is None:

@@ -30,7 +30,7 @@ from slipring.core.session.session_state import SessionState
 from slipring.core.session.turns import Turns
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import rollout
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import Asked, Turn
 from slipring.protocol import requests
 from slipring.protocol.events import Error
 from slipring.protocol.live_input import Append, Steer
@@ -162,18 +162,17 @@ class Session:
             stages.lap("terminal")
             report = _refused_report(refusal, stages, size_bytes)
             return [_refuse(refusal, lane_id), Record(lane_id, report, stages.arrived)]
-        turn = Turn(
-            request,
+        asked = Asked(
+            request=request,
             tenant=self.tenant,
             lane=lane_id,
             size_bytes=size_bytes,
-            ports=shared.ports,
-            stages=stages,
             error=error or rollout.missing_beta(request, shared.betas),
             detached=detached,
             short_events=shared.betas.short_events,
             parent=forked,
         )
+        turn = Turn(asked, shared.ports, stages)
         shared.charges.take(turn, size_bytes, pinned)
         shared.lanes.enqueue(turn, lane)
         self.turns.advance()

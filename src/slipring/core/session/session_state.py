@@ -93,12 +93,12 @@ class SessionState:
 
     def remember(self, turn: Turn, state: ResponseState) -> None:
         """Let later turns continue a response, by its id or by its items."""
-        self.cache.remember(state, turn.lane)
+        self.cache.remember(state, turn.asked.lane)
         if not self.betas.keeps_nothing and not turn.has_failed:
             turn.remember(state, self.now)
-            self.ports.heads.remember(turn.tenant, turn.request.model, state.head, self.now)
+            self.ports.heads.remember(turn.asked.tenant, turn.asked.request.model, state.head, self.now)
             if turn.parent is None:
-                self.ports.items.remember(turn.tenant, turn.request.items, self.now)
+                self.ports.items.remember(turn.asked.tenant, turn.asked.request.items, self.now)
         self.compress(self.cache)
 
     def evict_parent(self, turn: Turn, error: ApiError) -> None:
@@ -106,8 +106,12 @@ class SessionState:
         neither does one that a safety check has blocked: the client goes on with another message."""
         if isinstance(error, InvalidPrompt):
             return
-        previous = turn.request.previous_response_id
-        if previous is not None and previous in self.cache and self.cache.lane_of(previous) == turn.lane:
+        previous = turn.asked.request.previous_response_id
+        if (
+            previous is not None
+            and previous in self.cache
+            and self.cache.lane_of(previous) == turn.asked.lane
+        ):
             self.cache.evict(previous)
 
     def compress(self, cache: ConnectionCache) -> None:
@@ -118,7 +122,7 @@ class SessionState:
     def record(self, turn: Turn, report: TurnReport) -> None:
         """Log and count an ended turn."""
         content = turn if self._may_be_recorded(turn) else None
-        record = Record(turn.lane, report, turn.stages.arrived, turn_reports.traceparent(turn), content)
+        record = Record(turn.asked.lane, report, turn.stages.arrived, turn_reports.traceparent(turn), content)
         self.actions.append(record)
 
     def _may_be_recorded(self, turn: Turn) -> bool:

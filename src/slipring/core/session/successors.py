@@ -43,12 +43,12 @@ class Successors:
     def steer(self, steer: Steer, turn: Turn, refusing: ApiError | None) -> Event:
         """Accept or refuse a steer of a running turn; ``refusing``: why no response may follow."""
         after_tokens = self._limits.steer_after_tokens
-        steers = turn.steers or Steers(steer.target, turn.lane, turn.output, after_tokens)
+        steers = turn.steers or Steers(steer.target, turn.asked.lane, turn.output, after_tokens)
         try:
             self._require_steerable(turn, steer, refusing)
             self._require_room(steers, steer)
         except SteerRefused as refusal:
-            return steer_queue.failed_event(steer, refusal, turn.output, turn.lane)
+            return steer_queue.failed_event(steer, refusal, turn.output, turn.asked.lane)
         self._size_bytes += steer.size_bytes
         self._charges.take(steers, steer.size_bytes)
         accepted = steers.accept(steer, self._ports.mint("steer"))
@@ -78,7 +78,7 @@ class Successors:
     def add_steers(self, turn: Turn) -> None:
         """Put the waiting steers of a turn's parent into its input: after the outputs, which models expect
         right after their calls, and before what the client says next. Warmups leave them waiting."""
-        if turn.steered_by is None and not turn.request.warms_up:
+        if turn.steered_by is None and not turn.asked.request.warms_up:
             turn.steered_by = self._take(turn)
         if turn.steered_by is not None:
             sent = turn.input
@@ -98,7 +98,7 @@ class Successors:
         """A turn has failed: returns the steers in its input, and those that wait for a continuation of its
         parent, which the cache may have lost with this failure."""
         emitted: list[Event] = []
-        for steers in (turn.steered_by, None if turn.follows else self._take(turn)):
+        for steers in (turn.steered_by, None if turn.asked.follows else self._take(turn)):
             emitted += self._fail_successor(steers, error) if steers is not None else []
         turn.steered_by = None
         return emitted
@@ -111,24 +111,21 @@ class Successors:
 
     def _take(self, turn: Turn) -> Steers | None:
         """Remove and return the waiting steers of a turn's parent, if the turn is on the parent's lane."""
-        steers = self._waiting.get(turn.request.previous_response_id or "")
-        if steers is None or steers.lane != turn.lane:
+        steers = self._waiting.get(turn.asked.request.previous_response_id or "")
+        if steers is None or steers.lane != turn.asked.lane:
             return None
         return self._waiting.pop(steers.response_id)
 
     def _successor(self, turn: Turn, state: ResponseState, steers: Steers) -> Turn:
         """A turn with the request of the one before it, except for parent and input."""
-        successor = Turn(
-            structs.replace(turn.request, previous_response_id=state.id),
-            tenant=turn.tenant,
-            lane=turn.lane,
+        asked = structs.replace(
+            turn.asked,
+            request=structs.replace(turn.asked.request, previous_response_id=state.id),
             size_bytes=steers.size_bytes,
-            ports=self._ports,
-            stages=Stages(self._ports.clock),
-            short_events=turn.short_events,
             parent=state,
             steers=steers,
         )
+        successor = Turn(asked, self._ports, Stages(self._ports.clock))
         successor.hosted.follow(turn.hosted)
         return successor
 
@@ -141,7 +138,7 @@ class Successors:
             raise SteerRefused("response_not_active", refusing.message)
         try:
             request_validation.refuse_unseen_content(
-                steer.items, self._models.find(turn.request.model).capabilities
+                steer.items, self._models.find(turn.asked.request.model).capabilities
             )
         except ApiError as error:
             raise SteerRefused("invalid_input", error.message) from None

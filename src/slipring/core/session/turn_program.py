@@ -110,23 +110,23 @@ class TurnProgram:
         Returns its job; None if lists of tools must be fetched before there is one."""
         turn, shared = self.turn, self._shared
         turn.stages.lap("queue")
-        if (refusal := shared.lifetime.refusal or turn.error) is not None:
+        if (refusal := shared.lifetime.refusal or turn.asked.error) is not None:
             raise refusal
         missing = turn_setup.bind(turn, shared)
         self._pin()
-        if not turn.forks:
-            self._end_growth(turn.request.previous_response_id)
+        if not turn.asked.forks:
+            self._end_growth(turn.asked.request.previous_response_id)
         if shared.asks_each_turn or not missing.is_empty:
             turn_setup.bind_loaded(turn, await self._of_request(missing), shared.cache)
             self._pin()
-            if turn.parent is not None and not turn.forks:
+            if turn.parent is not None and not turn.asked.forks:
                 self._end_growth(turn.parent.id)  # a conversation is continued at its last response
         turn.stages.lap("resolve")
-        heads, parent = shared.ports.heads, turn.parent
-        turn.known_head = parent.head if parent is not None else heads.find(turn.tenant, turn.request)
+        heads, request, parent = shared.ports.heads, turn.asked.request, turn.parent
+        turn.known_head = parent.head if parent is not None else heads.find(turn.asked.tenant, request)
         if not turn.hosted.is_read:
-            hosting = shared.models.find(turn.request.model).hosted_tools
-            turn.hosted.read_servers(turn.request, hosting, turn.known_head)
+            hosting = shared.models.find(request.model).hosted_tools
+            turn.hosted.read_servers(request, hosting, turn.known_head)
             if turn.hosted.must_resolve:
                 kinds = frozenset(tool.kind for tool in turn.hosted.builtins)
                 found = await self._of_request(ResolveTools(turn, turn.hosted.servers, kinds))
@@ -161,7 +161,7 @@ class TurnProgram:
     async def _respond(self, job: Job | None) -> ResponseState:
         """Generate the response, step by step, and close its output. Returns its state."""
         turn, shared = self.turn, self._shared
-        if turn.detached:
+        if turn.asked.detached:
             shared.send(turn.enqueue())
         try:
             if job is None:
@@ -317,9 +317,9 @@ class TurnProgram:
         turn_reports.cut_off_stage(turn)
         turn.is_blocked = isinstance(error, InvalidPrompt)
         emitted = shared.successors.return_steers(turn, error)
-        if not turn.follows:
+        if not turn.asked.follows:
             shared.evict_parent(turn, error)
-            emitted.append(Error.of(error, turn.lane))
+            emitted.append(Error.of(error, turn.asked.lane))
         self._release()
         turn.stages.lap("terminal")
         shared.send(emitted)

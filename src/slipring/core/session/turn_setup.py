@@ -39,10 +39,10 @@ def bind(turn: Turn, shared: SessionState) -> Load:
     Returns a ``Load`` for whatever the cache lacks; it is empty if nothing is missing.
     """
     cache = shared.cache
-    turn.input = turn.request.read_items(shared.ports.items.of(turn.tenant))
-    turn.request.input = UNSET  # decoded and copied: release the frame
-    conversation_id = request_validation.read_conversation(turn.request)
-    previous = turn.request.previous_response_id
+    turn.input = turn.asked.request.read_items(shared.ports.items.of(turn.asked.tenant))
+    turn.asked.request.input = UNSET  # decoded and copied: release the frame
+    conversation_id = request_validation.read_conversation(turn.asked.request)
+    previous = turn.asked.request.previous_response_id
     shared.successors.add_steers(turn)
     if turn.parent is None and previous is not None:
         turn.parent = cache.find(previous)
@@ -57,7 +57,7 @@ def bind(turn: Turn, shared: SessionState) -> Load:
 
 def bind_loaded(turn: Turn, loaded: Loaded, cache: ConnectionCache) -> None:
     """Bind what the store found. Raises ``PreviousResponseNotFound``."""
-    previous = turn.request.previous_response_id
+    previous = turn.asked.request.previous_response_id
     if turn.parent is None and previous is not None:
         if loaded.state is None:
             raise PreviousResponseNotFound(previous, cache.why_forgotten(previous))
@@ -79,11 +79,11 @@ def begin(turn: Turn, shared: SessionState) -> tuple[Job | None, list[Compilable
     definitions = new_definitions(shared.limits, ports.ignored_tools)
     try:
         items = input_items.resolve(turn.input, turn.found)
-        items = sealed_items.opened(items, ports.seal, turn.tenant)
-        model = shared.models.find(turn.request.model)
+        items = sealed_items.opened(items, ports.seal, turn.asked.tenant)
+        model = shared.models.find(turn.asked.request.model)
         recognise = not counts and turn.joined is None
         if not counts:
-            policy = policy_of_turn(shared.policies, model.name, turn.request.moderation)
+            policy = policy_of_turn(shared.policies, model.name, turn.asked.request.moderation)
             items = preparation.withhold(turn, items, ports.verdicts, policy)
         response_id = ports.mint("resp")
         job = preparation.begin(turn, response_id, model, items, shared.now, definitions, recognise=recognise)

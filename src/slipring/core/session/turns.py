@@ -119,12 +119,12 @@ class Turns:
         """Have the engine prefill what will probably continue a response that has just ended."""
         shared, state = self._shared, settled.state
         assert state is not None
-        if not shared.lifetime.accepts_turns or shared.lanes.is_busy(turn.lane):
+        if not shared.lifetime.accepts_turns or shared.lanes.is_busy(turn.asked.lane):
             return
         if state.carry.open_calls:
             shared.actions += shared.growing_outputs.advance(state.id, shared.cache)
             return
-        if state.response.status != "completed" or state.carry.approvals or turn.request.warms_up:
+        if state.response.status != "completed" or state.carry.approvals or turn.asked.request.warms_up:
             return  # after a request for approval, the client answers with something else than a message
         try:
             if not shared.models.find(state.response.model).rewrites_answers:

@@ -62,7 +62,7 @@ def begin(
     Adds the request's grammars to ``definitions``; they are compiled before the engine starts. Raises
     ``ApiError`` for an invalid request.
     """
-    request, parent = turn.request, turn.parent
+    request, parent = turn.asked.request, turn.parent
     generate = not request.warms_up
     plan = read_plan(request, items, model)
     if request.rollout:
@@ -73,7 +73,7 @@ def begin(
     if generate and parent is None:
         require_something(request, items)
     carry = _read_input(turn, items, definitions, complete=generate and not alone)
-    settings = read_settings(request, carry, model, definitions, detached=turn.detached)
+    settings = read_settings(request, carry, model, definitions, detached=turn.asked.detached)
     refuse_unseen_content(turn.input, model.capabilities)
     turn.hosted.accept_unanswered_tools(definitions, model)
     passes_on = turn.hosted.upstream_tools is not None
@@ -94,12 +94,12 @@ def complete(turn: Turn) -> Job:
     draft, turn.draft = turn.draft, None
     assert draft is not None
     assert turn.output.hosted is not None
-    turn.output.hosted.tools = turn.hosted.take_lists(turn.request)
+    turn.output.hosted.tools = turn.hosted.take_lists(turn.asked.request)
     return _make_job(turn, draft)
 
 
 def _make_job(turn: Turn, draft: Draft) -> Job:
-    request, parent, carry, plan = turn.request, turn.parent, draft.carry, draft.plan
+    request, parent, carry, plan = turn.asked.request, turn.parent, draft.carry, draft.plan
     continued = _continued(turn, draft)
     head = Head.read(request, _known_head(turn, continued, carry), draft.definitions)
     offer = draft.choice.offer(merged(head.tools.callables, carry.tools))
@@ -109,7 +109,7 @@ def _make_job(turn: Turn, draft: Draft) -> Job:
         _open_response(turn, draft)
     job = Job(
         response_id=draft.response_id,
-        tenant=turn.tenant,
+        tenant=turn.asked.tenant,
         model=draft.model,
         head=head,
         parent=continued,
@@ -117,7 +117,7 @@ def _make_job(turn: Turn, draft: Draft) -> Job:
         offer=offer,
         settings=draft.settings,
         generate=not request.warms_up,
-        fork=turn.forks or turn.recognition.match is not None,
+        fork=turn.asked.forks or turn.recognition.match is not None,
         recognised=turn.recognition.match is not None,
         cache_key=request.prompt_cache_key,
         upstream_tools=turn.hosted.upstream_tools,
@@ -132,16 +132,16 @@ def _make_job(turn: Turn, draft: Draft) -> Job:
 
 def _allow_steps(turn: Turn, job: Job, choice: ToolChoice) -> None:
     """Let a rollout, or a response that may call hosted tools, continue after its calls."""
-    if turn.request.rollout or turn.output.hosted is not None:
+    if turn.asked.request.rollout or turn.output.hosted is not None:
         turn.steps = Steps(job, choice)
-    if turn.request.rollout and turn.steps is not None:
+    if turn.asked.request.rollout and turn.steps is not None:
         turn.rollout = Rollout(turn.steps, turn.carry, job.model.capabilities)
 
 
 def _read_input(turn: Turn, items: tuple[Item, ...], definitions: Definitions, *, complete: bool) -> Carry:
     """Set the input, and offer the hosted tools of the request; returns the carry of the context with the
     input. ``complete``: a response will be generated."""
-    request, before = turn.request, input_items.carried(turn.parent)
+    request, before = turn.asked.request, input_items.carried(turn.parent)
     turn.input = turn.hosted.read_input(before, items, complete=complete)
     carry = input_items.join(before, turn.input, complete=complete, definitions=definitions)
     if complete and carry.approvals:
@@ -160,8 +160,8 @@ def withhold(
     before."""
     if not policy.checks:
         return items
-    turn.checks = TurnChecks(policy, verdicts, turn.tenant)
-    request = turn.request
+    turn.checks = TurnChecks(policy, verdicts, turn.asked.tenant)
+    request = turn.asked.request
     digests = dict(zip(map(id, request.items), request.content_digests, strict=True))
     return turn.checks.withhold(turn.parent, items, digests)
 
@@ -190,10 +190,10 @@ def _definitions(turn: Turn, settings: Settings) -> Iterator[str]:
 def _open_response(turn: Turn, draft: Draft) -> None:
     """Make the response object, and prepare the output for it."""
     response_id = turn.output.response_id = draft.response_id
-    if ENCRYPTED_REASONING in (turn.request.include or ()):
+    if ENCRYPTED_REASONING in (turn.asked.request.include or ()):
         turn.output.conceal = turn.conceal
     turn.response = response_object.new_response(
-        turn.request,
+        turn.asked.request,
         turn.head,
         draft.choice,
         draft.settings,
@@ -201,7 +201,7 @@ def _open_response(turn: Turn, draft: Draft) -> None:
         model=draft.model.name,
         now=draft.now,
     )
-    if turn.detached:
+    if turn.asked.detached:
         turn.response = structs.replace(turn.response, status="queued", background=True)
     if turn.joined is not None:
         conversation = ConversationEcho(turn.joined.conversation_id)
@@ -216,10 +216,10 @@ def _continued(turn: Turn, draft: Draft) -> ResponseState | None:
     is_known = not turn.hosted.approved and not model.is_upstream
     if turn.parent is not None:
         if is_known:
-            turn.recognition.follow(turn.parent, turn.request, items)
+            turn.recognition.follow(turn.parent, turn.asked.request, items)
         return turn.parent
     if draft.recognise and is_known:
-        turn.recognition.look_up(turn.request, items, model.name, draft.now, turn.known_head)
+        turn.recognition.look_up(turn.asked.request, items, model.name, draft.now, turn.known_head)
     return turn.recognition.parent(items, draft.response_id)
 
 

@@ -73,6 +73,36 @@ class Joined(Struct, frozen=True):
     """Its items that are not in the context of the turn's parent."""
 
 
+class Asked(Struct, frozen=True, eq=False, kw_only=True):
+    """What a turn was asked for, before anything is known about it. It does not change."""
+
+    request: CreateRequest
+    tenant: str
+    lane: str | None
+    size_bytes: int
+    error: ApiError | None = None
+    """Why the request is refused, if that is known already: it is refused when its lane reaches it."""
+    detached: bool = False
+    """Whether it runs in the background: its response is created before the engine accepts the job."""
+    short_events: bool = False
+    """Whether the events that begin the response leave out its instructions and tools."""
+    parent: ResponseState | None = None
+    """What it continues, if that is known: a state of another lane, or, with ``steers``, the steered response
+    that the server continues."""
+    steers: Steers | None = None
+    """What the server continues a steered response with."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether the server started the turn, as the successor of a steered response."""
+        return self.steers is not None
+
+    @property
+    def forks(self) -> bool:
+        """Whether its parent belongs to another lane."""
+        return self.parent is not None and self.steers is None
+
+
 class Draft(Struct, frozen=True, eq=False):
     """What a valid request asks for, until its job can be made."""
 
@@ -95,15 +125,12 @@ class Turn:
 
     __slots__ = (
         "_ports",
+        "asked",
         "carry",
         "checks",
         "compaction",
-        "detached",
         "draft",
-        "error",
         "finished",
-        "follows",
-        "forks",
         "found",
         "has_begun",
         "head",
@@ -114,23 +141,18 @@ class Turn:
         "job",
         "joined",
         "known_head",
-        "lane",
         "lists",
         "output",
         "parent",
         "progress",
         "recognition",
-        "request",
         "response",
         "rollout",
-        "short_events",
-        "size_bytes",
         "stages",
         "steered_by",
         "steers",
         "steps",
         "stop",
-        "tenant",
         "wait",
     )
 
@@ -146,10 +168,6 @@ class Turn:
     """Set if the response may continue after calls."""
     rollout: Rollout | None
     """Set if it continues after calls that its client answers."""
-    follows: bool
-    """Whether the server started it, as the successor of a steered response."""
-    forks: bool
-    """Whether its parent belongs to another lane."""
     has_begun: bool
     """Whether the engine has accepted the first job."""
     is_blocked: bool
@@ -159,45 +177,18 @@ class Turn:
     steered_by: Steers | None
     """Steers of its parent that are in its input, until the response is created."""
 
-    def __init__(
-        self,
-        request: CreateRequest,
-        *,
-        tenant: str,
-        lane: str | None,
-        size_bytes: int,
-        ports: Ports,
-        stages: Stages,
-        error: ApiError | None = None,
-        detached: bool = False,
-        short_events: bool = False,
-        parent: ResponseState | None = None,
-        steers: Steers | None = None,
-    ) -> None:
-        """``parent``: what the turn continues, if that is known before it is bound: a state of another lane,
-        or, with ``steers``, the steered response that the server continues with them."""
+    def __init__(self, asked: Asked, ports: Ports, stages: Stages) -> None:
         self._ports = ports
-
-        # The request.
-        self.request = request
-        self.tenant = tenant
-        self.lane = lane
-        self.size_bytes = size_bytes
-        self.error = error
-        """Why the request is refused, if that is known already: it is refused when its lane reaches it."""
-        self.detached = detached
-        """Whether it runs in the background: its response is created before the engine accepts the job."""
-        self.short_events = short_events
-        """Whether the events that begin the response leave out its instructions and tools."""
+        self.asked = asked
 
         # The context, bound when the turn leaves its lane's queue.
-        self.parent = parent
+        self.parent = asked.parent
         self.joined: Joined | None = None
         self.input: tuple[Item, ...] = ()
         self.found: dict[str, Item] = {}
         """Items that the input refers to by id."""
-        self.recognition = Recognition(ports.known, tenant)
-        self.hosted = HostedRequest(ports.seal, tenant)
+        self.recognition = Recognition(ports.known, asked.tenant)
+        self.hosted = HostedRequest(ports.seal, asked.tenant)
         self.known_head: Head | None = None
         """A head that was read before and may be that of the request."""
         self.head = NO_HEAD
@@ -206,9 +197,7 @@ class Turn:
         """Length of the items that the request continues and does not contain."""
 
         # Steering.
-        self.follows = steers is not None
-        self.forks = parent is not None and not self.follows
-        self.steers, self.steered_by = None, steers
+        self.steers, self.steered_by = None, asked.steers
         self.stop = Stop()
 
         # Progress.
@@ -217,7 +206,7 @@ class Turn:
         self.is_blocked = self.has_begun = False
         self.stages = stages
         self.response: Response | None = None
-        self.output = Output(ports.mint, UNSET if lane is None else lane)
+        self.output = Output(ports.mint, UNSET if asked.lane is None else asked.lane)
         self.checks = self.compaction = self.draft = self.lists = self.steps = self.rollout = None
         self.progress = JobProgress(stages)
         self.finished: Finished | None = None
@@ -228,7 +217,7 @@ class Turn:
     @property
     def stores(self) -> bool:
         """Whether the response itself is stored."""
-        return self.request.store is not False
+        return self.asked.request.store is not False
 
     @property
     def saves(self) -> bool:
@@ -277,7 +266,7 @@ class Turn:
     @property
     def is_created(self) -> bool:
         """Whether the client knows of the response."""
-        return self.progress.accepted is not None or (self.detached and self.response is not None)
+        return self.progress.accepted is not None or (self.asked.detached and self.response is not None)
 
     @property
     def claims(self) -> tuple[str, ...]:
@@ -318,13 +307,13 @@ class Turn:
             return []
         self.progress.accepted = Accepted()
         announce = self.output.announce
-        if self.detached:
+        if self.asked.detached:
             self.response = structs.replace(self.response, status="in_progress")
             opening = [announce(events.InProgress, self._shown())]
         else:
             shown = self._shown()
             opening = [announce(events.Created, shown)]
-            if not self.request.warms_up:
+            if not self.asked.request.warms_up:
                 opening.append(announce(events.InProgress, shown))
         return opening
 
@@ -332,7 +321,7 @@ class Turn:
         """The response as its first events show it: without what has not passed, and without what the client
         does not want to see."""
         shown = self._passed()
-        return response_object.shortened(shown) if self.short_events else shown
+        return response_object.shortened(shown) if self.asked.short_events else shown
 
     def _passed(self) -> Response:
         """The response without instructions, tools and format, if these have not passed."""
@@ -456,7 +445,7 @@ class Turn:
 
     def conceal(self, items: tuple[Item, ...]) -> str:
         """Encrypt items for the client to keep."""
-        return self._ports.seal.seal(self.tenant, items)
+        return self._ports.seal.seal(self.asked.tenant, items)
 
     def steer(self, steers: Steers) -> None:
         """Attach steers, and ask the engine to end the answer as soon as it may."""
@@ -466,13 +455,13 @@ class Turn:
     @property
     def cannot_be_steered(self) -> str | None:
         """Why this response refuses steers, as a sentence for the client; None if it accepts them."""
-        if self.request.warms_up:
+        if self.asked.request.warms_up:
             return "It is a warmup and generates nothing."
-        if self.detached:
+        if self.asked.detached:
             return "It runs in the background."
         if self.joined is not None:
             return "It is part of a conversation."
-        if self.compaction is not None or self.request.context_management:
+        if self.compaction is not None or self.asked.request.context_management:
             return "Its context may be compacted."
         return None
 
@@ -641,7 +630,7 @@ class Turn:
             output=self._opened(items),
             carry=carry,
             position=position,
-            fork=self.forks,
+            fork=self.asked.forks,
         )
         state.verdicts = self._verdicts()
         return state

@@ -75,10 +75,10 @@ def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False
         finished = _spent(turn)
     elif finished is None and turn.steps is not None:
         finished = turn.steps.spent
-    previous = turn.request.previous_response_id
+    previous = turn.asked.request.previous_response_id
     report = TurnReport(
         status="cancelled" if cancelled else "refused",
-        request_bytes=turn.size_bytes,
+        request_bytes=turn.asked.size_bytes,
         stages=stages.laps,
         total_ms=stages.total_ms,
         previous_response_id=previous[:_ID_LENGTH] if previous is not None else UNSET,
@@ -86,7 +86,7 @@ def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False
         input_check_ms=turn.checks.input_ms if turn.checks is not None else UNSET,
         flagged_by=(turn.checks.flagged_by or UNSET) if turn.checks is not None else UNSET,
         withheld=(turn.checks.withheld or UNSET) if turn.checks is not None else UNSET,
-        safety_id=safety_id(turn.request.safety_identifier),
+        safety_id=safety_id(turn.asked.request.safety_identifier),
     )
     if accepted is None or turn.response is None:
         return report
@@ -123,10 +123,10 @@ def _spent(turn: Turn) -> Finished | None:
 
 def progress(turn: Turn) -> TurnReport:
     """The report of a turn that has not ended, with the stages that have: its status is its phase."""
-    previous, response = turn.request.previous_response_id, turn.response
+    previous, response = turn.asked.request.previous_response_id, turn.response
     return TurnReport(
         status=turn.place,
-        request_bytes=turn.size_bytes,
+        request_bytes=turn.asked.size_bytes,
         stages=turn.stages.laps.copy(),
         total_ms=turn.stages.elapsed_ms,
         response_id=response.id if response is not None else UNSET,
@@ -140,17 +140,17 @@ def progress(turn: Turn) -> TurnReport:
 
 def traceparent(turn: Turn) -> str | None:
     """The trace context that the request itself contains, not yet validated."""
-    given = (turn.request.client_metadata or {}).get(_TRACEPARENT)
+    given = (turn.asked.request.client_metadata or {}).get(_TRACEPARENT)
     return given if isinstance(given, str) and len(given) == _TRACEPARENT_LENGTH else None
 
 
 def _marks(turn: Turn) -> tuple[Mark, ...]:
     marks: dict[Mark, bool] = {
-        "fork": turn.forks,
-        "warmup": turn.request.warms_up,
-        "steered": turn.follows,
+        "fork": turn.asked.forks,
+        "warmup": turn.asked.request.warms_up,
+        "steered": turn.asked.follows,
         "compaction": turn.compaction is not None and turn.compaction.finished is not None,
         "rollout": turn.rollout is not None,
-        "background": turn.detached,
+        "background": turn.asked.detached,
     }
     return tuple(mark for mark, applies in marks.items() if applies)

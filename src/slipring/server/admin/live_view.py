@@ -198,9 +198,9 @@ def _running(turn: Turn, driver: Driver) -> live.Turn:
         started_at=unix_time(turn.stages.arrived),
         report=_progress(turn),
         transport=driver.origin.transport,
-        tenant=turn.tenant,
+        tenant=turn.asked.tenant,
         connection=driver.origin.connection,
-        lane=turn.lane,
+        lane=turn.asked.lane,
     )
 
 

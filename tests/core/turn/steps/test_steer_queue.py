@@ -360,7 +360,7 @@ def test_a_successor_takes_over_the_slot_of_its_target():
     connection.steer("resp_1")
     connection.finish(Text("one"), lane="a")
     assert connection.session.in_flight == 1
-    assert [turn.lane for turn in connection.starts] == ["a"]
+    assert [turn.asked.lane for turn in connection.starts] == ["a"]
     connection.complete("a")
     connection.complete("b")
 
