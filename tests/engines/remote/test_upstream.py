@@ -169,12 +169,3 @@ def test_failures_at_start_are_one_line_for_the_operator(failure: Exception, lin
     with pytest.raises(StartupError) as raised, startup_errors("chat", "http://h", "a server"):
         raise failure
     assert str(raised.value) == f"--engine chat: {line}"
-
-
-# Batches.
-
-
-def read_number(item: int) -> str:
-    if item < 0:
-        raise ServerError(str(item))
-    return str(item)

@@ -5,7 +5,6 @@ that it answers. ``MessageBuilder`` keeps the pending calls and counts calls, so
 same messages as within the whole context.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
@@ -29,6 +28,7 @@ from slipring.protocol.items import (
     Message,
     Reasoning,
     plain_text,
+    short_id,
 )
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, Toolset
@@ -239,11 +239,6 @@ def _merge(messages: list[ChatMessage]) -> ChatMessage:
 def _text_as_thought(message: ChatMessage) -> ChatMessage:
     thoughts = "\n".join(filter(None, (message.thoughts, message.content)))
     return structs.replace(message, content="", thoughts=thoughts)
-
-
-def short_id(call_id: str) -> str:
-    """A call's id for templates: nine hexadecimal digits, a form that all templates accept."""
-    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def read_object(text: str) -> Dict | None:
