@@ -1,5 +1,5 @@
-"""Lists that templates get, and values as JSON. Imports no library that runs templates: the chat engine writes
-messages with this, and works without them."""
+"""Lists that templates get, and values as JSON. Imports no library that runs templates: the chat engine
+writes messages with this, and works without them."""
 
 import json
 from collections.abc import Iterator, Sequence
