@@ -16,9 +16,9 @@ from typing import Any
 from common import EXCHANGE_KB, RESULTS, added, growth, spread
 
 from slipring.commands.bench import results
-from slipring.commands.bench.errors import UnreadableRecord
 from slipring.commands.bench.results import BenchRecord
 from slipring.commands.bench.statistics import compare
+from slipring.commands.errors import UsageError
 
 Figures = dict[str, Any]
 
@@ -60,7 +60,7 @@ def all_budgets(since: str = "") -> list[Budget]:
             if json.loads(path.read_text())["when"] < since:
                 raise LookupError("it has not been measured now")
             found += read(path)
-        except (OSError, LookupError, UnreadableRecord) as error:
+        except (OSError, LookupError, UsageError) as error:
             found.append(Budget(name, "", f"no figure: {error}", None, name))
     return found
 

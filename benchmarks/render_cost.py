@@ -34,7 +34,7 @@ from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn import preparation
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
-from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.dialect import CHATML
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Tokenizer
@@ -145,7 +145,7 @@ def renderers() -> dict[str, DialectRenderer]:
     metadata = packaged_metadata()
     slow, fast = Tokenizer.from_gguf(metadata), Tokenizer.from_gguf(metadata)
     fast.accelerate()
-    return {"tokenizers": DialectRenderer(ChatMl(), slow), "fastokens": DialectRenderer(ChatMl(), fast)}
+    return {"tokenizers": DialectRenderer(CHATML, slow), "fastokens": DialectRenderer(CHATML, fast)}
 
 
 def medians(times: dict[str, list[float]]) -> dict[str, float]:

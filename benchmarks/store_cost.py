@@ -42,7 +42,7 @@ from render_cost import begun, exchange, item
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished
-from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.dialect import CHATML
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendering
 from slipring.prompts.rendering_codec import RenderingCodec
@@ -387,7 +387,7 @@ async def execute(url: str, *statements: str) -> None:
 
 
 def measure_ids(directory: Path, specs: dict[str, str], rounds: int) -> dict[str, dict[int, Any]]:
-    renderer = DialectRenderer(ChatMl(), Tokenizer.from_gguf(packaged_metadata()))
+    renderer = DialectRenderer(CHATML, Tokenizer.from_gguf(packaged_metadata()))
     figures: dict[str, dict[int, Any]] = {}
     for kind, spec in specs.items():
         report_progress(f"token ids at {kind}")

@@ -50,14 +50,16 @@ from slipring.core.limits import Limits
 from slipring.core.ports import Betas, Ports
 from slipring.core.session.actions import (
     Action,
-    Check,
+    CompileGrammars,
+    CountTokens,
+    Flush,
+    Generate,
     ListTools,
     Load,
     Loaded,
+    Resolved,
     ResolveTools,
     Send,
-    Start,
-    Weigh,
 )
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined
@@ -480,36 +482,37 @@ def open_session() -> Session:
     )
     frame = json.dumps({"type": "response.create", "input": "hello", "store": False})
     start = session.receive(frame, 0.0)[-1]
-    assert isinstance(start, Start)
+    assert isinstance(start, Generate)
     usage = Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)
-    session.lifecycle.deltas(start.turn, [Text("Hello."), usage])
-    session.lifecycle.finished(start.turn, 0.0)
-    session.lifecycle.settle(start.turn, 0.0)
+    session.turns.deltas(start, [Text("Hello."), usage])
+    flush = session.turns.done(start, None, 0.0)[-1]
+    assert isinstance(flush, Flush)
+    session.turns.done(flush, None, 0.0)
     return session
 
 
 ADDITIONS = ("response.steer.", "response.append.", "response.inject.", "response.tool_output.")
 
 
-def checked(session: Session, check: Check) -> list[Action]:
+def checked(session: Session, check: CompileGrammars) -> list[Action]:
     """Compile the grammars and schemas of a request."""
     try:
         asyncio.run(IN_THREAD.check("tenant", check.grammars))
     except ApiError as error:
-        return session.lifecycle.failed(check.turn, error, 0.0)
-    return session.lifecycle.checked(check)
+        return session.turns.failed(check, error, 0.0)
+    return session.turns.done(check, None, 0.0)
 
 
 def with_tools(session: Session, action: ResolveTools | ListTools) -> list[Action]:
     """Each MCP server has a tool, and each built-in type is answered."""
-    turn, lifecycle = action.turn, session.lifecycle
+    turns = session.turns
     if isinstance(action, ListTools):
         fetched = FetchedList((ListedTool("search", Raw(b'{"type":"object"}')),))
-        listed = [each for label in action.servers for each in lifecycle.listed(turn, label, fetched, 0.0)]
-        return listed + lifecycle.all_listed(turn, 0.0)
+        listed = [each for label in action.servers for each in turns.listed(action, label, fetched, 0.0)]
+        return listed + turns.done(action, None, 0.0)
     found = {each.server_label: ResolvedServer(None) for each in action.servers}
     answers = {kind: ResolvedBuiltin(ResolvedServer(None), "answer", "text") for kind in action.builtins}
-    return lifecycle.resolved(turn, found, 0.0, answers)
+    return turns.done(action, Resolved(found, answers), 0.0)
 
 
 def send(frame: Json) -> Outcome:
@@ -521,16 +524,16 @@ def send(frame: Json) -> Outcome:
         if isinstance(action, Load):
             stored = {STORED_ITEM.id: STORED_ITEM} if STORED_ITEM.id in action.item_ids else {}
             joined = Joined(action.conversation_id, 1) if action.conversation_id is not None else None
-            pending += session.lifecycle.loaded(action.turn, Loaded(items=stored, joined=joined), 0.0)
-        elif isinstance(action, Check):
+            pending += session.turns.done(action, Loaded(items=stored, joined=joined), 0.0)
+        elif isinstance(action, CompileGrammars):
             pending += checked(session, action)
         elif isinstance(action, ResolveTools | ListTools):
             pending += with_tools(session, action)
-        elif isinstance(action, Weigh):
-            pending += session.lifecycle.weighed(action, 0)
-        elif isinstance(action, Start):
+        elif isinstance(action, CountTokens):
+            pending += session.turns.done(action, 0, 0.0)
+        elif isinstance(action, Generate):
             outcome.job = action.job
-            pending.append(Send(session.lifecycle.deltas(action.turn, [Accepted()])))
+            pending.append(Send(session.turns.deltas(action, [Accepted()])))
         elif isinstance(action, Send):
             for event in action.events:
                 decoded = json.loads(wire.encode(event))

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import pytest
 
@@ -19,7 +19,8 @@ from slipring.config.checks import CheckEntry
 from slipring.config.mcp_registrations import McpRegistration
 from slipring.config.settings import from_namespace
 from slipring.core.limits import Limits
-from slipring.core.session.actions import Action
+from slipring.core.session import actions
+from slipring.core.session.actions import Action, Work
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.chat import options as chat
 from slipring.engines.llama.models import locate, name_of
@@ -32,8 +33,7 @@ from slipring.engines.tokens import session_server, token_server
 from slipring.engines.tokens.builtin_templates import NAMES
 from slipring.engines.tokens.model_files import MODEL_COMMAND
 from slipring.engines.vllm.engine import VllmOptions
-from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.llama3 import Llama3
+from slipring.prompts.dialects.dialect import CHATML, LLAMA3
 from slipring.prompts.templates import template_renderer
 from slipring.protocol.timing import Mark, StageName, TurnReport
 from slipring.safety.sources.catalog import open_source
@@ -310,9 +310,12 @@ def test_the_architecture_page_has_packages_below_those_that_they_import() -> No
 
 def test_the_architecture_page_names_every_action() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    line = re.search(r"^for action in actions: driver\.run\(action\) (.+)$", page, re.MULTILINE)
-    assert line is not None
-    assert set(line.group(1).split(" | ")) == {each.__name__ for each in get_args(Action)}
+    table = page.partition("| actions | |")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.count("|") > 1]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    kinds = {each for each in get_args(Action) if not issubclass(get_origin(each) or each, Work)}
+    work = {each for each in vars(actions).values() if isinstance(each, type) and issubclass(each, Work)}
+    assert named == {each.__name__ for each in (*kinds, *work - {Work})}
 
 
 def test_the_page_on_timing_names_every_stage_and_field() -> None:
@@ -330,7 +333,7 @@ def test_reasons_for_full_renders_and_formats_are_documented() -> None:
     assert template_renderer.DROPS_THOUGHTS in reasons
     for reason in reasons:
         assert f"| {reason} |" in page
-    for name in (*NAMES, ChatMl.name, Llama3.name):
+    for name in (*NAMES, CHATML.name, LLAMA3.name):
         assert f"`{name}`" in page
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "slipring"
 
-CLIENT_PARTS = ("commands.client_environment", "commands.flag_values")
+CLIENT_PARTS = ("commands.client_environment", "commands.errors", "commands.flags")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "base": ("base",),
     "protocol": ("base.errors", "protocol"),
@@ -20,7 +20,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "config": ("base.spelling", "core.checks", "core.limits", "config"),
     "prompts": ("base.errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "observation": ("protocol.timing", "observation"),
-    "sandbox": ("base.errors", "core.tenant_cache", "sandbox"),
+    "sandbox": ("base.errors", "core.tenant_entries", "sandbox"),
     "engines": (
         *("base", "protocol", "core.generation", "core.chain.head", "core.limits", "core.token_estimates"),
         *("prompts", "sandbox", "observation.live", "engines"),
@@ -29,7 +29,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mcp": ("", "base.surrogates", "mcp"),
     "safety": (
         *("base.connection_failures", "base.errors", "config.checks", "protocol", "sandbox", "core.checks"),
-        *("core.chain", "core.generation", "core.tenant_cache", "core.turn.response_object", "safety"),
+        *("core.chain", "core.generation", "core.tenant_entries", "core.turn.response_object", "safety"),
     ),
     "stores": ("base.errors", "protocol", "core", "stores"),
     "server": (
@@ -41,13 +41,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands.chat": ("base", *CLIENT_PARTS, "commands.chat"),
     "commands.inspection": (
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),
-        *("engines", "commands.flag_values", "commands.inspection"),
+        *("engines", "commands.flags", "commands.inspection"),
     ),
-    "commands.keys": ("base", "config.settings", "protocol.wire", "stores"),
+    "commands.keys": ("base", "config", "protocol.wire", "stores"),
     "commands.launch": ("base", *CLIENT_PARTS, "commands.launch"),
     "commands.openapi": ("", "protocol", "commands.openapi"),
     "commands.serve": ("", "base", "config.settings", "server", "commands.client_environment"),
-    "commands.top": ("base", "protocol.timing", "observation", "commands.top"),
+    "commands.top": ("base", "protocol.timing", "observation", "commands.errors", "commands.top"),
     "__main__": ("", "base.standard_streams", "commands.cli"),
     "__init__": (),
 }

@@ -20,7 +20,7 @@ from servers import ROOT, SERVERS, Server, upstream
 from table import write_readme
 
 from slipring.commands.bench import results
-from slipring.commands.bench.errors import UnreadableRecord
+from slipring.commands.errors import UsageError
 
 MODES = ("http-full", "http-full-newconn", "http-chained", "websocket", "websocket-lanes")
 """Modes of the public API."""
@@ -49,7 +49,7 @@ def measure(server: Server, workload: str, deep: str, path: Path) -> results.Ben
         raise Unmeasured(f"{server.name}: slipring bench ended with {ended.returncode}: {errors[-1]}")
     try:
         return results.read(path)
-    except UnreadableRecord as error:
+    except UsageError as error:
         raise Unmeasured(f"{server.name}: {error}") from None
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import select
 import socket
 import struct
 import time
@@ -102,6 +103,11 @@ class Socket:
     async def receive(self, most: int = _CHUNK) -> bytes:
         """Return the next bytes; empty at the end."""
         return await self._loop.sock_recv(self.sock, most)
+
+    @property
+    def has_received(self) -> bool:
+        """Whether bytes, or the end of the connection, have arrived that were not read."""
+        return bool(select.select([self.sock], [], [], 0)[0])
 
     async def read(self, count: int) -> bytes:
         while len(self._received) < count:

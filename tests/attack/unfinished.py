@@ -197,7 +197,7 @@ async def few_descriptors(stage: Stage) -> None:
         await asyncio.sleep(2)
         health = await stage.exchange(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 10)
         stage.check(health is not None and health.status == 200, "/health is not answered")
-    stage.check("file descriptors" in stage.server.log(), "the shortage of descriptors is not logged")
+    stage.check("too few files" in stage.server.log(), "the shortage of descriptors is not logged")
     answer = await stage.post({"input": "go", "store": False})
     stage.check(answer is not None and answer.status == 200, "no turn is served afterwards")
 

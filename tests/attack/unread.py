@@ -3,7 +3,7 @@ served."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tests.attack.limits import MIB, SLACK_DESCRIPTORS
@@ -14,15 +14,19 @@ attack = Registry("unread", peak_mib=768, event_ms=1000)
 _LARGE = "x" * (15 * MIB)
 _PAUSE_S = 1.5
 """Below `send_timeout_s`, and longer than the second between two checks of deadlines."""
+_ANSWERED_S = 60.0
+"""How long a server may take until it has begun to answer all attackers."""
 
 
 def _post(stage: Stage, body: bytes) -> bytes:
     return request_head("POST", "/responses", *json_lines(len(body)), key=stage.key) + body
 
 
-async def _let_go(stage: Stage, before: int) -> None:
-    """Require that the server closes unread connections in time."""
+async def _let_go(stage: Stage, before: int, opened: Sequence[Socket]) -> None:
+    """Require that the server closes unread connections in time, once it has begun to answer on all that were
+    opened: nothing is unread before, and a busy machine takes a while to read many large responses."""
     limit = stage.limit("send_timeout_s")
+    await stage.comes_true(lambda: all(each.has_received for each in opened), _ANSWERED_S)
     fell = await stage.descriptors_fall(before + SLACK_DESCRIPTORS, 2 * limit)
     stage.check(
         fell, f"{stage.server.descriptors() - before} unread connections are open after {2 * limit:g} s"
@@ -68,7 +72,7 @@ async def gets(stage: Stage) -> None:
     before = stage.server.descriptors()
     opened = await _send_all(stage, request_head("GET", f"/responses/{response}", key=stage.key), 60)
     async with _held(opened):
-        await _let_go(stage, before)
+        await _let_go(stage, before, opened)
 
 
 @attack()
@@ -78,7 +82,7 @@ async def posts(stage: Stage) -> None:
     body = json.dumps({"input": "go", "instructions": _LARGE, "store": False}).encode()
     opened = await _send_all(stage, _post(stage, body), 30)
     async with _held(opened):
-        await _let_go(stage, before)
+        await _let_go(stage, before, opened)
 
 
 @attack()
@@ -88,7 +92,7 @@ async def streams(stage: Stage) -> None:
     create = {"input": "go", "instructions": _LARGE[: 8 * MIB], "store": False, "stream": True}
     opened = await _send_all(stage, _post(stage, json.dumps(create).encode()), 20)
     async with _held(opened):
-        await _let_go(stage, before)
+        await _let_go(stage, before, opened)
 
 
 @attack()
@@ -105,7 +109,7 @@ async def sockets(stage: Stage) -> None:
                         )
             except GONE:
                 pass
-        await _let_go(stage, before)
+        await _let_go(stage, before, opened)
 
 
 @attack(peak_mib=1024)
@@ -118,8 +122,9 @@ async def followed_runs(stage: Stage) -> None:
         return
     path = f"/responses/{json.loads(answer.body)['id']}?stream=true"
     before = stage.server.descriptors()
-    async with _held(await _send_all(stage, request_head("GET", path, key=stage.key), 20)):
-        await _let_go(stage, before)
+    opened = await _send_all(stage, request_head("GET", path, key=stage.key), 20)
+    async with _held(opened):
+        await _let_go(stage, before, opened)
 
 
 @attack()
@@ -130,7 +135,7 @@ async def input_items(stage: Stage) -> None:
     path = f"/responses/{response}/input_items"
     opened = await _send_all(stage, request_head("GET", path, key=stage.key), 30)
     async with _held(opened):
-        await _let_go(stage, before)
+        await _let_go(stage, before, opened)
 
 
 @attack()
@@ -144,7 +149,7 @@ async def conversation_items(stage: Stage) -> None:
     path = f"/conversations/{json.loads(answer.body)['id']}/items"
     opened = await _send_all(stage, request_head("GET", path, key=stage.key), 30)
     async with _held(opened):
-        await _let_go(stage, before)
+        await _let_go(stage, before, opened)
 
 
 @attack()
@@ -156,7 +161,7 @@ async def pipelined(stage: Stage) -> None:
         stage, request_head("GET", f"/responses/{response}", key=stage.key), 12, times=100
     )
     async with _held(opened):
-        await _let_go(stage, before)
+        await _let_go(stage, before, opened)
 
 
 @attack()
@@ -178,7 +183,7 @@ async def a_byte_a_second(stage: Stage) -> None:
     dripping = asyncio.ensure_future(drip())
     async with _held(opened):
         try:
-            await _let_go(stage, before)
+            await _let_go(stage, before, opened)
         finally:
             dripping.cancel()
 

@@ -5,28 +5,21 @@ import asyncio
 import inspect
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import ClientSession, StreamReader, WSMsgType, web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpProcessingError
-from aiohttp.payload import Payload
 from aiohttp.test_utils import TestServer
 
 from slipring.base.aiohttp_internals import (
     DECODED,
-    JsonPosts,
     MaskCheck,
-    MemoryPayload,
-    PieceReader,
     ServerProtocol,
     StreamedResponse,
-    StreamProtocol,
-    fail_read,
     is_client_fault,
     is_undecodable,
     is_undecoded,
@@ -272,37 +265,6 @@ async def test_writers_wait_for_a_slow_client_independently_of_each_other() -> N
         outgoing.close()
 
 
-async def test_messages_to_a_slow_server_wait_independently_of_each_other() -> None:
-    may_read = asyncio.Event()
-    received: list[int] = []
-
-    async def handler(request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(max_msg_size=0)
-        await socket.prepare(request)
-        await may_read.wait()
-        received.extend([len(message.data) async for message in socket])
-        return socket
-
-    app = web.Application()
-    app.router.add_get("/", handler)
-    connector = aiohttp.TCPConnector()
-    StreamProtocol.use_in(connector)
-    sizes = [64 * 2**20, 2**20, 2**20]
-    async with (
-        TestServer(app) as server,
-        aiohttp.ClientSession(connector=connector) as http,
-        http.ws_connect(server.make_url("/")) as socket,
-    ):
-        sends = [asyncio.create_task(socket.send_bytes(bytes(size))) for size in sizes]
-        await asyncio.sleep(0)
-        sends[0].cancel()
-        await asyncio.wait(sends[:1])
-        assert not any(send.done() for send in sends[1:])
-        may_read.set()
-        await asyncio.gather(*sends[1:])
-    assert received == sizes
-
-
 async def test_headers_are_sent_with_the_first_part_of_a_streamed_body() -> None:
     sizes: list[int] = []
 
@@ -318,271 +280,6 @@ async def test_headers_are_sent_with_the_first_part_of_a_streamed_body() -> None
         answer = await served.exchange(b"GET / HTTP/1.0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.0 200 OK\r\n")
     assert sizes == [0, len(answer)]
-
-
-def stream(*, is_connected: bool) -> StreamReader:
-    loop = asyncio.get_running_loop()
-    protocol = BaseProtocol(loop)
-    if is_connected:
-        protocol.connection_made(asyncio.Transport())
-    return StreamReader(protocol, 2**16, loop=loop)
-
-
-async def test_a_failed_stream_raises_in_the_pending_read_and_in_later_ones() -> None:
-    content = stream(is_connected=True)
-    pending = asyncio.create_task(content.readany())
-    await asyncio.sleep(0)
-    fail_read(content, TimeoutError("silent"))
-    with pytest.raises(TimeoutError, match="silent"):
-        await pending
-    with pytest.raises(TimeoutError, match="silent"):
-        await content.readany()
-
-
-async def test_the_reader_of_a_response_becomes_one_that_returns_whatever_has_arrived() -> None:
-    async def handler(request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for piece in (b"one", b"two", b"x" * 2**18):
-            await response.write(piece)
-        return response
-
-    connector = aiohttp.TCPConnector()
-    StreamProtocol.use_in(connector)
-    async with (
-        serving(handler) as served,
-        aiohttp.ClientSession(connector=connector, read_bufsize=2**12) as client,
-    ):
-        for _ in range(2):  # on one connection: the first answer leaves nothing behind
-            async with client.get(f"http://127.0.0.1:{served.port}/") as answer:
-                content = PieceReader.adopt(answer.content)
-                protocol = content._protocol
-                await until(lambda protocol=protocol: protocol._reading_paused)  # type: ignore[misc]
-                pieces = [piece async for piece in aiter_until_empty(content)]
-                assert b"".join(pieces) == b"onetwo" + b"x" * 2**18
-                assert content.at_eof()
-        assert len(served.protocols) == 1
-
-
-async def test_pieces_are_pushed_from_within_the_read_that_brings_them() -> None:
-    asked: asyncio.Queue[bytes] = asyncio.Queue()
-
-    async def handler(request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        while piece := await asked.get():
-            await response.write(piece)
-        return response
-
-    pushed: list[bytes] = []
-
-    def take(piece: bytes) -> bool:
-        assert asyncio.current_task() is None
-        pushed.append(piece)
-        asked.put_nowait(b"" if len(pushed) == 3 else b"more")
-        return True
-
-    connector = aiohttp.TCPConnector()
-    StreamProtocol.use_in(connector)
-    async with (
-        serving(handler) as served,
-        aiohttp.ClientSession(connector=connector) as client,
-        client.get(f"http://127.0.0.1:{served.port}/") as answer,
-    ):
-        content = PieceReader.adopt(answer.content)
-        asked.put_nowait(b"first")
-        await content.push_pieces(take)
-        assert await content.read_pieces() == b""
-        assert content._protocol.on_read is None
-    assert pushed == [b"first", b"more", b"more"]
-
-
-async def test_pieces_that_pause_the_reading_are_pushed_in_order_and_each_once() -> None:
-    sent = [bytes([number]) * 100_000 for number in range(20)]
-    may_write = asyncio.Event()
-
-    async def handler(request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await may_write.wait()
-        for piece in sent:
-            await response.write(piece)
-        return response
-
-    pushed: list[bytes] = []
-    paused = []
-
-    def take(piece: bytes) -> bool:
-        pushed.append(piece)
-        paused.append(content._protocol._reading_paused)
-        return True
-
-    connector = aiohttp.TCPConnector()
-    StreamProtocol.use_in(connector)
-    async with (
-        serving(handler) as served,
-        aiohttp.ClientSession(connector=connector, read_bufsize=2**12) as client,
-        client.get(f"http://127.0.0.1:{served.port}/") as answer,
-    ):
-        content = PieceReader.adopt(answer.content)
-        may_write.set()
-        await content.push_pieces(take)
-        pushed += [piece async for piece in aiter_until_empty(content)]
-    assert any(paused)
-    assert b"".join(pushed) == b"".join(sent)
-
-
-async def aiter_until_empty(content: PieceReader) -> AsyncIterator[bytes]:
-    while piece := await content.read_pieces():
-        yield piece
-
-
-async def test_a_failed_stream_of_pieces_raises_and_so_does_one_without_a_connection() -> None:
-    content = PieceReader.adopt(stream(is_connected=True))
-    pending = asyncio.create_task(content.read_pieces())
-    await asyncio.sleep(0)
-    fail_read(content, TimeoutError("silent"))
-    for read in (pending, content.read_pieces()):
-        with pytest.raises(TimeoutError, match="silent"):
-            await read
-    with pytest.raises(aiohttp.ClientConnectionError):
-        await PieceReader.adopt(stream(is_connected=False)).read_pieces()
-
-
-@asynccontextmanager
-async def answering(*answers: bytes) -> AsyncIterator[tuple[JsonPosts, list[asyncio.StreamWriter]]]:
-    """Posts to a server that answers each request of a connection with the next of these bytes, and the
-    connections that it has seen. After empty bytes it closes the connection."""
-    left = list(answers)
-    seen: list[asyncio.StreamWriter] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.append(writer)
-        with suppress(asyncio.IncompleteReadError):
-            while left and await reader.readuntil(b"{}"):
-                answer = left.pop(0)
-                writer.write(answer)
-                if not answer:
-                    break
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        async with aiohttp.ClientSession() as session:
-            yield JsonPosts(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"), seen
-        await closed(seen)
-
-
-async def closed(writers: list[asyncio.StreamWriter]) -> None:
-    for writer in writers:
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-
-
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone"
-
-
-async def test_a_post_sends_the_headers_that_aiohttp_would_send() -> None:
-    seen: list[tuple[str, dict[str, str], bytes]] = []
-
-    async def handler(request: web.BaseRequest) -> web.Response:
-        seen.append((request.path_qs, dict(request.headers), await request.read()))
-        return web.Response(status=201, reason="Made", headers={"X-It": "is"}, body=b"done")
-
-    own, more = {"Authorization": "Bearer key"}, {"x-session-id": "chain", "accept": "text/event-stream"}
-    async with serving(handler) as served, aiohttp.ClientSession(headers=own) as session:
-        url = f"http://127.0.0.1:{served.port}/v1/x?a=b"
-        answer = await JsonPosts(session, url).send([b"[", b"1]"], more)
-        assert (answer.status, answer.reason, answer.headers["X-It"]) == (201, "Made", "is")
-        assert await answer.content.read() == b"done"
-        json = {"Content-Type": "application/json"}
-        async with session.post(url, data=b"[1]", headers={**json, **more}):
-            pass
-        assert len(served.protocols) == 1
-    assert seen[0] == seen[1]
-
-
-async def test_connections_of_posts_are_used_again_once_their_answer_has_ended() -> None:
-    early = b"HTTP/1.1 103 Early Hints\r\n\r\n"
-    async with answering(early + OK, OK, OK) as (posts, seen):
-        for _ in range(2):
-            answer = await posts.send([b"{}"], None)
-            assert await answer.content.read() == b"done"
-            answer.release()
-        assert len(seen) == 1
-
-
-async def test_the_connection_of_an_answer_that_was_not_read_is_closed() -> None:
-    async with answering(OK[:-2], OK) as (posts, seen):
-        (await posts.send([b"{}"], None)).release()
-        assert await (await posts.send([b"{}"], None)).content.read() == b"done"
-        assert len(seen) == 2
-
-
-async def test_the_connection_of_a_request_that_was_not_read_is_closed() -> None:
-    seen: list[asyncio.StreamWriter] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.append(writer)
-        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**10)
-    async with server, aiohttp.ClientSession() as session:
-        posts = JsonPosts(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
-        answer = await posts.send([b"x" * 2**26], None)
-        assert answer.status == 413
-        assert session.connector is not None
-        assert not session.connector._conns
-        await closed(seen)
-
-
-@pytest.mark.parametrize(
-    "answer", [b"", b"hello\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"]
-)
-async def test_a_post_without_an_answer_in_http_fails_as_a_client_error(answer: bytes) -> None:
-    async with answering(answer) as (posts, _):
-        with pytest.raises(aiohttp.ClientError):
-            await posts.send([b"{}"], None)
-
-
-async def test_a_post_whose_connection_takes_too_long_fails() -> None:
-    class Slow(aiohttp.TCPConnector):
-        async def _create_connection(self, *_: object, **__: object) -> Any:
-            raise TimeoutError
-
-    async with aiohttp.ClientSession(connector=Slow()) as session:
-        with pytest.raises(aiohttp.ConnectionTimeoutError):
-            await JsonPosts(session, "http://127.0.0.1:1/").send([b"{}"], None)
-
-
-async def test_a_post_over_a_connection_that_has_just_closed_fails() -> None:
-    async with answering(OK, OK) as (posts, _):
-        await (await posts.send([b"{}"], None)).content.read()
-        connect = posts._session.connector.connect
-
-        async def lose(*given: Any, **named: Any) -> Any:
-            connection = await connect(*given, **named)
-            connection.transport.abort()
-            connection.protocol.transport = None
-            return connection
-
-        posts._session.connector.connect = lose  # type: ignore[method-assign]
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await posts.send([b"{}"], None)
-
-
-def test_a_body_in_memory_has_a_size_and_needs_no_closing() -> None:
-    class Body(MemoryPayload):
-        def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-            return ""
-
-        async def write(self, writer: Any) -> None: ...
-
-    body = Body([b"ab", b"c"], size_bytes=3, content_type="application/json")
-    assert (body.size, body.autoclose, body.content_type) == (3, True, "application/json")
-    assert body._value == [b"ab", b"c"]
-    assert Payload._autoclose is False, "the attribute has another meaning, or is not needed any more"
 
 
 class Fed:
@@ -686,8 +383,9 @@ async def test_an_upgraded_connection_recognizes_pongs_and_keeps_no_parser_of_re
 async def test_errors_that_clients_cause_are_recognized() -> None:
     assert is_client_fault(HttpProcessingError())
     assert is_client_fault(web.RequestPayloadError())
+    loop = asyncio.get_running_loop()
     with pytest.raises(RuntimeError) as disconnected:
-        await stream(is_connected=False).readany()
+        await StreamReader(BaseProtocol(loop), 2**16, loop=loop).readany()
     assert is_client_fault(disconnected.value)
     assert not is_client_fault(RuntimeError("another"))
     assert not is_client_fault(None)

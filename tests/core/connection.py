@@ -40,31 +40,34 @@ from slipring.core.session.actions import (
     Action,
     CallTool,
     Cancel,
-    CancelTools,
-    Check,
-    CheckAppended,
+    CancelCalls,
     ClaimApprovals,
     Close,
+    CompileAppended,
+    CompileGrammars,
     Compress,
     Counted,
+    CountTokens,
     EndPrefill,
+    Flush,
+    Generate,
     Inspect,
     ListTools,
     Load,
     Loaded,
+    LogFault,
     Record,
+    Resolved,
     ResolveTools,
     Save,
     Send,
-    Settle,
-    Start,
     StartAudit,
     StartPrefill,
-    Weigh,
+    Work,
 )
 from slipring.core.session.client_events import Read
 from slipring.core.session.session import Session
-from slipring.core.turn.stages import Phase, Stages
+from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Joined, Turn
 from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_items import CallError, McpApprovalRequest, McpCall, McpListTools
@@ -240,6 +243,8 @@ class Connection:
     resolves: dict[Turn, ResolveTools]
     listings: dict[Turn, ListTools]
     _has_left = False
+    fault: Exception | None = None
+    """What the session has logged since the last call."""
 
     def __init__(
         self,
@@ -248,7 +253,7 @@ class Connection:
         *,
         foreign_tools: frozenset[str] = NO_TYPES,
         on_event: Callable[[Json], None] | None = None,
-        on_start: Callable[[Start], None] | None = None,
+        on_start: Callable[[Generate], None] | None = None,
         accepts: Callable[[Job], bool] = lambda job: True,
         refuses: Callable[[Job], ApiError | None] = lambda job: None,
         betas: Betas = NO_BETAS,
@@ -274,10 +279,10 @@ class Connection:
         self.events: list[Json] = []
         self.frames: list[bytes] = []
         self.loads: dict[Turn, Load] = {}
-        self.checks: dict[Turn, Check] = {}
-        self.checks_appended: list[CheckAppended] = []
-        self.weighs: dict[Turn, Weigh] = {}
-        self.starts: dict[Turn, Start] = {}
+        self.checks: dict[Turn, CompileGrammars] = {}
+        self.checks_appended: list[CompileAppended] = []
+        self.weighs: dict[Turn, CountTokens] = {}
+        self.starts: dict[Turn, Generate] = {}
         self.resolves, self.listings = {}, {}
         self.claims: dict[Turn, ClaimApprovals] = {}
         self.calls: dict[str, CallTool] = {}
@@ -371,7 +376,7 @@ class Connection:
 
     def check(self, lane: str | None = None) -> list[Json]:
         """The grammars of a request compile."""
-        return self._run(self.session.lifecycle.checked(self.checks.pop(self._at(self.checks, lane))))
+        return self.done(self.checks.pop(self._at(self.checks, lane)))
 
     def check_appended(self, error: ApiError | None = None) -> list[Json]:
         """The grammars of the first append that waits compile, or fail with ``error``."""
@@ -382,9 +387,8 @@ class Connection:
         """An inspection ends. Each check flags the texts that contain the word given under its name, and
         passes the others; None: it fails. A check that is not named flags texts that contain "bad"."""
         inspect = self.inspections.pop(number)
-        return self._run(
-            self.session.lifecycle.inspected(inspect, verdicts_of(inspect.inspection, flags), self.server.now)
-        )
+        verdicts = verdicts_of(inspect.inspection, flags)
+        return self._run(self.session.turns.inspected(inspect, verdicts, self.server.now))
 
     def inspect_all(self, **flags: str | None) -> list[Json]:
         """All inspections end, and those that follow from them."""
@@ -400,22 +404,20 @@ class Connection:
 
     def weigh(self, tokens: int, lane: str | None = None) -> list[Json]:
         """The engine has counted the tokens of a job."""
-        weigh = self.weighs.pop(self._at(self.weighs, lane))
-        return self._run(self.session.lifecycle.weighed(weigh, tokens))
+        return self.done(self.weighs.pop(self._at(self.weighs, lane)), tokens)
 
     def generate(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
         turn = self._at(self.starts, lane)
-        sent = self._run([Send(self.session.lifecycle.deltas(turn, list(deltas)))])
-        return sent + self._run(
-            [*self.session.lifecycle.due_calls(turn), *self.session.lifecycle.due_inspections(turn)]
-        )
+        sent = self._run([Send(self.session.turns.deltas(self.starts[turn], list(deltas)))])
+        return sent + self._run(self.session.turns.due(turn))
 
     def finish(
         self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: Any = None
     ) -> list[Json]:
         """The engine's last deltas. A response with `store` true then waits in `saves`."""
         turn = self._at(self.starts, lane)
-        job = self.starts.pop(turn).job
+        work = self.starts.pop(turn)
+        job = work.job
         tokens = 3 if job.generate else 0
         context = None
         if self.leaves_positions:
@@ -429,8 +431,8 @@ class Connection:
             position=position,
             context=context,
         )
-        sent = self._run([Send(self.session.lifecycle.deltas(turn, [*deltas, end]))])
-        after = self.session.lifecycle.finished(turn, self.server.now)
+        sent = self._run([Send(self.session.turns.deltas(work, [*deltas, end]))])
+        after = self.session.turns.done(work, None, self.server.now)
         if isinstance(position, Seen):
             position.end = turn.output.began
         return sent + self._run(after)
@@ -459,7 +461,7 @@ class Connection:
             kind: ResolvedBuiltin(ResolvedServer("handle of built-in tools"), kind, "q")
             for kind in asked.builtins
         }
-        return self._run(self.session.lifecycle.resolved(asked.turn, servers, self.server.now, answers))
+        return self.done(asked, Resolved(servers, answers))
 
     def list_tools(self, lane: str | None = None) -> list[Json]:
         """All MCP servers that a request asks list their tools."""
@@ -476,15 +478,14 @@ class Connection:
         asked = self.listings[self._at(self.listings, lane)]
         assert label in asked.servers
         found = FetchedList(self.server.lists[label]) if fetched is None else fetched
-        actions = self.session.lifecycle.listed(asked.turn, label, found, self.server.now)
-        if asked.turn.phase is not Phase.LISTING:
+        actions = self.session.turns.listed(asked, label, found, self.server.now)
+        if asked.turn.wait is not asked:
             self.listings.pop(asked.turn, None)
         return self._run(actions)
 
     def end_lists(self, lane: str | None = None) -> list[Json]:
         """No list is fetched any more."""
-        asked = self.listings.pop(self._at(self.listings, lane))
-        return self._run(self.session.lifecycle.all_listed(asked.turn, self.server.now))
+        return self.done(self.listings.pop(self._at(self.listings, lane)))
 
     def claim(self, lane: str | None = None) -> list[Json]:
         """Mark the approvals of a turn as used, or refuse it."""
@@ -492,30 +493,30 @@ class Connection:
         ids = {(self.tenant, each) for each in claim.ids}
         if ids & self.server.used:
             error = InvalidRequest("Used.", param="input")
-            return self._run(self.session.lifecycle.failed(claim.turn, error, self.server.now))
+            return self._run(self.session.turns.failed(claim, error, self.server.now))
         self.server.used |= ids
-        return self._run(self.session.lifecycle.claimed(claim.turn))
+        return self.done(claim)
 
     def end_call(self, call_id: str, output: str | None = "42", error: CallError | None = None) -> list[Json]:
         """A hosted call has ended."""
         action = self.calls.pop(call_id)
         outcome = CallOutcome(output) if error is None else CallOutcome(error=error)
-        return self._run(self.session.lifecycle.call_ended(action.turn, call_id, outcome, self.server.now))
+        return self._run(self.session.turns.call_ended(action.turn, call_id, outcome, self.server.now))
 
     def report_progress(self, call_id: str, progress: float = 1.0, message: str | None = None) -> list[Json]:
         """The server of a hosted call reports progress."""
         report = CallProgress(progress, None, message)
-        return self._run(self.session.lifecycle.call_progressed(self.calls[call_id].turn, call_id, report))
+        return self._run(self.session.turns.call_progressed(self.calls[call_id].turn, call_id, report))
 
     def end_prefill(self, response_id: str, tokens: int | None = 100) -> list[Json]:
         """The engine has prefilled so many tokens, or has failed."""
-        return self._run(self.session.lifecycle.prefilled(self.prefills.pop(response_id), tokens))
+        return self._run(self.session.turns.prefilled(self.prefills.pop(response_id), tokens))
 
     def compress(self, count: int | None = None) -> list[Json]:
         """The items of the states that wait are compressed; ``count``: of so many of them."""
         action = self.compressions.pop(0)
         items = [state.compressed() for state in action.states[:count]]
-        return self._run(self.session.lifecycle.compressed(action, items))
+        return self._run(self.session.turns.compressed(action, items))
 
     def complete(self, lane: str | None = None, text: str = "ok") -> Json:
         """Finish with a text (a warmup with nothing), save if needed; returns the response object."""
@@ -533,7 +534,7 @@ class Connection:
         state = self.server.store.get((self.tenant, wanted.response_id or ""))
         own = (s.input + s.output for (tenant, _), s in self.server.store.items() if tenant == self.tenant)
         found = {item.id: item for items in own for item in items if item.id in wanted.item_ids}
-        return self._run(self.session.lifecycle.loaded(turn, Loaded(state, found), self.server.now))
+        return self.done(wanted, Loaded(state, found))
 
     def load_conversation(self, *items: Json, tip: str | None = None) -> list[Json]:
         """The store loads a conversation with these new items, which continues the response ``tip``."""
@@ -543,13 +544,13 @@ class Connection:
         new = tuple(read_item(wire.encode(item), f"items[{n}]") for n, item in enumerate(items))
         state = self.server.store[self.tenant, tip] if tip is not None else None
         joined = Joined(wanted.conversation_id, 0, new)
-        return self._run(self.session.lifecycle.loaded(turn, Loaded(state, {}, joined), self.server.now))
+        return self.done(wanted, Loaded(state, {}, joined))
 
     def save(self, lane: str | None = None) -> list[Json]:
         turn = self._at(self.saves, lane)
-        state = self.saves.pop(turn).state
-        self.server.store[self.tenant, state.id] = state
-        return self._run(self.session.lifecycle.saved(turn))
+        save = self.saves.pop(turn)
+        self.server.store[self.tenant, save.state.id] = save.state
+        return self.done(save)
 
     # Failures and time.
 
@@ -557,8 +558,8 @@ class Connection:
         """The work on this lane's turn fails, whatever it is."""
         for work in self._work.values():
             for turn in [turn for turn in work if turn.lane == lane]:
-                del work[turn]
-                return self._run(self.session.lifecycle.failed(turn, error or ServerError(), self.server.now))
+                failed = self.session.turns.failed(work.pop(turn), error or ServerError(), self.server.now)
+                return self._run(failed)
         raise LookupError(f"nothing runs on lane {lane!r}")
 
     def tick(self, seconds: float = 0.0) -> list[Json]:
@@ -575,6 +576,10 @@ class Connection:
 
     # Implementation.
 
+    def done(self, work: Work[Any], result: Any = None) -> list[Json]:
+        """Work that the test has taken has ended."""
+        return self._run(self.session.turns.done(work, result, self.server.now))
+
     def _at(self, work: Iterable[Turn], lane: str | None) -> Turn:
         found = [turn for turn in work if turn.lane == lane]
         assert len(found) == 1, f"{len(found)} such turns on lane {lane!r}"
@@ -582,30 +587,33 @@ class Connection:
 
     def _run(self, actions: list[Action]) -> list[Json]:
         before = len(self.events)
-        if actions and isinstance(last := actions[-1], Settle):
-            # A client cannot react to the end of a turn before the driver has called this too.
-            actions = [*actions[:-1], *self.session.lifecycle.settle(last.turn, self.server.now)]
+        if actions and isinstance(last := actions[-1], Flush):
+            # A client cannot react to the end of a turn before the driver has reported this too.
+            actions = [*actions[:-1], *self.session.turns.done(last, None, self.server.now)]
         for action in actions:
-            assert not isinstance(action, Settle), "it is always the last action"
+            assert not isinstance(action, Flush), "it is always the last action"
             assert self.close is None, f"{action} after Close"
             if isinstance(action, Send):
                 if not self._has_left:
                     self._send(action)
-            elif isinstance(action, Start):
+            elif isinstance(action, Generate):
                 self._start(action)
-            elif isinstance(action, Load | ResolveTools | ListTools | Check | ClaimApprovals | Weigh | Save):
+            elif isinstance(action, Work):
                 self._work[type(action)][action.turn] = action
             else:
                 self._carry_out(action)
+        if (fault := self.fault) is not None:
+            self.fault = None
+            raise fault
         return self.events[before:]
 
     def _carry_out(self, action: Action) -> None:
-        if isinstance(action, CheckAppended):
+        if isinstance(action, CompileAppended):
             self.checks_appended.append(action)
         elif isinstance(action, CallTool):
             assert action.call.id not in self.calls, "a call is made twice"
             self.calls[action.call.id] = action
-        elif isinstance(action, Cancel | CancelTools):
+        elif isinstance(action, Cancel | CancelCalls):
             self._cancel(action)
         elif isinstance(action, Counted):
             self.counted.append(action.tokens)
@@ -615,15 +623,17 @@ class Connection:
             self.compressions.append(action)
         elif isinstance(action, Record):
             self.reports.append(action)
+        elif isinstance(action, LogFault):
+            self.fault = action.fault
         elif isinstance(action, Close):
             self.close = action
 
     @property
-    def _work(self) -> dict[type[Action], dict[Turn, Any]]:
+    def _work(self) -> dict[type[Work[Any]], dict[Turn, Any]]:
         return {
-            Check: self.checks,
-            Weigh: self.weighs,
-            Start: self.starts,
+            CompileGrammars: self.checks,
+            CountTokens: self.weighs,
+            Generate: self.starts,
             Load: self.loads,
             ResolveTools: self.resolves,
             ListTools: self.listings,
@@ -631,7 +641,7 @@ class Connection:
             Save: self.saves,
         }
 
-    def _cancel(self, action: Cancel | CancelTools) -> None:
+    def _cancel(self, action: Cancel | CancelCalls) -> None:
         turn = action.turn
         for call_id in [each for each, call in self.calls.items() if call.turn is turn]:
             del self.calls[call_id]
@@ -656,16 +666,16 @@ class Connection:
             asked = action.inspection
             self.inspected += [(asked.when, each.kind, each.text) for each in asked.subjects]
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: Generate) -> None:
         if start.job.parent is not None and not start.job.fork:
             self.prefills.pop(start.job.parent.id, None)
         if (error := self._refuses(start.job)) is not None:
-            self._run(self.session.lifecycle.failed(start.turn, error, self.server.now))
+            self._run(self.session.turns.failed(start, error, self.server.now))
             return
         self.starts[start.turn] = start
         self._first_output[start.turn] = len(start.turn.output.items)
         if self._accepts(start.job):
-            self._send(Send(self.session.lifecycle.deltas(start.turn, [Accepted()])))
+            self._send(Send(self.session.turns.deltas(start, [Accepted()])))
         if self._on_start is not None:
             self._on_start(start)
 

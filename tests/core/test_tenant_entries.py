@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from slipring.core.tenant_entries import TimedEntries
+from slipring.core.tenant_entries import TenantCache, TimedEntries
 
 LONG = 10.0
 LIMIT = 100
@@ -95,3 +95,33 @@ def test_keeps_and_drops_what_the_list_does(steps: list[tuple[float, tuple[str, 
     assert not entries._by_tenant
     assert not entries._until
     assert entries.used_bytes == 0
+
+
+def test_the_least_recently_used_entries_are_dropped_at_the_limits_of_tenant_and_total() -> None:
+    cache: TenantCache[bytes] = TenantCache(8 * 3000)  # of which a tenant may fill 3000
+    keys = [("a", bytes([n])) for n in range(4)]
+    for key in keys[:3]:
+        cache.put(key, key[1], 400)
+    assert cache.find(keys[0]) == b"\x00"
+    cache.put(keys[3], b"", 400)
+    assert cache.find(keys[1]) is None, "the least recently used is dropped"
+    assert cache.find(keys[0]) is not None
+    cache.put(("a", b"large"), b"", 2500)
+    assert cache.find(("a", b"large")) == b""
+    assert cache.find(keys[0]) is None
+    cache.put(("a", b"too large"), b"", 2501)
+    assert cache.find(("a", b"too large")) is None
+    for tenant in "bcdefghi":
+        cache.put((tenant, b""), b"", 2500)
+    assert cache.find(("a", b"large")) is None
+    assert cache.used_bytes <= 8 * 3000
+    assert cache.find(("i", b"")) is not None
+
+
+def test_a_result_that_is_put_again_replaces_the_one_before() -> None:
+    cache: TenantCache[str] = TenantCache(8 * 3000)
+    cache.put(("a", b"key"), "first", 100)
+    used_bytes = cache.used_bytes
+    cache.put(("a", b"key"), "second", 300)
+    assert (cache.find(("a", b"key")), cache.find(("b", b"key"))) == ("second", None)
+    assert cache.used_bytes == used_bytes + 200

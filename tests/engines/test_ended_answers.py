@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipring.base.aiohttp_internals import PostedAnswer
 from slipring.core.generation import Job
 from slipring.core.turn.turn import Turn
 from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.remote.admission_and_retries import Ticket
 from slipring.engines.remote.answer_reader import AnswerReader
 from slipring.engines.remote.http_client import EventStream
+from slipring.engines.remote.http_connection import Answer
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.tokens.session_server import _SessionExchange
 from slipring.engines.tokens.sessions import Lease
@@ -37,7 +37,7 @@ from tests.harness import Running
 from tests.server.raw import gone
 
 HOLDERS = (
-    *(AnswerReader, ChatAnswer, EventStream, JobExchange, Job, Lease, PostedAnswer, ResponsesAnswer, Ticket),
+    *(AnswerReader, ChatAnswer, EventStream, JobExchange, Job, Lease, Answer, ResponsesAnswer, Ticket),
     *(TokenAnswer, Turn, _SessionExchange),
 )
 ENDINGS: list[tuple[Step, ...]] = [

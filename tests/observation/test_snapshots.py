@@ -6,15 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slipring.observation import metrics as table
-from slipring.observation.snapshots import (
-    BoundedLabels,
-    BoundedNames,
-    Fold,
-    Registry,
-    Snapshot,
-    merge,
-    value_of,
-)
+from slipring.observation.snapshots import BoundedLabels, BoundedNames, Fold, Registry, Snapshot
+from tests.observation.snapshot_values import value_of
 
 WORKERS = st.integers(0, 2)
 
@@ -53,7 +46,9 @@ def test_gauges_are_merged_as_the_table_says() -> None:
         ]
         return Registry("p").snapshot(readings)
 
-    merged = merge([of(1, 2, 70), of(0, 3, 50)])
+    fold = Fold()
+    fold.update(0, of(1, 2, 70))
+    merged = fold.snapshot(of(0, 3, 50))
     assert value_of(merged, table.ENGINE_UP) == 0
     assert value_of(merged, table.LANES) == 5
     assert value_of(merged, table.CACHE_BYTES) == 70
@@ -61,7 +56,7 @@ def test_gauges_are_merged_as_the_table_says() -> None:
 
 def test_metrics_of_another_version_are_left_out() -> None:
     unknown = Snapshot("p", {"slipring_unknown_total": []}, {"slipring_unknown_seconds": []})
-    assert merge([unknown]) == Snapshot("", {}, {})
+    assert Fold().snapshot(unknown) == Snapshot("", {}, {})
 
 
 def test_a_fold_bounds_the_tenants_of_all_workers_together() -> None:

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.dialect import Block
+from slipring.prompts.dialects.dialect import CHATML, Block
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Body, EncodedIds, Preface, Rendered, empty
 from slipring.prompts.tokenization.token_budget import TokenBudget
@@ -251,7 +250,7 @@ def test_the_answer_format_is_part_of_the_head(writer: str) -> None:
 # Contexts that are too long
 
 
-KIND = DialectRenderer(ChatMl("Be kind."), small())
+KIND = DialectRenderer(structs.replace(CHATML, default_system="Be kind."), small())
 HEADS = st.tuples(st.sampled_from([Head(), Head("You help.")]), st.sampled_from([TEXT, SCHEMA]))
 
 
@@ -397,7 +396,8 @@ def test_appending_does_not_change_the_parent() -> None:
 def test_a_mark_is_a_token_if_the_vocabulary_has_it_and_text_never_becomes_one() -> None:
     writes = renderer("chatml in small")
     mark = writes.vocabulary.control(VISIBLE)
-    ids = writes.encode([ChatMl().write_call("f", f'{{"a":"{VISIBLE}"}}', first=True)])
+    written, _ = CHATML.write_items(Block.NONE, [call("f", f'{{"a":"{VISIBLE}"}}')])
+    ids = writes.encode(written[-1:])
     assert ids[0] == mark
     assert ids.count(mark) == 1
     assert b"".join(map(writes.bytes_of, ids)).decode().count(VISIBLE) == 2
@@ -418,7 +418,7 @@ def test_the_prompt_of_a_dialect_does_not_open_a_thought() -> None:
 
 
 def test_a_renderer_names_the_control_tokens_of_its_marks() -> None:
-    writes = DialectRenderer(ChatMl(), small())
+    writes = DialectRenderer(CHATML, small())
     for _ in range(2):
         assert writes.control_ids() == {VISIBLE: writes.vocabulary.control(VISIBLE)}
     assert writes.counted_calls(writes.render(job((user("a"),))).prompt) == 0

@@ -18,10 +18,8 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.dialect import Dialect
+from slipring.prompts.dialects.dialect import CHATML, LLAMA3, Dialect
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
-from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.tokenization.gguf_metadata import read_metadata
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.items import Item, read_item
@@ -256,11 +254,11 @@ def control_tokens(metadata: dict[str, Any]) -> dict[str, int]:
 
 
 RENDERERS: dict[str, tuple[Dialect, Any]] = {
-    "chatml in smollm2": (ChatMl(), smollm2),
-    "chatml in qwen2": (ChatMl(), qwen2),
-    "chatml in small": (ChatMl(), small),
-    "llama3 in smollm2": (Llama3(), smollm2_with_llama3),
-    "llama3 in small": (Llama3(), small),
+    "chatml in smollm2": (CHATML, smollm2),
+    "chatml in qwen2": (CHATML, qwen2),
+    "chatml in small": (CHATML, small),
+    "llama3 in smollm2": (LLAMA3, smollm2_with_llama3),
+    "llama3 in small": (LLAMA3, small),
 }
 
 

@@ -13,8 +13,8 @@ except ImportError:  # not available on every platform
 _BOTH = {"asyncio": asyncio.new_event_loop, "uvloop": new_uvloop}
 _ON_BOTH = (
     "test_connection",
+    "test_connection_limits",
     "test_reading_turns",
-    "test_registry",
     "test_drain",
     "test_websocket_protocol",
 )

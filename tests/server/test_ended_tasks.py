@@ -234,7 +234,7 @@ async def test_an_append_whose_check_is_cancelled_is_refused() -> None:
     loop, engine = asyncio.get_running_loop(), PuppetEngine()
     async with serve(engine) as running:
         for at in count():
-            interruption = Interruption(Driver._check_appended, at)
+            interruption = Interruption(Driver._compile_appended, at)
             async with running.connect(headers={"OpenAI-Beta": "slipring_rollout=v1"}) as socket:
                 await socket.create(input="x", tools=[search], rollout=True, store=False)
                 first = await engine.next()

@@ -23,6 +23,7 @@ _CHAINS = 4
 _PATIENCE_S = 60.0
 """Half of the time for which chains are parked."""
 _QUESTION = "What did we speak about?"
+_MIXED = "one new, one old"
 
 
 class RollingUpgrade:
@@ -51,7 +52,7 @@ class RollingUpgrade:
             self._report(f"schema {before} -> {after}")
             left.append(await write(self._client(nodes, 0, clients.http)))
             left.append(await write(self._client(nodes, 1, clients.http)))
-            await self._look(nodes, clients, left, "one new, one old")
+            await self._look(nodes, clients, left, _MIXED)
             if before != after:
                 await self._refuse_the_previous()
             await self._replace(nodes, 1, clients)
@@ -90,23 +91,26 @@ class RollingUpgrade:
         await clients.progress()
         for here, there in ((0, 1), (1, 0)):
             urls = nodes.nodes[here].url, nodes.nodes[there].url
-            await asyncio.gather(*(self._move(clients.http, *urls) for _ in range(_CHAINS)))
+            moves = (self._move(clients.http, *urls, is_mixed=stage == _MIXED) for _ in range(_CHAINS))
+            await asyncio.gather(*moves)
         await clients.progress()
         self._report(f"{stage}: stores and parked chains are whole ({time.monotonic() - began:.0f} s)")
 
     def _client(self, nodes: Fleet, index: int, http: aiohttp.ClientSession) -> Client:
         return Client(http, nodes.nodes[index].url)
 
-    async def _move(self, http: aiohttp.ClientSession, here: str, there: str) -> None:
+    async def _move(self, http: aiohttp.ClientSession, here: str, there: str, *, is_mixed: bool) -> None:
         """A chain that is not stored goes from one node to the other and back, each time by a dropped
-        connection, and is read in full each time."""
+        connection, and is read in full each time. ``is_mixed``: the nodes are of two versions, which may
+        write the same context in different numbers of tokens."""
         ws = await http.ws_connect(f"{here}/responses")
         tip = (await tool_loop(ws, store=False))[-1]["id"]
         for url in (there, here):
             expected = await socket_turn(ws, **_question(tip))
             reset(ws)
             ws, found = await _ask_parked(http, url, tip)
-            assert _read(found) == _read(expected)
+            assert _text(found) == _text(expected)
+            assert is_mixed or _input_tokens(found) == _input_tokens(expected)
             self.moved += 1
             go_on = {"input": "Go on", "store": False, "previous_response_id": found["id"]}
             tip = (await socket_turn(ws, **go_on))["id"]
@@ -129,9 +133,15 @@ def _question(tip: str) -> Json:
     return {"input": _QUESTION, "store": False, "tool_choice": "none", "previous_response_id": tip}
 
 
-def _read(answer: Json) -> tuple[str, int]:
-    """What shows the context that the engine has read: the answer contains a digest of it."""
-    return answer["output"][-1]["content"][0]["text"], answer["usage"]["input_tokens"]
+def _text(answer: Json) -> str:
+    """What shows the context that the engine has read: a digest of it."""
+    text: str = answer["output"][-1]["content"][0]["text"]
+    return text
+
+
+def _input_tokens(answer: Json) -> int:
+    count: int = answer["usage"]["input_tokens"]
+    return count
 
 
 async def _ask_parked(

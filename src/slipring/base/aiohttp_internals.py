@@ -7,33 +7,17 @@ breaks one fails there first.
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import (
-    BaseConnector,
-    ClientConnectionError,
-    ClientPayloadError,
-    ClientRequest,
-    ClientSession,
-    ConnectionTimeoutError,
-    StreamReader,
-    hdrs,
     web,
 )
 from aiohttp.base_protocol import BaseProtocol
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.connector import Connection
-from aiohttp.helpers import set_exception, set_result
-from aiohttp.http import HttpProcessingError, RawRequestMessage, RawResponseMessage
+from aiohttp.http import HttpProcessingError, RawRequestMessage
 from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.http_parser import DeflateBuffer
-from aiohttp.http_writer import _serialize_headers
-from aiohttp.payload import Payload
-from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
 _CLOSED_WHILE_READING = "Connection closed."
 """Text of the ``RuntimeError`` that aiohttp raises when a client disconnects while aiohttp reads the rest of
@@ -48,8 +32,6 @@ _HEADS = {126: 4, 127: 10}
 """The same for long frames, by the length in the second byte."""
 _RESERVED_BITS = bytes((0x70, _MASKED))
 """The header of a frame that no extension allows."""
-_FINAL_STATUS = 200
-"""An answer with a lower status announces another one."""
 _EMPTY_PONG = bytes((0x8A, _MASKED))
 """The header of a pong without a payload, before its mask."""
 _EMPTY_PONG_BYTES = _SHORT_HEAD + _MASK_BYTES
@@ -337,148 +319,6 @@ class StreamedResponse(web.StreamResponse):
     _send_headers_immediately = False
 
 
-def fail_read(content: StreamReader, error: BaseException) -> None:
-    """Make the pending read of a stream, and all later ones, raise ``error``."""
-    content.set_exception(error)
-
-
-class StreamProtocol(SeparateWaits, ResponseHandler):
-    """aiohttp's client-side HTTP protocol, which can call a function after each read of its socket.
-
-    A read may bring several chunks of a body; aiohttp tells of each by itself. Relies on connectors making
-    protocols by their ``_factory``, and on ``set_exception`` being called if what arrives is not HTTP:
-    aiohttp then closes the connection, but does not tell the task that reads the body, which would wait on.
-    """
-
-    on_read: Callable[[], None] | None = None
-
-    @staticmethod
-    def use_in(connector: BaseConnector) -> None:
-        """Let a connector make protocols of this class."""
-        factory: Any = partial(StreamProtocol, loop=connector._loop)
-        connector._factory = factory
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.on_read is not None:
-            self.on_read()
-
-    def set_exception(self, exc: Any, *cause: Any) -> None:
-        super().set_exception(exc, *cause)
-        body = self._payload
-        if isinstance(exc, HttpProcessingError) and body is not None and not body.is_eof():
-            body.set_exception(ClientPayloadError(exc.message))
-
-
-class PieceReader(StreamReader):
-    """A response's ``StreamReader`` for a body that is read as it comes, by ``read_pieces`` only.
-
-    A stream of tokens has a chunk of HTTP for each, and aiohttp keeps where every chunk ends and resumes the
-    transport after every read. Neither is needed here, and both cost more than the rest of a read. ``adopt``
-    turns the reader of a response, which aiohttp makes, into this class: relies on ``StreamReader`` having
-    all of its attributes in ``__slots__``, and on aiohttp's parser calling ``feed_data`` and the two methods
-    about chunks by name.
-    """
-
-    __slots__ = ()
-
-    _protocol: "StreamProtocol"
-
-    @staticmethod
-    def adopt(content: StreamReader) -> "PieceReader":
-        content.__class__ = PieceReader
-        assert isinstance(content, PieceReader)
-        content._http_chunk_splits = None
-        return content
-
-    def feed_data(self, data: bytes, size: int = 0) -> bool:
-        self._size += len(data)
-        self._buffer.append(data)
-        self.total_bytes += len(data)
-        waiter = self._waiter
-        if waiter is not None and self._protocol.on_read is None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-        if self._size > self._high_water:
-            self._protocol.pause_reading()
-        return False
-
-    def begin_http_chunk_receiving(self) -> None:
-        """A chunk begins."""
-
-    def end_http_chunk_receiving(self) -> None:
-        """A chunk ends."""
-
-    async def read_pieces(self) -> bytes:
-        """Wait for more of the body and return all that has arrived; empty at its end."""
-        buffer = self._buffer
-        while not buffer and not self._eof:
-            if self._exception is not None:
-                raise self._exception
-            if not self._protocol.connected:
-                raise ClientConnectionError("the connection is closed")
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self._exception is not None:
-            raise self._exception
-        data = self._take()
-        if self._protocol._reading_paused:
-            self._protocol.resume_reading()
-        return data
-
-    def _take(self) -> bytes:
-        """All that has arrived and was not read."""
-        buffer = self._buffer
-        data = buffer.popleft() if len(buffer) == 1 else b"".join(buffer)
-        buffer.clear()
-        self._cursor += self._size
-        self._size = 0
-        return data
-
-    async def push_pieces(self, take: Callable[[bytes], bool]) -> None:
-        """Call ``take`` with what arrives, from within each read of the socket, until it returns False, the
-        body ends or the read fails. All that had arrived before must have been read.
-
-        No task is resumed for a piece: that takes longer than most of what is done with a token. Raises what
-        ``take`` raises. What arrives after the last call is left to ``read_pieces``. ``take`` may cancel the
-        task that waits here: aiohttp's helpers leave a future alone that is done already.
-        """
-        if self._buffer or self._eof or self._exception is not None:
-            return
-        ended = self._waiter = self._loop.create_future()
-
-        protocol, is_taking = self._protocol, False
-
-        def on_read() -> None:
-            nonlocal is_taking
-            if is_taking:
-                return  # called by ``resume_reading``; the loop below goes on with what that has brought
-            is_taking = True
-            try:
-                while self._buffer and not ended.done():
-                    if not take(self._take()):
-                        protocol.on_read = None
-                        set_result(ended, None)
-                    elif protocol._reading_paused:
-                        protocol.resume_reading()
-            except Exception as error:
-                protocol.on_read = None
-                set_exception(ended, error)
-            is_taking = False
-
-        protocol.on_read = on_read
-        try:
-            await ended
-        finally:
-            self._waiter = None
-            if protocol.on_read is on_read:  # the connection may be another answer's by now
-                protocol.on_read = None
-
-
 def is_no_http(error: BaseException) -> bool:
     """Whether an exception says that a server did not answer in HTTP."""
     return isinstance(error, HttpProcessingError)
@@ -489,102 +329,3 @@ def is_client_fault(error: BaseException | None) -> bool:
     if isinstance(error, RuntimeError) and str(error) == _CLOSED_WHILE_READING:
         return True
     return isinstance(error, HttpProcessingError | web.RequestPayloadError)
-
-
-class MemoryPayload(Payload):
-    """A request body in memory: of known size, sent again on a retry, with nothing to close.
-
-    Without ``_autoclose`` aiohttp warns about an unclosed payload.
-    """
-
-    _autoclose = True
-
-    def __init__(self, value: Any, *, size_bytes: int, content_type: str) -> None:
-        super().__init__(value, content_type=content_type)
-        self._size = size_bytes
-
-
-class PostedAnswer:
-    """The answer to a request of ``JsonPosts``, with the part of ``ClientResponse``'s interface that reading
-    it takes. Owns its connection, which returns to the pool at the end of the body."""
-
-    __slots__ = ("_connection", "content", "headers", "reason", "status")
-
-    def __init__(self, connection: Connection, message: RawResponseMessage, content: StreamReader) -> None:
-        self._connection = connection
-        self.status = message.code
-        self.reason: str | None = message.reason
-        self.headers: CIMultiDictProxy[str] = message.headers
-        self.content = content
-        # Not a method: a body that never ends keeps its callbacks, and so would keep this object.
-        content.on_eof(partial(_release, connection))
-
-    def release(self) -> None:
-        """Return the connection to the pool, or close it if the body has not ended. May be called twice."""
-        _release(self._connection)
-
-
-def _release(connection: Connection) -> None:
-    transport = connection.transport
-    if transport is not None and transport.get_write_buffer_size():
-        connection.close()  # the server has answered before it read the whole request
-    else:
-        connection.release()
-
-
-class JsonPosts:
-    """Posts JSON to one URL over the pooled connections of a session.
-
-    ``ClientSession.post`` takes three times as long for a request over a kept connection: it prepares
-    redirects, cookies, authentication, proxies, timers and traces. Here is none of these, so a redirect is an
-    answer like any other. Relies on ``BaseConnector.connect`` using only a request's address, on the protocol
-    of a connection reading a response after ``set_response_params``, and on ``_serialize_headers``. The
-    headers are those that ``ClientRequest`` would send.
-    """
-
-    def __init__(self, session: ClientSession, url: str) -> None:
-        self._session = session
-        address = ClientRequest("POST", URL(url), headers=session.headers, loop=session._loop)
-        self._address = address
-        self._start_line = f"POST {address.url.raw_path_qs} HTTP/1.1"
-        address.headers[hdrs.CONTENT_TYPE] = "application/json"
-
-    async def send(self, pieces: Sequence[bytes], headers: Mapping[str, str] | None) -> PostedAnswer:
-        """Send a body, all of it at once, and wait for the head of the answer."""
-        sent = CIMultiDict(self._address.headers)
-        sent[hdrs.CONTENT_LENGTH] = str(sum(map(len, pieces)))
-        sent.update(headers or {})
-        head = _serialize_headers(self._start_line, sent)
-        session = self._session
-        assert session.connector is not None
-        try:
-            connection = await session.connector.connect(self._address, traces=[], timeout=session.timeout)
-        except TimeoutError as error:
-            raise ConnectionTimeoutError("connecting timed out") from error
-        try:
-            return await self._exchange(connection, [head, *pieces])
-        except HttpProcessingError as error:
-            connection.close()
-            raise ClientPayloadError(error.message) from error
-        except BaseException:
-            connection.close()
-            raise
-
-    async def _exchange(self, connection: Connection, pieces: list[bytes]) -> PostedAnswer:
-        session, protocol, transport = self._session, connection.protocol, connection.transport
-        assert protocol is not None
-        if transport is None:
-            raise ClientConnectionError("the connection is closed")
-        protocol.set_response_params(
-            read_until_eof=True,
-            read_timeout=session.timeout.sock_read,
-            read_bufsize=session._read_bufsize,
-            max_line_size=session._max_line_size,
-            max_field_size=session._max_field_size,
-        )
-        transport.writelines(pieces)
-        protocol.start_timeout()
-        while True:
-            message, content = await protocol.read()
-            if message.code >= _FINAL_STATUS:
-                return PostedAnswer(connection, message, content)

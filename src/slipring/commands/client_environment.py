@@ -5,15 +5,13 @@ import argparse
 import re
 from collections.abc import Mapping
 
+from slipring.commands.errors import UsageError
+
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 """Where ``slipring serve`` listens."""
 URL_VARIABLE = "OPENAI_BASE_URL"
 KEY_VARIABLE = "OPENAI_API_KEY"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-class UnusableKey(Exception):
-    """A variable holds something that no request can carry as a key. The message does not repeat it."""
 
 
 def named_url(environ: Mapping[str, str]) -> str | None:
@@ -23,10 +21,10 @@ def named_url(environ: Mapping[str, str]) -> str | None:
 
 def api_key(variable: str, environ: Mapping[str, str]) -> str:
     """The key in a variable, without the line end that a file may have added; empty if there is none. Raises
-    ``UnusableKey``."""
+    ``UsageError``, whose message does not repeat it."""
     key = environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise UnusableKey(f"{variable}: a key consists of printable ASCII characters")
+        raise UsageError(f"{variable}: a key consists of printable ASCII characters")
     return key
 
 

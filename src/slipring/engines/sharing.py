@@ -48,36 +48,65 @@ class Owner(Protocol):
         """Report that the engine at this address has not answered a user for too long."""
 
 
-class Borrowed:
-    """One user's view of an engine that another process owns."""
+class Host:
+    """Where an engine's server runs: in a child process, owned by another process of slipring, or elsewhere.
 
-    def __init__(self, share: Share, key: str, on_suspicion: Callable[[str], None]) -> None:
-        """``on_suspicion`` is called with the address at which the engine does not answer."""
-        self.share = share
+    The defaults are those of a server that slipring did not start, and that always runs.
+    """
+
+    why_down = "the engine is starting again"
+    """For operators, while there is no address."""
+
+    def __init__(self, key: str, url: str | None = None) -> None:
         self.key = key
-        self._on_suspicion = on_suspicion
-        self._on_loss: Callable[[], None] | None = None
-        self._url: str | None = None
-        self._is_there = asyncio.Event()
+        self._url = url
 
     @property
     def url(self) -> str:
+        """Its address. Raises ``Unavailable`` while it is down."""
         if self._url is None:
             raise Unavailable("The engine is starting again. Try again in a moment.")
         return self._url
 
     @property
     def trouble(self) -> str | None:
-        return "the shared engine is starting again" if self._url is None else None
+        """Why it is down; None while it runs."""
+        return self.why_down if self._url is None else None
+
+    def suspect(self) -> None:
+        """Report that it has not answered for too long."""
+        return
+
+    def rejects_grammar(self, slot: int) -> bool:
+        """Whether it does not enforce the grammar of the job that began last in a slot, as far as this
+        process can know. Returns True once for each such job."""
+        return False
+
+    async def start(self, on_loss: Callable[[], None]) -> None:
+        """Start it or wait for it. ``on_loss`` is called when the contents of its slots are lost."""
+        return
+
+    async def close(self) -> None:
+        return
+
+
+class Borrowed(Host):
+    """One user's view of an engine that another process owns."""
+
+    why_down = "the shared engine is starting again"
+
+    def __init__(self, share: Share, key: str, on_suspicion: Callable[[str], None]) -> None:
+        """``on_suspicion`` is called with the address at which the engine does not answer."""
+        super().__init__(key)
+        self.share = share
+        self._on_suspicion = on_suspicion
+        self._on_loss: Callable[[], None] | None = None
+        self._is_there = asyncio.Event()
 
     def suspect(self) -> None:
         """Report to the owner, which may restart the engine."""
         if self._url is not None:
             self._on_suspicion(self._url)
-
-    def rejects_grammar(self, slot: int) -> bool:
-        """False: the owner logs it."""
-        return False
 
     def move(self, url: str | None) -> None:
         """Set the address that the owner reports. A new address means that the engine has lost its slots."""
@@ -93,6 +122,3 @@ class Borrowed:
         """Wait until there is an address: the owner may be restarting the engine."""
         self._on_loss = on_loss
         await self._is_there.wait()
-
-    async def close(self) -> None:
-        return

@@ -31,14 +31,11 @@ from slipring.mcp.protocol.tools import (
     ContentBlock,
     EmbeddedResource,
     ImageContent,
-    LeftOut,
     ResourceLink,
     TextContent,
     Tool,
-    ToolAnnotations,
     ToolList,
     ToolResult,
-    UnknownContent,
 )
 from slipring.mcp.redaction import Redaction
 from slipring.mcp.servers import Credential, HttpServer, McpServer, StdioServer, UrlPolicy, admit, parse_url
@@ -55,7 +52,6 @@ __all__ = [
     "HttpServer",
     "ImageContent",
     "InputRequired",
-    "LeftOut",
     "Malformed",
     "McpFailure",
     "McpLimits",
@@ -73,10 +69,8 @@ __all__ = [
     "TimedOut",
     "TooLarge",
     "Tool",
-    "ToolAnnotations",
     "ToolList",
     "ToolResult",
-    "UnknownContent",
     "Unreachable",
     "UrlPolicy",
     "VersionMismatch",

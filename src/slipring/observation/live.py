@@ -259,7 +259,6 @@ class ProcessGone(Struct, frozen=True, tag="process_gone"):
 Message = Greeting | Update | ProcessGone
 
 _message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
-_detail: msgspec.json.Decoder[ConnectionDetail] = msgspec.json.Decoder(ConnectionDetail)
 
 
 def encode(message: Message) -> bytes:
@@ -270,8 +269,3 @@ def encode(message: Message) -> bytes:
 def decode(line: bytes) -> Message:
     """Read one line of the stream. Raises ``msgspec.MsgspecError``."""
     return _message.decode(line)
-
-
-def decode_detail(text: bytes) -> ConnectionDetail:
-    """Read the description of a connection. Raises ``msgspec.MsgspecError``."""
-    return _detail.decode(text)

@@ -7,7 +7,7 @@ included, so that counters never fall.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -240,21 +240,3 @@ class Fold:
         for each in (*self._living.values(), *((own,) if own is not None else ())):
             total.add(each, gauges=True)
         return total.snapshot()
-
-
-def merge(snapshots: Iterable[Snapshot]) -> Snapshot:
-    """The sum over processes that all live."""
-    total = _Sum(BoundedLabels())
-    for each in snapshots:
-        total.add(each, gauges=True)
-    return total.snapshot()
-
-
-def value_of(snapshot: Snapshot, metric: Metric, labels: Mapping[str, str] | None = None) -> int | float:
-    """The sum of a counter or gauge over all series that have these labels; 0 if there are none."""
-    wanted = labels or {}
-    return sum(
-        each.value
-        for each in snapshot.values.get(metric.name, ())
-        if wanted.items() <= dict(zip(metric.label_names, each.labels, strict=True)).items()
-    )

@@ -26,14 +26,24 @@ WHITE_SPACE = ChainChoice(
     "white space as the model read it, where the template changes it once more follows",
     "it is a token or two; changed, the engine would read the last answer again in every turn",
 )
+CALL_TEXTS = ChainChoice(
+    "call_texts",
+    "texts before calls, which the template never writes",
+    "the model goes on with what it said, and the engine need not read the last call again in every step",
+)
 LOOP_THOUGHTS = ChainChoice(
     "loop_thoughts",
     "thoughts of a tool loop, until another message than an output follows",
     "the model goes on with what it thought, and the engine need not read the last call again in every step",
+)
+CALL_IDS = ChainChoice(
+    "call_ids",
+    "calls without ids, as the model wrote them, where the template adds ids once more follows",
+    "the model never writes them; with them, the engine would read the last call again in every step",
 )
 ALL_THOUGHTS = ChainChoice(
     "all_thoughts",
     "thoughts of all earlier answers",
     "the option thinking=keep says so, or a dialect, which always appends, writes the context",
 )
-CHAIN_CHOICES = (EMPTY_THOUGHTS, WHITE_SPACE, LOOP_THOUGHTS, ALL_THOUGHTS)
+CHAIN_CHOICES = (EMPTY_THOUGHTS, WHITE_SPACE, CALL_IDS, CALL_TEXTS, LOOP_THOUGHTS, ALL_THOUGHTS)

@@ -5,12 +5,11 @@ likely ending. Nothing depends on that being right: when the request comes, its 
 and an engine that has processed tokens which are not in it processes others instead.
 """
 
-from array import array
-
 from msgspec import Struct, structs
 
 from slipring.core.generation import Prefill
 from slipring.prompts.rendering import Rendered, Renderer
+from slipring.prompts.shared_ids import common_tokens
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol import items, wire
 from slipring.protocol.items import CallOutput, Item, plain_text
@@ -50,7 +49,8 @@ def foresee(renderer: Renderer, prefill: Prefill, budget: TokenBudget) -> Forese
     body = one.context.body
     if body.parent is None or one.fallback != other.fallback:
         return None
-    certain = body.step.ids[: _common_length(body.step.ids, other.context.body.step.ids)]
+    ids, others = body.step.ids, other.context.body.step.ids
+    certain = ids[: common_tokens(ids.tobytes(), others.tobytes())]
     context = Rendered(one.context.writer, one.context.preface, body.parent.then(certain, body.tail))
     position = job.parent.position if job.parent is not None and is_appended else None
     return Foreseen(context, position if isinstance(position, Rendered) else None)
@@ -75,15 +75,3 @@ def _user_messages(known: tuple[Item, ...]) -> list[tuple[Item, ...]]:
 
 def _item(**fields: str) -> Item:
     return items.read_items([wire.raw(fields)])[0]
-
-
-def _common_length(one: "array[int]", other: "array[int]") -> int:
-    """The length of the longest common prefix."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[:middle] == other[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

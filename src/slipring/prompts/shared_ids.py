@@ -18,7 +18,7 @@ def shared(ids: bytes, source: bytes) -> list[Piece]:
     """``ids`` as pieces, copied from ``source`` where that has a long range of them. Takes time proportional
     to both."""
     pieces: list[Piece] = []
-    start = _common(ids, 0, source, 0)
+    start = common_bytes(ids, source)
     if start:
         pieces.append((0, start))
     last = len(source) // _BLOCK * _BLOCK - _BLOCK
@@ -34,7 +34,7 @@ def shared(ids: bytes, source: bytes) -> list[Piece]:
             found -= _ID_BYTES
         if at > new:
             pieces.append(ids[new:at])
-        length = _common(ids, at, source, found)
+        length = common_bytes(ids, source, at, found)
         pieces.append((found, length))
         new = at = at + length
     if new < len(ids):
@@ -56,8 +56,14 @@ def joined(pieces: Sequence[Piece], source: bytes) -> bytes:
     return b"".join(parts)
 
 
-def _common(one: bytes, at: int, other: bytes, found: int) -> int:
-    """Length of the whole ids that both have in common from these places on."""
+def common_tokens(one: bytes, other: bytes) -> int:
+    """How many ids both begin with."""
+    return common_bytes(one, other) // _ID_BYTES
+
+
+def common_bytes(one: bytes, other: bytes, at: int = 0, found: int = 0) -> int:
+    """Length of the whole ids that both have in common, from the place ``at`` of one and ``found`` of the
+    other on."""
     most = min(len(one) - at, len(other) - found)
     length, size = 0, most
     while size >= _ID_BYTES:

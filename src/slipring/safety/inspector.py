@@ -1,6 +1,6 @@
 """The inspector: all checks of a server, and the policy of each turn."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ from slipring.base.errors import ModelNotFound, StartupError
 from slipring.config.checks import CheckEntry, PolicyEntries
 from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.checks.verdicts import Subject, Verdict
-from slipring.core.tenant_cache import TenantCache
+from slipring.core.tenant_entries import TenantCache
 from slipring.safety.running_check import CheckStatus, RunningCheck
 from slipring.safety.source import Source, naming
 
@@ -78,11 +78,9 @@ class Inspector:
         if names is None:
             names = tuple(self._running)
         if names not in self._of_names:
-            self._of_names[names] = self._policy(names)
+            checks = tuple(self.checks[name] for name in names)
+            self._of_names[names] = Policy(checks, self._policies.scope)
         return self._of_names[names]
-
-    def _policy(self, names: Iterable[str]) -> Policy:
-        return Policy(tuple(self.checks[name] for name in names), self._policies.scope)
 
     async def inspect(self, check: str, subjects: Sequence[Subject], tenant: str) -> list[Verdict]:
         """The verdicts of one check, one for each subject, within its timeout. A verdict that is ``failed``

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from slipring.config.checks import ANY_CATEGORY, CheckEntry
 from slipring.core.checks.policies import Check
 from slipring.core.checks.verdicts import Subject, Verdict
-from slipring.core.tenant_cache import Key, TenantCache
+from slipring.core.tenant_entries import CacheKey, TenantCache
 from slipring.safety.breaker import Breaker
 from slipring.safety.source import MOST_LATE, Findings, Source, SourceFailed
 
@@ -67,7 +67,7 @@ class _Waiting:
 
     __slots__ = ("future", "key", "subject")
 
-    def __init__(self, key: Key, subject: Subject) -> None:
+    def __init__(self, key: CacheKey, subject: Subject) -> None:
         self.key = key
         self.subject = subject
         self.future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
@@ -119,7 +119,7 @@ class RunningCheck:
         self._version = ""
         self._queue: OrderedDict[str, deque[_Waiting]] = OrderedDict()
         """By tenant, in the order of their next turns."""
-        self._pending: dict[Key, _Waiting] = {}
+        self._pending: dict[CacheKey, _Waiting] = {}
         self._calls: set[_Call] = set()
         self._closed = False
         self._last_failure = ""
@@ -211,7 +211,7 @@ class RunningCheck:
             return await asyncio.to_thread(_digest, self.entry.name, self._version, subject)
         return _digest(self.entry.name, self._version, subject)
 
-    def _begin(self, subject: Subject, key: Key) -> "Verdict | asyncio.Future[Verdict]":
+    def _begin(self, subject: Subject, key: CacheKey) -> "Verdict | asyncio.Future[Verdict]":
         """A verdict that is known, or the future of one."""
         if (known := self._cache.find(key)) is not None:
             self._counts["remembered"] += 1

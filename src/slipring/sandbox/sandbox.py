@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from slipring.base.errors import InvalidRequest, ServerError, TooExpensive, Unavailable
-from slipring.core.tenant_cache import Key, TenantCache
+from slipring.core.tenant_entries import CacheKey, TenantCache
 from slipring.sandbox import pipe_messages
 from slipring.sandbox.call_queue import FairQueue
 from slipring.sandbox.child_process import ChildProcess
@@ -72,7 +72,7 @@ class _PendingCall:
 
     __slots__ = ("data", "future", "key", "waiters")
 
-    def __init__(self, key: Key, data: bytes) -> None:
+    def __init__(self, key: CacheKey, data: bytes) -> None:
         self.key = key
         self.data = data
         self.future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -91,7 +91,7 @@ class Sandbox:
         self._tasks = tasks
         self._cache: TenantCache[Outcome] = TenantCache(limits.cache_bytes)
         self._queue: FairQueue[_PendingCall] = FairQueue(limits.waiting)
-        self._pending: dict[Key, _PendingCall] = {}
+        self._pending: dict[CacheKey, _PendingCall] = {}
         setup = Setup(dict(tasks), limits.timeout_s, limits.memory_bytes, limits.call_bytes, limits.niceness)
         self._idle = [ChildProcess(setup) for _ in range(limits.processes)]
         self._processes = tuple(self._idle)
@@ -133,7 +133,7 @@ class Sandbox:
         for process in self._processes:
             await process.end()
 
-    async def _outcome(self, key: Key, data: bytes) -> Outcome:
+    async def _outcome(self, key: CacheKey, data: bytes) -> Outcome:
         """Queue a call and wait for its outcome, or join an equal call that is pending."""
         if self._closed:
             raise _stopping()

@@ -11,44 +11,46 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeGuard, get_args
+from typing import Any, TypeGuard
 
 from msgspec import structs
 
 from slipring.base.errors import ApiError, ServerError, conversation_not_found, forget_frames
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
-from slipring.core.generation import Delta, Emit, Job
+from slipring.core.generation import Delta, Emit
 from slipring.core.hosted.tools import CallProgress
 from slipring.core.session.actions import (
     Action,
     CallTool,
     Cancel,
-    CancelTools,
-    Check,
-    CheckAppended,
+    CancelCalls,
     ClaimApprovals,
     Close,
+    CompileAppended,
+    CompileGrammars,
     Compress,
     Counted,
+    CountRefusal,
+    CountTokens,
     EndPrefill,
+    Flush,
+    Generate,
     Inspect,
     ListTools,
     Load,
     Loaded,
+    LogFault,
     Record,
-    Refused,
+    Resolved,
     ResolveTools,
     Save,
     Send,
-    Settle,
-    Start,
     StartAudit,
     StartPrefill,
-    Weigh,
+    Work,
 )
 from slipring.core.session.session import Session
-from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Joined, Turn
 from slipring.engines.constraints import custom_inputs
 from slipring.protocol.events import Event
@@ -66,10 +68,11 @@ from slipring.stores.runs import Lease, LeaseLost
 log = logging.getLogger("slipring")
 
 _GOING_AWAY = 1001
-Work = Start | Load | ResolveTools | ListTools | Check | ClaimApprovals | Weigh | Save
-"""Actions that take time, and belong to a turn."""
-_WORK = frozenset(get_args(Work))
-Subject = Turn | CheckAppended | CallTool | Inspect | Compress
+_WORK = frozenset(
+    {Generate, Load, ResolveTools, ListTools, CompileGrammars, ClaimApprovals, CountTokens, Save}
+)
+"""Work that takes time."""
+Subject = Turn | CompileAppended | CallTool | Inspect | Compress
 """What a task of a driver belongs to."""
 
 
@@ -171,8 +174,9 @@ class Driver:
         for action in actions:
             if _is_work(action):
                 self._spawn(action.turn, self._run_turn(action))
-            elif type(action) is Settle:
-                self.run(self.session.lifecycle.settle(action.turn, now()))
+            elif type(action) is Flush:
+                self.sink.flush()  # its client is the first to know that the turn has ended
+                self.run(self.session.turns.done(action, None, now()))
             else:
                 self._carry_out(action)
 
@@ -197,15 +201,15 @@ class Driver:
         """Carry out an action that needs no waiting."""
         if isinstance(action, Send):
             self.sink.send(action.events)
-        elif isinstance(action, Record | Refused):
+        elif isinstance(action, Record | CountRefusal | LogFault):
             self._report(action)
-        elif isinstance(action, CheckAppended):
-            self._spawn(action, self._check_appended(action))
+        elif isinstance(action, CompileAppended):
+            self._spawn(action, self._compile_appended(action))
         elif isinstance(action, CallTool):
             self._spawn(action, self._call_tool(action))
         elif isinstance(action, Inspect):
             self._spawn(action, self._inspect(action))
-        elif isinstance(action, Cancel | CancelTools):
+        elif isinstance(action, Cancel | CancelCalls):
             self._cancel(action)
         elif isinstance(action, StartPrefill | EndPrefill | StartAudit | Compress):
             self._run_beside(action)
@@ -221,9 +225,13 @@ class Driver:
         subjects = self._tasks.items()
         return [task for subject, task in subjects if isinstance(subject, Inspect) and subject.turn is turn]
 
-    def _report(self, ended: Record | Refused) -> None:
-        if isinstance(ended, Refused):
+    def _report(self, ended: Record | CountRefusal | LogFault) -> None:
+        if isinstance(ended, CountRefusal):
             self.service.refusals[ended.code] += 1
+            return
+        if isinstance(ended, LogFault):
+            log.error("a turn failed unexpectedly", exc_info=ended.fault)
+            forget_frames(ended.fault)
             return
         origin = self.origin
         traceparent = ended.traceparent or origin.traceparent
@@ -249,18 +257,18 @@ class Driver:
 
     def _prefill(self, action: StartPrefill) -> None:
         def ended(tokens: int | None) -> None:
-            self.run(self.session.lifecycle.prefilled(action, tokens))
+            self.run(self.session.turns.prefilled(action, tokens))
 
         if not self.service.draining:
             engine = self.service.catalog.engine_of(action.prefill.job.model)
             permit = partial(self.service.require_room, self.caller)
             self.service.prefills.start(action.response_id, action.prefill, engine, ended, permit)
 
-    def _cancel(self, action: Cancel | CancelTools) -> None:
+    def _cancel(self, action: Cancel | CancelCalls) -> None:
         """Cancel the hosted calls of a turn; and its own task and its inspections too, unless only the calls
         are meant. The task that has found out that the turn must end goes on."""
         turn, current = action.turn, asyncio.current_task()
-        kinds = CallTool if isinstance(action, CancelTools) else CallTool | Inspect
+        kinds = CallTool if isinstance(action, CancelCalls) else CallTool | Inspect
 
         def is_meant(subject: Subject) -> bool:
             if isinstance(subject, kinds):
@@ -286,7 +294,7 @@ class Driver:
         the session has not asked for is a failure: something that the task waited for was cancelled."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if isinstance(subject, Compress) and error is not None:
-            self.run(self.session.lifecycle.compressed(subject, []))  # its cache may outlive the connection
+            self.run(self.session.turns.compressed(subject, []))  # its cache may outlive the connection
         if task in self._cancelled:
             self._cancelled.discard(task)
             return
@@ -297,67 +305,73 @@ class Driver:
             return  # the turn has another one by now
         del self._tasks[subject]
         if isinstance(subject, Turn):
-            self.run(self.session.lifecycle.unattended(subject, now()))
+            self.run(self.session.turns.unattended(subject, now()))
         elif isinstance(subject, CallTool | Inspect) and error is not None:
-            self.run(self.session.lifecycle.broken(subject.turn, now()))
-        elif isinstance(subject, CheckAppended) and error is not None:
+            self.run(self.session.turns.broken(subject.turn, now()))
+        elif isinstance(subject, CompileAppended) and error is not None:
             refused = structs.replace(subject.asked, error=ServerError())
             self.run(self.session.appended(refused, now()))
         self.sink.flush()
 
-    async def _run_turn(self, first: Work) -> None:
+    async def _run_turn(self, first: Work[Any]) -> None:
         """Carry out a turn's work, one piece after the other, until none follows from the last. It does not
         wait for a slow client: a finished response must be saved even if its client never reads the end."""
-        work: Work | None = first
+        work: Work[Any] | None = first
         while work is not None:
             work = self._run_after(first.turn, await self._do(work))
 
-    def _run_after(self, turn: Turn, actions: list[Action]) -> Work | None:
+    def _run_after(self, turn: Turn, actions: list[Action]) -> Work[Any] | None:
         """Carry out actions from within the task of a turn, and write what they send. Returns the turn's own
         next piece of work, which this task has to do itself."""
-        own: Work | None = None
+        own: Work[Any] | None = None
         for action in actions:
             if _is_work(action) and action.turn is turn:
                 own = action
-                continue
-            if type(action) is Settle:
-                self.sink.flush()  # its client is the first to know that the turn has ended
-            self.run([action])
+            else:
+                self.run([action])
         self.sink.flush()
         return own
 
-    async def _do(self, work: Work) -> list[Action]:
+    async def _do(self, work: Work[Any]) -> list[Action]:
         """Do a piece of a turn's work and report its outcome to the session; returns what follows. A failure
         ends this turn and no other."""
+        turns = self.session.turns
         try:
-            if isinstance(work, Start):
-                return await self._generate(work.turn, work.job)
-            if isinstance(work, Load):
-                return await self._load(work)
-            if isinstance(work, Check):
-                await self.service.compiler.check(self.session.tenant, work.grammars)
-                return self.session.lifecycle.checked(work)
-            if isinstance(work, ResolveTools | ListTools):
-                return await self._find_tools(work)
-            if isinstance(work, ClaimApprovals):
-                await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
-                return self.session.lifecycle.claimed(work.turn)
-            if isinstance(work, Weigh):
-                return await self._weigh(work)
-            return await self._save(work.turn, work.state)
+            result = await self._result(work)
         except ApiError as error:
             forget_frames(error)
-            return self.session.lifecycle.failed(work.turn, _logged(error), now())
+            return turns.failed(work, _logged(error), now())
         except LeaseLost:
-            return self.session.lifecycle.failed(
-                work.turn, ServerError("The response was ended elsewhere."), now()
-            )
+            return turns.failed(work, ServerError("The response was ended elsewhere."), now())
         except Exception as error:
             log.exception("a turn failed unexpectedly")
             forget_frames(error)
-            return self.session.lifecycle.failed(work.turn, ServerError(), now())
+            return turns.failed(work, ServerError(), now())
+        return turns.done(work, result, now())
 
-    async def _check_appended(self, check: CheckAppended) -> None:
+    async def _result(self, work: Work[Any]) -> Any:
+        """Do a piece of a turn's work; returns what the turn waits for."""
+        if isinstance(work, Generate):
+            return await self._generate(work)
+        if isinstance(work, Load):
+            # First, so that a caller who is refused learns nothing about what is stored.
+            await self.service.admit_turn(self.caller)
+            return await self._load(work)
+        if isinstance(work, CompileGrammars):
+            return await self.service.compiler.check(self.session.tenant, work.grammars)
+        if isinstance(work, ResolveTools):
+            return self._resolve(work)
+        if isinstance(work, ListTools):
+            return await self._list_tools(work)
+        if isinstance(work, ClaimApprovals):
+            return await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
+        if isinstance(work, CountTokens):
+            upstream_permission.require_unbound(self.caller, work.job)
+            return await self.service.catalog.engine_of(work.job.model).count(work.job, work.enough)
+        assert isinstance(work, Save)
+        return await self._save(work.turn, work.state)
+
+    async def _compile_appended(self, check: CompileAppended) -> None:
         """Compile the grammars of appended items. A failure refuses the append and nothing else."""
         asked = check.asked
         try:
@@ -373,46 +387,41 @@ class Driver:
     async def _compress(self, action: Compress) -> None:
         """Compress the items of earlier responses."""
         items = await self.service.decoder.in_thread(self.session.tenant, _compressed, action.states)
-        self.run(self.session.lifecycle.compressed(action, items))
+        self.run(self.session.turns.compressed(action, items))
 
     async def _inspect(self, inspect: Inspect) -> None:
         """Have safety checks inspect texts, and tell the session what they say."""
         verdicts = await inspections.inspect(self.service.inspector, inspect.inspection, self.session.tenant)
         send = padding.padded_send(inspect.turn.request, self.sink.send)
-        for action in self.session.lifecycle.inspected(inspect, verdicts, now()):
+        for action in self.session.turns.inspected(inspect, verdicts, now()):
             if isinstance(action, Send):
                 send(action.events)
             else:
                 self.run([action])
         self.sink.flush()
 
-    async def _find_tools(self, asked: ResolveTools | ListTools) -> list[Action]:
-        if isinstance(asked, ListTools):
-            return await self._list_tools(asked)
-        turn, runner = asked.turn, self.service.tool_runner
-        found = runner.resolve(self.caller, asked.servers, turn.request.tools)
-        answers = runner.answers(self.caller, asked.builtins)
-        return self.session.lifecycle.resolved(turn, found, now(), answers)
+    def _resolve(self, asked: ResolveTools) -> Resolved:
+        """Look up the hosted tools of a request."""
+        runner = self.service.tool_runner
+        servers = runner.resolve(self.caller, asked.servers, asked.turn.request.tools)
+        return Resolved(servers, runner.answers(self.caller, asked.builtins))
 
-    async def _list_tools(self, asked: ListTools) -> list[Action]:
-        """Fetch lists of tools, and tell the session of each as it ends."""
-        turn, lifecycle = asked.turn, self.session.lifecycle
+    async def _list_tools(self, asked: ListTools) -> None:
+        """Fetch lists of tools, and report each to the session as it ends."""
         self.sink.flush()
         async with aclosing(self.service.tool_runner.lists(self.session.tenant, asked.servers)) as lists:
             async for label, fetched in lists:
-                actions = lifecycle.listed(turn, label, fetched, now())
-                if turn.phase is not Phase.LISTING:
-                    return actions
-                self.run(actions)
+                self.run(self.session.turns.listed(asked, label, fetched, now()))
                 self.sink.flush()
-        return lifecycle.all_listed(turn, now())
+                if asked.turn.wait is not asked:
+                    return  # its response has failed for this list
 
     async def _call_tool(self, action: CallTool) -> None:
         """Run a hosted call, and tell the session of its progress and its end."""
         turn, call = action.turn, action.call
 
         def on_progress(progress: CallProgress) -> None:
-            self.run(self.session.lifecycle.call_progressed(turn, call.id, progress))
+            self.run(self.session.turns.call_progressed(turn, call.id, progress))
             self.sink.flush()
 
         try:
@@ -421,15 +430,10 @@ class Driver:
         except LeaseLost:
             return  # the response was ended elsewhere, and this driver is about to be stopped
         outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress)
-        self.run(self.session.lifecycle.call_ended(turn, call.id, outcome, now()))
+        self.run(self.session.turns.call_ended(turn, call.id, outcome, now()))
         self.sink.flush()
 
-    async def _load(self, load: Load) -> list[Action]:
-        # First, so that a caller who is refused learns nothing about what is stored.
-        await self.service.admit_turn(self.caller)
-        return self.session.lifecycle.loaded(load.turn, await self._read(load), now())
-
-    async def _read(self, load: Load) -> Loaded:
+    async def _load(self, load: Load) -> Loaded:
         tenant = self.session.tenant
         joined: Joined | None = None
         state: ResponseState | None = None
@@ -460,29 +464,24 @@ class Driver:
         everything = await conversations.all_items(tenant, conversation_id)
         return Joined(conversation_id, thread.version, _since_compaction(everything)), None
 
-    async def _weigh(self, weigh: Weigh) -> list[Action]:
-        upstream_permission.require_unbound(self.caller, weigh.job)
-        engine = self.service.catalog.engine_of(weigh.job.model)
-        return self.session.lifecycle.weighed(weigh, await engine.count(weigh.job, weigh.enough))
-
-    async def _generate(self, turn: Turn, job: Job) -> list[Action]:
+    async def _generate(self, work: Generate) -> None:
+        job = work.job
         upstream_permission.require_unbound(self.caller, job)
         engine = self.service.catalog.engine_of(job.model)
         await self.service.prefills.end_for(job)
-        await custom_inputs.generate(engine, job, self._emitter(turn))
-        return self.session.lifecycle.finished(turn, now())
+        await custom_inputs.generate(engine, job, self._emitter(work))
 
-    def _emitter(self, turn: Turn) -> Emit:
+    def _emitter(self, work: Generate) -> Emit:
         """What delivers the deltas of a turn's job to its client, as events."""
-        feed = self.session.lifecycle.deltas
+        turn, feed = work.turn, self.session.turns.deltas
         # Neither begins nor ends during a job.
         if turn.checks is not None or turn.output.hosted is not None:
             send = padding.padded_send(turn.request, self.sink.send)
-            return lambda deltas: self._deliver_watched(turn, send, feed(turn, deltas))
+            return lambda deltas: self._deliver_watched(turn, send, feed(work, deltas))
         deliver = padding.padded_send(turn.request, self.sink.deliver)
 
         def emit(deltas: list[Delta]) -> Awaitable[None] | None:
-            waiting = deliver(feed(turn, deltas))
+            waiting = deliver(feed(work, deltas))
             return None if waiting is None else _timed(waiting, turn)
 
         return emit
@@ -494,7 +493,7 @@ class Driver:
         due. Returns an awaitable while too much waits for the checks, or for the client."""
         send(events)
         if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):
-            self.run(self.session.lifecycle.due_inspections(turn))
+            self.run(self.session.turns.due(turn))
             if turn.checks.is_full:
                 return self._deliver_inspected(turn)
         return self._begin_calls(turn)
@@ -509,12 +508,12 @@ class Driver:
     def _begin_calls(self, turn: Turn) -> Awaitable[None] | None:
         """Begin the hosted calls that are due, and write what was sent."""
         if turn.has_due_calls:
-            self.run(self.session.lifecycle.due_calls(turn))
+            self.run(self.session.turns.due(turn))
         self.sink.flush()
         waiting = self.sink.room()
         return None if waiting is None else _timed(waiting, turn)
 
-    async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
+    async def _save(self, turn: Turn, state: ResponseState) -> None:
         store, tenant = self.service.store, self.session.tenant
         # A failed response adds nothing to its conversation: its client sends the same input again.
         joined = turn.joined if not turn.has_failed else None
@@ -525,7 +524,6 @@ class Driver:
             await store.responses.save(tenant, state, appended=appended, lease=lease)
         elif appended is not None:
             await store.conversations.append(tenant, state.id, appended)
-        return self.session.lifecycle.saved(turn)
 
 
 class Exchange:
@@ -558,7 +556,7 @@ def _compressed(states: Sequence[ResponseState]) -> list[bytes]:
     return [state.compressed() for state in states]
 
 
-def _is_work(action: Action) -> TypeGuard[Work]:
+def _is_work(action: Action) -> TypeGuard[Work[Any]]:
     return type(action) in _WORK  # an ``isinstance`` that fails takes ten times as long
 
 

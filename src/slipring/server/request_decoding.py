@@ -57,7 +57,7 @@ class RequestDecoder:
         if len(body) <= _LARGE_BYTES:
             return read(requests.require_body(body))
         with self._counted(tenant, len(body)):
-            return await self.in_thread(tenant, _decode, read, body)
+            return await self.in_thread(tenant, lambda: read(requests.require_body(body)))
 
     async def in_thread(self, tenant: str, work: Callable[..., T], *arguments: object) -> T:
         """Call ``work`` in the thread. Tenants take turns."""
@@ -75,10 +75,6 @@ class RequestDecoder:
             yield
         finally:
             self._requests.remove(tenant, size_bytes)
-
-
-def _decode(read: Callable[[bytes], T], body: bytes) -> T:
-    return read(requests.require_body(body))
 
 
 def _with_items(

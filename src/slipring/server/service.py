@@ -206,9 +206,7 @@ class Service:
         )
         # Stored keys may change or be revoked between turns, and the first one may be created while guests
         # are connected. Configured keys do not change.
-        session.lifecycle.asks_each_turn = caller.key is not None or (
-            caller.is_guest and self.store.is_shared
-        )
+        session.shared.asks_each_turn = caller.key is not None or (caller.is_guest and self.store.is_shared)
         return session
 
     @property

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slipring.commands.bench import results
-from slipring.commands.bench.errors import UnreadableRecord
+from slipring.commands.errors import UsageError
 from tests.commands.bench.records import SHORT, record
 
 
@@ -18,12 +18,12 @@ def test_writing_and_reading_a_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 1}'])
 def test_files_that_are_no_records(tmp_path: Path, text: str) -> None:
     (tmp_path / "record.json").write_text(text)
-    with pytest.raises(UnreadableRecord, match=r"record\.json: is not a record of slipring bench: "):
+    with pytest.raises(UsageError, match=r"record\.json: is not a record of slipring bench: "):
         results.read(tmp_path / "record.json")
 
 
 def test_a_missing_record(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableRecord, match=r"record\.json: cannot be read: No such file or directory$"):
+    with pytest.raises(UsageError, match=r"record\.json: cannot be read: No such file or directory$"):
         results.read(tmp_path / "record.json")
 
 
@@ -31,5 +31,5 @@ def test_records_of_another_format(tmp_path: Path) -> None:
     kept = record([SHORT], repeats=1)
     kept.format = 99
     results.write(kept, tmp_path / "record.json")
-    with pytest.raises(UnreadableRecord, match="format 99"):
+    with pytest.raises(UsageError, match="format 99"):
         results.read(tmp_path / "record.json")

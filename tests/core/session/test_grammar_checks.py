@@ -123,12 +123,9 @@ def test_errors_about_items_of_a_conversation_name_the_conversation():
     connection = Connection()
     brings = {"type": "additional_tools", "role": "developer", "tools": [tool()]}
     connection.create(conversation="conv_1", input=[message("hi"), brings])
-    (turn,) = connection.loads
-    connection.loads.clear()
+    _, load = connection.loads.popitem()
     joined = Joined("conv_1", 0, (read_item(encode(brings), "items[0]"),))
-    connection._run(
-        connection.session.lifecycle.loaded(turn, Loaded(None, {}, joined), connection.server.now)
-    )
+    connection.done(load, Loaded(None, {}, joined))
     assert params(connection) == [
         "input[0].tools[0].format.definition",
         "input[2].tools[0].format.definition",
@@ -145,7 +142,7 @@ def test_a_client_that_leaves_cancels_the_check():
     (check,) = connection.checks.values()
     connection.hang_up()
     assert connection.cancelled == [turn]
-    assert connection.session.lifecycle.checked(check) == []
+    assert connection.done(check) == []
 
 
 def test_a_check_that_outlasts_the_grace_period_is_cancelled():

@@ -232,7 +232,7 @@ def test_a_prefill_that_was_ended_reports_nothing() -> None:
     client.stream_output(response["id"], call_ids(response)[0], LONG)
     ended = client.prefills[response["id"]]
     client.create(previous=response["id"], input=[call_output(call_ids(response)[0])])
-    assert client.session.lifecycle.prefilled(ended, 10) == []
+    assert client.session.turns.prefilled(ended, 10) == []
 
 
 def test_output_past_the_bound_has_no_effect_and_takes_no_memory() -> None:

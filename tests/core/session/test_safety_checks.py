@@ -14,7 +14,7 @@ from slipring.core.checks.policies import Action, Check, Mode, Policy
 from slipring.core.generation import Begun, CallArguments, CallEnded, CallStarted, Prefilled, Text, Thought
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList, ResolvedServer
 from slipring.core.ports import Betas
-from slipring.core.session.actions import ResolveTools
+from slipring.core.session.actions import Resolved, ResolveTools
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from tests.core.connection import Connection, Json, Server, call_output, function, mcp, message, types
 
@@ -212,7 +212,7 @@ def test_a_connection_can_close_while_the_input_is_inspected():
     connection.create()
     (inspect,) = connection.inspections
     connection._run(connection.session.closed())
-    assert connection.session.lifecycle.inspected(inspect, [], connection.server.now) == []
+    assert connection.session.turns.inspected(inspect, [], connection.server.now) == []
     assert [stage.name for stage in connection.reports[0].report.stages][-1] == "check"
 
 
@@ -553,7 +553,7 @@ class Hosting:
         self.turn = resolve.turn
         before = len(self.connection.events)
         found = {"s": ResolvedServer(None)}
-        self.connection._run(self.session.lifecycle.resolved(self.turn, found, self.now))
+        self.connection.done(resolve, Resolved(found))
         if self.connection.listings:
             self.connection.end_list("s", fetched=FetchedList((self._tool,)))
         if self.connection.listings:
@@ -568,14 +568,13 @@ class Hosting:
     @property
     def running(self) -> list[str]:
         """The calls that run, by their ids."""
-        self.session.lifecycle.due_calls(self.turn)
         hosted = self.turn.output.hosted
         return list(hosted.running) if hosted is not None else []
 
     def end_call(self, output: str) -> list[Json]:
         (call_id,) = self.running
         outcome = CallOutcome(output)
-        return self.connection._run(self.session.lifecycle.call_ended(self.turn, call_id, outcome, self.now))
+        return self.connection._run(self.session.turns.call_ended(self.turn, call_id, outcome, self.now))
 
 
 def test_the_result_of_a_hosted_call_is_input():
@@ -603,7 +602,7 @@ def test_results_are_inspected_behind_what_their_step_reads_before_them():
     first, second = hosting.running
 
     def returned(call_id: str, text: str) -> list[Json]:
-        ended = hosting.session.lifecycle.call_ended(hosting.turn, call_id, CallOutcome(text), hosting.now)
+        ended = hosting.session.turns.call_ended(hosting.turn, call_id, CallOutcome(text), hosting.now)
         return hosting.connection._run(ended)
 
     # Neither the end of the step is known yet, nor the result before this one.
@@ -723,13 +722,13 @@ def test_approved_calls_wait_for_the_input():
     asked = first["output"][-1]["id"]
     approval = {"type": "mcp_approval_response", "approval_request_id": asked, "approve": True}
     hosting.create(previous_response_id=first["id"], input=[approval, {"role": "user", "content": "bad"}])
-    assert hosting.turn.phase.name == "INSPECTING"
+    assert hosting.turn.place == "inspecting"
     (event,) = hosting.connection.inspect()
     assert event["error"]["code"] == "invalid_prompt"
     hosting.create(previous_response_id=first["id"], input=[approval, {"role": "user", "content": "ok"}])
     hosting.connection.inspect()
-    assert hosting.turn.phase.name == "CLAIMING"
-    hosting.connection._run(hosting.session.lifecycle.claimed(hosting.turn))
+    assert hosting.turn.place == "claiming"
+    hosting.connection.claim()
     assert len(hosting.running) == 1
 
 
@@ -746,8 +745,8 @@ def test_a_verdict_can_arrive_while_a_hosted_call_runs():
         "approve": True,
     }
     hosting.create(previous_response_id=first["id"], input=[approval, {"role": "user", "content": "ok"}])
-    hosting.connection._run(hosting.session.lifecycle.claimed(hosting.turn))
-    assert hosting.turn.phase.name == "PAUSED"
+    hosting.connection.claim()
+    assert hosting.turn.place == "paused"
     hosting.connection.inspect(watch=None)
     assert last(hosting.connection)["response"]["error"]["code"] == "server_error"
 
@@ -770,7 +769,7 @@ def test_results_that_have_passed_are_prefilled_while_others_are_inspected():
     hosting.connection.finish(*call, *call)
     first, second = hosting.running
     for call_id, output in ((first, "one"), (second, "")):
-        ended = hosting.session.lifecycle.call_ended(hosting.turn, call_id, CallOutcome(output), hosting.now)
+        ended = hosting.session.turns.call_ended(hosting.turn, call_id, CallOutcome(output), hosting.now)
         hosting.connection._run(ended)
     assert hosting.running == [first]
     assert not hosting.connection.prefills
@@ -784,7 +783,7 @@ def test_a_result_that_passes_is_prefilled_while_another_call_runs():
     call = (CallStarted("function", "find", "s"), CallArguments("{}"), CallEnded())
     hosting.connection.finish(*call, *call)
     first, _ = hosting.running
-    ended = hosting.session.lifecycle.call_ended(hosting.turn, first, CallOutcome("one"), hosting.now)
+    ended = hosting.session.turns.call_ended(hosting.turn, first, CallOutcome("one"), hosting.now)
     hosting.connection._run(ended)
     assert not hosting.connection.prefills
     hosting.connection.inspect()
@@ -800,9 +799,7 @@ def test_a_message_of_progress_waits_for_its_verdict_and_others_come_without_the
     def report(message: str | None) -> list[str]:
         progress = CallProgress(1.0, None, message)
         return types(
-            hosting.connection._run(
-                hosting.session.lifecycle.call_progressed(hosting.turn, call_id, progress)
-            )
+            hosting.connection._run(hosting.session.turns.call_progressed(hosting.turn, call_id, progress))
         )
 
     assert report("half") == []

@@ -28,7 +28,7 @@ from slipring.core.checks.gate import Gate
 from slipring.core.checks.policies import KINDS, Check, Policy, Scope
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Finished, Text, Thought
 from slipring.core.ports import Betas
-from slipring.core.session.actions import Inspect, Start
+from slipring.core.session.actions import Generate, Inspect
 from slipring.core.turn.turn import Turn
 from tests.core.connection import Connection, Json, Server, call_output, function, message, verdicts_of
 
@@ -135,8 +135,8 @@ class Safety(RuleBasedStateMachine):
 
     def _paused(self) -> Iterator[tuple[Connection, Turn]]:
         for connection in self.connections:
-            for turn in connection.session.turns():
-                if turn.phase.name == "PAUSED":
+            for turn in connection.session.running_and_queued():
+                if turn.is_paused:
                     yield connection, turn
 
     # The engine, the store and the checks.
@@ -230,7 +230,7 @@ class Safety(RuleBasedStateMachine):
 
     # What must hold.
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: Generate) -> None:
         """No engine reads what was refused before it got its job."""
         context = b" ".join(item.raw for item in start.job.context()).decode()
         assert not self.blocked.intersection(_WORD.findall(context)), "an engine reads refused words"

@@ -14,8 +14,7 @@ from slipring.base.errors import (
     ServerError,
 )
 from slipring.core.generation import CallArguments, CallStarted, Finished, Text
-from slipring.core.session.actions import Counted, Loaded, Settle
-from slipring.core.turn.stages import Phase
+from slipring.core.session.actions import Counted, Flush, Loaded
 from tests.core.connection import (
     Connection,
     Server,
@@ -87,14 +86,14 @@ def test_what_no_client_waits_for_follows_the_last_event():
     connection = Connection()
     connection.create(store=False)
     connection.generate(Text("hello"))
-    (turn,) = connection.starts
-    lifecycle, now = connection.session.lifecycle, connection.server.now
-    lifecycle.deltas(turn, [Finished("stop", input_tokens=7, cached_tokens=2, output_tokens=1)])
-    *sent, settle = lifecycle.finished(turn, now)
-    assert isinstance(settle, Settle)
+    (work,) = connection.starts.values()
+    turns, now = connection.session.turns, connection.server.now
+    turns.deltas(work, [Finished("stop", input_tokens=7, cached_tokens=2, output_tokens=1)])
+    *sent, flush = turns.done(work, None, now)
+    assert isinstance(flush, Flush)
     assert [type(event).__name__ for action in sent for event in action.events][-1] == "Completed"
     assert (len(connection.cache), connection.session.in_flight) == (0, 1)
-    (record,) = lifecycle.settle(settle.turn, now)
+    (record,) = turns.done(flush, None, now)
     assert record.report.status == "completed"
     assert (len(connection.cache), connection.session.in_flight) == (1, 0)
 
@@ -163,13 +162,14 @@ def test_the_model_may_be_left_out():
 
 
 def test_an_engine_that_ends_without_finished_is_an_internal_error():
-    """The driver turns the exception into a failed response."""
+    """The response fails, and the driver logs the exception."""
     connection = Connection()
     connection.create()
-    (turn,) = connection.starts
+    (work,) = connection.starts.values()
     with pytest.raises(RuntimeError):
-        connection.session.lifecycle.finished(turn, 0.0)
-    assert types(connection.fail()) == ["failed"]
+        connection.done(work)
+    assert types(connection.events)[-1] == "failed"
+    assert connection.session.in_flight == 0
 
 
 # Chaining.
@@ -538,7 +538,7 @@ def test_a_response_that_could_not_be_stored_fails(reason):
     first = connection.respond("a")
     connection.create("a", previous=first["id"], store=True)
     connection.finish(Text("x"), lane="a", reason=reason)
-    (turn,) = connection.saves
+    (save,) = connection.saves.values()
     events = connection.fail("a")
     assert types(events) == ["failed"]
     response = events[0]["response"]
@@ -547,7 +547,7 @@ def test_a_response_that_could_not_be_stored_fails(reason):
     assert response["incomplete_details"] is None
     assert is_lost(connection, response["id"])
     assert is_lost(connection, first["id"])
-    assert connection.session.lifecycle.saved(turn) == []
+    assert connection.session.turns.done(save, None, 0.0) == []
 
 
 # Warmup.
@@ -740,13 +740,12 @@ def test_items_of_unstored_responses_and_of_other_tenants_cannot_be_referenced()
 def test_results_for_an_ended_turn_are_ignored():
     connection = Connection()
     connection.create()
-    (turn,) = connection.starts
+    (work,) = connection.starts.values()
     connection.finish()
-    assert turn.phase is Phase.ENDED
-    assert connection.session.lifecycle.deltas(turn, [Text("late")]) == []
-    assert connection.session.lifecycle.finished(turn, 0.0) == []
-    assert connection.session.lifecycle.saved(turn) == []
-    assert connection.session.lifecycle.failed(turn, ServerError(), 0.0) == []
+    assert work.turn.place == "ended"
+    assert connection.session.turns.deltas(work, [Text("late")]) == []
+    assert connection.session.turns.done(work, None, 0.0) == []
+    assert connection.session.turns.failed(work, ServerError(), 0.0) == []
     assert connection.session.in_flight == 0
 
 
@@ -755,7 +754,7 @@ def test_results_for_an_ended_turn_are_ignored():
 
 def asking() -> Connection:
     connection = Connection()
-    connection.session.lifecycle.asks_each_turn = True
+    connection.session.shared.asks_each_turn = True
     return connection
 
 
@@ -778,7 +777,7 @@ def test_with_asks_each_turn_one_load_also_fetches_what_is_missing():
     server = Server()
     stored = Connection(server).respond(store=True)
     connection = Connection(server)
-    connection.session.lifecycle.asks_each_turn = True
+    connection.session.shared.asks_each_turn = True
     connection.create(previous=stored["id"])
     (load,) = connection.loads.values()
     assert load.response_id == stored["id"]
@@ -804,18 +803,18 @@ def test_with_asks_each_turn_a_queued_turn_asks_when_it_begins():
 def test_a_load_that_ends_after_the_client_disconnected_starts_nothing():
     connection = asking()
     connection.create()
-    (turn,) = connection.loads
+    (load,) = connection.loads.values()
     connection.hang_up()
-    assert connection.session.lifecycle.loaded(turn, Loaded(), connection.server.now) == []
+    assert connection.done(load, Loaded()) == []
 
 
 def test_a_session_that_only_counts_ends_a_turn_with_its_number_of_tokens():
     connection = Connection()
-    connection.session.lifecycle.counts_only = True
+    connection.session.shared.counts_only = True
     assert connection.create() == []
     (weigh,) = connection.weighs.values()
     assert weigh.enough is None
-    assert connection.session.lifecycle.weighed(weigh, 42) == [Counted(42)]
+    assert connection.session.turns.done(weigh, 42, 0.0) == [Counted(42)]
     assert connection.session.in_flight == 0
     assert connection.session.closed() == []
 

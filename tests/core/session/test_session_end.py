@@ -278,15 +278,19 @@ def test_results_after_the_client_disconnected_are_ignored():
     connection.create("b", previous="resp_unknown")
     connection.create("c", store=True)
     connection.finish(lane="c")
-    running, loading, saving = [*connection.starts, *connection.loads, *connection.saves]
+    (running,) = connection.starts.values()
+    (loading,) = connection.loads.values()
+    (saving,) = connection.saves.values()
     connection.hang_up()
     session = connection.session
-    assert session.lifecycle.deltas(running, [Text("x"), DONE]) == []
-    assert session.lifecycle.finished(running, 0.0) == []
-    assert session.lifecycle.loaded(loading, Loaded(), 0.0) == []
-    assert session.lifecycle.saved(saving) == []
-    for turn in (running, loading, saving):
-        assert session.lifecycle.failed(turn, ServerError(), 0.0) == []
+    assert session.turns.deltas(running, [Text("x"), DONE]) == []
+    assert session.turns.done(running, None, 0.0) == []
+    assert session.turns.done(loading, Loaded(), 0.0) == []
+    assert session.turns.done(saving, None, 0.0) == []
+    for work in (running, loading, saving):
+        assert session.turns.failed(work, ServerError(), 0.0) == []
+        assert session.turns.unattended(work.turn, 0.0) == []
+        assert session.turns.broken(work.turn, 0.0) == []
     assert session.tick(1e9) == []
     assert session.end(ServerError(), code=1001, grace_s=0.0, now=0.0) == []
     assert session.receive('{"type": "response.create"}', 0.0) == []

@@ -28,7 +28,7 @@ from slipring.core.chain.hosted_items import UNANSWERED, denial_text
 from slipring.core.chain.known_contexts import KnownContext
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
-from slipring.core.session.actions import Start
+from slipring.core.session.actions import Generate
 from slipring.core.turn.steps.steer_queue import Steers
 from slipring.core.turn.turn import Turn
 from slipring.protocol.hosted.mcp_items import ProtocolError
@@ -563,7 +563,7 @@ class Peer:
     @property
     def rollout_bytes(self) -> int:
         """Bytes of its rollouts, read from the session because clients cannot know them."""
-        running = self.connection.session.lifecycle.lanes.running()
+        running = self.connection.session.shared.lanes.running()
         rollouts = [turn.rollout for turn in running if turn.rollout]
         return sum(each.size_bytes + each.held_bytes for each in rollouts)
 
@@ -860,7 +860,7 @@ class Peer:
             assert asked.previous not in self.connection.cache
             self.evictable.add(asked.previous)
 
-    def _check_job(self, start: Start) -> None:
+    def _check_job(self, start: Generate) -> None:
         job, asked = start.job, self.head(start.turn.lane)
         assert (job.response_id, job.tenant) == (asked.response_id, self.tenant)
         assert job.generate is asked.request.generate
@@ -1135,7 +1135,7 @@ class Connections(RuleBasedStateMachine):
 
     @rule(place=st.sampled_from(ENDPOINTS), request=st.sampled_from(ROLLOUTS), calls=st.integers(1, 3))
     def start_rollout(self, place, request, calls):
-        """Start a rollout and pause it, if its lane is free."""
+        """Generate a rollout and pause it, if its lane is free."""
         who, lane = place
         self._ask(place, None, request)
         peer = self.peers[who]
@@ -1414,7 +1414,8 @@ class Connections(RuleBasedStateMachine):
         totals = {"alice": 0, "bob": 0}
         for peer in self.peers:
             cache = peer.connection.cache
-            pinned = [state for _, state in peer.connection.session.lifecycle._pinned.values()]
+            programs = peer.connection.session.turns._programs.values()
+            pinned = [program._pinned[1] for program, _ in programs if program._pinned is not None]
             held = {node for state in [*cache.states(), *pinned] for node in state.chain()}
             assert cache.used_bytes == sum(cache._retention._sizes[node] for node in held)
             assert cache._compressed <= held
@@ -1436,19 +1437,19 @@ class Connections(RuleBasedStateMachine):
         totals = {"alice": 0, "bob": 0}
         for peer in self.peers:
             session = peer.connection.session
-            held = session.lifecycle.charges._held
-            turns = session.turns() if peer.connection.close is None else []
+            held = session.shared.charges._held
+            turns = session.running_and_queued() if peer.connection.close is None else []
             for turn in turns:
                 taken = turn.size_bytes if not turn.follows or turn.steered_by is None else 0
                 assert held.get(turn, 0) >= taken, "a request is not counted"
             steers = [each for turn in turns for each in (turn.steers, turn.steered_by) if each is not None]
-            steers += session.lifecycle.successors._waiting.values()
+            steers += session.shared.successors._waiting.values()
             assert {each: each.size_bytes for each in steers} == {
                 holder: size for holder, size in held.items() if isinstance(holder, Steers)
             }
-            growing = session.lifecycle.growing_outputs._growths.values()
+            growing = session.shared.growing_outputs._growths.values()
             assert held.keys() <= {*turns, *steers, *growing}, "a request is counted after its end"
-            pinned = session.lifecycle.charges._pinned
+            pinned = session.shared.charges._pinned
             assert pinned.keys() <= held.keys(), "a state is pinned after the end of its turn"
             nodes = {node for state in pinned.values() for node in state.chain()}
             totals[peer.tenant] += sum(held.values()) + sum(node.size_bytes for node in nodes)

@@ -16,13 +16,13 @@ def checked(*, before: bool) -> Connection:
 
 
 def only_turn(connection: Connection) -> Turn:
-    (turn,) = connection.session.turns()
+    (turn,) = connection.session.running_and_queued()
     return turn
 
 
 def unattend(connection: Connection) -> list[Json]:
-    lifecycle = connection.session.lifecycle
-    return connection._run(lifecycle.unattended(only_turn(connection), connection.server.now))
+    turns = connection.session.turns
+    return connection._run(turns.unattended(only_turn(connection), connection.server.now))
 
 
 def is_free(connection: Connection) -> bool:
@@ -58,7 +58,7 @@ def test_a_turn_that_has_ended_has_ended():
     connection.create()
     turn = only_turn(connection)
     connection.finish(Text("hello"))
-    assert connection.session.lifecycle.unattended(turn, connection.server.now) == []
+    assert connection.session.turns.unattended(turn, connection.server.now) == []
 
 
 def test_a_response_waits_for_verdicts_and_fails_without_them():
@@ -67,7 +67,7 @@ def test_a_response_waits_for_verdicts_and_fails_without_them():
     connection.finish(Text("hello"))
     assert unattend(connection) == []
     turn = only_turn(connection)
-    sent = connection._run(connection.session.lifecycle.broken(turn, connection.server.now))
+    sent = connection._run(connection.session.turns.broken(turn, connection.server.now))
     assert types(sent)[-1] == "failed"
     assert connection.cancelled == [turn]
     assert is_free(connection)
@@ -77,14 +77,14 @@ def test_a_request_waits_for_verdicts_before_its_response_is_created():
     connection = checked(before=True)
     connection.create()
     assert unattend(connection) == []
-    sent = connection._run(connection.session.lifecycle.broken(only_turn(connection), connection.server.now))
+    sent = connection._run(connection.session.turns.broken(only_turn(connection), connection.server.now))
     assert only_error(sent)["error"]["code"] == "server_error"
     assert is_free(connection)
 
 
 def test_a_rollout_waits_for_its_client_and_ends_if_it_is_not_resumed_then():
     connection = Connection(betas=Betas(rollout=True))
-    connection.session.lifecycle.asks_each_turn = True
+    connection.session.shared.asks_each_turn = True
     connection.create(rollout=True, tools=[function("f")])
     connection.load()
     done = connection.finish(*CALL)[-1]

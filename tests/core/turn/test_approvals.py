@@ -464,7 +464,7 @@ def test_approved_calls_count_towards_the_budget() -> None:
 def test_tokens_are_counted_without_using_an_approval() -> None:
     connection = Connection()
     asked = request(connection)
-    connection.session.lifecycle.counts_only = True
+    connection.session.shared.counts_only = True
     approve(connection, asked["id"], answer(requests_in(asked)[0]))
     connection.weigh(7)
     assert (connection.counted, connection.server.used) == ([7], set())

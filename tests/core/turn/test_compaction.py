@@ -352,7 +352,7 @@ def test_a_late_count_is_ignored() -> None:
     connection.create(context_management=MANAGED)
     (weigh,) = connection.weighs.values()
     connection.hang_up()
-    assert connection.session.lifecycle.weighed(weigh, 100) == []
+    assert connection.session.turns.done(weigh, 100, 0.0) == []
 
 
 def test_the_grace_period_may_end_during_a_compaction() -> None:
@@ -660,6 +660,6 @@ def test_open_calls_that_models_see_get_placeholder_outputs() -> None:
 def test_a_summary_without_a_finished_delta_is_an_engine_error() -> None:
     connection = Connection()
     connection.create(input=[message("hi"), TRIGGER])
-    (turn,) = connection.starts
+    (work,) = connection.starts.values()
     with pytest.raises(RuntimeError):
-        connection.session.lifecycle.finished(turn, connection.server.now)
+        connection.done(work)

@@ -34,14 +34,13 @@ def slow_turn(connection: Connection, **fields: Any) -> list[Json]:
     """Complete a turn whose stages each take some seconds; returns its events."""
     server = connection.server
     events = connection.create(**fields)
-    turn = next(iter(connection.starts))
     for seconds, deltas in ((1, [Accepted(5, "why")]), (2, [Begun()]), (4, [Text("a")]), (8, [Text("b")])):
         server.now += seconds
         events += connection.generate(*deltas)
     server.now += 16
     connection.generate(DONE)
-    del connection.starts[turn]
-    return events + connection._run(connection.session.lifecycle.finished(turn, server.now))
+    _, work = connection.starts.popitem()
+    return events + connection.done(work)
 
 
 def test_every_stage_is_timed():

@@ -18,7 +18,7 @@ from slipring.core.generation import Job, Settings
 from slipring.engines.constraints import answer_constraint, answer_grammar
 from slipring.engines.constraints.answer_grammar import constrains_calls
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
-from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.dialect import CHATML
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.tokenizer import Tokenizer
@@ -152,7 +152,7 @@ def with_marks() -> DialectRenderer:
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     marks = ["</tool_call>", "<think>", "</think>"]
     metadata |= {"tokenizer.ggml.tokens": [*tokens, *marks], "tokenizer.ggml.token_type": [*types, 4, 4, 4]}
-    return DialectRenderer(ChatMl(), Tokenizer.from_gguf(metadata))
+    return DialectRenderer(CHATML, Tokenizer.from_gguf(metadata))
 
 
 def test_marks_that_are_single_tokens_are_written_as_tokens() -> None:
@@ -326,7 +326,7 @@ def test_a_schema_contains_the_regular_expression_as_a_pattern() -> None:
 
 
 def formatted(output: OutputFormat) -> DialectRenderer:
-    writes = DialectRenderer(ChatMl(), renderer("chatml in smollm2").vocabulary)
+    writes = DialectRenderer(CHATML, renderer("chatml in smollm2").vocabulary)
     writes.output_format = output
     return writes
 

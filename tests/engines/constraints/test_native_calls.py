@@ -19,7 +19,7 @@ from slipring.core.generation import CallArguments, CallStarted, Job, Settings
 from slipring.engines.constraints.answer_constraint import tag_of
 from slipring.engines.constraints.answer_grammar import grammar_of
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
-from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.dialect import CHATML
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.parsing.call_writer import Call, write_answer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
@@ -101,7 +101,7 @@ def writes(name: str, with_controls: bool) -> DialectRenderer:
     marks = sorted(FORMATS[name].tokens() - set(tokens)) if with_controls else []
     metadata["tokenizer.ggml.tokens"] = [*tokens, *marks]
     metadata["tokenizer.ggml.token_type"] = [*types, *(4 for _ in marks)]
-    found = DialectRenderer(ChatMl(), Tokenizer.from_gguf(metadata))
+    found = DialectRenderer(CHATML, Tokenizer.from_gguf(metadata))
     found.output_format = FORMATS[name]
     return found
 

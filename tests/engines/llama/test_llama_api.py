@@ -6,8 +6,8 @@ from aiohttp import web
 from slipring.base.errors import ServerError
 from slipring.engines.llama.answer import PrefillReader
 from slipring.engines.llama.api import Api
-from slipring.engines.llama.remote import External
 from slipring.engines.llama.slots import Slot
+from slipring.engines.sharing import Host
 from tests.engines.remote.test_http_client import serving
 
 
@@ -18,7 +18,7 @@ async def test_an_answer_that_is_no_utf8_is_an_error_of_the_engine(status: int) 
         return web.Response(status=status, body=body)
 
     async with serving(answer, "/completion") as url:
-        api = Api(External(url, ""))
+        api = Api(Host("", url))
         await api.start()
         try:
             with pytest.raises(ServerError):

@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from slipring.base.errors import StartupError
 from slipring.core.chain.head import Head
-from slipring.core.generation import CallEnded, CallStarted, Delta, Finished, Settings
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Finished, Settings, Text
 from slipring.core.limits import Limits
 from slipring.engines.llama.api import read_chunk
 from slipring.engines.llama.engine import LlamaEngine
@@ -32,7 +32,7 @@ from slipring.prompts.rendering import EncodedIds, Preface, Rendered, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol.requests import TEXT
 from slipring.protocol.tools import Offer, Toolset
-from tests.engines.emitting import batches_of
+from tests.engines.emitting import deltas_of
 from tests.engines.fakes.server import started as running
 from tests.engines.test_counts import job_of
 from tests.harness import TERMINAL, WEATHER, Running, serve
@@ -167,14 +167,14 @@ async def test_a_call_ends_before_the_tokens_that_follow_it(tiny_model: SharedMo
         settings=Settings(temperature=0, max_output_tokens=100),
     )
     async with running(tiny_model.engine(slots=1, context=1024)) as engine:
-        batches = await batches_of(engine, job)
+        deltas = await deltas_of(engine, job)
 
     def places(kind: type[Delta]) -> list[int]:
-        return [at for at, deltas in enumerate(batches) for delta in deltas if isinstance(delta, kind)]
+        return [at for at, delta in enumerate(deltas) if isinstance(delta, kind)]
 
     (started,), (ended,), (finished,) = places(CallStarted), places(CallEnded), places(Finished)
     assert started < ended < finished
-    assert batches[ended][-1] == CallEnded()
+    assert not [at for at in places(CallArguments) + places(Text) if at > ended]
 
 
 async def test_a_json_schema_format_is_enforced(tiny: ServeModel) -> None:

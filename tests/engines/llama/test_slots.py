@@ -17,11 +17,11 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Prefill, Settings
 from slipring.engines.llama.api import Api, Chunk, Progress
 from slipring.engines.llama.engine import LlamaEngine
-from slipring.engines.llama.remote import External
 from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContexts
 from slipring.engines.llama.slots import Slot, SlotRequest, Slots
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.remote.answer_reader import Consumer
+from slipring.engines.sharing import Host
 from slipring.engines.tokens.sampling import Sampling
 from slipring.prompts.rendering import EncodedIds, Rendered, empty
 from slipring.protocol.tools import Offer
@@ -254,7 +254,7 @@ async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_te
     engine = object.__new__(LlamaEngine)
     engine.renderer = renderer("chatml in small")
     engine.model = SimpleNamespace(context=999, llguidance=False, sampling=Sampling())  # type: ignore[assignment]
-    engine._host = External("", "")
+    engine._host = Host("", "")
     engine._api = Completes(engine._host)
     engine._slots = Slots(range(1), SavedContexts(FakeServer(1), 0))
     engine._queue = JobQueue(1, 8)
@@ -294,7 +294,7 @@ async def test_a_fork_runs_on_a_copy_of_a_context_that_is_being_prefilled() -> N
     engine.serves_one_tenant = False
     engine.renderer = renderer("chatml in small")
     engine.model = SimpleNamespace(context=9999, llguidance=False, sampling=Sampling())  # type: ignore[assignment]
-    engine._host = External("", "")
+    engine._host = Host("", "")
     engine._api = Completes(engine._host)
     engine._slots = Slots(range(2), SavedContexts(server, PLENTY))
     engine._queue = JobQueue(2, 8)

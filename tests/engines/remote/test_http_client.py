@@ -363,11 +363,21 @@ async def test_a_line_may_be_longer_than_any_buffer_and_the_last_need_not_end() 
 @asynccontextmanager
 async def raw_server(answer: Any) -> AsyncIterator[str]:
     """A server of plain sockets: ``answer`` gets reader and writer of each connection."""
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await answer(reader, writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
 
 async def test_a_complete_answer_stays_complete_however_its_connection_ends() -> None:

@@ -12,7 +12,7 @@ from slipring.core.generation import Job, Prefill, Settings
 from slipring.core.limits import Limits
 from slipring.engines.tokens import job_rendering
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
-from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.dialect import CHATML
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -64,7 +64,7 @@ def job_with(*items: Item, **settings: Any) -> Job:
 
 def recording() -> tuple[RecordingVocabulary, DialectRenderer]:
     vocabulary = RecordingVocabulary()
-    return vocabulary, DialectRenderer(ChatMl(), vocabulary)
+    return vocabulary, DialectRenderer(CHATML, vocabulary)
 
 
 async def test_a_text_that_is_too_long_whatever_its_tokens_is_rejected_untokenized() -> None:
@@ -184,7 +184,7 @@ async def test_a_run_of_characters_that_cannot_be_split_is_rejected_with_its_fie
 
 async def test_no_request_is_made_for_a_text_that_cannot_fit() -> None:
     vocabulary = CharacterVocabulary()
-    renderer = DialectRenderer(ChatMl(), vocabulary)
+    renderer = DialectRenderer(CHATML, vocabulary)
     with pytest.raises(ContextLengthExceeded):
         await job_rendering.render(job_with(message("user", "x" * 256 * 100)), renderer, 99, threads())
     with pytest.raises(InvalidRequest) as error:

@@ -20,7 +20,7 @@ from slipring.core.generation import (
 )
 from slipring.engines.llama.answer import LlamaAnswer
 from slipring.engines.llama.api import Chunk, Probability, Progress, Timings
-from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.dialect import CHATML
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ class Elsewhere(Tokenizer):
         return None
 
 
-ELSEWHERE = DialectRenderer(ChatMl(), Elsewhere.from_gguf(small_metadata()))
+ELSEWHERE = DialectRenderer(CHATML, Elsewhere.from_gguf(small_metadata()))
 
 
 NO_TOOLS = Offer()

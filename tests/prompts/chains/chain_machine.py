@@ -20,7 +20,14 @@ from slipring.commands.inspection.sample_conversation import control_names, emit
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.prompts.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE, ChainChoice
+from slipring.prompts.chain_choices import (
+    CALL_IDS,
+    CALL_TEXTS,
+    EMPTY_THOUGHTS,
+    LOOP_THOUGHTS,
+    WHITE_SPACE,
+    ChainChoice,
+)
 from slipring.prompts.parsing.call_writer import Call as WrittenCall
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.rendering import Rendering
@@ -79,6 +86,9 @@ _SPOKEN = (
 _CONTENTS = (_THOUGHT, _TEXT, "Rome", "Oslo", "days", '"query', "rain")
 
 
+_CALL_ID = re.compile(r',\s*"id":\s*"\w{9}"')
+
+
 class _ThoughtMarks:
     """Finds thoughts without content in what a template writes."""
 
@@ -97,7 +107,11 @@ class _ThoughtMarks:
         return bool(self._opening) and prompt.rstrip().endswith(self._opening)
 
     def without(self, text: str, choices: Sequence[ChainChoice]) -> str:
-        """A context without what the choices say that a chain may keep."""
+        """A context without what the choices say that a chain may keep, or keep out."""
+        if CALL_IDS in choices:
+            text = _CALL_ID.sub("", text)
+        if CALL_TEXTS in choices:
+            text = text.replace(_TEXT, "")
         if LOOP_THOUGHTS in choices:
             spoken = max(text.rfind(each) + len(each) for each in _SPOKEN)
             text = text[:spoken] + "".join(self._full.sub("", text[spoken:]).split())
@@ -142,6 +156,8 @@ class ChainMachine:
     ) -> None:
         self._renderer = renderer
         self._choices = renderer.chain_choices if choices is None else choices
+        if not any(turn.answer.has_text and turn.answer.calls for turn in history.turns):
+            self._choices = [choice for choice in self._choices if choice != CALL_TEXTS]
         self._today = today
         self._marks = _ThoughtMarks(renderer.output_format)
         self._history = history

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from slipring.engines.tokens.builtin_templates import NAMES as BUILTIN
 from slipring.engines.tokens.builtin_templates import builtin_template
+from slipring.prompts.templates.template_engines import TemplateError
 from slipring.prompts.templates.template_renderer import TemplateRenderer
-from slipring.prompts.templates.template_values import TemplateError
 from tests.prompts.oracles import comparison
 from tests.prompts.templates.family_renderers import TODAY, family_renderer
 from tests.prompts.templates.family_templates import NAMES as FAMILIES

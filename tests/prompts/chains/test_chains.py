@@ -6,7 +6,7 @@
 import pytest
 from hypothesis import given, settings
 
-from slipring.prompts.chain_choices import EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
+from slipring.prompts.chain_choices import CALL_IDS, CALL_TEXTS, EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
 from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
 from tests.prompts.chains.chain_machine import ChainMachine, Difference
 from tests.prompts.chains.chain_renderers import DAY, NAMES, renderer_named
@@ -116,6 +116,20 @@ def test_efforts_that_change_from_turn_to_turn(name: str) -> None:
         assert not played(renderer, history(start, *turns))[1]
 
 
+def test_a_text_that_the_template_writes_as_a_thought_is_one() -> None:
+    """gpt-oss: a text before a call is dropped like a thought, and may follow one."""
+    renderer = family_renderer("gpt_oss")
+    assert not renderer.forms.text_before_calls
+    for answer in (Answer(False, True, (SEARCH,)), Answer(True, True, (SEARCH,))):
+        turns: list[tuple[Input, int, Answer]] = [
+            ("user", 0, answer),
+            ("outputs", 0, TEXT),
+            ("user", 0, TEXT),
+        ]
+        machine, differences = played(renderer, history("user", *turns))
+        assert (machine.appended, machine.in_full, differences) == (1, 1, [])
+
+
 def renderer_for(source: str) -> TemplateRenderer:
     model = ModelTemplate(source=source, eos_token="<|im_end|>")
     return TemplateRenderer(model, family_vocabulary(), today=DAY)
@@ -154,6 +168,43 @@ def test_white_space_that_the_template_changes_stays_and_the_renderer_says_so() 
     assert renderer.chain_choices == (WHITE_SPACE,)
     machine, differences = played(renderer, history("user", *LOOPS))
     assert (machine.appended, machine.in_full, differences) == (3, 0, [])
+
+
+def test_ids_that_the_template_adds_to_earlier_calls_stay_out_and_the_renderer_says_so() -> None:
+    """Apriel 1.5 and 1.6 write the last call without an id, as the model does, and earlier ones with it."""
+    ids = """{{ '\\n' }}{{ '' if loop.last else ', "id": "' + message.tool_calls[0].id + '"' }}"""
+    source = CALLS.replace("OUTPUT_END", "").replace("FIRST_CALL", "")
+    head, call, rest = source.partition("{{ call.function | tojson }}")
+    outer = head.replace("{%- for call in", "{%- set is_last = loop.last -%}{%- for call in")
+    renderer = renderer_for(outer + call + ids.replace("loop.last", "is_last") + rest)
+    assert renderer.chain_choices == (CALL_IDS,)
+    machine, differences = played(renderer, history("user", *LOOPS))
+    assert (machine.appended, machine.in_full, differences) == (3, 0, [])
+
+
+def test_texts_before_calls_that_the_template_drops_stay_and_the_renderer_says_so() -> None:
+    """Hermes' templates write calls without the text before them."""
+    dropped = CALLS.replace("OUTPUT_END", "").replace("FIRST_CALL", "")
+    content = "{{- message.content or '' -}}"
+    renderer = renderer_for(dropped.replace(content, "{{- '' if message.tool_calls else message.content -}}"))
+    assert renderer.chain_choices == (CALL_TEXTS,)
+    spoken = Answer(False, True, (SEARCH,))
+    machine, differences = played(renderer, history("user", ("user", 0, spoken), ("outputs", 0, TEXT)))
+    assert (machine.appended, machine.in_full, differences) == (1, 0, [])
+
+
+@pytest.mark.parametrize("name", ["mistral_nemo", "deepseek_v3_1", "qwen3"])
+def test_a_developer_after_an_answer_does_not_hide_that_answer(name: str) -> None:
+    """Without it, the late message would be one of those at the beginning."""
+    calls = Answer(False, False, (WEATHER, SEARCH))
+    turns: list[tuple[Input, int, Answer]] = [
+        ("outputs and steer", 0, TEXT),
+        ("developer", 0, calls),
+        ("outputs", 0, TEXT),
+        ("two users", 0, TEXT),
+    ]
+    for start in ("developer", "user"):
+        assert not played(renderer_named(name), history(start, *turns))[1]
 
 
 def test_the_first_call_of_a_conversation_is_told_from_others() -> None:

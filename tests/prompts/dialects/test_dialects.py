@@ -5,12 +5,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from slipring.core.chain.head import Head
-from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
-from slipring.prompts.dialects.llama3 import Llama3
+from slipring.prompts.dialects.dialect import CHATML, LLAMA3, Block, Control, Dialect, Fragment, Mark, Phrase
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT
 from slipring.protocol.tools import Toolset
@@ -71,7 +69,7 @@ CHATML_TOOLS = (
     " <tool_call></tool_call> XML tags:\n"
     '<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
 )
-CHATML = f"""\
+CHATML_TEXT = f"""\
 <|im_start|>system
 You help.
 
@@ -130,7 +128,7 @@ def turn(role: str, text: str) -> str:
     return f"<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>"
 
 
-LLAMA3 = (
+LLAMA3_TEXT = (
     "<|begin_of_text|>"
     + turn("system", "You help.\n\n" + LLAMA3_TOOLS.format(lines=f"{WEATHER_LINE}\n\n{READ_LINE}"))
     + turn("system", "Be brief.")
@@ -153,8 +151,11 @@ LLAMA3 = (
     + turn("user", "Thanks")
     + "<|start_header_id|>assistant<|end_header_id|>\n\n"
 )
-DIALECTS: dict[str, tuple[Dialect, str]] = {"chatml": (ChatMl(), CHATML), "llama3": (Llama3(), LLAMA3)}
-EVERY_DIALECT = pytest.mark.parametrize("dialect", [ChatMl(), Llama3()], ids=["chatml", "llama3"])
+DIALECTS: dict[str, tuple[Dialect, str]] = {
+    "chatml": (CHATML, CHATML_TEXT),
+    "llama3": (LLAMA3, LLAMA3_TEXT),
+}
+EVERY_DIALECT = pytest.mark.parametrize("dialect", [CHATML, LLAMA3], ids=["chatml", "llama3"])
 
 
 def toolset(*tools: dict[str, Any]) -> Toolset:
@@ -187,15 +188,15 @@ def test_client_text_never_becomes_a_control_token(dialect: Dialect) -> None:
 
 @EVERY_DIALECT
 def test_an_empty_head_writes_the_preamble_only(dialect: Dialect) -> None:
-    assert dialect.write_head(Head(), TEXT) == dialect.preamble()
-    assert dialect.write_head(Head("", toolset(HOSTED)), TEXT) == dialect.preamble()
+    assert dialect.write_head(Head(), TEXT) == [*dialect.preamble]
+    assert dialect.write_head(Head("", toolset(HOSTED)), TEXT) == [*dialect.preamble]
 
 
 @EVERY_DIALECT
 def test_a_head_may_have_instructions_or_tools_alone(dialect: Dialect) -> None:
     tools = toolset(WEATHER)
-    opening, closing = spelled(dialect.open("system")), spelled(dialect.close())
-    start = spelled(dialect.preamble()) + opening
+    opening, closing = spelled(dialect.open("system")), spelled(dialect.close)
+    start = spelled([*dialect.preamble]) + opening
     assert spelled(dialect.write_head(Head("Help."), TEXT)) == f"{start}Help.{closing}"
     tool_text = spelled([Phrase(dialect.describe_tools(tools.callables))])
     assert spelled(dialect.write_head(Head(None, tools), TEXT)) == f"{start}{tool_text}{closing}"
@@ -213,7 +214,7 @@ def test_the_prompt_continues_an_open_assistant_message(dialect: Dialect) -> Non
 def test_the_prompt_closes_a_block_of_tool_outputs(dialect: Dialect) -> None:
     _, block = dialect.write_items(Block.NONE, [output("1")])
     assert block is Block.TOOLS
-    assert dialect.write_prompt(block) == [*dialect.close(), *dialect.open("assistant")]
+    assert dialect.write_prompt(block) == [*dialect.close, *dialect.open("assistant")]
 
 
 @EVERY_DIALECT
@@ -246,13 +247,13 @@ def test_text_parts_are_joined_and_images_are_left_out(dialect: Dialect) -> None
 
 @EVERY_DIALECT
 def test_the_token_that_closes_a_block_ends_answers(dialect: Dialect) -> None:
-    (end,) = [part for part in dialect.close() if isinstance(part, Control)]
+    (end,) = [part for part in dialect.close if isinstance(part, Control)]
     assert end.token in dialect.stop
 
 
 def test_a_context_without_a_system_message_begins_with_the_default_one() -> None:
-    dialect = ChatMl("Be kind.")
+    dialect = structs.replace(CHATML, default_system="Be kind.")
     asks, directs = item("message", role="user", content="a"), item("message", role="developer", content="b")
     assert spelled(dialect.write_default_system([asks])) == "<|im_start|>system\nBe kind.<|im_end|>\n"
     assert dialect.write_default_system([directs, asks]) == []
-    assert ChatMl().write_default_system([asks]) == Llama3().write_default_system([asks]) == []
+    assert CHATML.write_default_system([asks]) == LLAMA3.write_default_system([asks]) == []

@@ -9,6 +9,9 @@ from slipring.prompts.parsing.known_formats import (
     DEEPSEEK_V3 as DEEPSEEK_V3,
 )
 from slipring.prompts.parsing.known_formats import (
+    DOTS as DOTS,
+)
+from slipring.prompts.parsing.known_formats import (
     FUNCTION_GEMMA as FUNCTION_GEMMA,
 )
 from slipring.prompts.parsing.known_formats import (
@@ -43,6 +46,9 @@ from slipring.prompts.parsing.known_formats import (
 )
 from slipring.prompts.parsing.known_formats import (
     MUSE as MUSE,
+)
+from slipring.prompts.parsing.known_formats import (
+    PHI4_MINI as PHI4_MINI,
 )
 from slipring.prompts.parsing.output_format import (
     JsonCalls,

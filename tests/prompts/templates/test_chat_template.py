@@ -8,8 +8,7 @@ import pytest
 
 from slipring.base.errors import InvalidRequest
 from slipring.prompts.templates.chat_template import ChatTemplate
-from slipring.prompts.templates.jinja2_template import Jinja2Template
-from slipring.prompts.templates.template_values import OutOfFuel, TemplateError, YieldingList
+from slipring.prompts.templates.template_engines import Jinja2Template, OutOfFuel, TemplateError, YieldingList
 
 ONLY_JINJA2 = "{{ '%s' % '' }}"
 """Writes nothing, with an operator that minijinja does not have."""

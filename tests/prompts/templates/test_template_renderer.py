@@ -14,6 +14,7 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
 from slipring.prompts.rendering import Rendered, Rendering
+from slipring.prompts.templates.template_engines import TemplateError
 from slipring.prompts.templates.template_renderer import (
     CONTINUES_ASSISTANT,
     DROPS_THOUGHTS,
@@ -25,7 +26,6 @@ from slipring.prompts.templates.template_renderer import (
     ModelTemplate,
     TemplateRenderer,
 )
-from slipring.prompts.templates.template_values import TemplateError
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol.items import Item
 from slipring.protocol.tools import Toolset

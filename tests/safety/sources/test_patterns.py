@@ -9,7 +9,7 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.config.checks import CheckEntry
-from slipring.core.tenant_cache import TenantCache
+from slipring.core.tenant_entries import TenantCache
 from slipring.safety.running_check import RunningCheck
 from slipring.safety.source import SourceFailed
 from slipring.safety.sources.pattern_matching import find_matches

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from slipring.base.errors import StartupError
@@ -172,7 +173,7 @@ async def test_a_supervisor_shows_its_workers_and_those_that_replace_them(tmp_pa
                 (connection,) = shown.connections
                 place = f"live/connections/{shown.process}/{connection.number}"
                 async with http.get(url + place) as answer:
-                    detail = live.decode_detail(await answer.read())
+                    detail = msgspec.json.decode(await answer.read(), type=live.ConnectionDetail)
                     assert detail.connection.number == connection.number
                 async with http.get(f"{url}live/connections/{1 - shown.process}/99") as answer:
                     assert answer.status == 404

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from msgspec import UNSET
 
@@ -140,7 +141,7 @@ async def test_a_chain_is_shown_as_a_tree() -> None:
             text = await answer.read()
             assert answer.status == 200
         assert SECRET.encode() not in text
-        detail = live.decode_detail(text)
+        detail = msgspec.json.decode(text, type=live.ConnectionDetail)
         assert detail.is_complete
         nodes = {node.id: node for node in detail.nodes}
         assert detail.nodes[0].id == root["id"], "parents come first"

@@ -14,7 +14,6 @@ from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.mcp import Credential, StdioServer
 from slipring.observation import metrics as table
-from slipring.observation.snapshots import value_of
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import McpTool, ToolHints
 from slipring.server.access.auth import Caller
@@ -22,6 +21,7 @@ from slipring.server.hosted_tools.registry import Target
 from slipring.server.hosted_tools.runner import EndedCall, Ending
 from tests.harness import serve
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, error, event, result, serving, text
+from tests.observation.snapshot_values import value_of
 from tests.server.hosted_tools.running import OPERATOR, call, find, registered, resolve, running
 from tests.stores.samples import key
 

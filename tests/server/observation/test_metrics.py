@@ -17,7 +17,6 @@ from slipring.config.settings import Config
 from slipring.core.limits import Limits
 from slipring.observation import metrics as table
 from slipring.observation.exposition import expose
-from slipring.observation.snapshots import value_of
 from slipring.protocol.timing import Mark, Stage, TokenCounts, TurnReport
 from slipring.server.access.auth import Caller
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
@@ -26,6 +25,7 @@ from slipring.server.observation.metrics import Metrics
 from slipring.server.service import Service
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve
+from tests.observation.snapshot_values import value_of
 from tests.server.admin.watching import ANY_PORT, admin_url
 from tests.server.raw import gone, open_raw
 

@@ -14,8 +14,8 @@ from slipring.commands.bench.workloads.replay import read_recording
 from slipring.config.mcp_registrations import HeaderVariable, McpRegistration
 from slipring.core.limits import Limits
 from slipring.observation.metrics import RECORDED_TURNS
-from slipring.observation.snapshots import value_of
 from tests.harness import WEATHER, PuppetEngine, serve
+from tests.observation.snapshot_values import value_of
 from tests.server.recording.recordings import files, only, paths, sizes, texts
 
 CALLING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"

@@ -9,7 +9,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 from slipring.commands.bench import results
-from slipring.commands.bench.errors import UsageError
 from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions, Outputs
 from slipring.commands.bench.progress import BenchProgress
@@ -19,6 +18,7 @@ from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.bench.workloads.catalogue import WORKLOADS, deep
 from slipring.commands.bench.workloads.plan import Plan
 from slipring.commands.bench.workloads.replay import read_recording
+from slipring.commands.errors import UsageError
 
 FAILED = 1
 INTERRUPTED = 130
@@ -27,7 +27,7 @@ INTERRUPTED = 130
 def bench(options: BenchOptions) -> int:
     """Measure, or read a record; show it, write the requested files, and return the exit code.
 
-    Raises the exceptions of ``slipring.commands.bench.errors``.
+    Raises ``UsageError`` and ``CommandFailed``.
     """
     _check_outputs(options.outputs)
     if options.record_path is not None:

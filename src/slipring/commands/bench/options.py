@@ -8,48 +8,54 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 from urllib.parse import urlsplit
 
-from slipring.commands.bench.errors import UsageError
+from slipring.commands import flags
 from slipring.commands.bench.measure.modes import MODES
 from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.bench.subject.engines import BadEngine, simulated_speed
 from slipring.commands.bench.workloads.catalogue import DEPTHS, WORKLOADS
 from slipring.commands.client_environment import KEY_VARIABLE, URL_VARIABLE, api_key, named_url, variable_name
-from slipring.commands.flag_values import text, whole
+from slipring.commands.errors import UsageError
+from slipring.commands.flags import flag, number, text, whole
 
-_T = TypeVar("_T")
 _KEY_VARIABLES = (KEY_VARIABLE, "SLIPRING_API_KEY")
 _NAMES = (*WORKLOADS, "deep", "replay")
 _TOKENS_PER_S = 1000.0
 _TIMEOUT_S = 300.0
-_LOOP_FLAGS = {
-    "--workload": "workloads",
-    "--mode": "modes",
-    "--repeats": "repeats",
-    "--lanes": "lanes",
-    "--deep": "depths",
-    "--replay": "replay",
-    "--replay-pauses": "replays_pauses",
-    "--tool-ms": "tool_ms",
-    "--rtt-ms": "rtt_ms",
-    "--tool-choice": "tool_choice",
-    "--short-events": "short_events",
-    "--html": "html",
-    "--svg": "svg",
-    "--from": "record_path",
-}
-"""Flags that ``slipring bench load`` lacks, or defines differently."""
+
+
+def _names(what: str, known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _depths(text: str) -> tuple[int, ...]:
+    try:
+        depths = tuple(
+            int(each[:-1]) * 1000 if each.endswith("k") else int(each) for each in text.lower().split(",")
+        )
+    except ValueError:
+        depths = ()
+    if not depths or min(depths) < 1000:
+        raise argparse.ArgumentTypeError("must be numbers of tokens, at least 1k, as in 20k,75k")
+    return depths
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """Files to write."""
 
-    json: Path | None = None
-    html: Path | None = None
-    svg: Path | None = None
+    json: Path | None = flag(None, "write the record", type=Path, metavar="FILE")
+    html: Path | None = flag(None, "write a report", type=Path, metavar="FILE")
+    svg: Path | None = flag(None, "write a figure", type=Path, metavar="FILE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +63,59 @@ class BenchOptions:
     """Options of one bench."""
 
     target: Target
-    workloads: tuple[str, ...] = ("coding",)
-    modes: tuple[str, ...] = tuple(MODES)
+    workloads: tuple[str, ...] = flag(
+        ("coding",),
+        f"workloads to run: {', '.join(_NAMES)} (default: coding)",
+        name="--workload",
+        type=_names("workload", _NAMES),
+        metavar="NAME,…",
+    )
+    modes: tuple[str, ...] = flag(
+        tuple(MODES),
+        f"modes to compare: {', '.join(MODES)} (default: all)",
+        name="--mode",
+        type=_names("mode", tuple(MODES)),
+        metavar="NAME,…",
+    )
+    repeats: int = flag(5, "loops per mode (default: 5)", type=whole(1), metavar="N")
+    lanes: int = flag(4, "concurrent loops in websocket-lanes (default: 4)", type=whole(1), metavar="N")
+    depths: tuple[int, ...] = flag(
+        DEPTHS,
+        "history sizes of the workload deep (default: 20k,75k,150k); implies --workload deep",
+        name="--deep",
+        type=_depths,
+        metavar="TOKENS,…",
+    )
+    replay: Path | None = flag(
+        None, "recorded loop to run; implies --workload replay", type=Path, metavar="FILE"
+    )
+    replays_pauses: bool = flag(
+        False,
+        "let tools take as long as in the recording, instead of --tool-ms; not counted",
+        name="--replay-pauses",
+        action="store_true",
+    )
+    tool_ms: float = flag(
+        0.0, "simulated time of each tool; not counted (default: 0)", type=number(0), metavar="MS"
+    )
+    rtt_ms: float = flag(0.0, "network round trip to simulate (default: 0)", type=number(0), metavar="MS")
+    tool_choice: str | None = flag(
+        None,
+        "auto: the model decides whether to call a tool; forced: each request decides (default: auto with"
+        " the simulated engine, else forced)",
+        choices=("auto", "forced"),
+    )
+    short_events: bool = flag(
+        False,
+        "ask for first events without instructions and tools, which slipring can send",
+        action="store_true",
+    )
+    record_path: Path | None = flag(
+        None, "show this record instead of measuring", name="--from", type=Path, metavar="FILE"
+    )
     names_modes: bool = False
     """Whether ``--mode`` was given: a mode that cannot be measured is then a failure."""
-    repeats: int = 5
-    lanes: int = 4
-    depths: tuple[int, ...] = DEPTHS
-    tool_ms: float = 0.0
-    rtt_ms: float = 0.0
-    tool_choice: str | None = None
-    short_events: bool = False
-    """Whether to ask for ``response.created`` and ``response.in_progress`` without instructions and tools."""
-    replay: Path | None = None
-    replays_pauses: bool = False
-    """Whether tools take as long as in the recording."""
     outputs: Outputs = Outputs()
-    record_path: Path | None = None
-    """A record to show instead of measuring."""
 
 
 class _RejectedKeyFlag(argparse.Action):
@@ -145,77 +186,14 @@ def add_target_flags(parser: argparse.ArgumentParser, *, tokens_per_s: float, ti
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``slipring bench``."""
     add_target_flags(parser, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
-    parser.add_argument(
-        "--workload",
-        dest="workloads",
-        type=_names("workload", _NAMES),
-        metavar="NAME,…",
-        help=f"workloads to run: {', '.join(_NAMES)} (default: coding)",
-    )
-    parser.add_argument(
-        "--mode",
-        dest="modes",
-        type=_names("mode", tuple(MODES)),
-        metavar="NAME,…",
-        help=f"modes to compare: {', '.join(MODES)} (default: all)",
-    )
-    parser.add_argument("--repeats", type=whole(1), metavar="N", help="loops per mode (default: 5)")
-    parser.add_argument(
-        "--lanes", type=whole(1), metavar="N", help="concurrent loops in websocket-lanes (default: 4)"
-    )
-    parser.add_argument(
-        "--deep",
-        dest="depths",
-        type=_depths,
-        metavar="TOKENS,…",
-        help="history sizes of the workload deep (default: 20k,75k,150k); implies --workload deep",
-    )
-    parser.add_argument(
-        "--replay", type=Path, metavar="FILE", help="recorded loop to run; implies --workload replay"
-    )
-    parser.add_argument(
-        "--replay-pauses",
-        dest="replays_pauses",
-        action="store_true",
-        default=None,
-        help="let tools take as long as in the recording, instead of --tool-ms; not counted",
-    )
-    parser.add_argument(
-        "--tool-ms",
-        type=number(0),
-        metavar="MS",
-        help="simulated time of each tool; not counted (default: 0)",
-    )
-    parser.add_argument(
-        "--rtt-ms", type=number(0), metavar="MS", help="network round trip to simulate (default: 0)"
-    )
-    parser.add_argument(
-        "--tool-choice",
-        choices=("auto", "forced"),
-        help="auto: the model decides whether to call a tool; forced: each request decides (default: auto"
-        " with the simulated engine, else forced)",
-    )
-    parser.add_argument(
-        "--short-events",
-        action="store_true",
-        default=None,
-        help="ask for first events without instructions and tools, which slipring can send",
-    )
-    _add_record_flags(parser)
-
-
-def _add_record_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that name files of a measurement."""
-    for kind, what in (("json", "the record"), ("html", "a report"), ("svg", "a figure")):
-        parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write {what}")
-    parser.add_argument(
-        "--from", dest="record_path", type=Path, metavar="FILE", help="show this record instead of measuring"
-    )
+    flags.add_flags(parser, BenchOptions)
+    flags.add_flags(parser, Outputs)
 
 
 def loop_flags(namespace: argparse.Namespace) -> list[str]:
-    """The given flags that ``slipring bench load`` does not accept."""
-    return [flag for flag, name in _LOOP_FLAGS.items() if getattr(namespace, name) is not None]
+    """The given flags that ``slipring bench load`` lacks, or defines differently."""
+    found = flags.given_names(namespace, BenchOptions) + flags.given_names(namespace, Outputs)
+    return [name for name in found if name != "--json"]
 
 
 def target_from_namespace(
@@ -228,10 +206,10 @@ def target_from_namespace(
     url_variable = None
     if url is not None:
         _check_url("--url", url)
-        for flag, value in of_started.items():
+        for name, value in of_started.items():
             if value:
                 raise UsageError(
-                    f"{flag} applies to the server that the bench starts: it cannot be used with --url"
+                    f"{name} applies to the server that the bench starts: it cannot be used with --url"
                 )
     elif not any(of_started.values()) and (url := named_url(environ)) is not None:
         _check_url(URL_VARIABLE, url)
@@ -249,45 +227,30 @@ def target_from_namespace(
         key=_key(namespace.api_key_env, environ),
         model=namespace.model,
         engine=namespace.engine,
-        tokens_per_s=_or_default(namespace.tokens_per_s, tokens_per_s),
+        tokens_per_s=tokens_per_s if namespace.tokens_per_s is None else namespace.tokens_per_s,
         serve_flags=_serve_flags(namespace.serve_flags or ""),
         server_pid=namespace.server_pid,
         max_output_tokens=namespace.max_output_tokens,
-        timeout_s=_or_default(namespace.timeout_s, timeout_s),
+        timeout_s=namespace.timeout_s or timeout_s,
     )
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> BenchOptions:
     """Build the options from parsed flags (see ``add_flags``) and ``environ``. Raises ``UsageError``."""
-    workloads = namespace.workloads or ()
-    if namespace.depths and "deep" not in workloads:
-        workloads = (*workloads, "deep")
-    if namespace.replay is not None and "replay" not in workloads:
-        workloads = (*workloads, "replay")
-    if "replay" in workloads and namespace.replay is None:
-        raise UsageError("--workload replay needs --replay FILE")
-    if namespace.replays_pauses and namespace.replay is None:
-        raise UsageError("--replay-pauses needs --replay FILE")
+    chosen = flags.given(namespace, BenchOptions)
+    workloads = chosen.get("workloads", ())
+    for name, needed in (("deep", "depths"), ("replay", "replay")):
+        if needed in chosen and name not in workloads:
+            workloads = (*workloads, name)
+    if "replay" not in chosen and ("replay" in workloads or "replays_pauses" in chosen):
+        what = "--workload replay" if "replay" in workloads else "--replay-pauses"
+        raise UsageError(f"{what} needs --replay FILE")
     target = target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
-    if namespace.rtt_ms and target.url is not None and target.url.startswith("https:"):
+    if chosen.get("rtt_ms") and target.url is not None and target.url.startswith("https:"):
         raise UsageError("--rtt-ms works with http:// only")
-    return BenchOptions(
-        target=target,
-        workloads=workloads or ("coding",),
-        modes=namespace.modes or tuple(MODES),
-        names_modes=namespace.modes is not None,
-        repeats=_or_default(namespace.repeats, 5),
-        lanes=_or_default(namespace.lanes, 4),
-        depths=namespace.depths or DEPTHS,
-        tool_ms=_or_default(namespace.tool_ms, 0.0),
-        rtt_ms=_or_default(namespace.rtt_ms, 0.0),
-        tool_choice=namespace.tool_choice,
-        short_events=bool(namespace.short_events),
-        replay=namespace.replay,
-        replays_pauses=bool(namespace.replays_pauses),
-        outputs=Outputs(namespace.json, namespace.html, namespace.svg),
-        record_path=namespace.record_path,
-    )
+    chosen |= {"workloads": workloads} if workloads else {}
+    outputs = Outputs(**flags.given(namespace, Outputs))
+    return BenchOptions(target, names_modes="modes" in chosen, outputs=outputs, **chosen)
 
 
 def _serve_flags(text: str) -> tuple[str, ...]:
@@ -295,10 +258,6 @@ def _serve_flags(text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise UsageError(f"--serve-flags: {str(error).lower()}") from None
-
-
-def _or_default(value: _T | None, default: _T) -> _T:
-    return default if value is None else value
 
 
 def _key(variable: str | None, environ: Mapping[str, str]) -> str:
@@ -324,52 +283,3 @@ def _check_url(source: str, url: str) -> None:
         raise UsageError(f"{source} {url}: not a URL like http://host/v1")
     if parts.query or parts.fragment:
         raise UsageError(f"{source}: query and fragment are not supported: give a URL like http://host/v1")
-
-
-def number(least: float) -> Callable[[str], float]:
-    """A parser of finite numbers, for argparse."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not least <= value < float("inf"):
-            raise argparse.ArgumentTypeError(f"must be a number, at least {least:g}")
-        return value
-
-    return parse
-
-
-def share(text: str) -> float:
-    """Parse a share from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError("must be between 0 and 1; 0.01 is 1 %")
-    return value
-
-
-def _names(what: str, known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
-        return names
-
-    return parse
-
-
-def _depths(text: str) -> tuple[int, ...]:
-    try:
-        depths = tuple(
-            int(each[:-1]) * 1000 if each.endswith("k") else int(each) for each in text.lower().split(",")
-        )
-    except ValueError:
-        depths = ()
-    if not depths or min(depths) < 1000:
-        raise argparse.ArgumentTypeError("must be numbers of tokens, at least 1k, as in 20k,75k")
-    return depths

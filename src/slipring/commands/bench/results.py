@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from slipring.commands.bench.errors import UnreadableRecord
+from slipring.commands.errors import UsageError
 
 FORMAT = 1
 """Version of the JSON format. ``read`` rejects records of any other version."""
@@ -179,13 +179,13 @@ def write(record: BenchRecord, path: Path) -> None:
 
 
 def read(path: Path) -> BenchRecord:
-    """Read a record. Raises ``UnreadableRecord``."""
+    """Read a record. Raises ``UsageError``."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=BenchRecord)
     except OSError as error:
-        raise UnreadableRecord(f"{path}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise UnreadableRecord(f"{path}: is not a record of slipring bench: {error}") from None
+        raise UsageError(f"{path}: is not a record of slipring bench: {error}") from None
     if record.format != FORMAT:
-        raise UnreadableRecord(f"{path}: has format {record.format}, expected {FORMAT}")
+        raise UsageError(f"{path}: has format {record.format}, expected {FORMAT}")
     return record

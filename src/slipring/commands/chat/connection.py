@@ -9,8 +9,8 @@ import aiohttp
 from aiohttp import ClientTimeout, ClientWebSocketResponse, ClientWSTimeout, WSMsgType
 
 from slipring.base.connection_failures import reason
-from slipring.commands.chat.errors import ConnectionLost, Unreachable
 from slipring.commands.chat.options import ChatOptions
+from slipring.commands.errors import CommandFailed
 
 _OPEN_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -19,6 +19,14 @@ _HEARTBEAT_S = 30.0
 _UNLIMITED = 0
 
 Event = dict[str, Any]
+
+
+class Unreachable(CommandFailed):
+    """A connection cannot be opened. The message names the URL and the reason."""
+
+
+class ConnectionLost(Exception):
+    """The connection ended while it was needed. The message contains the close code, if there is one."""
 
 
 class Connection:

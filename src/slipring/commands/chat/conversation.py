@@ -9,8 +9,7 @@ import time
 from typing import Any
 
 from slipring.commands.chat.answer import StreamedAnswer, TurnFailed, as_input, tool_outputs
-from slipring.commands.chat.connection import Connection, Event, refused_key
-from slipring.commands.chat.errors import ConnectionLost
+from slipring.commands.chat.connection import Connection, ConnectionLost, Event, refused_key
 from slipring.commands.chat.options import ChatOptions
 from slipring.commands.chat.screen import Screen
 

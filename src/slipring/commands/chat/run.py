@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from slipring.base.standard_streams import discard_output
+from slipring.commands.chat.connection import Unreachable
 from slipring.commands.chat.conversation import Conversation
-from slipring.commands.chat.errors import Unreachable
 from slipring.commands.chat.keyboard import Keyboard
 from slipring.commands.chat.options import ChatOptions
 from slipring.commands.chat.screen import Screen

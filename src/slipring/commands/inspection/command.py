@@ -8,7 +8,7 @@ import msgspec
 from slipring.base.errors import StartupError
 from slipring.base.progress import ProgressLine
 from slipring.base.standard_streams import print_encoded
-from slipring.commands.flag_values import text
+from slipring.commands.flags import text
 
 UNUSABLE = 1
 

@@ -21,10 +21,10 @@ from slipring.commands.client_environment import (
     named_url,
     variable_name,
 )
-from slipring.commands.flag_values import text
+from slipring.commands.errors import CommandFailed
+from slipring.commands.flags import text
 from slipring.commands.launch.clients import CLIENTS, Client, Target
-from slipring.commands.launch.errors import CannotLaunch, KeyRefused
-from slipring.commands.launch.server import describe, started
+from slipring.commands.launch.server import KeyRefused, describe, started
 
 _INTERRUPTED = 130
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
@@ -59,11 +59,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(arguments: argparse.Namespace) -> int:
-    """Run a client until it ends; return its exit code. Raises ``CannotLaunch``, ``UnusableKey``."""
+    """Run a client until it ends; return its exit code. Raises ``CommandFailed``, ``UsageError``."""
     client = CLIENTS[arguments.client]
     program = shutil.which(client.program)
     if program is None:
-        raise CannotLaunch(f"{client.program} is not installed: {client.install}")
+        raise CommandFailed(f"{client.program} is not installed: {client.install}")
     key = api_key(arguments.api_key_env, os.environ) or "any"
     try:
         with _server(arguments, client, key) as (url, described):
@@ -83,7 +83,7 @@ def _server(arguments: argparse.Namespace, client: Client, key: str) -> Iterator
     url = (named or DEFAULT_URL).rstrip("/")
     try:
         described = describe(url, key)
-    except CannotLaunch as error:
+    except CommandFailed as error:
         if named or isinstance(error, KeyRefused):
             raise
     else:
@@ -95,12 +95,12 @@ def _server(arguments: argparse.Namespace, client: Client, key: str) -> Iterator
 
 
 def _model(client: Client, wanted: str | None, described: Mapping[str, Any]) -> str:
-    """The model to use. Raises ``CannotLaunch`` if the client could not use any of the server's."""
+    """The model to use. Raises ``CommandFailed`` if the client could not use any of the server's."""
     names = [wanted] if wanted else [model["id"] for model in described["data"]]
     for name in names:
         if name.startswith(client.model_prefix):
             return name
-    raise CannotLaunch(
+    raise CommandFailed(
         f"{client.program} uses the Responses API only for models named like {client.usual_model}, and the"
         f" server has none: offer one under that name, with slipring serve --model {client.usual_model}"
     )

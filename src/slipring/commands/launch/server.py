@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from slipring.commands.launch.errors import CannotLaunch, KeyRefused
+from slipring.commands.errors import CommandFailed
 
 _TIMEOUT_S = 10
 _STOP_TIMEOUT_S = 15
@@ -21,10 +21,14 @@ _URL = re.compile(r"serves (http://\S+)")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+class KeyRefused(CommandFailed):
+    """There is a server, which does not accept the API key."""
+
+
 def describe(url: str, key: str) -> dict[str, Any]:
-    """The models of a server, with what Codex wants to know about them. Raises ``CannotLaunch``."""
+    """The models of a server, with what Codex wants to know about them. Raises ``CommandFailed``."""
     if not _is_url(url):
-        raise CannotLaunch(f"cannot use {url}: not a valid http:// or https:// URL")
+        raise CommandFailed(f"cannot use {url}: not a valid http:// or https:// URL")
     opener = build_opener(ProxyHandler({})) if urlsplit(url).hostname in _LOOPBACK else build_opener()
     try:
         request = Request(f"{url}/models?client_version=1", headers={"Authorization": f"Bearer {key}"})
@@ -34,17 +38,17 @@ def describe(url: str, key: str) -> dict[str, Any]:
         answered = f"{url} answered with status {refusal.code}"
         if refusal.code in (401, 403):
             raise KeyRefused(f"{answered}: set OPENAI_API_KEY, or see --api-key-env") from None
-        raise CannotLaunch(answered) from None
+        raise CommandFailed(answered) from None
     except (OSError, HTTPException) as failure:
         from slipring.base.connection_failures import reason  # imports an HTTP client
 
-        raise CannotLaunch(f"cannot reach {url}: {reason(failure)}") from None
+        raise CommandFailed(f"cannot reach {url}: {reason(failure)}") from None
     try:
         described = json.loads(content)
     except ValueError:
-        raise CannotLaunch(f"{url} does not answer like a Responses server: check the path") from None
+        raise CommandFailed(f"{url} does not answer like a Responses server: check the path") from None
     if not isinstance(described, dict) or not described.get("data"):
-        raise CannotLaunch(f"{url} offers no model")
+        raise CommandFailed(f"{url} offers no model")
     return described
 
 
@@ -58,7 +62,7 @@ def _is_url(text: str) -> bool:
 
 @contextmanager
 def started(engine: str, model: str) -> Iterator[str]:
-    """Start a server on a free port; yield its URL, and stop it at the end. Raises ``CannotLaunch``."""
+    """Start a server on a free port; yield its URL, and stop it at the end. Raises ``CommandFailed``."""
     command = [
         sys.executable,
         "-m",
@@ -84,7 +88,7 @@ def started(engine: str, model: str) -> Iterator[str]:
                 yield found[1]
                 break
         else:
-            raise CannotLaunch(f"slipring serve exited with code {process.wait()} before it was ready")
+            raise CommandFailed(f"slipring serve exited with code {process.wait()} before it was ready")
     finally:
         process.terminate()
         try:

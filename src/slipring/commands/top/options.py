@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
-from slipring.commands.top.errors import UnusableOption
+from slipring.commands.errors import UsageError
 
 KEY_VARIABLE = "SLIPRING_ADMIN_KEY"
 _URL = "http://127.0.0.1:9464"
@@ -52,12 +52,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> TopOptions:
-    """Build the options from parsed flags and the environment. Raises ``UnusableOption``."""
+    """Build the options from parsed flags and the environment. Raises ``UsageError``."""
     flag = namespace.admin_key
     key = (environ.get(KEY_VARIABLE, "") if flag is None else flag).strip()
     if not (key.isascii() and key.isprintable()):
         name = KEY_VARIABLE if flag is None else "--admin-key"
-        raise UnusableOption(f"{name}: a key consists of printable ASCII characters")
+        raise UsageError(f"{name}: a key consists of printable ASCII characters")
     output: Output = "json" if namespace.json else "text"
     if not namespace.once:
         output = "json_lines" if namespace.json else "screen"
@@ -75,5 +75,5 @@ def _base_url(text: str) -> str:
     except ValueError:
         is_usable = False
     if not is_usable or not url.isprintable() or parts.query or parts.fragment:
-        raise UnusableOption("--url: must be http://HOST:PORT or https://HOST:PORT")
+        raise UsageError("--url: must be http://HOST:PORT or https://HOST:PORT")
     return url

@@ -17,10 +17,9 @@ from typing import Protocol, TextIO
 import msgspec
 
 from slipring.base.standard_streams import discard_output
-from slipring.commands.top.errors import StreamLost, StreamRefused, Unreachable
 from slipring.commands.top.options import TopOptions
 from slipring.commands.top.state import State, View
-from slipring.commands.top.stream import live_stream
+from slipring.commands.top.stream import StreamLost, StreamRefused, Unreachable, live_stream
 from slipring.observation.live import Message, Update
 
 OK = 0

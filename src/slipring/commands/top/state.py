@@ -364,11 +364,6 @@ def _counted(samples: deque[_Sample], name: str, start: float) -> float:
     return counted
 
 
-def _add(sums: dict[str, int], counts: dict[str, int]) -> None:
-    for name, count in counts.items():
-        sums[name] = sums.get(name, 0) + count
-
-
 def _sum_of_memory(each: Iterable[dict[str, Memory]]) -> dict[str, Memory]:
     sums: dict[str, Memory] = {}
     for memory in each:

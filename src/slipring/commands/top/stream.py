@@ -10,7 +10,6 @@ import msgspec
 from aiohttp import ClientTimeout
 
 from slipring.base.connection_failures import reason
-from slipring.commands.top.errors import StreamLost, StreamRefused, Unreachable
 from slipring.commands.top.figures import visible
 from slipring.commands.top.options import KEY_VARIABLE, TopOptions
 from slipring.observation.live import Greeting, Message, decode
@@ -20,6 +19,18 @@ _SILENCE_TIMEOUT_S = 15.0
 """A server sends updates twice a second."""
 _MOST_LINE_BYTES = 256 * 2**20
 _NOT_A_LISTENER = "this is not the admin listener of a slipring server"
+
+
+class Unreachable(Exception):
+    """The stream cannot be opened. The message names the URL and the reason."""
+
+
+class StreamRefused(Unreachable):
+    """The server has refused the admin key, or is not an admin listener: trying again does not help."""
+
+
+class StreamLost(Exception):
+    """An open stream has ended. The message is the reason."""
 
 
 class LiveStream:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from rich.text import Text
 
 _GAP = 2
-_ELLIPSIS = "…"
 
 Row = Sequence[Text]
 

@@ -19,17 +19,15 @@ _NAME = "withheld"
 _Fields = dict[str, Any]
 
 
-def _printed(text: str) -> _Fields:
-    return {"output": [{"stdout": text, "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]}
-
-
 _OF_CALLS: dict[str, Callable[[str], _Fields]] = {
     "function_call": lambda text: {"name": _NAME, "arguments": _arguments(text)},
     "function_call_output": lambda text: {"output": text},
     "custom_tool_call": lambda text: {"name": _NAME, "input": text},
     "custom_tool_call_output": lambda text: {"output": text},
     "shell_call": lambda text: {"action": {"commands": [text]}},
-    "shell_call_output": _printed,
+    "shell_call_output": lambda text: {
+        "output": [{"stdout": text, "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
+    },
     "local_shell_call": lambda text: {"action": {"type": "exec", "command": [text], "env": {}}},
     "local_shell_call_output": lambda text: {"output": text},
     "apply_patch_call": lambda text: {"operation": {"type": "update_file", "path": _NAME, "diff": text}},

@@ -1,9 +1,11 @@
 """Actions: what a session asks its driver to do. The driver runs a list of actions in order.
 
-It reports their results to the session's ``TurnLifecycle``, whose methods are named in the actions.
+``Work`` is what a turn waits for: the driver reports its end by ``session.done`` with the result, or by
+``session.failed`` with an error. Of the other actions, those with an outcome name the method that takes it.
 """
 
 from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -11,9 +13,10 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.gate import Inspection
 from slipring.core.generation import Job, Prefill
-from slipring.core.hosted.tools import HostedCall, ResolvedServer
+from slipring.core.hosted.tools import HostedCall, ResolvedBuiltin, ResolvedServer
 from slipring.core.turn.turn import Joined, Turn
 from slipring.core.turn.turn_checks import Audit
+from slipring.core.turn.waits import Wait
 from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
@@ -22,23 +25,34 @@ from slipring.protocol.items import Item
 from slipring.protocol.live_input import Append
 from slipring.protocol.timing import TurnReport
 
-
-class Send(Struct, frozen=True, gc=False):
-    """Send events to the client, in this order."""
-
-    events: list[Event]
+Result = TypeVar("Result")
 
 
-class Load(Struct, frozen=True):
-    """Load a response, items or a conversation from the store by id.
-
-    The driver reports ``loaded`` or ``failed``. An empty load asks only whether the turn may
-    begin.
-    """
+class Work(Wait[Result], frozen=True, eq=False):
+    """Something that takes time, for which a turn waits. A turn has one piece of work at a time."""
 
     turn: Turn
-    response_id: str | None
-    item_ids: frozenset[str]
+
+
+# Work, in the order of a turn's life.
+
+
+class Loaded(Struct, frozen=True):
+    """What the store found."""
+
+    state: ResponseState | None = None
+    """The requested response; for a conversation, the response that it continues, if any."""
+    items: dict[str, Item] = {}
+    joined: Joined | None = None
+
+
+class Load(Work[Loaded], frozen=True, eq=False):
+    """Load a response, items or a conversation from the store by id. An empty load only asks whether the
+    caller may begin a turn."""
+
+    place = "loading"
+    response_id: str | None = None
+    item_ids: frozenset[str] = frozenset()
     conversation_id: str | None = None
 
     @property
@@ -47,76 +61,50 @@ class Load(Struct, frozen=True):
         return self.response_id is None and not self.item_ids and self.conversation_id is None
 
 
-class Loaded(Struct, frozen=True):
-    """The result of a ``Load``: what the store found."""
+class Resolved(Struct, frozen=True):
+    """The hosted tools of a request."""
 
-    state: ResponseState | None = None
-    """The requested response; for a conversation, the response that it continues, if any."""
-    items: dict[str, Item] = {}
-    joined: Joined | None = None
-
-
-class Check(Struct, frozen=True):
-    """Compile the grammars of a request. The driver reports ``checked`` or ``failed``."""
-
-    turn: Turn
-    job: Job | None
-    """None: lists of tools are to be fetched first."""
-    grammars: list[Compilable]
+    servers: Mapping[str, ResolvedServer]
+    """By label."""
+    answers: Mapping[BuiltinKind, ResolvedBuiltin] = {}
+    """What answers its built-in tools."""
 
 
-class CheckAppended(Struct, frozen=True, eq=False):
-    """Compile the grammars of appended tools. The driver calls ``session.appended``, with the append's
-    ``error`` set if a grammar is invalid."""
+class ResolveTools(Work[Resolved], frozen=True, eq=False):
+    """Look up the MCP servers of a request and what answers its built-in tools. No server is asked."""
 
-    asked: Append
-    grammars: list[Compilable]
-
-
-class ResolveTools(Struct, frozen=True):
-    """Look up the MCP servers of a request and what answers its built-in tools. No server is asked. The
-    driver reports ``resolved`` or ``failed``."""
-
-    turn: Turn
+    place = "resolving"
     servers: tuple[McpTool, ...]
     builtins: frozenset[BuiltinKind] = frozenset()
 
 
-class ListTools(Struct, frozen=True, eq=False):
-    """Fetch the lists of MCP servers, all at once. The driver reports ``listed`` for each as it ends, however
-    it ends, then ``all_listed``; it fetches no more after one for which the response fails."""
+class CompileGrammars(Work[None], frozen=True, eq=False):
+    """Compile the grammars of a request. Fails if one is invalid."""
 
-    turn: Turn
+    place = "checking"
+    grammars: list[Compilable]
+
+
+class ListTools(Work[None], frozen=True, eq=False):
+    """Fetch the lists of MCP servers, all at once. The driver calls ``session.listed`` for each as it ends,
+    however it ends. It fetches no more after one for which the response fails."""
+
+    place = "listing"
     servers: Mapping[str, ResolvedServer]
     """By label."""
 
 
-class ClaimApprovals(Struct, frozen=True):
-    """Mark approval requests as used, so that none is used twice. The driver reports ``claimed`` or
-    ``failed``."""
+class ClaimApprovals(Work[None], frozen=True, eq=False):
+    """Mark approval requests as used, so that none is used twice."""
 
-    turn: Turn
+    place = "claiming"
     ids: tuple[str, ...]
 
 
-class CallTool(Struct, frozen=True, eq=False):
-    """Run a hosted call, beside the turn's other work. The driver reports ``call_progressed`` whenever
-    the server reports progress, and ``call_ended`` at the end, however it ends."""
+class CountTokens(Work[int], frozen=True, eq=False):
+    """Count the tokens of a job."""
 
-    turn: Turn
-    call: HostedCall
-
-
-class CancelTools(Struct, frozen=True):
-    """Cancel the hosted calls of a turn. The driver calls nothing in return."""
-
-    turn: Turn
-
-
-class Weigh(Struct, frozen=True):
-    """Count the tokens of a job. The driver reports ``weighed`` or ``failed``."""
-
-    turn: Turn
+    place = "preparing"
     job: Job
 
     @property
@@ -127,26 +115,71 @@ class Weigh(Struct, frozen=True):
         return compaction.plan.threshold if compaction is not None and not compaction.plan.alone else None
 
 
-class Counted(Struct, frozen=True):
-    """Report the size of a context to the client, in a session that only counts tokens."""
+class Generate(Work[None], frozen=True, eq=False):
+    """Run a job. The driver calls ``session.deltas`` for each batch."""
 
-    tokens: int
+    place = "preparing"
+    job: Job
 
 
-class Start(Struct, frozen=True):
-    """Run a job. The driver reports ``deltas`` for each batch, then ``finished`` or
-    ``failed``."""
+class Save(Work[None], frozen=True, eq=False):
+    """Save a response, or what it adds to its conversation."""
+
+    place = "saving"
+    state: ResponseState
+
+
+class Flush(Work[None], frozen=True, eq=False):
+    """Write the last events of a turn. The driver reports the end at once, before anything else happens in
+    the session: what follows is work that no client has to wait for. Always the last action."""
+
+    place = "ended"
+
+
+# Beside the turns.
+
+
+class Send(Struct, frozen=True, gc=False):
+    """Send events to the client, in this order."""
+
+    events: list[Event]
+
+
+class CompileAppended(Struct, frozen=True, eq=False):
+    """Compile the grammars of appended tools. The driver calls ``session.appended``, with the append's
+    ``error`` set if a grammar is invalid."""
+
+    asked: Append
+    grammars: list[Compilable]
+
+
+class CallTool(Struct, frozen=True, eq=False):
+    """Run a hosted call, beside the turn's other work. The driver calls ``session.call_progressed`` whenever
+    the server reports progress, and ``session.call_ended`` at the end, however it ends."""
 
     turn: Turn
-    job: Job
+    call: HostedCall
+
+
+class CancelCalls(Struct, frozen=True):
+    """Cancel the hosted calls of a turn. The driver calls nothing in return."""
+
+    turn: Turn
 
 
 class Inspect(Struct, frozen=True, eq=False):
     """Have safety checks inspect texts, beside the turn's other work. The driver calls
-    ``inspected``, also if a check fails."""
+    ``session.inspected``, also if a check fails."""
 
     turn: Turn
     inspection: Inspection
+
+
+class Cancel(Struct, frozen=True):
+    """Cancel all work on a turn, its hosted calls and inspections included. The driver calls nothing in
+    return."""
+
+    turn: Turn
 
 
 class StartAudit(Struct, frozen=True, eq=False):
@@ -156,24 +189,10 @@ class StartAudit(Struct, frozen=True, eq=False):
     audit: Audit
 
 
-class Save(Struct, frozen=True):
-    """Save a response, or what it adds to its conversation. The driver reports ``saved`` or
-    ``failed``."""
-
-    turn: Turn
-    state: ResponseState
-
-
-class Cancel(Struct, frozen=True):
-    """Cancel the work on this turn, its hosted calls included. The driver calls nothing in return."""
-
-    turn: Turn
-
-
 class StartPrefill(Struct, frozen=True, eq=False):
     """Have the engine prefill what a response will probably be continued with, beside all turns.
 
-    The driver reports ``prefilled`` when the engine is done, unless the prefill is ended before: by
+    The driver calls ``session.prefilled`` when the engine is done, unless the prefill is ended before: by
     ``EndPrefill``, or by a job that continues the response.
     """
 
@@ -187,25 +206,17 @@ class EndPrefill(Struct, frozen=True):
     response_id: str
 
 
-class Close(Struct, frozen=True):
-    """Close the connection after sending everything before."""
-
-    code: int
-    reason: str
-
-
 class Compress(Struct, frozen=True, eq=False):
-    """Compress the items of states, in a thread. The driver reports ``compressed``."""
+    """Compress the items of states, in a thread. The driver calls ``session.compressed``."""
 
     cache: ConnectionCache
     states: tuple[ResponseState, ...]
 
 
-class Settle(Struct, frozen=True):
-    """The last event of a turn has been sent. The driver writes it and calls ``settle``, which does what no
-    client has to wait for, before anything else happens in the session. Always the last action."""
+class Counted(Struct, frozen=True):
+    """Report the size of a context to the client, in a session that only counts tokens."""
 
-    turn: Turn
+    tokens: int
 
 
 class Record(Struct, frozen=True):
@@ -218,38 +229,44 @@ class Record(Struct, frozen=True):
     traceparent: str | None = None
     """The trace context that its client sent with the request itself."""
     turn: Turn | None = None
-    """The turn itself, for those who record content; None if there is none, or if its client asked the server
-    to keep nothing."""
+    """The turn itself, for observers that record content; None if there is none, or if its client asked the
+    server to keep nothing."""
 
 
-class Refused(Struct, frozen=True):
+class CountRefusal(Struct, frozen=True):
     """Count a message that was refused and is no turn."""
 
     code: str
 
 
+class LogFault(Struct, frozen=True, eq=False):
+    """Log an exception that should not have happened. Its turn has failed with it."""
+
+    fault: Exception
+
+
+class Close(Struct, frozen=True):
+    """Close the connection after sending everything before."""
+
+    code: int
+    reason: str
+
+
 Action = (
     Send
-    | Load
-    | Check
-    | CheckAppended
-    | ResolveTools
-    | ListTools
-    | ClaimApprovals
+    | Work[Any]
+    | CompileAppended
     | CallTool
-    | CancelTools
-    | Weigh
-    | Counted
-    | Start
+    | CancelCalls
     | Inspect
-    | StartAudit
-    | Save
     | Cancel
+    | StartAudit
     | StartPrefill
     | EndPrefill
     | Compress
-    | Close
-    | Settle
+    | Counted
     | Record
-    | Refused
+    | CountRefusal
+    | LogFault
+    | Close
 )

@@ -20,9 +20,9 @@ from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job, Models, Prefill
 from slipring.core.limits import Limits
 from slipring.core.session.actions import Action, EndPrefill, Send, StartPrefill
+from slipring.core.session.foreseen_job import foreseen_job
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
-from slipring.core.turn.foreseen_job import foreseen_job
 from slipring.core.turn.steps import pauses
 from slipring.core.turn.turn import Turn
 from slipring.protocol import items, wire

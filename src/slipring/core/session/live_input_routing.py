@@ -14,7 +14,6 @@ from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
 from slipring.core.session.turn_setup import new_definitions
-from slipring.core.turn.stages import Phase
 from slipring.core.turn.steps import pauses, rollout, steer_queue
 from slipring.core.turn.steps.rollout import AppendRefused
 from slipring.core.turn.turn import Turn
@@ -49,19 +48,19 @@ class LiveInput(Struct, frozen=True):
         input_items.take_definitions(append.items, definitions)
         return definitions.grammars
 
-    def append(self, append: Append, cache: ConnectionCache, now: float) -> tuple[list[Event], Turn | None]:
-        """Handle an append; returns the events that answer it, and the turn that can resume now, if any."""
+    def append(self, append: Append, cache: ConnectionCache, now: float) -> list[Event]:
+        """Handle an append; returns the events that answer it."""
         turn = self.lanes.find(append.target)
         try:
             if append.error is not None:
                 raise AppendRefused("invalid_input", append.error.message, append.error.param)
             if turn is None:
                 raise rollout.not_running(append, cache.find(append.target))
-            return self._append(append, turn, now), turn if turn.may_resume else None
+            return self._append(append, turn, now)
         except AppendRefused as refusal:
             output = turn.output if turn is not None else None
             lane = self.lanes.lane_of(append.target, cache)
-            return [rollout.failed_event(append, refusal, output, lane)], None
+            return [rollout.failed_event(append, refusal, output, lane)]
 
     def _append(self, append: Append, turn: Turn, now: float) -> list[Event]:
         if turn.is_listing and turn.request.rollout:
@@ -69,7 +68,7 @@ class LiveInput(Struct, frozen=True):
             raise AppendRefused("invalid_input", message)
         if turn.rollout is None:
             raise AppendRefused("append_not_supported", "This response is not a rollout.")
-        if turn.phase is Phase.SAVING:
+        if turn.is_closed:
             message = "The response has been completed. Continue it instead."
             raise AppendRefused("response_already_completed", message)
         self._require_room(append)

@@ -2,8 +2,8 @@
 
 The driver calls it with what happened (a frame arrived, the store answered, the engine produced deltas, time
 passed), and each call returns the list of actions that the driver runs next. A session owns the lifetime of
-its connection and reads what its client sends; its ``TurnLifecycle`` owns the turns. Both are pure: they
-never wait, the time is an argument, and ids, clock and encryption are injected as ``ports``.
+its connection and reads what its client sends; its ``Turns`` run the turns, each as one program. All of it is
+pure: the time is an argument, and ids, clock and encryption are injected as ``ports``.
 """
 
 from msgspec import structs
@@ -18,15 +18,16 @@ from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session import client_events, turn_setup
 from slipring.core.session.actions import (
     Action,
-    CheckAppended,
     Close,
+    CompileAppended,
+    CountRefusal,
     Record,
-    Refused,
     Send,
 )
-from slipring.core.session.connection_lifetime import ConnectionLifetime, Ending
+from slipring.core.session.connection_lifetime import Ending
 from slipring.core.session.live_input_routing import LiveInput
-from slipring.core.session.turn_lifecycle import TurnLifecycle
+from slipring.core.session.session_state import SessionState
+from slipring.core.session.turns import Turns
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import rollout
 from slipring.core.turn.turn import Turn
@@ -44,7 +45,7 @@ _POLICY_VIOLATION = 1008
 class Session:
     """The state of one connection."""
 
-    __slots__ = ("_betas", "_lifetime", "_limits", "_live_input", "_ports", "lifecycle", "tenant")
+    __slots__ = ("_lifetime", "_limits", "_live_input", "shared", "tenant", "turns")
 
     def __init__(
         self,
@@ -59,25 +60,23 @@ class Session:
         betas: Betas = NO_BETAS,
     ) -> None:
         self.tenant = tenant
-        self._betas = betas
         self._limits = limits
-        self._ports = ports
-        self._lifetime = ConnectionLifetime(limits, now)
-        lifecycle = TurnLifecycle(tenant, models, limits, ports, cache, self._lifetime, betas, policies)
-        self.lifecycle = lifecycle
+        self.shared = shared = SessionState(tenant, models, limits, ports, cache, now, betas, policies)
+        self._lifetime = shared.lifetime
+        self.turns = Turns(shared)
         """Takes the results of actions."""
         self._live_input = LiveInput(
-            lifecycle.lanes, limits, lifecycle.successors, lifecycle.charges, ports.ignored_tools
+            shared.lanes, limits, shared.successors, shared.charges, ports.ignored_tools
         )
 
     @property
     def in_flight(self) -> int:
         """Turns that run."""
-        return self.lifecycle.lanes.in_flight
+        return self.shared.lanes.in_flight
 
-    def turns(self) -> list[Turn]:
+    def running_and_queued(self) -> list[Turn]:
         """The turns that run, then those that wait."""
-        return self.lifecycle.turns()
+        return [*self.shared.lanes.running(), *self.shared.lanes.queued()]
 
     @property
     def opened_at(self) -> float:
@@ -87,46 +86,47 @@ class Session:
     @property
     def lanes(self) -> int:
         """Lanes that have been used."""
-        return len(self.lifecycle.lanes)
+        return len(self.shared.lanes)
 
     @property
     def cache(self) -> ConnectionCache:
         """The states of this connection, to be read only."""
-        return self.lifecycle.cache
+        return self.shared.cache
 
     @property
     def waiting(self) -> int:
         """Turns that wait in their lanes."""
-        return self.lifecycle.lanes.waiting
+        return self.shared.lanes.waiting
 
     # Frames and requests from the client.
 
     def receive(self, frame: bytes | str | client_events.Read, now: float) -> list[Action]:
         """A WebSocket message arrived: its text, its bytes, or what was decoded from it in a thread."""
+        self.shared.now = now
         self._lifetime.touch(now)
         if self._lifetime.is_closed:
             return []
-        stages = Stages(self._ports.clock)
+        stages = Stages(self.shared.ports.clock)
         try:
             event = (
-                client_events.read(frame, self._betas)
+                client_events.read(frame, self.shared.betas)
                 if not isinstance(frame, client_events.Read)
                 else frame.result()
             )
         except ApiError as error:
             forget_frames(error)
-            return [_refuse(error), Refused(error.code)]
+            return [_refuse(error), CountRefusal(error.code)]
         if event is None:
             return []
         if isinstance(event, Steer):
-            return self._steer(event, now)
+            return self._steer(event)
         if isinstance(event, Append):
             return self._append(event, now)
         if isinstance(event, ToolOutputPiece):
             # A hint for a response that will not be continued on this connection has no effect.
             if self._lifetime.ending is not None:
                 return []
-            return self.lifecycle.growing_outputs.take(event, self.lifecycle.cache)
+            return self.shared.growing_outputs.take(event, self.shared.cache)
         stages.lap("decode")
         return self.create(event.request, stages, size_bytes=event.size_bytes, now=now, error=event.error)
 
@@ -146,16 +146,18 @@ class Session:
         """
         if self._lifetime.is_closed:
             return []
+        shared = self.shared
+        shared.now = now
         lane_id: str | None = None
         try:
             lane_id = requests.read_lane(request.stream_id)
-            lane = self.lifecycle.lanes.open(lane_id)
-            forked = turn_setup.forked_state(request, lane_id, self.lifecycle.cache)
-            waits = self.lifecycle.lanes.must_wait(lane)
+            lane = shared.lanes.open(lane_id)
+            forked = turn_setup.forked_state(request, lane_id, shared.cache)
+            waits = shared.lanes.must_wait(lane)
             pinned = forked if waits else None
             if waits:
-                self.lifecycle.lanes.require_room(size_bytes, self._limits)
-            self.lifecycle.charges.require_room(size_bytes, pinned)
+                shared.lanes.require_room(size_bytes, self._limits)
+            shared.charges.require_room(size_bytes, pinned)
         except ApiError as refusal:
             stages.lap("terminal")
             report = _refused_report(refusal, stages, size_bytes)
@@ -165,70 +167,79 @@ class Session:
             tenant=self.tenant,
             lane=lane_id,
             size_bytes=size_bytes,
-            ports=self._ports,
+            ports=shared.ports,
             stages=stages,
-            error=self._lifetime.refusal or error or rollout.missing_beta(request, self._betas),
+            error=self._lifetime.refusal or error or rollout.missing_beta(request, shared.betas),
             detached=detached,
         )
-        turn.short_events = self._betas.short_events
-        self.lifecycle.charges.take(turn, size_bytes, pinned)
+        turn.short_events = shared.betas.short_events
+        shared.charges.take(turn, size_bytes, pinned)
         turn.parent, turn.forks = forked, forked is not None
-        self.lifecycle.lanes.enqueue(turn, lane)
-        return self.lifecycle.advance(now)
+        shared.lanes.enqueue(turn, lane)
+        self.turns.advance()
+        return shared.take_actions()
 
-    def _steer(self, steer: Steer, now: float) -> list[Action]:
-        """Accept or refuse a steer. A response that waits for lists of tools is ended for it at once."""
-        answer = Send([self._live_input.steer(steer, self.lifecycle.cache, self._lifetime.refusal)])
-        turn = self.lifecycle.lanes.find(steer.target)
-        return [answer] if turn is None else [answer, *self.lifecycle.yield_to_steers(turn, now)]
+    def _steer(self, steer: Steer) -> list[Action]:
+        """Accept or refuse a steer."""
+        shared = self.shared
+        shared.send([self._live_input.steer(steer, shared.cache, self._lifetime.refusal)])
+        if (turn := shared.lanes.find(steer.target)) is not None:
+            self.turns.changed(turn)
+        return shared.take_actions()
 
     def _append(self, append: Append, now: float) -> list[Action]:
         if append.injects and append.is_malformed and append.error is not None:
             close = Close(_POLICY_VIOLATION, "invalid response.inject")
-            return [*self.leave(now), _refuse(append.error), Refused(append.error.code), close]
+            return [*self.leave(now), _refuse(append.error), CountRefusal(append.error.code), close]
         try:
             grammars = self._live_input.grammars_in(append)
         except ApiError as error:
             return self.appended(structs.replace(append, error=error), now)
-        return [CheckAppended(append, grammars)] if grammars else self.appended(append, now)
+        return [CompileAppended(append, grammars)] if grammars else self.appended(append, now)
 
     def appended(self, append: Append, now: float) -> list[Action]:
         """Handle an append whose grammars compile, or whose ``error`` says why they do not."""
         if self._lifetime.is_closed:
             return []
-        turn = self.lifecycle.lanes.find(append.target)
+        shared = self.shared
+        shared.now = now
+        turn = shared.lanes.find(append.target)
         try:
-            emitted, resumable = self._live_input.append(append, self.lifecycle.cache, now)
+            shared.send(self._live_input.append(append, shared.cache, now))
         except InvalidPrompt as error:
             assert turn is not None  # its checks refuse what is appended
-            return self.lifecycle.block(turn, error)
-        inspections = self.lifecycle.due_inspections(turn) if turn is not None else []
-        if resumable is not None:
-            return [Send(emitted), *inspections, *self.lifecycle.resume(resumable)]
-        advanced = self.lifecycle.growing_outputs.advance(append.target, self.lifecycle.cache)
-        return [Send(emitted), *inspections, *advanced]
+            self.turns.block(turn, error)
+            return shared.take_actions()
+        if turn is not None:
+            self.turns.changed(turn)
+        shared.actions += shared.growing_outputs.advance(append.target, shared.cache)
+        return shared.take_actions()
 
     # Time, and the end of the connection.
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed: check the deadlines."""
+        shared, limits = self.shared, self._limits
+        shared.now = now
         if self._lifetime.is_closed:
             return []
         if self._lifetime.ending is not None:
-            return self.lifecycle.abandon(now) if now >= self._lifetime.ending.deadline else []
-        limits = self._limits
-        if self._lifetime.is_over(now):
+            if now >= self._lifetime.ending.deadline:
+                self.turns.abandon()
+        elif self._lifetime.is_over(now):
             error = ConnectionLimitReached(limits.max_age_s)
             return self.end(error, code=_NORMAL, grace_s=limits.age_grace_s, now=now)
-        if self.lifecycle.is_idle and self._lifetime.is_idle(now):
+        elif self.turns.is_idle and self._lifetime.is_idle(now):
             self._lifetime.is_closed = True
-            return [*self.lifecycle.growing_outputs.end_all(), Close(_NORMAL, "idle")]
-        return self.lifecycle.conclude_paused(now, only_late=True) if self.lifecycle.lanes.in_flight else []
+            shared.actions += [*shared.growing_outputs.end_all(), Close(_NORMAL, "idle")]
+        elif shared.lanes.in_flight:
+            self.turns.conclude_paused(only_late=True)
+        return shared.take_actions()
 
     @property
     def rests_until(self) -> float | None:
         """For an idle connection, when it next needs a ``tick``; None if it needs regular ticks."""
-        at_rest = self.lifecycle.is_idle and self._lifetime.accepts_turns
+        at_rest = self.turns.is_idle and self._lifetime.accepts_turns
         return self._lifetime.deadline if at_rest else None
 
     def end(self, error: ApiError, *, code: int, grace_s: float, now: float) -> list[Action]:
@@ -239,35 +250,42 @@ class Session:
         """
         if self._lifetime.is_closed or self._lifetime.ending is not None:
             return []
+        shared = self.shared
+        shared.now = now
         self._lifetime.ending = Ending(error=error, code=code, deadline=now + grace_s)
-        for turn in self.lifecycle.lanes.queued():
+        for turn in shared.lanes.queued():
             turn.error = error
-        returned = self.lifecycle.successors.return_all(error)
-        sends = [Send(returned)] if returned else []
-        prefills = self.lifecycle.growing_outputs.end_all()
-        return [*sends, *prefills, *self.lifecycle.conclude_paused(now), *self.lifecycle.advance(now)]
+        shared.send(shared.successors.return_all(error))
+        shared.actions += shared.growing_outputs.end_all()
+        self.turns.conclude_paused()
+        self.turns.advance()
+        return shared.take_actions()
 
     def leave(self, now: float) -> list[Action]:
         """The client has left: begin no turn, and end rollouts at their last finished step."""
+        self.shared.now = now
         self._lifetime.is_closed = True
-        return [*self.lifecycle.conclude_paused(now), *self.lifecycle.break_off(now)]
+        self.turns.conclude_paused()
+        self.turns.break_off()
+        return self.shared.take_actions()
 
     def recall(self, response_id: str) -> ResponseState | None:
         """A response to continue, from this connection's cache."""
-        found = self.lifecycle.cache.find(response_id)
+        found = self.shared.cache.find(response_id)
         if found is not None:
-            self.lifecycle.cache.count_hit()
+            self.shared.cache.count_hit()
         return found
 
     def detach_cache(self) -> ConnectionCache:
         """Hand over the cache, before ``closed`` would clear it."""
-        cache, self.lifecycle.cache = self.lifecycle.cache, NoCache()
+        cache, self.shared.cache = self.shared.cache, NoCache()
         return cache
 
     def closed(self) -> list[Action]:
         """The connection is closed: cancel what runs, except saves, and release all memory."""
         self._lifetime.is_closed = True
-        return self.lifecycle.close()
+        self.turns.close()
+        return self.shared.take_actions()
 
 
 def _refused_report(error: ApiError, stages: Stages, size_bytes: int) -> TurnReport:

@@ -1,28 +1,9 @@
-"""The phases of a turn, and a stopwatch for its stages. The clock is injected."""
-
-from enum import Enum
+"""A stopwatch for the stages of a turn. The clock is injected."""
 
 from slipring.core.ports import Clock
 from slipring.protocol.timing import Stage, StageName
 
 _MOST_LAPS = 400
-
-
-class Phase(Enum):
-    """The progress of a turn."""
-
-    WAITING = "queued in its lane"
-    LOADING = "the store loads its parent"
-    RESOLVING = "its MCP servers are looked up"
-    LISTING = "its MCP servers list their tools"
-    CHECKING = "the compiler checks its grammars"
-    INSPECTING = "its input is inspected before anything is done with it"
-    CLAIMING = "the approvals that it uses are marked as used"
-    PREPARING = "the engine may still refuse the job"
-    RUNNING = "the engine generates"
-    PAUSED = "it waits between two steps: for hosted calls, or, in a rollout, for its client"
-    SAVING = "finished; the store saves it"
-    ENDED = "its terminal event has been sent"
 
 
 class Stages:

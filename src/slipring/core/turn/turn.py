@@ -7,7 +7,7 @@ the engine.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, structs
 
@@ -17,8 +17,7 @@ from slipring.core.chain.head import NO_HEAD, Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, OpenCall, Position, ResponseState
 from slipring.core.checks.gate import Emit, Inspection
-from slipring.core.checks.node_verdicts import NodeVerdicts
-from slipring.core.checks.verdicts import Verdict
+from slipring.core.checks.verdicts import NodeVerdicts, Verdict
 from slipring.core.generation import (
     Accepted,
     Delta,
@@ -38,11 +37,12 @@ from slipring.core.turn.job_progress import JobProgress
 from slipring.core.turn.output.hosted_lists import HostedLists
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.recognition import Recognition
-from slipring.core.turn.stages import Phase, Stages
+from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps.rollout import Rollout
 from slipring.core.turn.steps.steer_queue import Steers
 from slipring.core.turn.steps.steps import Steps
 from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited
+from slipring.core.turn.waits import QUEUED, Wait
 from slipring.protocol import events
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.events import Event
@@ -105,6 +105,7 @@ class Turn:
         "follows",
         "forks",
         "found",
+        "has_begun",
         "head",
         "history_bytes",
         "hosted",
@@ -117,7 +118,6 @@ class Turn:
         "lists",
         "output",
         "parent",
-        "phase",
         "progress",
         "recognition",
         "request",
@@ -131,6 +131,7 @@ class Turn:
         "steps",
         "stop",
         "tenant",
+        "wait",
     )
 
     checks: TurnChecks | None
@@ -145,6 +146,12 @@ class Turn:
     """Set if the response may continue after calls."""
     rollout: Rollout | None
     """Set if it continues after calls that its client answers."""
+    follows: bool
+    """Whether the server started it, as the successor of a steered response."""
+    forks: bool
+    """Whether its parent belongs to another lane."""
+    has_begun: bool
+    """Whether the engine has accepted the first job."""
     is_blocked: bool
     """Whether a safety check has refused it: nothing of its content is kept."""
     steers: Steers | None
@@ -184,8 +191,6 @@ class Turn:
         self.input: tuple[Item, ...] = ()
         self.found: dict[str, Item] = {}
         """Items that the input refers to by id."""
-        self.forks = False
-        """Whether its parent belongs to another lane."""
         self.recognition = Recognition(ports.known, tenant)
         self.hosted = HostedRequest(ports.seal, tenant)
         self.known_head: Head | None = None
@@ -196,13 +201,14 @@ class Turn:
         """Length of the items that the request continues and does not contain."""
 
         # Steering.
-        self.follows = False
-        """Whether the server started it, as the successor of a steered response."""
+        self.forks = self.follows = False
         self.steers = self.steered_by = None
         self.stop = Stop()
 
         # Progress.
-        self.phase, self.is_blocked = Phase.WAITING, False
+        self.wait: Wait[Any] = QUEUED
+        """What the turn's program waits for."""
+        self.is_blocked = self.has_begun = False
         self.stages = stages
         self.response: Response | None = None
         self.output = Output(ports.mint, UNSET if lane is None else lane)
@@ -238,7 +244,29 @@ class Turn:
     @property
     def is_listing(self) -> bool:
         """Whether lists of tools are being fetched for the response, which is created."""
-        return self.phase is Phase.LISTING and self.lists is not None
+        return self.wait.place == "listing" and self.lists is not None
+
+    @property
+    def yields_while_listing(self) -> bool:
+        """Whether a response that waits for lists of tools ends for its steers: its input has passed."""
+        is_settled = self.checks is None or self.checks.is_settled
+        return self.lists is not None and self.steers is not None and is_settled
+
+    @property
+    def place(self) -> str:
+        """Where the turn is in its life, for reports."""
+        place = self.wait.place
+        return "running" if place == "preparing" and self.has_begun else place
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the output is complete: what remains is to save the response and to send its last event."""
+        return self.response is not None and self.response.status in _TERMINAL
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the turn is between two steps."""
+        return self.steps is not None and self.steps.is_paused and not self.is_closed
 
     @property
     def is_created(self) -> bool:
@@ -274,7 +302,7 @@ class Turn:
         if self.is_compacting:
             opening += self.output.open_compaction()
         opening += self.feed(deltas)
-        self.phase = Phase.RUNNING
+        self.has_begun = True
         return opening
 
     def opening(self) -> list[Event]:
@@ -460,7 +488,7 @@ class Turn:
     def yields_to_steers(self) -> bool:
         """Whether this is a paused response that waits for hosted calls, or has just waited for them, and
         has steers that can follow it then."""
-        has_called = self.phase is Phase.PAUSED and self.output.calls_hosted
+        has_called = self.is_paused and self.output.calls_hosted
         is_steered = self.steers is not None or (
             self.finished is not None and self.finished.reason == "steered"
         )
@@ -512,19 +540,19 @@ class Turn:
     def must_end(self) -> bool:
         """Whether this is a paused response that no step continues."""
         is_last = self.steps is not None and self.steps.is_last
-        return self.phase is Phase.PAUSED and is_last and not self.is_calling
+        return self.is_paused and is_last and not self.is_calling
 
     @property
     def may_resume(self) -> bool:
         """Whether this is a paused response that has all outputs for its next step."""
-        if self.phase is not Phase.PAUSED or self.must_end or self.is_calling:
+        if not self.is_paused or self.must_end or self.is_calling:
             return False
         return self.rollout is None or (self.rollout.is_answered and not self.rollout.holds_appends)
 
     @property
     def waits_for_client(self) -> bool:
         """Whether this is a paused rollout whose client has to send outputs."""
-        return self.phase is Phase.PAUSED and self.rollout is not None and not self.is_calling
+        return self.is_paused and self.rollout is not None and not self.is_calling
 
     @property
     def can_be_broken_off(self) -> bool:
@@ -532,9 +560,9 @@ class Turn:
         and does not wait for its client."""
         if self.rollout is None or self.steps is None:
             return False
-        if self.phase is Phase.PAUSED:
+        if self.is_paused:
             return self.is_calling
-        return self.phase is Phase.RUNNING and self.steps.spent is not None
+        return self.place == "running" and self.steps.spent is not None
 
     def break_off(self) -> None:
         """End the running step of a rollout where it is. The caller cancels the job."""
@@ -553,7 +581,7 @@ class Turn:
         ``terminal`` returns the last event, once the state is saved.
         """
         finished, response, steps = self.finished, self.response, self.steps
-        if steps is not None and self.phase is Phase.PAUSED and self.rollout is None and not steps.is_last:
+        if steps is not None and self.is_paused and self.rollout is None and not steps.is_last:
             # It may not go on, though the model has not read the results of its calls.
             finished, steps.is_last = structs.replace(finished or _NOTHING, reason="broken_off"), True
         if finished is None or response is None:

@@ -11,11 +11,10 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.checks.decisions import checks_of, decide
 from slipring.core.checks.gate import Emit, Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
 from slipring.core.checks.subjects import list_text
-from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
 from slipring.core.generation import Delta, Finished, Job, Refused
 from slipring.core.hosted.tools import CallOutcome
 from slipring.core.turn.inspected_items import InspectedItems
@@ -63,7 +62,6 @@ class TurnChecks:
         "_has_resumed",
         "_items",
         "_tenant",
-        "is_awaited",
         "is_held",
     )
 
@@ -72,8 +70,6 @@ class TurnChecks:
         self._gate = Gate(policy)
         self._items = InspectedItems(self._gate, known, tenant)
         self._has_begun = self._has_lists = self._has_resumed = False
-        self.is_awaited = False
-        """Whether the engine has ended, and only verdicts are missing."""
         self.is_held = False
         """Whether the engine has begun its answer, and waits for the verdicts about the input."""
 
@@ -128,7 +124,7 @@ class TurnChecks:
 
     def resume(self, job: Job) -> None:
         """Inspect what the next step of a response adds to its context. Raises as ``begin`` does."""
-        self.is_awaited = self._has_lists = False
+        self._has_lists = False
         self._has_resumed = True
         self._items.resume(job)
 

@@ -7,7 +7,7 @@ from msgspec import UNSET, structs
 from slipring.base.errors import ApiError
 from slipring.core.generation import Finished
 from slipring.core.turn import response_object
-from slipring.core.turn.stages import Phase, as_ms
+from slipring.core.turn.stages import as_ms
 from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_checks import safety_id
 from slipring.protocol.timing import Mark, StageName, TurnReport
@@ -37,6 +37,15 @@ _STAGE_AFTER: dict[StageName, StageName] = {
 """The stage that begins when one has ended, where nothing else says so."""
 
 
+_STAGE_AT: dict[str, StageName] = {
+    "saving": "store",
+    "resolving": "validate",
+    "listing": "list",
+    "inspecting": "check",
+}
+"""The stage of a turn at a place, where that alone determines it."""
+
+
 def cut_off_stage(turn: Turn) -> None:
     """The turn ends within a stage: the time until now is that stage's."""
     turn.stages.lap(_running_stage(turn))
@@ -44,16 +53,10 @@ def cut_off_stage(turn: Turn) -> None:
 
 def _running_stage(turn: Turn) -> StageName:
     ended = turn.stages.laps[-1].name if turn.stages.laps else "decode"
-    if turn.phase is Phase.PAUSED:
+    if turn.is_paused:
         return "tools" if turn.is_calling else "client"
-    if turn.phase is Phase.SAVING:
-        return "store"
-    if turn.phase is Phase.RESOLVING:
-        return "validate"
-    if turn.phase is Phase.LISTING:
-        return "list"
-    if turn.phase is Phase.INSPECTING:
-        return "check"
+    if (stage := _STAGE_AT.get(turn.wait.place)) is not None:
+        return stage
     if turn.checks is not None and turn.checks.is_held:
         return "held"
     if ended in ("validate", "weigh") and (compaction := turn.compaction) is not None:
@@ -122,7 +125,7 @@ def progress(turn: Turn) -> TurnReport:
     """The report of a turn that has not ended, with the stages that have: its status is its phase."""
     previous, response = turn.request.previous_response_id, turn.response
     return TurnReport(
-        status=turn.phase.name.lower(),
+        status=turn.place,
         request_bytes=turn.size_bytes,
         stages=turn.stages.laps.copy(),
         total_ms=turn.stages.elapsed_ms,

@@ -16,6 +16,7 @@ from slipring.engines.base import Level
 from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
+from slipring.engines.chat.position_codec import PositionCodec
 from slipring.engines.chat.request_body import Request, write_request
 from slipring.engines.remote.admission_and_retries import Admission
 from slipring.engines.remote.answer_reader import AnswerReader, CutOff
@@ -41,6 +42,7 @@ class ChatEngine(GatedEngine):
         self._upstream = Upstream("chat", options)
         self._gate = Admission("the chat server", options, self._probe)
         self._writer = Writer(send_reasoning=options.send_reasoning)
+        self.positions = PositionCodec(self._writer, options)
 
     @classmethod
     def from_options(cls, text: str) -> "ChatEngine":

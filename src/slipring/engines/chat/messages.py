@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.base.errors import UnsupportedParameter
-from slipring.engines.chat.returned_fields import NONE, ReturnedAnswer, ReturnedFields
+from slipring.engines.chat.returned_fields import NONE, KeptFields, ReturnedAnswer, ReturnedFields
 from slipring.prompts.templates.chat_messages import short_id
 from slipring.prompts.tool_definitions import describe_found
 from slipring.protocol import wire
@@ -159,12 +159,14 @@ class Writer:
         *,
         answer: Sequence[Item] = (),
         returned: ReturnedAnswer | None = None,
+        kept: KeptFields | None = None,
     ) -> History:
         """Append an answer of the server and other items to a history; encodes only these, and the exchange
-        that they extend. ``returned``: what the server wants back with the answer."""
+        that they extend. ``returned``: what the server wants back with the answer. ``kept``: what it wants
+        back with answers among the items, if these are a context that is encoded again."""
         tail = before.tail if before is not None else ()
         units = list(_units((*tail, *answer, *items)))
-        fields = _fields(before, answer, returned)
+        fields = _fields(before, answer, returned) if kept is None else _kept_fields(units, kept)
         written = [b""] * len(units)
         first = 0
         if before is not None and tail and len(units[0].items) == len(tail):
@@ -296,6 +298,17 @@ def _fields(before: History | None, answer: Sequence[Item], returned: ReturnedAn
     ids = [body.call_id for body in bodies if isinstance(body, _CALLS)]
     calls = dict(zip(ids, returned.calls, strict=False))
     return _TailFields((*earlier.messages, (answer[0], returned.message)), {**earlier.calls, **calls})
+
+
+def _kept_fields(units: Sequence[_Unit], kept: KeptFields) -> _TailFields:
+    """What the server wants back with the answers of a whole context."""
+    answers = list(kept.lineage())
+    by_id = {answer.first: answer.message for answer in answers if answer.first}
+    items = (item for unit in units for item in unit.items)
+    return _TailFields(
+        tuple((item, by_id[item.id]) for item in items if item.id in by_id),
+        {id: fields for answer in answers for id, fields in answer.calls.items()},
+    )
 
 
 def _tool_call(call: FunctionCall | CustomToolCall, fields: ReturnedFields) -> _ToolCall:

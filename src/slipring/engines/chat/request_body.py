@@ -9,7 +9,7 @@ from slipring.base.errors import UnsupportedParameter
 from slipring.core.generation import Job, Settings
 from slipring.engines.chat.messages import History, Writer, refuse_unsendable
 from slipring.engines.chat.options import ChatOptions
-from slipring.engines.chat.returned_fields import ReturnedAnswer
+from slipring.engines.chat.returned_fields import KeptFields, ReturnedAnswer, StoredFields, kept_with
 from slipring.engines.chat.tools import EMPTY, Toolbox, offered_tools, toolbox
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.upstream import affinity_key, tenant_salt
@@ -31,18 +31,31 @@ class Written(Struct, frozen=True, eq=False):
     toolbox: Toolbox
     returned: ReturnedAnswer = ReturnedAnswer()
     """What the server wants back with the response's own output."""
+    kept: KeptFields | None = None
+    """What it wants back with earlier answers, for the case that the messages are lost."""
+
+    @property
+    def stored(self) -> StoredFields:
+        """What a store keeps of it."""
+        return StoredFields(self.writer, self.kept, self.returned)
 
     @property
     def size_bytes(self) -> int:
-        return self.history.size_bytes + self.toolbox.size_bytes + self.returned.size_bytes
+        return self.history.size_bytes + self.toolbox.size_bytes + self.stored.size_bytes
 
     def unshared_bytes(self, earlier: object) -> int:
         """Memory of what it does not share with another position: all of it if all was encoded again."""
         if not isinstance(earlier, Written):
             return self.size_bytes
         own = self.history.size_bytes - self.history.shared_bytes(earlier.history)
-        own += self.returned.size_bytes
+        own += self.stored.unshared_bytes(earlier.stored)
         return own if self.toolbox is earlier.toolbox else own + self.toolbox.size_bytes
+
+
+def stored_fields(position: object, writer: Writer) -> StoredFields | None:
+    """What a position of this writer's engine keeps for the server; None if it is of another."""
+    stored = position.stored if isinstance(position, Written) else position
+    return stored if isinstance(stored, StoredFields) and stored.home is writer else None
 
 
 class Request(Struct, frozen=True):
@@ -63,8 +76,9 @@ def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
             param="truncation",
         )
     before, fallback = _position(job, writer)
+    kept = _kept(job, writer)
     refuse_unsendable(job.input, images=options.images, new=True)
-    history = _write_history(job, before, options, writer)
+    history = _write_history(job, before, options, writer, kept)
     box = toolbox(offered_tools(job.offer), before.toolbox if before is not None else EMPTY)
     messages = history.json()
     if job.head.instructions is not None:
@@ -83,7 +97,7 @@ def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
         fields["tools"] = Raw(box.json)
     model = wire.encode(job.model.own_name or job.model.name)
     pieces = spliced(b'{"model":' + model + b',"messages":[', messages, b"]," + wire.encode(fields)[1:])
-    return Request(pieces, Written(writer, history, box), bool(messages), fallback)
+    return Request(pieces, Written(writer, history, box, kept=kept), bool(messages), fallback)
 
 
 def _position(job: Job, writer: Writer) -> tuple[Written | None, str | None]:
@@ -96,14 +110,23 @@ def _position(job: Job, writer: Writer) -> tuple[Written | None, str | None]:
     return None, _REWRITTEN
 
 
-def _write_history(job: Job, before: Written | None, options: ChatOptions, writer: Writer) -> History:
+def _kept(job: Job, writer: Writer) -> KeptFields | None:
+    """What the server wants back with the answers of the context."""
+    if job.parent is None or (stored := stored_fields(job.parent.position, writer)) is None:
+        return None
+    return kept_with(stored.kept, job.parent.answer, stored.returned)
+
+
+def _write_history(
+    job: Job, before: Written | None, options: ChatOptions, writer: Writer, kept: KeptFields | None
+) -> History:
     if job.parent is None:
         return writer.extend(None, job.input)
     if before is not None:
         return writer.extend(before.history, job.input, answer=job.parent.answer, returned=before.returned)
     items = tuple(job.context())
     refuse_unsendable(items, images=options.images, new=False)
-    return writer.extend(None, items)
+    return writer.extend(None, items, kept=kept)
 
 
 def _sampling(job: Job, options: ChatOptions) -> dict[str, Any]:

@@ -2,17 +2,24 @@
 
 Gemini refuses the second step of a tool loop without the signatures of its calls (`extra_content`).
 OpenRouter loses a model's thoughts without `reasoning_details`. LiteLLM has `provider_specific_fields`. They
-are kept with the response as long as its messages are, and are sent to the server that wrote them and to no
-other.
+are kept with the response and are sent to the server that wrote them and to no other. Encoded messages have
+them. Where these are lost, by a restart or because another node continues the chain, the context is encoded
+again, and the fields are found by the ids of its items.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import dropwhile
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from slipring.protocol.items import CustomToolCall, FunctionCall, Item
+
 _MOST_BYTES = 256 * 2**10
 """Of one answer. An answer that has more is sent back without them."""
+_MOST_KEPT_BYTES = 4 * 2**20
+"""Of one chain. Where it has more, those of its older answers are forgotten."""
 _GROWING = ("text", "summary", "data")
 """The fields of a detail that come in pieces."""
 
@@ -58,6 +65,75 @@ class ReturnedAnswer(Struct, frozen=True):
 
     def bounded(self) -> "ReturnedAnswer":
         return self if self.size_bytes <= _MOST_BYTES else ReturnedAnswer()
+
+
+class KeptFields(Struct, frozen=True, eq=False):
+    """The fields of one answer, and a pointer to those of the answers before it."""
+
+    before: "KeptFields | None"
+    first: str
+    """The id of the answer's first item; empty if it has none."""
+    message: ReturnedFields
+    calls: dict[str, ReturnedFields]
+    """By our ids of the calls."""
+    size_bytes: int
+    """Of all."""
+
+    def lineage(self) -> "Iterator[KeptFields]":
+        """Those of all answers, the newest first."""
+        node: KeptFields | None = self
+        while node is not None:
+            yield node
+            node = node.before
+
+    def shared_bytes(self, earlier: "KeptFields | None") -> int:
+        """The memory of ``earlier`` if these continue it, else 0."""
+        if earlier is None:
+            return 0
+        rest = dropwhile(lambda node: node.size_bytes > earlier.size_bytes, self.lineage())
+        return earlier.size_bytes if next(rest, None) is earlier else 0
+
+
+def linked(
+    before: KeptFields | None, first: str, message: ReturnedFields, calls: dict[str, ReturnedFields]
+) -> KeptFields:
+    """The fields of an answer after those of earlier ones."""
+    own = message.size_bytes + sum(fields.size_bytes for fields in calls.values())
+    if before is not None and before.size_bytes + own > _MOST_KEPT_BYTES:
+        before = None
+    return KeptFields(before, first, message, calls, own + (before.size_bytes if before is not None else 0))
+
+
+def kept_with(
+    before: KeptFields | None, answer: Sequence[Item], returned: ReturnedAnswer
+) -> KeptFields | None:
+    """The fields of a chain with those of one more answer."""
+    if not returned.size_bytes or not answer:
+        return before
+    bodies = (item.body() for item in answer)
+    ids = [body.call_id for body in bodies if isinstance(body, FunctionCall | CustomToolCall)]
+    calls = dict(zip(ids, returned.calls, strict=False))
+    return linked(before, answer[0].id or "", returned.message, calls)
+
+
+class StoredFields(Struct, frozen=True, eq=False):
+    """The position of a response that another process has stored: fields without messages."""
+
+    home: object
+    """The writer of the engine that can use it."""
+    kept: KeptFields | None
+    returned: ReturnedAnswer
+    """Those of the response's own last answer."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.returned.size_bytes + (self.kept.size_bytes if self.kept is not None else 0)
+
+    def unshared_bytes(self, earlier: object) -> int:
+        """Memory of what it does not share with another position."""
+        if self.kept is None or not isinstance(earlier, StoredFields):
+            return self.size_bytes
+        return self.size_bytes - self.kept.shared_bytes(earlier.kept)
 
 
 class Details:

@@ -7,9 +7,10 @@ next turn is rendered from its items.
 
 from slipring.base.errors import ApiError, ServerError
 from slipring.core.generation import Delta, Emit, Finished, Job, Prefilled
-from slipring.engines.llama.api import Chunk, Host, Timings, read_chunk
+from slipring.engines.llama.api import Chunk, Timings, read_chunk
 from slipring.engines.llama.slots import Slot
 from slipring.engines.remote.answer_reader import AnswerReader, CutOff
+from slipring.engines.sharing import Host
 from slipring.engines.tokens.token_answer import OutputDecoder
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 

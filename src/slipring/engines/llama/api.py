@@ -1,8 +1,8 @@
 """A client for llama-server's native API: completions by token ids, and slots as files."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -17,45 +17,18 @@ from slipring.engines.remote.http_client import (
     Unreachable,
     Unreadable,
 )
+from slipring.engines.sharing import Host
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
 
 _SILENCE_TIMEOUT_S = 300.0
 
 
-class Host(Protocol):
-    """Where a llama-server runs: in a child process, owned by another process of slipring, or external."""
-
-    key: str
-
-    @property
-    def url(self) -> str:
-        """Its address. Raises ``Unavailable`` while it is down."""
-
-    @property
-    def trouble(self) -> str | None:
-        """Why it is down, for operators; None while it runs."""
-
-    def suspect(self) -> None:
-        """Report that it has not answered for too long."""
-
-    def rejects_grammar(self, slot: int) -> bool:
-        """Whether it does not enforce the grammar of the job that began last in a slot, as far as this
-        process can know. Says so once."""
-
-    async def start(self, on_loss: Callable[[], None]) -> None:
-        """Start it or wait for it. ``on_loss`` is called when the contents of its slots are lost."""
-
-    async def close(self) -> None: ...
-
-
 class Timings(Struct):
     """Token counts and times of a completion."""
 
     cache_n: int = 0
-    prompt_n: int = 0
     predicted_n: int = 0
-    prompt_ms: float = 0.0
 
 
 class _TopProbability(Struct):

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from slipring.base.errors import StartupError, Unavailable
+from slipring.base.errors import StartupError
 from slipring.engines.llama.fast_weights import file_to_load
 from slipring.engines.llama.rejected_grammars import RejectedGrammars
+from slipring.engines.sharing import Host
 
 log = logging.getLogger("slipring")
 
@@ -53,16 +54,17 @@ def _ignore() -> None:
     return
 
 
-class ChildProcess:
-    """Starts, watches and restarts the child. Implements ``Host``."""
+class ChildProcess(Host):
+    """Starts, watches and restarts the child."""
+
+    why_down = "the embedded engine is starting again"
 
     def __init__(self, settings: ChildSettings) -> None:
-        self.key = secrets.token_hex(16)
-        """Required by the child in every request: other users of the machine can reach its port."""
+        # The child requires the key in every request: other users of the machine can reach its port.
+        super().__init__(key=secrets.token_hex(16))
         self._directory = Path(settings.directory) if settings.directory else None
         self._settings = settings
         self._child: asyncio.subprocess.Process | None = None
-        self._url: str | None = None
         self._watch: asyncio.Task[None] | None = None
         self._on_loss = self._on_return = _ignore
         self._rejected_grammars = RejectedGrammars()
@@ -71,17 +73,6 @@ class ChildProcess:
     @property
     def pid(self) -> int | None:
         return self._child.pid if self._child is not None else None
-
-    @property
-    def url(self) -> str:
-        """Where the child listens. Raises ``Unavailable`` while it is down."""
-        if self._url is None:
-            raise Unavailable("The engine is starting again. Try again in a moment.")
-        return self._url
-
-    @property
-    def trouble(self) -> str | None:
-        return "the embedded engine is starting again" if self._url is None else None
 
     def suspect(self) -> None:
         """Report that the child has not answered for too long. It is killed, and then restarted."""

@@ -20,16 +20,15 @@ from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.constraints.answer_grammar import constrains_calls, grammar_of
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import LlamaAnswer, LlamaReader, PrefillReader
-from slipring.engines.llama.api import Api, Host
+from slipring.engines.llama.api import Api
 from slipring.engines.llama.options import LlamaOptions, read_options
-from slipring.engines.llama.remote import External
 from slipring.engines.llama.request_body import completion_body
 from slipring.engines.llama.saved_contexts import SavedContexts
 from slipring.engines.llama.sharing import EmbeddedOwner
 from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.remote.answer_reader import CutOff
-from slipring.engines.sharing import Borrowed, Share
+from slipring.engines.sharing import Borrowed, Host, Share
 from slipring.engines.tokens.job_rendering import count, foresee, position_of, prefetch, render
 from slipring.observation import live
 from slipring.prompts.rendering import Rendered, Rendering
@@ -64,7 +63,7 @@ class LlamaEngine(Engine):
         self._borrowed = borrowed
         self._models: list[Model] = []
         if options.is_external:
-            self._host: Host = External(options.model, options.key())
+            self._host = Host(options.key(), options.model.rstrip("/"))
             self._api = Api(self._host)
             return
         model = models.from_file(options, lambda path, body: self._api.queries.query_from_thread(path, body))

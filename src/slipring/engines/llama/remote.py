@@ -20,31 +20,6 @@ Query = Callable[[str, object], Any]
 """Posts a body to a path of the server and returns the JSON answer. It blocks: call it in a thread."""
 
 
-class External:
-    """The host of a llama-server that slipring did not start."""
-
-    trouble: str | None = None
-
-    def __init__(self, url: str, key: str) -> None:
-        self.url = url.rstrip("/")
-        self.key = key
-
-    def suspect(self) -> None:
-        """Ignored: slipring does not restart it."""
-        return
-
-    def rejects_grammar(self, slot: int) -> bool:
-        """False: only its own log says so."""
-        return False
-
-    async def start(self, on_loss: Callable[[], None]) -> None:
-        """Does nothing: the server runs already. It does not report when it loses its slots."""
-        return
-
-    async def close(self) -> None:
-        return
-
-
 async def describe(client: HttpClient) -> dict[str, Any]:
     """A llama-server's ``/props``, with its first model as ``model``. Raises ``StartupError``."""
     with startup_errors("llama", client.url, "a llama-server"):

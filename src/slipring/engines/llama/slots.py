@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContext, SavedContexts
 from slipring.observation import live
+from slipring.prompts import shared_ids
 from slipring.prompts.rendering import Rendered
 
 _SEAM_TOKENS = 8
@@ -270,12 +271,4 @@ def shared_tokens(one: Rendered, other: Rendered) -> int:
 def common_tokens(one: Rendered, other: Rendered) -> int:
     """The length of the longest common prefix of two contexts, by comparing tokens."""
     left, right = (b"".join(step.ids.tobytes() for step in each.steps()) for each in (one, other))
-    width = one.preface.step.ids.itemsize
-    low, high = 0, min(len(left), len(right)) // width
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[: middle * width] == right[: middle * width]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return shared_ids.common_tokens(left, right)

@@ -1,4 +1,4 @@
-"""The HTTP client of all engines: one aiohttp session to one server.
+"""The HTTP client of all engines: queries and streams of one server.
 
 It raises its own failures (subclasses of ``HttpFailure``), which callers translate for operators or API
 clients.
@@ -12,32 +12,22 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from http.client import responses
-from typing import Any, TypeVar
+from http.client import HTTPException, responses
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
 import aiohttp
 import msgspec
-from aiohttp.abc import AbstractStreamWriter
 
-from slipring.base.aiohttp_internals import (
-    JsonPosts,
-    MemoryPayload,
-    PieceReader,
-    PostedAnswer,
-    StreamProtocol,
-    fail_read,
-)
 from slipring.base.connection_failures import reason
 from slipring.base.surrogates import repaired
 from slipring.engines.remote.answer_reader import Consumer, raise_fault
+from slipring.engines.remote.http_connection import Answer, CannotConnect, ConnectionPool, header_lines
 from slipring.engines.remote.silence import Patience, Silence
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
-_MOST_AT_ONCE = 2**20
-"""Bytes of a request that is written at once. A longer one waits for the server to read it."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
 _FAILING = 400
@@ -54,8 +44,6 @@ _MOST_ADDRESSES = 16
 _BOM = b"\xef\xbb\xbf"
 _PAYLOAD = re.compile(rb"^(?:(?:data|error):|(?={))(.*)", re.MULTILINE)
 """The data of events, and errors that servers write as a field of its own, or as a bare line of JSON."""
-Answer = aiohttp.ClientResponse | PostedAnswer
-A = TypeVar("A", aiohttp.ClientResponse, PostedAnswer, Answer)
 
 
 class HttpFailure(Exception):
@@ -117,31 +105,6 @@ def spliced(opening: bytes, items: Iterable[bytes], closing: bytes) -> list[byte
     return [*pieces, b",".join(block), closing]
 
 
-class JsonBody(MemoryPayload):
-    """A JSON body in pieces. It can be sent more than once."""
-
-    _value: Sequence[bytes]
-
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        super().__init__(pieces, size_bytes=sum(map(len, pieces)), content_type="application/json")
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return b"".join(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        small: list[bytes] = []
-        for piece in self._value:
-            if len(piece) < _BLOCK:
-                small.append(piece)
-                continue
-            if small:
-                await writer.write(b"".join(small))
-                small = []
-            await writer.write(piece)
-        if small:
-            await writer.write(b"".join(small))
-
-
 class HttpClient:
     """One server's session. ``start`` before use; ``close`` ends every request that still runs."""
 
@@ -159,16 +122,17 @@ class HttpClient:
         Without ``keep_alive`` every request has its own connection."""
         self._url = url
         self._headers = headers
-        self._timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s
-        )
+        self._connect_timeout_s = connect_timeout_s
+        self._read_timeout_s = read_timeout_s
         self._keep_alive = keep_alive
+        fixed = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "slipring", **headers}
+        self._fixed = header_lines(fixed if keep_alive else {**fixed, "Connection": "close"})
         self._proxy = _proxy_of(url) if isinstance(url, str) else None
         self._session: aiohttp.ClientSession | None = None
-        self._posts: dict[str, JsonPosts] = {}
-        """By URL."""
+        self._pools: dict[str, ConnectionPool] = {}
+        """By scheme and host."""
         self._moved: dict[str, str] = {}
-        """Where POSTs to a URL were redirected to."""
+        """Where requests to a URL were redirected to."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._draining: set[asyncio.Task[None]] = set()
@@ -179,25 +143,21 @@ class HttpClient:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        assert self._session is not None, "not started"
+        """A session of aiohttp, for WebSockets. Made when it is asked for."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                # Cookies would be shared by all tenants, and pin all chains to one replica.
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
+                connector=aiohttp.TCPConnector(limit=0),
+                trace_configs=[_redirect_guard()],
+                proxy=self._proxy,
+            )
         return self._session
 
     async def start(self) -> None:
-        """Make the session. Connections are opened by requests."""
-        connector = aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive)
-        StreamProtocol.use_in(connector)
-        self._session = aiohttp.ClientSession(
-            headers=self._headers,
-            # Cookies would be shared by all tenants, and pin all chains to one replica.
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=self._timeout,
-            connector=connector,
-            # A batch of events is what one read brings: this bounds it, and so what a slow client has unsent.
-            read_bufsize=2**16,
-            max_line_size=2**20,
-            trace_configs=[_redirect_guard()],
-            proxy=self._proxy,
-        )
+        """Allow requests, which open connections."""
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
 
     async def close(self) -> None:
@@ -205,6 +165,9 @@ class HttpClient:
         for task in (draining := list(self._draining)):
             task.cancel()
         await asyncio.gather(*draining, return_exceptions=True)
+        for pool in self._pools.values():
+            pool.close()
+        await asyncio.sleep(0)  # the event loop closes them
         if self._session is not None:
             await self._session.close()
 
@@ -227,20 +190,19 @@ class HttpClient:
             async with asyncio.timeout(timeout_s):
                 try:
                     return await self._query(path, pieces)
-                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                    if isinstance(error, aiohttp.ClientConnectorError) or self.session.closed:
+                except ConnectionError:
+                    if self._loop is None:  # closed
                         raise
                     return await self._query(path, pieces)
 
     async def _query(self, path: str, pieces: Sequence[bytes] | None) -> Any:
-        if pieces is None:
-            answer = await self.session.get(self.url + path)
-        else:
-            answer = await self._redirected(path, lambda url: self._upload(url, pieces, None))
-        async with answer:
+        answer = await self._ask(path, pieces)
+        try:
             if answer.status // 100 != 2:
                 raise await _bad_status(answer)
             content = await _read(answer, _LONGEST_ANSWER)
+        finally:
+            answer.release()
         try:
             return msgspec.json.decode(repaired(content))
         except (msgspec.DecodeError, UnicodeError) as error:
@@ -273,8 +235,9 @@ class HttpClient:
     async def status(self, path: str) -> int:
         """GET a path and return the status, whatever the body."""
         with _failures():
-            async with self.session.get(self.url + path) as answer:
-                return answer.status
+            answer = await self._ask(path, None)
+            answer.release()
+            return answer.status
 
     async def stream(
         self,
@@ -290,34 +253,27 @@ class HttpClient:
 
         ``idle_s`` bounds the silence between two reads, not before the first.
         """
-        async with EventStream(lambda: self._post(path, pieces, headers), idle_s, self._drain) as events:
+        patience: Patience = idle_s if self._read_timeout_s is None else lambda: self._read_timeout_s
+        stream = EventStream(lambda: self._ask(path, pieces, headers), patience, self._drain)
+        async with stream as events:
             await events.read(consumer)
 
-    async def _post(self, path: str, pieces: Sequence[bytes], headers: Mapping[str, str] | None) -> Answer:
-        """POST a body, small ones by the shortest way."""
-        if self._proxy is not None or sum(map(len, pieces)) > _MOST_AT_ONCE:
-            return await self._redirected(path, lambda url: self._upload(url, pieces, headers))
-        return await self._redirected(path, lambda url: self._posts_to(url).send(pieces, headers))
-
-    async def _upload(
-        self, url: str, pieces: Sequence[bytes], headers: Mapping[str, str] | None
-    ) -> aiohttp.ClientResponse:
-        return await self.session.post(url, data=JsonBody(pieces), headers=headers, allow_redirects=False)
-
-    async def _redirected(self, path: str, post: Callable[[str], Awaitable[A]]) -> A:
-        """POST to a path and follow redirects within the same host, by another POST. Later requests go to
-        where the last one was answered, until that fails."""
+    async def _ask(
+        self, path: str, pieces: Sequence[bytes] | None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """GET a path, or POST a JSON body to it, and follow redirects within the same host by the same
+        method. Later requests go to where the last one was answered, until that fails."""
         url = self.url + path
         target = self._moved.get(url, url)
         try:
             for _ in range(_MOST_REDIRECTS):
-                answer = await post(target)
+                answer = await self._request(target, pieces, headers)
                 if answer.status not in _REDIRECTS:
                     if answer.status >= _FAILING:
                         self._moved.pop(url, None)
                     return answer
                 answer.release()
-                target = _redirect_target(target, answer.headers.get("Location", ""))
+                target = _redirect_target(target, answer.headers.get("location", ""))
                 self._moved[url] = target
         except BaseException:
             self._moved.pop(url, None)
@@ -325,13 +281,28 @@ class HttpClient:
         self._moved.pop(url, None)
         raise Unreadable("the server redirects without end")
 
-    def _posts_to(self, url: str) -> JsonPosts:
-        posts = self._posts.get(url)
-        if posts is None:
-            if len(self._posts) >= _MOST_ADDRESSES:  # a server that moves has another one with every start
-                self._posts.clear()
-            posts = self._posts[url] = JsonPosts(self.session, url)
-        return posts
+    async def _request(
+        self, url: str, pieces: Sequence[bytes] | None, headers: Mapping[str, str] | None
+    ) -> Answer:
+        parts = urlsplit(url)
+        path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        pool = self._pool_to(f"{parts.scheme}://{parts.netloc}")
+        head = pool.request_line("GET" if pieces is None else "POST", path) + self._fixed
+        if headers:
+            head += header_lines(headers)
+        if pieces is not None:
+            head += f"Content-Type: application/json\r\nContent-Length: {sum(map(len, pieces))}\r\n"
+        connection = await pool.take()
+        return await connection.ask([f"{head}\r\n".encode("latin-1"), *(pieces or ())], self._read_timeout_s)
+
+    def _pool_to(self, host: str) -> ConnectionPool:
+        pool = self._pools.get(host)
+        if pool is None:
+            if len(self._pools) >= _MOST_ADDRESSES:  # a server that moves has another one with every start
+                self._pools.pop(next(iter(self._pools))).close()
+            pool = ConnectionPool(host, self._proxy, self._connect_timeout_s, keeps=self._keep_alive)
+            self._pools[host] = pool
+        return pool
 
     def _drain(self, answer: Answer) -> None:
         """Read the last bytes of a complete answer in the background, to reuse its connection."""
@@ -340,7 +311,7 @@ class HttpClient:
             self._draining.discard(task)
             answer.release()
 
-        task = asyncio.create_task(_read_last(PieceReader.adopt(answer.content)))
+        task = asyncio.create_task(_read_last(answer))
         self._draining.add(task)
         task.add_done_callback(forget)
 
@@ -388,8 +359,7 @@ class EventStream:
         except _FAILURES as error:
             raise _failure(error) from error
         self._is_held = True
-        self._content = PieceReader.adopt(answer.content)
-        self._silence = Silence(partial(fail_read, answer.content, TimeoutError("silence")), self._idle_s)
+        self._silence = Silence(partial(answer.fail, TimeoutError("silence")), self._idle_s)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -400,7 +370,7 @@ class EventStream:
     async def read(self, consumer: Consumer[bytes]) -> None:
         """Read the answer to its end, and give each batch to ``consumer`` as soon as it has arrived, before
         the event loop does anything else."""
-        content, silence, splitter = self._content, self._silence, self._payloads
+        answer, silence, splitter = self._answer, self._silence, self._payloads
         clock, split, take = silence.clock, splitter.take, consumer.take
         waiting = take(self._whole) if self._whole else None
 
@@ -426,10 +396,10 @@ class EventStream:
             if self._has_read:
                 silence.begins()
             with _failures():
-                await content.push_pieces(push)
+                await answer.push(push)
                 if waiting is None and not self._is_complete(consumer):
                     # What was not pushed: it has arrived already, or is the end.
-                    chunk = await content.read_pieces()
+                    chunk = await answer.read()
                     self._at_end = not chunk
                     push(chunk or b"\n")  # the last line need not end
             silence.since = None
@@ -440,7 +410,7 @@ class EventStream:
         if not self._payloads.ended and not consumer.has_ended:
             return False
         self._at_end = True
-        if consumer.fault is None and not self._content.at_eof():
+        if consumer.fault is None and not self._answer.is_complete:
             self._is_held = False
             self._drain(self._answer)
         return True
@@ -488,11 +458,11 @@ class _Payloads:
         return found
 
 
-async def _read_last(content: PieceReader) -> None:
+async def _read_last(answer: Answer) -> None:
     # However the connection ends now, the answer is complete.
-    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+    with contextlib.suppress(*_FAILURES):
         async with asyncio.timeout(_LAST_BYTES_S):
-            while await content.read_pieces():
+            while await answer.read():
                 pass
 
 
@@ -502,7 +472,7 @@ async def _bad_status(answer: Answer) -> BadStatus:
         body = b""
         with contextlib.suppress(*_FAILURES, TimeoutError):  # the status alone says enough
             async with asyncio.timeout(_ERROR_BODY_S):
-                while len(body) < _LONGEST_ERROR and (piece := await answer.content.readany()):
+                while len(body) < _LONGEST_ERROR and (piece := await answer.read()):
                     body += piece
         # Not the server's own words: they may repeat a key.
         phrase = responses.get(answer.status, "")
@@ -515,7 +485,7 @@ async def _read(answer: Answer, most_bytes: int) -> bytes:
     """Read a whole body, or fail if it is longer than that."""
     pieces: list[bytes] = []
     size = 0
-    while piece := await answer.content.readany():
+    while piece := await answer.read():
         pieces.append(piece)
         size += len(piece)
         if size > most_bytes:
@@ -525,7 +495,7 @@ async def _read(answer: Answer, most_bytes: int) -> bytes:
 
 
 def _content_type(answer: Answer) -> str:
-    return answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return answer.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _redirect_target(url: str, location: str) -> str:
@@ -568,8 +538,8 @@ def _redirect_guard() -> aiohttp.TraceConfig:
     return guard
 
 
-_FAILURES = (aiohttp.ClientError, OSError)
-"""What aiohttp raises if a request fails on the way. ``TimeoutError`` is an ``OSError``."""
+_FAILURES = (HTTPException, OSError)
+"""What is raised if a request fails on the way. ``TimeoutError`` is an ``OSError``."""
 
 
 @contextmanager
@@ -582,7 +552,7 @@ def _failures() -> Iterator[None]:
 
 
 def _failure(error: Exception) -> HttpFailure:
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
+    if isinstance(error, CannotConnect) and isinstance(error.__cause__, TimeoutError):
         return ConnectTimedOut("timed out")
     if isinstance(error, TimeoutError):
         return TimedOut("timed out")

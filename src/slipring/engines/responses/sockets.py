@@ -224,8 +224,12 @@ class Socket:
 
     async def send(self, frame: bytes) -> None:
         """Send a create. Raises ``ContextLost`` if the connection is closed."""
+        # In a task of its own: jobs that wait for a slow upstream share what they wait for, so one that is
+        # cancelled would cancel the others.
+        sending = asyncio.create_task(self._ws.send_frame(frame, WSMsgType.TEXT))
+        sending.add_done_callback(_ignore_failure)
         try:
-            await self._ws.send_frame(frame, WSMsgType.TEXT)
+            await asyncio.shield(sending)
         except (aiohttp.ClientError, OSError) as error:
             self.drop()
             raise ContextLost from error
@@ -333,3 +337,9 @@ class Socket:
             if lane.busy:
                 lane.fail(fault)
                 lane.busy = False
+
+
+def _ignore_failure(task: asyncio.Task[None]) -> None:
+    """Of a job that was cancelled nothing waits for the failure."""
+    if not task.cancelled():
+        task.exception()

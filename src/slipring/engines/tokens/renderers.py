@@ -8,6 +8,8 @@ import datetime
 import logging
 import re
 
+from msgspec import structs
+
 from slipring.base.errors import InvalidRequest, StartupError, UnusableModel
 from slipring.core.chain.head import Head
 from slipring.core.generation import Settings
@@ -19,20 +21,17 @@ from slipring.engines.tokens.rendering_options import (
     keeps_thoughts,
     read_variables,
 )
-from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.dialect import Dialect
+from slipring.prompts.dialects.dialect import CHATML, DIALECTS
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
-from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.rendering import Renderer
+from slipring.prompts.templates.template_engines import TemplateError
 from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
-from slipring.prompts.templates.template_values import TemplateError
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
 
 log = logging.getLogger("slipring")
-_DIALECTS: dict[str, type[Dialect]] = {ChatMl.name: ChatMl, Llama3.name: Llama3}
 _CHATML_CONTROL = ("<|im_start|>", "<|im_end|>")
 _DEFAULT_SYSTEM = re.compile(r"<\|im_start\|>system\n(.*?)<\|im_end\|>\n", re.DOTALL)
 
@@ -58,11 +57,11 @@ def make_renderer(kind: str, options: RenderingOptions, info: ModelInfo, vocabul
     missing or cannot be used.
     """
     dialect = options.dialect
-    known = (TEMPLATE, *_DIALECTS, *NAMES)
+    known = (TEMPLATE, *DIALECTS, *NAMES)
     if dialect and dialect not in known:
         raise StartupError(f"--engine {kind}: unknown dialect '{dialect}' (known: {', '.join(known)})")
-    if dialect in _DIALECTS:
-        return DialectRenderer(_DIALECTS[dialect](), vocabulary)
+    if dialect in DIALECTS:
+        return DialectRenderer(DIALECTS[dialect], vocabulary)
     builtin = dialect if dialect in NAMES else None if dialect else find_builtin(info, vocabulary)
     source = builtin_template(builtin) if builtin is not None else info.template
     if not source:
@@ -105,7 +104,9 @@ def _as_dialect(renderer: TemplateRenderer) -> DialectRenderer | None:
     except InvalidRequest:
         return None
     system = _DEFAULT_SYSTEM.match(written)
-    dialect = DialectRenderer(ChatMl(system.group(1) if system else ""), renderer.vocabulary)
+    dialect = DialectRenderer(
+        structs.replace(CHATML, default_system=system.group(1) if system else ""), renderer.vocabulary
+    )
     return (
         dialect if all(_written(dialect, probe) == _written(renderer, probe) for probe in _PROBES) else None
     )

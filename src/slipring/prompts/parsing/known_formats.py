@@ -139,6 +139,23 @@ INTERNLM2 = OutputFormat(
 )
 """``<|action_start|><|plugin|>{"name": …, "parameters": …}<|action_end|>``: InternLM 2 and 2.5."""
 
+PHI4_MINI = OutputFormat(calls=JsonCalls(section_open="functools", is_array=True))
+"""``functools[{"name": …, "arguments": …}, …]``: Phi-4-mini, whose template writes calls otherwise."""
+
+DOTS = OutputFormat(
+    calls=TaggedCalls(
+        section_open="<dots_function_call>\n",
+        section_close="</dots_function_call>",
+        open="<invoke name=",
+        name_close=">\n",
+        key_open="<parameter name=",
+        key_close=">",
+        value_close="</parameter>\n",
+        close="</invoke>\n",
+    )
+)
+"""``<invoke name=f><parameter name=k>v</parameter></invoke>``: dots."""
+
 MUSE = OutputFormat(
     calls=TaggedCalls(
         open="<|message|><atem:function_calls>\n",
@@ -178,6 +195,7 @@ NOT_RENDERED = (
     KnownFormat(
         ("<start_function_call>", "<end_function_call>", "<escape>"), "FunctionGemma", FUNCTION_GEMMA
     ),
+    KnownFormat(('functools[{"name"',), "Phi-4-mini", PHI4_MINI),
     KnownFormat((" to=self<|message|>", "<|eom|>", "<atem:function_calls>"), "Muse", MUSE),
     KnownFormat(
         ("<|python_start|>", "<|python_end|>", '"parameters"'),
@@ -197,6 +215,7 @@ NO_CALLS_RENDERED = (
     KnownFormat(("<|tool_list_start|>",), "LFM2", LFM2),
     KnownFormat(("List of tools: [", "keep_past_thinking"), "LFM2", LFM2),
     KnownFormat(("<longcat_tool_call>", "</longcat_tool_call>"), "LongCat", LONGCAT),
+    KnownFormat(("<dots_function_call>", "<invoke", "<parameter"), "dots", DOTS),
     KnownFormat(("<|action_start|>", "<|plugin|>", "<|action_end|>"), "InternLM 2", INTERNLM2),
     KnownFormat(("<tool_call>", '"arguments"'), "Hermes", HERMES),
 )

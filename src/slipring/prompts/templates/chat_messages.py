@@ -11,13 +11,13 @@ from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.prompts.parsing.call_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.templates.template_values import YieldingList, to_json
+from slipring.prompts.templates.template_engines import YieldingList, to_json
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,
@@ -143,13 +143,22 @@ class MessageBuilder:
 
     ``pending``: calls of earlier items that may be answered. ``calls``: how many calls there are in earlier
     items; None: ids do not count them. ``ids``: the ids that the model gave to the calls that are added.
+    ``text_before_calls``: see ``MessageForms``.
     """
 
-    def __init__(self, pending: PendingCalls, calls: int | None = None, ids: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        pending: PendingCalls,
+        calls: int | None = None,
+        ids: Sequence[str] = (),
+        *,
+        text_before_calls: bool = True,
+    ) -> None:
         self.messages: list[ChatMessage] = []
         self._pending = dict(pending)
         self.calls = calls
         self._ids = list(reversed(ids))
+        self._text_before_calls = text_before_calls
 
     @property
     def pending(self) -> PendingCalls:
@@ -175,6 +184,8 @@ class MessageBuilder:
                 lines = [describe(tool) for tool in Toolset.brought(body.tools).callables]
                 self.messages.append(ChatMessage(role="system", content="\n".join((_ADDED_TOOLS, *lines))))
         self.messages = _merge_assistant(self.messages)
+        if not self._text_before_calls:
+            self.messages = [_text_as_thought(each) if each.calls else each for each in self.messages]
         return self
 
     def _add_message(self, message: Message) -> None:
@@ -223,6 +234,11 @@ def _merge(messages: list[ChatMessage]) -> ChatMessage:
         thoughts="\n".join(message.thoughts for message in messages if message.thoughts),
         calls=tuple(call for message in messages for call in message.calls),
     )
+
+
+def _text_as_thought(message: ChatMessage) -> ChatMessage:
+    thoughts = "\n".join(filter(None, (message.thoughts, message.content)))
+    return structs.replace(message, content="", thoughts=thoughts)
 
 
 def short_id(call_id: str) -> str:

@@ -1,18 +1,17 @@
 """A model's chat template, run in a sandbox with the conventions of Hugging Face's libraries.
 
-Two engines run it. minijinja is several times as fast. Jinja2 is what authors test their templates with, and
-differs in details. ``ChatTemplate`` renders a few conversations with both when it is made: if minijinja
-writes all of them like Jinja2, it is used, and Jinja2 only for conversations with which minijinja fails.
-Otherwise Jinja2 is used for all.
+When a ``ChatTemplate`` is made, both engines render a few conversations. If minijinja writes all of them like
+Jinja2, it runs the template, and Jinja2 only the conversations with which minijinja fails. Otherwise Jinja2
+runs all.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipring.base.errors import InvalidRequest
-from slipring.prompts.templates.jinja2_template import Jinja2Template
-from slipring.prompts.templates.minijinja_template import MiniJinjaTemplate
-from slipring.prompts.templates.template_values import (
+from slipring.prompts.templates.template_engines import (
+    Jinja2Template,
+    MiniJinjaTemplate,
     OutOfFuel,
     SupportsStrftime,
     TemplateError,
@@ -164,16 +163,16 @@ _SCHEMA = {
     "required": ["path"],
     "additionalProperties": False,
 }
+
+
+def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
 _TOOLS = [
-    {"type": "function", "function": {"name": "read", "description": "Reads a file", "parameters": _SCHEMA}},
-    {
-        "type": "function",
-        "function": {
-            "name": "now",
-            "description": "",
-            "parameters": {"type": "object", "properties": {}},
-        },
-    },
+    _tool("read", "Reads a file", _SCHEMA),
+    _tool("now", "", {"type": "object", "properties": {}}),
 ]
 _PARAMETERS: list[dict[str, Any]] = [
     *({"type": name} for name in ("string", "integer", "number", "boolean", "object", "array")),
@@ -186,21 +185,8 @@ _PARAMETERS: list[dict[str, Any]] = [
     {},
 ]
 _PLAIN_TOOLS = [
-    [
-        {
-            "type": "function",
-            "function": {
-                "name": "read",
-                "description": "Reads a file",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"path": {"description": "Where it is", **schema}},
-                    "required": ["path"],
-                },
-            },
-        }
-    ]
-    for schema in _PARAMETERS
+    [_tool("read", "Reads a file", {"type": "object", "properties": {"path": each}, "required": ["path"]})]
+    for each in ({"description": "Where it is", **schema} for schema in _PARAMETERS)
 ]
 """Tools with one parameter, of each kind."""
 _ARGUMENTS: dict[str, Any] = {

@@ -34,6 +34,8 @@ class MessageForms(Struct, frozen=True, kw_only=True):
     """Several user messages in a row."""
     several_calls: bool = True
     """Several calls in one message."""
+    text_before_calls: bool = True
+    """A text in a message with calls. gpt-oss's template writes it as a thought and refuses both."""
     outputs: bool = True
     """Messages with the role ``tool``."""
     user_after_outputs: bool = True
@@ -88,6 +90,9 @@ def find_forms(write: Write) -> MessageForms:
         written = write(messages)
         return written is not None and all(text in written for text in texts)
 
+    spoken_call = write([user, structs.replace(called, content=_THIRD)])
+    is_thought = spoken_call is not None and _THIRD in spoken_call
+    is_thought = is_thought and spoken_call == write([user, structs.replace(called, thoughts=_THIRD)])
     has_outputs = writes(_OUTPUTS[:1], user, called, outputs[0])
     both = structs.replace(called, calls=tuple(calls))
     reply: str | None = None
@@ -108,6 +113,7 @@ def find_forms(write: Write) -> MessageForms:
             writes(texts, user, both) for texts in ((_SECOND, _THIRD), [call.id for call in calls])
         )
         and (not has_outputs or writes(_OUTPUTS, user, both, *outputs)),
+        text_before_calls=not is_thought,
         outputs=has_outputs,
         user_after_outputs=reply is None,
         reply=reply or "",

@@ -54,13 +54,14 @@ def stand_in(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
     - the first message, unless it is a user's;
     - the last user message;
     - the last message with thoughts, the message that follows and the user message before it;
-    - the last message or, if it is a tool output, the last run of tool outputs and the message before them;
+    - the last message or, if it is a tool output or a developer's, the last run of these and the message
+      before them;
     - the outputs that follow calls, with these.
     """
     last_user = _last(at for at, message in enumerate(messages) if message.role == "user")
     thought = _last(at for at, message in enumerate(messages) if message.thoughts)
     recent = len(messages) - 1
-    while recent > 0 and messages[recent].role == "tool":
+    while recent > 0 and messages[recent].role in ("tool", "system"):
         recent -= 1
     kept = {last_user, *range(max(recent, last_user), len(messages))}
     if messages and messages[0].role != "user":

@@ -19,6 +19,8 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.prompts.chain_choices import (
     ALL_THOUGHTS,
+    CALL_IDS,
+    CALL_TEXTS,
     CHAIN_CHOICES,
     EMPTY_THOUGHTS,
     LOOP_THOUGHTS,
@@ -59,7 +61,7 @@ from slipring.prompts.templates.stand_ins import (
     with_thoughts,
     without_thoughts,
 )
-from slipring.prompts.templates.template_values import SupportsStrftime, TemplateError
+from slipring.prompts.templates.template_engines import SupportsStrftime, TemplateError
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -371,7 +373,12 @@ class TemplateRenderer(Renderer):
         return text
 
     def _builder(self, pending: PendingCalls, calls: int | None, ids: Sequence[str] = ()) -> MessageBuilder:
-        return MessageBuilder(pending, calls if self._counts_calls else None, ids)
+        return MessageBuilder(
+            pending,
+            calls if self._counts_calls else None,
+            ids,
+            text_before_calls=self.forms.text_before_calls,
+        )
 
     def _written_ids(self, position: Rendered, answer: Sequence[Item]) -> Sequence[str]:
         """The ids that the model gave to the calls of its answer, the last step of ``position``; empty if it
@@ -475,10 +482,40 @@ class TemplateRenderer(Renderer):
         yield from {choice for effort in efforts for choice in self._kept_after_answers(effort)}
         question, called, output = CALLED
         loop = (question, with_thoughts(called), output)
+        if self._adds_call_ids():
+            yield CALL_IDS
+        if self._drops_call_texts():
+            yield CALL_TEXTS
         if self._keeps_thoughts and self._drops_thoughts():
             yield ALL_THOUGHTS
         elif any(self._drops(loop, effort) for effort in filter(self._thinks, efforts)):
             yield LOOP_THOUGHTS
+
+    def _adds_call_ids(self) -> bool:
+        """Whether the template writes the id of a call only once its output follows."""
+        *asked, called, _ = CALLED
+        draft = self._draft(CALLED, [], BudgetedEncoder(self.vocabulary), None)
+        call, mark = called.calls[-1], draft.guard.text(LAST_CALL_PLACEHOLDER)
+        try:
+            last, earlier = (
+                draft.write(messages).rpartition(mark)[2] for messages in ([*asked, called], CALLED)
+            )
+        except InvalidRequest:
+            return False
+        closer = self._closers[True]
+        return bool(closer) and call.id in earlier.partition(closer)[0] and call.id not in last
+
+    def _drops_call_texts(self) -> bool:
+        """Whether the template writes a call without the text before it."""
+        question, called, output = CALLED
+        spoken = structs.replace(called, content=TEXT_PLACEHOLDER)
+        draft = self._draft(CALLED, [], BudgetedEncoder(self.vocabulary), None)
+        try:
+            written = draft.write([question, spoken, output])
+        except InvalidRequest:
+            return False
+        text, call = draft.guard.text(TEXT_PLACEHOLDER), draft.guard.text(LAST_CALL_PLACEHOLDER)
+        return call in written and text not in written
 
     def _thinks(self, effort: str | None) -> bool:
         """Whether the model may think, as far as its template shows."""

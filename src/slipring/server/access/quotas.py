@@ -11,7 +11,6 @@ Windows are calendar minutes and days in UTC, so that they end for all servers a
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from itertools import groupby
 from typing import Literal
 
 from msgspec import Struct
@@ -37,30 +36,15 @@ _REQUESTS = _Measure("requests", "minute", 60)
 _TOKENS = _Measure("tokens", "day", 24 * 60 * 60)
 
 
-class _Window(Struct, frozen=True, order=True):
-    """A minute or a day, numbered since 1970."""
-
-    seconds: int
-    number: int
-
-    @property
-    def ends_at(self) -> float:
-        return float((self.number + 1) * self.seconds)
-
-    @property
-    def expires_at(self) -> float:
-        """When its counts may be deleted: one window later, because clocks differ."""
-        return self.ends_at + self.seconds
-
-
 class _Tally:
-    """The usage of one key, of one measure, in one window."""
+    """The usage of one key, of one measure, in one window: a minute or a day, numbered since 1970."""
 
-    __slots__ = ("_exchanged", "_measure", "_unsent", "exchanged_at", "key_id", "used_at", "window")
-
-    def __init__(self, key_id: str, measure: _Measure, window: _Window) -> None:
+    def __init__(self, key_id: str, measure: _Measure, window: int) -> None:
         self.key_id = key_id
         self.window = window
+        self.ends_at = float((window + 1) * measure.seconds)
+        self.expires_at = self.ends_at + measure.seconds
+        """When its counts may be deleted: one window later, because clocks differ."""
         self.exchanged_at = float("-inf")
         """Time of the last exchange, successful or not."""
         self.used_at = float("-inf")
@@ -77,7 +61,7 @@ class _Tally:
 
     def unsent(self) -> Usage:
         """The usage that the store does not have yet."""
-        window = f"{self._measure.period}:{self.window.number}"
+        window = f"{self._measure.period}:{self.window}"
         return Usage(self.key_id, window, **{self._measure.unit: self._unsent})
 
     def settle(self, sent: Usage, total: Usage) -> None:
@@ -112,7 +96,7 @@ class Quotas:
             if tally.used >= limit:
                 raise RateLimited(
                     f"Rate limit reached for this API key: {limit} {measure.unit} per {measure.period}.",
-                    retry_after_s=tally.window.ends_at - self.now(),
+                    retry_after_s=tally.ends_at - self.now(),
                 )
 
     def spend(self, key: Key, tokens: int) -> None:
@@ -140,16 +124,18 @@ class Quotas:
         return self.now() - tally.exchanged_at >= _STALE_S
 
     async def _exchange(self, tallies: Iterable[_Tally]) -> None:
-        by_window = groupby(sorted(tallies, key=_window_of), key=_window_of)
-        for window, group in by_window:
-            await self._exchange_window(window, list(group))
+        by_expiry: dict[float, list[_Tally]] = {}
+        for tally in tallies:
+            by_expiry.setdefault(tally.expires_at, []).append(tally)
+        for expires_at, group in by_expiry.items():
+            await self._exchange_window(expires_at, group)
 
-    async def _exchange_window(self, window: _Window, tallies: list[_Tally]) -> None:
+    async def _exchange_window(self, expires_at: float, tallies: list[_Tally]) -> None:
         unsent = [tally.unsent() for tally in tallies]
         for tally in tallies:
             tally.exchanged_at = self.now()
         try:
-            totals = await self._keys.spend(unsent, expires_at=window.expires_at)
+            totals = await self._keys.spend(unsent, expires_at=expires_at)
         except Unavailable as error:
             if not self._store_is_away:
                 log.warning("quotas use the last known counts: %s", error.message)
@@ -161,7 +147,7 @@ class Quotas:
 
     def _tally(self, key: Key, measure: _Measure) -> _Tally:
         """The tally of the current window, marked as used."""
-        window = _Window(measure.seconds, int(self.now() // measure.seconds))
+        window = int(self.now() // measure.seconds)
         tally = self._tallies.get((key.id, measure))
         if tally is None or tally.window != window:
             tally = self._tallies[key.id, measure] = _Tally(key.id, measure, window)
@@ -171,7 +157,7 @@ class Quotas:
     def _drop_ended(self) -> None:
         """Drop the tallies of windows that have ended."""
         now = self.now()
-        ended = [key for key, tally in self._tallies.items() if tally.window.ends_at <= now]
+        ended = [key for key, tally in self._tallies.items() if tally.ends_at <= now]
         for key in ended:
             del self._tallies[key]
 
@@ -179,7 +165,3 @@ class Quotas:
 def _limits(key: Key) -> dict[_Measure, int]:
     limits = {_REQUESTS: key.requests_per_minute, _TOKENS: key.tokens_per_day}
     return {measure: limit for measure, limit in limits.items() if limit is not None}
-
-
-def _window_of(tally: _Tally) -> _Window:
-    return tally.window

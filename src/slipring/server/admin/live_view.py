@@ -14,7 +14,6 @@ from msgspec import UNSET, structs
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn import turn_reports
-from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Turn
 from slipring.observation import live
 from slipring.protocol.timing import TurnReport
@@ -126,7 +125,9 @@ class LiveView:
             totals=self._metrics.totals(),
             connections=connections,
             closed=closed,
-            http=[_running(turn, driver) for driver in exchanges for turn in driver.session.turns()],
+            http=[
+                _running(turn, driver) for driver in exchanges for turn in driver.session.running_and_queued()
+            ],
             turns=turns,
             turns_missed=turns_missed,
         )
@@ -187,7 +188,7 @@ def _connection(connection: WebSocketConnection, *, with_recent: bool) -> live.C
         lanes=session.lanes,
         turns_ended=connection.turns_ended,
         unsent_bytes=connection.unread_bytes,
-        running=[_running(turn, driver) for turn in session.turns()],
+        running=[_running(turn, driver) for turn in session.running_and_queued()],
         recent=[_ended(turn) for turn in connection.recent or ()] if with_recent else UNSET,
     )
 
@@ -206,7 +207,7 @@ def _running(turn: Turn, driver: Driver) -> live.Turn:
 def _progress(turn: Turn) -> TurnReport:
     report = turn_reports.progress(turn)
     # A turn pauses both for hosted calls and for its client: operators see which.
-    is_calling = turn.phase is Phase.PAUSED and turn.is_calling
+    is_calling = turn.is_paused and turn.is_calling
     return structs.replace(report, status="calling") if is_calling else report
 
 

@@ -202,7 +202,7 @@ class LiveRun(Sink):
         self.driver.run(
             session.create(posted.request, posted.stages, size_bytes=size_bytes, now=now(), detached=True)
         )
-        self._turn = next(iter(session.turns()), None)
+        self._turn = next(iter(session.running_and_queued()), None)
         return await self._opened
 
     async def open(self) -> None:
@@ -439,14 +439,10 @@ class Background:
         finally:
             if key is not None:
                 del self._runs[key]
-            self._uncount(run.driver.session.tenant)
+            self._running_of[run.driver.session.tenant] -= 1
+            self._running_of += Counter()  # without the tenants that have none
             run.stop_following()
             await run.driver.stop()
-
-    def _uncount(self, tenant: str) -> None:
-        self._running_of[tenant] -= 1
-        if not self._running_of[tenant]:
-            del self._running_of[tenant]
 
     async def _renew(self) -> None:
         """Extend the leases of the runs made here."""

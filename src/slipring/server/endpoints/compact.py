@@ -16,7 +16,6 @@ from slipring.core.turn.compaction import is_users
 from slipring.protocol import wire
 from slipring.protocol.endpoints.compact import Window, read_compact
 from slipring.protocol.items import InputText, Item
-from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import CompactionItem, Response
 from slipring.server.access.auth import Caller
 from slipring.server.service import Service
@@ -30,14 +29,10 @@ _text = msgspec.json.Decoder(str)
 
 async def compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     """Compact a context and answer with the new one."""
-    posted = await read_posted(service, request, caller, _read)
+    posted = await read_posted(service, request, caller, lambda body: read_compact(body).as_create())
     session = service.open_exchange(caller, retention_of(request.headers))
     reply = JsonReply(partial(_window, service.seal, caller.tenant))
     return await answer(service, caller, session, reply, posted)
-
-
-def _read(body: bytes) -> CreateRequest:
-    return read_compact(body).as_create()
 
 
 def _window(seal: Seal, tenant: str, response: Response) -> Window:

@@ -15,5 +15,5 @@ async def count_tokens(service: Service, request: web.Request, caller: Caller) -
     create = posted.request
     create.store, create.background, create.context_management = False, None, None
     session = service.open_exchange(caller)
-    session.lifecycle.counts_only = True
+    session.shared.counts_only = True
     return await answer(service, caller, session, JsonReply(), posted)

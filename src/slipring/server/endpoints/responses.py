@@ -31,7 +31,6 @@ from slipring.server.transports.http import (
     read_create,
     read_posted,
 )
-from slipring.stores.conversations import Page
 
 _fields = json.Decoder(dict[str, Raw])
 
@@ -109,7 +108,9 @@ class Responses:
                 )
             # In a thread: a chain may have any number of items, and all are read for one page.
             with paging.refusing_unknown(page):
-                found, has_more = await service.decoder.in_thread(caller.tenant, _input_page, state, page)
+                found, has_more = await service.decoder.in_thread(
+                    caller.tenant, lambda: paging.cut(_input_of(state), page)
+                )
             return json_response(paging.as_list(found, "response", has_more=has_more))
 
     async def _create_in_background(
@@ -124,10 +125,6 @@ class Responses:
         if posted.request.stream:
             return await event_stream.follow(background, request, caller.tenant, run.promised, after=-1)
         return json_response(run.promised)
-
-
-def _input_page(state: ResponseState, page: Page) -> tuple[list[Item], bool]:
-    return paging.cut(_input_of(state), page)
 
 
 def _input_of(state: ResponseState) -> list[Item]:

@@ -245,7 +245,7 @@ def memory_uses(service: Service) -> dict[str, live.Memory]:
         "requests": live.Memory(requests.used_bytes, requests.limit_bytes),
         "unread": live.Memory(unread.used_bytes, unread.limit_bytes),
         "compiled": live.Memory(sandbox.cached_bytes, sandbox.limits.cache_bytes),
-        "verdicts": live.Memory(verdicts.used_bytes, verdicts.max_bytes),
+        "verdicts": live.Memory(verdicts.used_bytes, verdicts.limit_bytes),
     }
 
 

@@ -9,11 +9,10 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
@@ -116,7 +115,8 @@ class SpanExport:
     def _send(self, batch: list[TracedTurn]) -> None:
         _failures.first = ""
         try:
-            delivered = self._exporter.export(list(self._spans_of(batch))) is SpanExportResult.SUCCESS
+            spans = [span for turn in batch for span in spans_of(turn, self._resource)]
+            delivered = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception:
             log.exception("spans could not be exported")
             delivered = False
@@ -141,10 +141,6 @@ class SpanExport:
         for secret in self._secrets:
             text = text.replace(secret, "…")
         return _QUERY.sub("?…", text)[:_REASON_LENGTH]
-
-    def _spans_of(self, batch: list[TracedTurn]) -> Iterator[ReadableSpan]:
-        for turn in batch:
-            yield from spans_of(turn, self._resource)
 
 
 def _content_bytes(turn: TracedTurn) -> int:

@@ -32,6 +32,8 @@ class Outbox:
         "_messages",
         "_on_full",
         "_progress",
+        "_turns",
+        "_waiting",
         "_write",
         "_writer",
     )
@@ -59,6 +61,10 @@ class Outbox:
         self._failed = False
         self._progress: asyncio.Event | None = None
         """Set after the next write; None if nothing waits for that."""
+        self._turns: asyncio.Lock | None = None
+        """Held by the producer that gets the next room; None until one has waited for it."""
+        self._waiting = 0
+        """Producers that wait for room."""
         self._writer: asyncio.Task[None] | None = None
         """Waits for the client and writes the queue; None while the client keeps up."""
 
@@ -100,7 +106,7 @@ class Outbox:
             return None
         if waiting is not None:
             self._writer = asyncio.create_task(self._keep_writing(waiting))
-        return None
+        return self.room() if self._waiting else None
 
     def flush(self) -> None:
         """Write the queue; what the client does not take at once, the writer's task writes later."""
@@ -110,8 +116,10 @@ class Outbox:
                 self._writer = asyncio.create_task(self._keep_writing(waiting))
 
     def room(self) -> Awaitable[None] | None:
-        """An awaitable that waits until the queue is below its limit; None if it is."""
-        return self._wait_for_room() if self._bytes > self._limit_bytes else None
+        """An awaitable that waits until the queue is below its limit; None if it is. Producers get room in
+        the order in which they began to wait, so that one that always has more to send does not keep the
+        others from sending."""
+        return self._wait_for_room() if self._waiting or self._bytes > self._limit_bytes else None
 
     async def settle(self) -> None:
         """Wait until the queue has been written, or dropped."""
@@ -179,8 +187,15 @@ class Outbox:
         return b"".join(frames)
 
     async def _wait_for_room(self) -> None:
-        while self._bytes > self._limit_bytes:
-            await self._wait_for_progress()
+        if self._turns is None:
+            self._turns = asyncio.Lock()
+        self._waiting += 1
+        try:
+            async with self._turns:  # which is first come, first served
+                while self._bytes > self._limit_bytes:
+                    await self._wait_for_progress()
+        finally:
+            self._waiting -= 1
 
     async def _wait_for_progress(self) -> None:
         if self._progress is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slipring.commands.bench.errors import CannotMeasure
+from slipring.commands.errors import CommandFailed
 from tests.commands.bench.faulty import Faulty, Json, running
 from tests.commands.bench.stage import faults, measured
 
@@ -102,7 +102,7 @@ async def test_an_endpoint_with_malformed_answers_cannot_be_measured() -> None:
     faulty._probes = 0
     async with running(faulty) as url:
         with pytest.raises(
-            CannotMeasure, match=r"cannot measure .*: websocket: the answer does not follow the API: "
+            CommandFailed, match=r"cannot measure .*: websocket: the answer does not follow the API: "
         ):
             await measured(url, modes=("websocket",))
 

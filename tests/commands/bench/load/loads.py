@@ -26,7 +26,12 @@ class Silent:
 
 def options(url: str, service_level: ServiceLevel = EASY, **settings: Any) -> LoadOptions:
     settings = {"connections": 4, "ramp_s": 0.0, "hold_s": 1.0, "think_ms": 1.0, **settings}
-    return LoadOptions(target=Target(url=url, timeout_s=60), service_level=service_level, **settings)
+    settings |= {
+        "slo_ttft_ms": service_level.first_token_ms,
+        "slo_errors": service_level.errors,
+        "slo_pace": service_level.pace,
+    }
+    return LoadOptions(target=Target(url=url, timeout_s=60), **settings)
 
 
 async def loaded(options: LoadOptions) -> LoadRecord:

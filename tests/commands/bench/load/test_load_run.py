@@ -2,10 +2,10 @@
 
 import pytest
 
-from slipring.commands.bench.errors import CannotMeasure, UsageError
 from slipring.commands.bench.load.file_limit import raise_file_limit
 from slipring.commands.bench.load.results import ServiceLevel
 from slipring.commands.bench.load.terminal import verdict
+from slipring.commands.errors import CommandFailed, UsageError
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.load.loads import loaded, options
 
@@ -49,7 +49,7 @@ async def test_faulty_answers_count_as_errors(fault: str) -> None:
 
 async def test_an_unsupported_mode_cannot_be_measured() -> None:
     async with running(Faulty("has no websocket")) as url:
-        with pytest.raises(CannotMeasure, match="404"):
+        with pytest.raises(CommandFailed, match="404"):
             await loaded(options(url))
 
 

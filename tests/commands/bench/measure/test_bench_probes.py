@@ -6,11 +6,11 @@ import pytest
 from aiohttp import web
 
 from slipring.commands.bench.client.transports import Access
-from slipring.commands.bench.errors import CannotMeasure
 from slipring.commands.bench.measure.probes import first_model
 from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions
 from slipring.commands.bench.subject.endpoint import Target
+from slipring.commands.errors import CommandFailed
 from tests.commands.bench.faulty import Faulty, Json, running
 from tests.commands.bench.stage import Watching, faults, measured, tiny
 
@@ -90,14 +90,14 @@ async def test_endpoints_that_cannot_be_measured(server: Refusing, model: str | 
     async with running(server) as url:
         target = Target(url=url, key="sk-wrong-key", model=model, timeout_s=60)
         options = BenchOptions(target=target, modes=("http-full", "websocket"), repeats=1)
-        with pytest.raises(CannotMeasure) as error:
+        with pytest.raises(CommandFailed) as error:
             await Bench(options, [tiny()], Watching()).run()
     assert str(error.value) == reason.replace("URL", url)
 
 
 async def test_a_list_without_models() -> None:
     async with running(Refusing(200, '{"data": []}')) as url:
-        with pytest.raises(CannotMeasure, match="/models lists no models: name one with --model"):
+        with pytest.raises(CommandFailed, match="/models lists no models: name one with --model"):
             await first_model(Access(url, "", timeout_s=60))
 
 
@@ -110,14 +110,14 @@ async def test_a_server_that_does_not_answer() -> None:
             return await super().models(request)
 
     async with running(Silent()) as url:
-        with pytest.raises(CannotMeasure, match=r"cannot reach http://.*: no answer in 0\.01 s"):
+        with pytest.raises(CommandFailed, match=r"cannot reach http://.*: no answer in 0\.01 s"):
             await first_model(Access(url, "", timeout_s=0.01))
         released.set()
 
 
 async def test_messages_name_the_endpoint_and_not_the_proxy() -> None:
     async with running(WRONG_PATH) as url:
-        with pytest.raises(CannotMeasure, match=f"^{url}/models answered 404"):
+        with pytest.raises(CommandFailed, match=f"^{url}/models answered 404"):
             await measured(url, rtt_ms=2.0)
 
 

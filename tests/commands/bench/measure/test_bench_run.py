@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from slipring.commands.bench.errors import CannotMeasure
 from slipring.commands.bench.statistics import summarise
+from slipring.commands.errors import CommandFailed
 from tests.commands.bench.faulty import Faulty, Json, running
 from tests.commands.bench.stage import Watching, faults, measured
 from tests.harness import serve
@@ -118,5 +118,5 @@ async def test_a_limit_of_answers_is_not_turned_into_one_of_rollouts() -> None:
         (summary,) = summarise(record)
         (loop,) = record.loops
         assert summary.output_tokens == sum(turn.output_tokens for turn in loop.turns) > 0
-        with pytest.raises(CannotMeasure, match="one limit for all of its answers"):
+        with pytest.raises(CommandFailed, match="one limit for all of its answers"):
             await measured(url, modes=("rollout",), max_output_tokens=50)

@@ -7,9 +7,9 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from slipring.commands.bench import results
-from slipring.commands.bench.errors import CannotStart
 from slipring.commands.bench.subject.server import start_server
 from slipring.commands.cli import main
+from slipring.commands.errors import CommandFailed
 from tests.commands.bench.process import FAST
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -35,6 +35,6 @@ def test_cpu_time_of_a_server_given_by_pid(tmp_path: Path, capsys: pytest.Captur
 
 
 async def test_a_server_with_an_unknown_engine_does_not_start() -> None:
-    with pytest.raises(CannotStart, match="before it was ready"):
+    with pytest.raises(CommandFailed, match="before it was ready"):
         async with start_server("no-such-engine"):
             pass

@@ -9,10 +9,10 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from slipring.commands.bench.errors import BadRecording
 from slipring.commands.bench.report import html, terminal
 from slipring.commands.bench.workloads.plan import Head, Plan, PlanStep
 from slipring.commands.bench.workloads.replay import read_recording
+from slipring.commands.errors import UsageError
 from tests.commands.bench.stage import TOOL, faults, measured, recording, tiny
 from tests.harness import WEATHER, serve
 
@@ -207,5 +207,5 @@ def test_an_unfinished_last_line_is_ignored(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_recordings(tmp_path: Path, lines: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(BadRecording, match=reason):
+    with pytest.raises(UsageError, match=reason):
         read_recording(recording(tmp_path / "loop.jsonl", *lines))

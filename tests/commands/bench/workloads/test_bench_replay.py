@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from slipring.commands.bench.errors import BadRecording
 from slipring.commands.bench.workloads.plan import PlanStep, output_items
 from slipring.commands.bench.workloads.replay import read_recording
+from slipring.commands.errors import UsageError
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.stage import TOOL, faults, measured, recording
 
@@ -99,10 +99,10 @@ async def test_running_a_recording(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_recordings(tmp_path: Path, text: str, reason: str) -> None:
-    with pytest.raises(BadRecording, match=reason):
+    with pytest.raises(UsageError, match=reason):
         read_recording(recording(tmp_path / "loop.jsonl", text))
 
 
 def test_a_missing_recording(tmp_path: Path) -> None:
-    with pytest.raises(BadRecording, match=r"cannot read \S+: No such file or directory$"):
+    with pytest.raises(UsageError, match=r"cannot read \S+: No such file or directory$"):
         read_recording(tmp_path / "nothing.jsonl")

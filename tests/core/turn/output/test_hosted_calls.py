@@ -16,7 +16,7 @@ from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
 from slipring.core.ports import Betas
-from slipring.core.session.actions import Send
+from slipring.core.session.actions import Resolved
 from slipring.core.turn.output.hosted_calls import LIMIT_REACHED, LOST, MOST_REJECTED, NOT_OFFERED
 from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
 from tests.core.connection import (
@@ -421,7 +421,7 @@ def test_calls_that_ended_are_not_reported() -> None:
     connection.end_call(call_id)
     connection.complete()
     session = connection.session
-    assert session.lifecycle.call_ended(turn, call_id, LOST, 0.0) == []
+    assert session.turns.call_ended(turn, call_id, LOST, 0.0) == []
 
 
 def test_a_call_that_has_ended_says_no_more_while_another_one_runs() -> None:
@@ -431,12 +431,9 @@ def test_a_call_that_has_ended_says_no_more_while_another_one_runs() -> None:
     first, second = running(connection)
     turn = connection.calls[first].turn
     connection.end_call(first, "1")
-    lifecycle = connection.session.lifecycle
-    for late in (
-        lifecycle.call_progressed(turn, first, CallProgress(1.0)),
-        lifecycle.call_ended(turn, first, CallOutcome("2"), 0.0),
-    ):
-        assert [action.events for action in late if isinstance(action, Send)] == [[]]
+    turns = connection.session.turns
+    assert turns.call_progressed(turn, first, CallProgress(1.0)) == []
+    assert turns.call_ended(turn, first, CallOutcome("2"), 0.0) == []
     connection.finish()
     connection.end_call(second, "3")
     assert told(connection.job()) == ["hi", "call f{}", "call g{}", "output 1", "output 3"]
@@ -449,9 +446,9 @@ def test_an_engine_must_say_that_it_has_finished(fields: Json) -> None:
     if connection.resolves:
         connection.resolve()
     connection.generate(Text("hal"))
-    (turn,) = connection.starts
+    (work,) = connection.starts.values()
     with pytest.raises(RuntimeError, match="without a Finished delta"):
-        connection.session.lifecycle.finished(turn, 0.0)
+        connection.done(work)
 
 
 # Client tools beside hosted ones.
@@ -766,7 +763,7 @@ def test_a_rollout_does_not_wait_for_its_client_on_a_connection_that_ends() -> N
 
 def test_a_key_that_is_refused_between_two_steps_ends_the_response() -> None:
     connection = Connection()
-    connection.session.lifecycle.asks_each_turn = True
+    connection.session.shared.asks_each_turn = True
     connection.create(tools=HOSTED)
     connection.load()
     connection.resolve()
@@ -796,7 +793,7 @@ def test_a_background_response_runs_hosted_calls() -> None:
 
 def test_tokens_are_counted_with_the_tools_of_servers() -> None:
     connection = Connection()
-    connection.session.lifecycle.counts_only = True
+    connection.session.shared.counts_only = True
     connection.create(tools=HOSTED)
     connection.resolve()
     (weigh,) = connection.weighs.values()
@@ -898,8 +895,7 @@ def test_results_that_come_after_the_end_of_a_turn_have_no_effect() -> None:
     connection.create(tools=HOSTED)
     (asked,) = connection.resolves.values()
     connection.session.closed()
-    lifecycle, now = connection.session.lifecycle, connection.server.now
-    assert lifecycle.resolved(asked.turn, {}, now) == []
-    assert lifecycle.claimed(asked.turn) == []
-    assert lifecycle.call_progressed(asked.turn, "call", CallProgress(1.0)) == []
-    assert lifecycle.call_ended(asked.turn, "call", LOST, now) == []
+    turns, now = connection.session.turns, connection.server.now
+    assert turns.done(asked, Resolved({}), now) == []
+    assert turns.call_progressed(asked.turn, "call", CallProgress(1.0)) == []
+    assert turns.call_ended(asked.turn, "call", LOST, now) == []

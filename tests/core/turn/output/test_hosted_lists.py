@@ -281,9 +281,9 @@ def test_a_disconnect_cancels_lists() -> None:
     connection.hang_up()
     assert connection.cancelled == [asked.turn]
     assert connection.reports[-1].report.status == "cancelled"
-    lifecycle = connection.session.lifecycle
-    assert lifecycle.listed(asked.turn, "s", FetchedList(), 0.0) == []
-    assert lifecycle.all_listed(asked.turn, 0.0) == []
+    turns = connection.session.turns
+    assert turns.listed(asked, "s", FetchedList(), 0.0) == []
+    assert turns.done(asked, None, 0.0) == []
 
 
 def test_a_background_response_is_in_progress_while_its_lists_are_fetched() -> None:
@@ -303,7 +303,7 @@ def test_a_background_response_is_in_progress_while_its_lists_are_fetched() -> N
 
 def test_lists_are_fetched_for_a_count_without_a_response() -> None:
     connection = Connection()
-    connection.session.lifecycle.counts_only = True
+    connection.session.shared.counts_only = True
     connection.create(tools=HOSTED)
     assert connection.find_servers() == []
     assert connection.list_tools() == []
@@ -313,7 +313,7 @@ def test_lists_are_fetched_for_a_count_without_a_response() -> None:
 
 def test_a_count_is_refused_if_a_list_fails() -> None:
     connection = Connection()
-    connection.session.lifecycle.counts_only = True
+    connection.session.shared.counts_only = True
     connection.create(tools=HOSTED)
     connection.find_servers()
     refused = FetchedList(refusal=ServerError("No."))

@@ -208,9 +208,9 @@ def test_a_truncated_answer_has_an_incomplete_last_item():
 def test_arguments_outside_a_call_are_an_engine_error():
     connection = Connection()
     connection.create()
-    (turn,) = connection.starts
+    (work,) = connection.starts.values()
     with pytest.raises(TypeError):
-        connection.session.lifecycle.deltas(turn, [Text("a"), CallArguments("{}")])
+        connection.session.turns.deltas(work, [Text("a"), CallArguments("{}")])
     connection.fail()
     connection.order.finish()
 
@@ -219,9 +219,9 @@ def test_arguments_outside_a_call_are_an_engine_error():
 def test_the_end_of_a_call_outside_a_call_is_an_engine_error(before):
     connection = Connection()
     connection.create()
-    (turn,) = connection.starts
+    (work,) = connection.starts.values()
     with pytest.raises(TypeError):
-        connection.session.lifecycle.deltas(turn, [*before, CallEnded()])
+        connection.session.turns.deltas(work, [*before, CallEnded()])
     connection.fail()
     connection.order.finish()
 
@@ -229,9 +229,9 @@ def test_the_end_of_a_call_outside_a_call_is_an_engine_error(before):
 def test_sequence_numbers_have_no_gap_after_a_batch_failed_midway():
     connection = Connection()
     connection.create()
-    (turn,) = connection.starts
+    (work,) = connection.starts.values()
     with pytest.raises(TypeError):
-        connection.session.lifecycle.deltas(turn, [Text("a"), CallArguments("{}")])
+        connection.session.turns.deltas(work, [Text("a"), CallArguments("{}")])
     connection.fail()
     assert [event["sequence_number"] for event in connection.events] == list(range(len(connection.events)))
     assert connection.events[-1]["response"]["output"][0]["content"][0]["text"] == "a"

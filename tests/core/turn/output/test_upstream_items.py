@@ -138,7 +138,7 @@ def test_a_call_of_the_clients_tool_needs_its_output() -> None:
     shell: Json = {"type": "shell_call", "id": "sh", "call_id": "c", "status": "completed"}
     shell["action"] = {"commands": ["ls"]}
     client.create(model="up")
-    output = client.session.turns()[0].output
+    output = client.session.running_and_queued()[0].output
     assert not output.calls
     fed(output, started({**shell, "status": "in_progress"}), ended(shell))
     assert output.calls

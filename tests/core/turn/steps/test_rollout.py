@@ -610,7 +610,7 @@ def test_finished_steps_are_counted_if_a_later_one_fails():
 
 def test_with_asks_each_turn_a_load_precedes_every_step():
     connection = open_connection()
-    connection.session.lifecycle.asks_each_turn = True
+    connection.session.shared.asks_each_turn = True
     connection.create(rollout=True, tools=TOOLS)
     connection.load()
     sent = connection.finish(*call(), *call("g"))

@@ -374,7 +374,7 @@ def test_a_steer_is_accepted_while_its_response_is_being_saved():
 
 def test_with_asks_each_turn_a_load_precedes_a_successor():
     connection = running()
-    connection.session.lifecycle.asks_each_turn = True
+    connection.session.shared.asks_each_turn = True
     connection.steer("resp_1")
     connection.finish(Text("one"))
     assert len(connection.loads) == 1

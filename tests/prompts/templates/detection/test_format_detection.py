@@ -742,6 +742,20 @@ def test_marks_around_answers_that_the_source_names_are_ignored() -> None:
     assert {"<answer>", "</answer>"} <= set(detect(source).format.ignored)
 
 
+def test_an_array_without_marks_begins_an_answer() -> None:
+    """xLAM."""
+    source = """\
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.tool_calls %}{{ '[' }}{% for call in message.tool_calls %}
+{{- '{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}' }}
+{{- '' if loop.last else ', ' }}{% endfor %}{{ ']' }}{% else %}{{ message.content }}{% endif %}
+{{- '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+    calls = detect(source).format.calls
+    assert isinstance(calls, JsonCalls)
+    assert (calls.is_array, calls.is_bare, calls.section_open) == (True, True, "")
+
+
 def test_values_in_cdata_are_read_if_the_source_names_them() -> None:
     found = detect("{#- <![CDATA[ -#}" + source_of("qwen3_coder")).format.calls
     assert isinstance(found, TaggedCalls)
@@ -754,6 +768,8 @@ def test_values_in_cdata_are_read_if_the_source_names_them() -> None:
         ("<start_function_call>call:f{}<end_function_call><escape>", known.FUNCTION_GEMMA),
         ("<longcat_tool_call></longcat_tool_call>", known.LONGCAT),
         ("<|action_start|><|plugin|><|action_end|>", known.INTERNLM2),
+        ('functools[{"name": [function name]}]', known.PHI4_MINI),
+        ("<dots_function_call><invoke name=f><parameter name=k>", known.DOTS),
     ],
 )
 def test_formats_that_a_template_only_names_are_known_by_their_marks(

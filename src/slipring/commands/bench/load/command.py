@@ -17,7 +17,7 @@ from slipring.commands.bench.load.terminal import LoadProgress, show
 def load(options: LoadOptions) -> int:
     """Run the load and return the exit code: 1 if not even the first level held the service level.
 
-    Raises ``UsageError``, ``CannotMeasure`` and ``CannotStart``.
+    Raises ``UsageError`` and ``CommandFailed``.
     """
     print_unasked_url(options.target)
     raise_file_limit(options.connections + options.idle + options.flood)

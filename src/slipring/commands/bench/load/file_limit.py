@@ -1,6 +1,6 @@
 """Raises the limit of open files of this process, which limits its connections."""
 
-from slipring.commands.bench.errors import UsageError
+from slipring.commands.errors import UsageError
 
 _OTHER_FILES = 64
 """Open files that are not connections: libraries, pipes, listening sockets."""

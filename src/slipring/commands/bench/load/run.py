@@ -66,7 +66,7 @@ class Load:
         )
 
     async def run(self) -> None:
-        """Run all levels, and what follows them. Raises ``CannotMeasure`` and ``CannotStart``."""
+        """Run all levels, and what follows them. Raises ``CommandFailed``."""
         options, target, mode = self._options, self._options.target, MODES[self._options.mode]
         engine = self.record.endpoint.engine
         engine = engine_for(engine, self._plan) if engine is not None else None

@@ -19,11 +19,11 @@ from slipring.commands.bench.client.exchange import (
     TurnFailed,
 )
 from slipring.commands.bench.client.transports import Access, Transport, connection_error, refused
-from slipring.commands.bench.errors import CannotMeasure
 from slipring.commands.bench.measure.modes import KEEP_REASONING, Chain, Context, Mode
 from slipring.commands.bench.verify import digests
 from slipring.commands.bench.workloads.plan import message
 from slipring.commands.bench.workloads.tools import CODING_TOOLS
+from slipring.commands.errors import CommandFailed
 
 _OK = 200
 _NOT_FOUND = 404
@@ -53,7 +53,7 @@ class Capabilities(Struct, kw_only=True):
 
 
 async def first_model(access: Access) -> str:
-    """The first model that the endpoint lists. Raises ``CannotMeasure``."""
+    """The first model that the endpoint lists. Raises ``CommandFailed``."""
     url = f"{access.name}/models"
     try:
         async with (
@@ -64,23 +64,23 @@ async def first_model(access: Access) -> str:
                 raise await refused(answer)
             models = msgspec.json.decode(await answer.read(), type=_Models).data
     except TimeoutError:
-        raise CannotMeasure(f"cannot reach {access.name}: no answer in {access.timeout_s:g} s") from None
+        raise CommandFailed(f"cannot reach {access.name}: no answer in {access.timeout_s:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
         reason = access.redact(str(connection_error(error)))
-        raise CannotMeasure(f"cannot reach {access.name}: {reason}") from None
+        raise CommandFailed(f"cannot reach {access.name}: {reason}") from None
     except RequestRefused as error:
         if error.status in _KEY_REFUSED:
             raise _key_refused(access, str(error)) from None
         hint = "check the path in --url, or " if error.status == _NOT_FOUND else ""
         reason = access.redact(str(error))
-        raise CannotMeasure(f"{url} answered {reason}: {hint}name a model with --model") from None
+        raise CommandFailed(f"{url} answered {reason}: {hint}name a model with --model") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         kind = access.redact(answer.content_type)
-        raise CannotMeasure(
+        raise CommandFailed(
             f"{url} returned {kind} and no list of models: check --url, or name a model with --model"
         ) from None
     if not models:
-        raise CannotMeasure(f"{url} lists no models: name one with --model")
+        raise CommandFailed(f"{url} lists no models: name one with --model")
     return models[0].id
 
 
@@ -92,14 +92,14 @@ def base_fields(model: str, max_output_tokens: int | None) -> Fields:
 
 
 async def probe(access: Access, head: Fields, modes: list[Mode]) -> Capabilities:
-    """Try all modes. Records in ``access`` which transports report stage times. Raises ``CannotMeasure`` if
+    """Try all modes. Records in ``access`` which transports report stage times. Raises ``CommandFailed`` if
     no connection can be opened."""
     found = Capabilities(modes=[], skipped={})
     for mode in modes:
         try:
             exchange = await _try(access, head, mode, found)
         except CannotConnect as error:
-            raise CannotMeasure(f"cannot reach {access.name}: {access.redact(str(error))}") from None
+            raise CommandFailed(f"cannot reach {access.name}: {access.redact(str(error))}") from None
         except TurnFailed as error:
             found.skipped[mode.name] = access.redact(str(error))
             found.statuses.add(error.status if isinstance(error, RequestRefused) else None)
@@ -112,7 +112,7 @@ async def probe(access: Access, head: Fields, modes: list[Mode]) -> Capabilities
     return found
 
 
-def nothing_to_measure(access: Access, found: Capabilities) -> CannotMeasure:
+def nothing_to_measure(access: Access, found: Capabilities) -> CommandFailed:
     """The exception for an endpoint that supports none of the modes."""
     modes: dict[str, list[str]] = {}
     for mode, reason in found.skipped.items():
@@ -120,14 +120,14 @@ def nothing_to_measure(access: Access, found: Capabilities) -> CannotMeasure:
     if found.statuses <= set(_KEY_REFUSED):
         return _key_refused(access, next(iter(modes)))
     if found.statuses == {_NOT_FOUND} and any(not mode.startswith("websocket") for mode in found.skipped):
-        return CannotMeasure(f"{access.name}/responses answered 404: check the path in --url")
+        return CommandFailed(f"{access.name}/responses answered 404: check the path in --url")
     reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in modes.items())
-    return CannotMeasure(f"cannot measure {access.name}: {reasons}")
+    return CommandFailed(f"cannot measure {access.name}: {reasons}")
 
 
-def _key_refused(access: Access, reason: str) -> CannotMeasure:
+def _key_refused(access: Access, reason: str) -> CommandFailed:
     verdict = "refused the API key" if access.has_key else "requires an API key"
-    return CannotMeasure(f"{access.name} {verdict} ({access.redact(reason)}): see --api-key-env")
+    return CommandFailed(f"{access.name} {verdict} ({access.redact(reason)}): see --api-key-env")
 
 
 async def _try(access: Access, head: Fields, mode: Mode, found: Capabilities) -> TurnExchange:

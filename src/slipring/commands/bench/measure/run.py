@@ -81,7 +81,7 @@ class Bench:
         )
 
     async def run(self) -> None:
-        """Measure all workloads. Raises ``CannotMeasure`` and ``CannotStart``."""
+        """Measure all workloads. Raises ``CommandFailed``."""
         key, timeout_s = self._options.target.key, self._options.target.timeout_s
         for plan in self._plans:
             engine = engine_for(self._engine, plan) if self._engine is not None else None

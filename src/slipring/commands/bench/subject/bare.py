@@ -17,16 +17,16 @@ from aiohttp import WSMsgType, web
 
 from slipring.commands.bench.client.exchange import FIRST_TOKENS, TERMINAL, Fields, decode, encode
 from slipring.commands.bench.client.transports import Access
-from slipring.commands.bench.errors import CannotStart
 from slipring.commands.bench.subject.processes import Meter
 from slipring.commands.bench.subject.server import StartedServer
+from slipring.commands.errors import CommandFailed
 
 _ENDS = (*TERMINAL, "error")
 
 
 @asynccontextmanager
 async def start_bare(frames: Sequence[str], tokens_per_s: float) -> AsyncIterator[StartedServer]:
-    """Run a bare server in a process of its own until the block ends. Raises ``CannotStart``."""
+    """Run a bare server in a process of its own until the block ends. Raises ``CommandFailed``."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "slipring.commands.bench.subject.bare", str(tokens_per_s)),
         stdin=asyncio.subprocess.PIPE,
@@ -36,7 +36,7 @@ async def start_bare(frames: Sequence[str], tokens_per_s: float) -> AsyncIterato
     try:
         assert process.stdout is not None
         if not (url := (await process.stdout.readline()).decode().strip()):
-            raise CannotStart(f"the bare server exited with code {await process.wait()}")
+            raise CommandFailed(f"the bare server exited with code {await process.wait()}")
         async with aiohttp.ClientSession() as http:
             await http.post(f"{url}/frames", json=list(frames))
         yield StartedServer(url, Meter(process.pid))

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from slipring.base.connection_failures import reason
-from slipring.commands.bench.errors import CannotMeasure
 from slipring.commands.bench.results import Endpoint
 from slipring.commands.bench.subject.engines import default_engine, simulated_speed
 from slipring.commands.bench.subject.processes import Meter
 from slipring.commands.bench.subject.proxy import delaying_proxy
 from slipring.commands.bench.subject.server import start_server
+from slipring.commands.errors import CommandFailed
 
 _HTTP_PORT = 80
 
@@ -54,12 +54,12 @@ async def open_endpoint(
 ) -> AsyncIterator[OpenEndpoint]:
     """The endpoint at ``target.url``, or a server started with ``engine``, and with ``keys`` by tenant.
 
-    Raises ``CannotStart``, and ``CannotMeasure`` if ``--server-pid`` names no readable process.
+    Raises ``CommandFailed``, also if ``--server-pid`` names no readable process.
     """
     if target.url is not None:
         meter = _readable(Meter(target.server_pid)) if target.server_pid is not None else None
         if target.server_pid is not None and meter is None:
-            raise CannotMeasure(
+            raise CommandFailed(
                 f"--server-pid {target.server_pid}: no such process, or its CPU time cannot be read"
             )
         yield OpenEndpoint(target.url, meter)
@@ -73,7 +73,7 @@ async def open_endpoint(
 async def with_round_trip(url: str, rtt_ms: float) -> AsyncIterator[str]:
     """A URL of the same endpoint behind a proxy that adds ``rtt_ms``; ``url`` itself if that is 0.
 
-    Raises ``CannotMeasure`` if the endpoint cannot be reached: behind the proxy, the reason would be lost.
+    Raises ``CommandFailed`` if the endpoint cannot be reached: behind the proxy, the reason would be lost.
     """
     if not rtt_ms:
         yield url
@@ -85,7 +85,7 @@ async def with_round_trip(url: str, rtt_ms: float) -> AsyncIterator[str]:
         _, writer = await asyncio.open_connection(host, port)
         writer.close()
     except OSError as error:
-        raise CannotMeasure(f"cannot reach {url}: {reason(error)}") from None
+        raise CommandFailed(f"cannot reach {url}: {reason(error)}") from None
     async with delaying_proxy(host, port, rtt_ms / 1000) as proxy_port:
         yield urlunsplit(parts._replace(netloc=f"127.0.0.1:{proxy_port}"))
 

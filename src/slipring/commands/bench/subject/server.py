@@ -11,8 +11,8 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from slipring.commands.bench.errors import CannotStart
 from slipring.commands.bench.subject.processes import Meter
+from slipring.commands.errors import CommandFailed
 
 _STOP_TIMEOUT_S = 15.0
 _NO_KEYS: Mapping[str, str] = {}
@@ -32,7 +32,7 @@ async def start_server(
     engine: str, flags: Sequence[str] = (), keys: Mapping[str, str] = _NO_KEYS
 ) -> AsyncIterator[StartedServer]:
     """Start a server on a free port, without the caller's ``SLIPRING_*`` settings; stop it at the end of the
-    block. ``keys``: API keys that it asks for, by tenant. Raises ``CannotStart``."""
+    block. ``keys``: API keys that it asks for, by tenant. Raises ``CommandFailed``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
     if keys:
         clean["SLIPRING_API_KEYS"] = ",".join(f"{tenant}:{key}" for tenant, key in keys.items())
@@ -58,7 +58,7 @@ async def start_server(
         assert process.stdout is not None
         while not (found := _URL.search(line := await process.stdout.readline())):
             if not line:
-                raise CannotStart(
+                raise CommandFailed(
                     f"slipring serve exited with code {await process.wait()} before it was ready"
                 )
         drain = asyncio.create_task(process.stdout.read())

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import UNSET, Struct, structs
 
 from slipring.base.recording import FORMAT, Header, RecordedTurn
-from slipring.commands.bench.errors import BadRecording
 from slipring.commands.bench.results import RecordedTimes, Workload
 from slipring.commands.bench.workloads.plan import Head, Item, Need, Plan, PlanStep, text_of
+from slipring.commands.errors import UsageError
 
 _ANSWERED = ("completed", "incomplete")
 _SERVER_ONLY = ("reasoning", "compaction", "compaction_summary", "compaction_trigger")
@@ -63,10 +63,10 @@ def is_recording(first_line: str) -> bool:
 
 def read_turns(path: Path, lines: Sequence[str]) -> Plan:
     """Make a plan of the lines of a recording. What follows the last line break is ignored: the server may
-    have been killed while it wrote. Raises ``BadRecording``."""
+    have been killed while it wrote. Raises ``UsageError``."""
     header = _read(path, 1, _header, lines[0])
     if header.slipring_recording != FORMAT:
-        raise BadRecording(
+        raise UsageError(
             f"--replay: {path} has format {header.slipring_recording} of recordings, expected {FORMAT}"
         )
     turns = [_read(path, number, _turn, line) for number, line in enumerate(lines[1:-1], start=2)]
@@ -74,7 +74,7 @@ def read_turns(path: Path, lines: Sequence[str]) -> Plan:
     for turn in sorted(turns, key=lambda turn: turn.at_ms):
         building.add(turn)
     if not building.steps:
-        raise BadRecording(f"--replay: {path} contains no turn that can be replayed")
+        raise UsageError(f"--replay: {path} contains no turn that can be replayed")
     return building.plan(path)
 
 
@@ -159,7 +159,7 @@ def _read(path: Path, number: int, decoder: "msgspec.json.Decoder[Any]", line: s
     try:
         return decoder.decode(line)
     except msgspec.DecodeError as error:
-        raise BadRecording(f"--replay: {path}, line {number}: {error}") from None
+        raise UsageError(f"--replay: {path}, line {number}: {error}") from None
 
 
 def _joined(before: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.commands.bench.errors import BadRecording
 from slipring.commands.bench.results import Workload
 from slipring.commands.bench.workloads.plan import Item, Plan, PlanStep, text_of
 from slipring.commands.bench.workloads.recorded_turns import is_recording, read_turns
+from slipring.commands.errors import UsageError
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _IGNORED = frozenset(
@@ -36,23 +36,23 @@ class _Turn(Struct):
 
 
 def read_recording(path: Path) -> Plan:
-    """Read the plan from a file. Raises ``BadRecording``."""
+    """Read the plan from a file. Raises ``UsageError``."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
-        raise BadRecording(f"--replay: cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"--replay: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise BadRecording(f"--replay: cannot read {path}: {error}") from None
+        raise UsageError(f"--replay: cannot read {path}: {error}") from None
     if is_recording(lines[0]):
         return read_turns(path, lines)
     documents = [_document(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not documents:
-        raise BadRecording(f"--replay: {path} contains no turn")
+        raise UsageError(f"--replay: {path} contains no turn")
     head = {name: value for name, value in documents[0].items() if name not in _IGNORED and name != "input"}
     turns = _split_outputs(documents)
     tools = head.pop("tools", None) or []
     if not tools and any(turn.outputs for turn in turns):
-        raise BadRecording(f"--replay: {path} has tool outputs, but its first line has no tools")
+        raise UsageError(f"--replay: {path} has tool outputs, but its first line has no tools")
     return Plan(
         workload=Workload(
             name="replay",
@@ -75,12 +75,12 @@ def _document(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise BadRecording(f"--replay: {path}, line {number}: {error}") from None
+        raise UsageError(f"--replay: {path}, line {number}: {error}") from None
     items = document.get("input")
     if isinstance(items, str):
         document["input"] = items = [{"type": "message", "role": "user", "content": items}]
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise BadRecording(f"--replay: {path}, line {number}: 'input' must be a list of items or a string")
+        raise UsageError(f"--replay: {path}, line {number}: 'input' must be a list of items or a string")
     return document
 
 

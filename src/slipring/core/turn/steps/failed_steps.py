@@ -13,7 +13,6 @@ from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished
 from slipring.core.turn import response_object
-from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Turn
 
 _NOTHING = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
@@ -26,10 +25,10 @@ def keep(turn: Turn, error: ApiError) -> ResponseState | None:
     if steps is None or response is None or not _may_be_kept(turn, error):
         return None
     items, position, cut_off = turn.output.items, steps.position, False
-    if turn.phase is Phase.PAUSED:
+    if steps.is_paused:
         if steps.spent is None:
             return None
-    elif turn.phase is not Phase.RUNNING or steps.begun_with is None:
+    elif steps.begun_with is None:
         return None
     elif _has_called(turn):
         position, cut_off = None, True

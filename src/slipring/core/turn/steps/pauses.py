@@ -10,7 +10,6 @@ from msgspec import structs
 from slipring.core.chain import hosted_items, input_items
 from slipring.core.generation import Job
 from slipring.core.hosted.tools import CallOutcome, CallProgress
-from slipring.core.turn.stages import Phase
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import Event
 from slipring.protocol.live_input import Append
@@ -20,7 +19,8 @@ def open_approved(turn: Turn) -> list[Event]:
     """Begin the response with the calls that its client has approved."""
     calls = turn.output.hosted
     assert calls is not None
-    turn.phase = Phase.PAUSED
+    assert turn.steps is not None
+    turn.steps.wait_for_approved()
     opening = turn.opening()
     for each in turn.hosted.approved:
         tool = turn.hosted.find_tool(each.approval)
@@ -51,7 +51,6 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
         return False, emitted
     turn.stages.lap("generate")
     turn.progress.end_job()
-    turn.phase = Phase.PAUSED
     asks = output.asks_approval or (output.calls and not waits)
     steps.is_last = not is_whole or not fits or asks
     if is_whole and not fits and not asks:
@@ -107,7 +106,7 @@ def _inspect_results(turn: Turn) -> None:
     calls."""
     hosted, checks = turn.output.hosted, turn.checks
     assert checks is not None
-    if hosted is None or (checks.reads_context and turn.phase is not Phase.PAUSED):
+    if hosted is None or (checks.reads_context and not turn.is_paused):
         return
     for call_id, outcome in hosted.take_returned(in_order=checks.reads_context):
         call = hosted.running[call_id]
@@ -156,7 +155,7 @@ def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
     assert turn.rollout is not None
     turn.observe()
     turn.rollout.hold(append, turn.output)
-    if turn.phase is Phase.PAUSED and not turn.is_calling:
+    if turn.is_paused and not turn.is_calling:
         turn.rollout.waits_until = waits_until
     if turn.checks is not None:
         turn.checks.append(append.items, turn.output.finished)
@@ -166,7 +165,7 @@ def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
 def commit_appended(turn: Turn) -> list[Event]:
     """Add what the client has appended to a paused response, if that has passed."""
     is_held = turn.checks is not None and turn.checks.holds_input
-    if turn.rollout is None or is_held or turn.phase is not Phase.PAUSED or turn.is_calling:
+    if turn.rollout is None or is_held or not turn.is_paused or turn.is_calling:
         return []
     return turn.rollout.commit(turn.output)
 
@@ -178,7 +177,6 @@ def resume(turn: Turn) -> Job:
         turn.stages.lap("client")
     turn.stages.fold()
     turn.finished = None
-    turn.phase = Phase.RUNNING
     turn.stop.asked = turn.steers is not None and turn.steers.may_end([])
     turn.steps.begun_with = len(turn.output.items)
     hosted = turn.output.hosted
@@ -193,7 +191,7 @@ def foreseen_job(turn: Turn) -> Job | None:
     """While paused: a warmup of the next step with the outputs that are there; None if hosted calls run
     and none of them has a result to begin with."""
     hosted, steps = turn.output.hosted, turn.steps
-    if turn.phase is not Phase.PAUSED or steps is None or steps.is_last or turn.hosted.approved:
+    if not turn.is_paused or steps is None or steps.is_last or turn.hosted.approved:
         return None
     ready = hosted.ready_results() if hosted is not None else ()
     return None if turn.is_calling and not ready else steps.foreseen_job(ready)

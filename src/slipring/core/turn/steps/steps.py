@@ -29,13 +29,13 @@ class Steps:
     __slots__ = (
         "_choice",
         "_input",
-        "_is_paused",
         "_job",
         "_node",
         "_unread",
         "begun_with",
         "counts",
         "is_last",
+        "is_paused",
         "size_bytes",
         "spent",
     )
@@ -63,7 +63,12 @@ class Steps:
         """The state that this step continues."""
         self._unread = len(job.parent.unread) if job.parent is not None else 0
         """How many items of the input that state counts as its own."""
-        self._is_paused = False
+        self.is_paused = False
+        """Whether the last step has ended, or approved calls run, and the next one has not begun."""
+
+    def wait_for_approved(self) -> None:
+        """Calls that the client has approved run before the first step."""
+        self.is_paused = True
 
     def may_continue(self, output: Output, finished: Finished, most_bytes: int) -> bool:
         """Whether another step fits the bounds on bytes, items and output tokens."""
@@ -86,7 +91,7 @@ class Steps:
         )
         self._input = ()
         self._unread = 0
-        self._is_paused = True
+        self.is_paused = True
         self.count(finished)
         self.spent = finished if self.spent is None else finished.after(self.spent)
 
@@ -111,7 +116,7 @@ class Steps:
         spent = self.spent
         if spent is None:
             return finished
-        if not self._is_paused:
+        if not self.is_paused:
             self.count(finished)
             return finished.after(spent)
         # A response that waited for its client and got nothing has ended whole.
@@ -133,7 +138,7 @@ class Steps:
     def next_job(self, carry: Carry, hosted: HostedTools | None) -> Job:
         """The job of the next step, with what is left of the bound on tokens. ``hosted``: tools that may not
         be called any more."""
-        self._is_paused = False
+        self.is_paused = False
         job, settings = self._job, self._job.settings
         if settings.max_output_tokens is not None and self.spent is not None:
             left = settings.max_output_tokens - self.spent.output_tokens

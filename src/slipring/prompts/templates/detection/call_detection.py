@@ -239,7 +239,7 @@ def _json_calls(written: _Written) -> Found | None:
         arguments_key=arguments[0],
         id_key=ids[0] if ids else "",
         is_array=is_array,
-        is_bare=not is_array,
+        is_bare=not is_array or not marks.section_open.strip(),
     )
     return Found(calls, marks.ending)
 

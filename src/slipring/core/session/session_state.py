@@ -1,0 +1,132 @@
+"""What the turns of one session share: its limits and dependencies, its memory, and its outgoing actions."""
+
+from slipring.base.errors import ApiError, InvalidPrompt
+from slipring.core.chain.state import ResponseState
+from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.checks.turn_policy import Policies
+from slipring.core.generation import Models
+from slipring.core.limits import Limits
+from slipring.core.ports import Betas, Ports
+from slipring.core.session.actions import Action, CallTool, Compress, Inspect, Record, Send
+from slipring.core.session.connection_lifetime import ConnectionLifetime
+from slipring.core.session.growing_outputs import GrowingOutputs
+from slipring.core.session.lanes import Lanes
+from slipring.core.session.request_charges import Charges
+from slipring.core.session.successors import Successors
+from slipring.core.turn import turn_reports
+from slipring.core.turn.turn import Turn
+from slipring.protocol.events import Event
+from slipring.protocol.timing import TurnReport
+
+
+class SessionState:
+    """One per session. ``now`` is the time of the call that the session is in."""
+
+    __slots__ = (
+        "actions",
+        "asks_each_turn",
+        "betas",
+        "cache",
+        "charges",
+        "counts_only",
+        "growing_outputs",
+        "lanes",
+        "lifetime",
+        "limits",
+        "models",
+        "now",
+        "policies",
+        "ports",
+        "successors",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        tenant: str,
+        models: Models,
+        limits: Limits,
+        ports: Ports,
+        cache: ConnectionCache,
+        now: float,
+        betas: Betas,
+        policies: Policies,
+    ) -> None:
+        self.tenant = tenant
+        self.models = models
+        self.limits = limits
+        self.ports = ports
+        self.betas = betas
+        self.policies = policies
+        self.now = now
+        self.lifetime = ConnectionLifetime(limits, now)
+        self.asks_each_turn = False
+        """Whether every turn begins with a ``Load``, even an empty one, so that the driver can refuse it."""
+        self.counts_only = False
+        """Whether turns count the tokens of their context (``Counted``) and generate nothing."""
+        self.cache = cache
+        self.lanes = Lanes(limits.max_in_flight, limits.max_lanes)
+        self.charges = Charges(ports.requests, tenant)
+        self.successors = Successors(limits, ports, models, self.charges)
+        self.growing_outputs = GrowingOutputs(tenant, self.lanes, limits, self.charges, models)
+        # An engine that must see nothing before it was inspected is not given outputs ahead of their turn.
+        self.growing_outputs.is_on = not any(check.before for check in policies.checks.values())
+        self.actions: list[Action] = []
+        """What the driver has to do after the current call."""
+
+    def take_actions(self) -> list[Action]:
+        """What the driver has to do now, in order."""
+        actions, self.actions = self.actions, []
+        return actions
+
+    def send(self, events: list[Event]) -> None:
+        """Send events to the client."""
+        if events:
+            self.actions.append(Send(events))
+
+    def begin_due(self, turn: Turn) -> None:
+        """Begin the inspections and the hosted calls of a turn that can begin now."""
+        if turn.checks is not None:
+            self.actions += [Inspect(turn, each) for each in turn.checks.due()]
+        if turn.has_due_calls:
+            self.actions += [CallTool(turn, call) for call in turn.take_due_calls()]
+
+    def remember(self, turn: Turn, state: ResponseState) -> None:
+        """Let later turns continue a response, by its id or by its items."""
+        self.cache.remember(state, turn.lane)
+        if not self.betas.keeps_nothing and not turn.has_failed:
+            turn.remember(state, self.now)
+            self.ports.heads.remember(turn.tenant, turn.request.model, state.head, self.now)
+            if turn.parent is None:
+                self.ports.items.remember(turn.tenant, turn.request.items, self.now)
+        self.compress(self.cache)
+
+    def evict_parent(self, turn: Turn, error: ApiError) -> None:
+        """A continuation that fails on its parent's own lane evicts the parent; a failed fork does not, and
+        neither does one that a safety check has blocked: the client goes on with another message."""
+        if isinstance(error, InvalidPrompt):
+            return
+        previous = turn.request.previous_response_id
+        if previous is not None and previous in self.cache and self.cache.lane_of(previous) == turn.lane:
+            self.cache.evict(previous)
+
+    def compress(self, cache: ConnectionCache) -> None:
+        """Have items of earlier responses compressed, if there are enough of them."""
+        if states := cache.take_compressible():
+            self.actions.append(Compress(cache, tuple(states)))
+
+    def record(self, turn: Turn, report: TurnReport) -> None:
+        """Log and count an ended turn."""
+        content = turn if self._may_be_recorded(turn) else None
+        record = Record(turn.lane, report, turn.stages.arrived, turn_reports.traceparent(turn), content)
+        self.actions.append(record)
+
+    def _may_be_recorded(self, turn: Turn) -> bool:
+        """Whether the content of a turn that has ended may be kept: no check has refused any of it, or would
+        still have inspected it."""
+        if self.betas.keeps_nothing or turn.is_blocked:
+            return False
+        if turn.checks is not None:
+            return turn.checks.has_passed
+        # Which policy applies is known once a request is valid.
+        return turn.response is not None or not self.policies.checks

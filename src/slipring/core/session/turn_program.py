@@ -1,0 +1,418 @@
+"""The life of a turn, as one program: from the head of its lane's queue to the end of its response.
+
+Read ``TurnProgram.run`` from top to bottom. Every wait is an ``await``: of ``Work``, which the driver does,
+or of ``News``, which comes from outside. The program imports no event loop: ``Turns`` resumes it with the
+outcome of what it waits for. Verdicts, ends of hosted calls, appends and steers change the turn while it
+waits; all of them arrive in ``Turns``, which resumes a program that waits for news after each.
+
+Any wait may be the last. It ends in one of these ways:
+
+- with its result;
+- with an ``ApiError``: the work has failed;
+- with ``Interrupted``: the server ends the turn, and has cancelled its work;
+- with ``CutShort``: the response ends now with what it has;
+- not at all: the connection has closed, and so is the program.
+
+A turn whose response was not created ends with an ``error`` event (``_refuse``), any other with exactly one
+terminal event. Whatever its end, the turn then holds nothing: no lane, no charged bytes, no pinned state, no
+prefill, no running call.
+"""
+
+from msgspec import Struct
+
+from slipring.base.errors import ApiError, InvalidPrompt, ServerError, forget_frames
+from slipring.core.chain.state import ResponseState
+from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.generation import Job
+from slipring.core.session import turn_setup
+from slipring.core.session.actions import (
+    CancelCalls,
+    ClaimApprovals,
+    CompileGrammars,
+    Counted,
+    CountTokens,
+    Flush,
+    Generate,
+    ListTools,
+    Load,
+    LogFault,
+    ResolveTools,
+    Result,
+    Save,
+    Work,
+)
+from slipring.core.session.session_state import SessionState
+from slipring.core.turn import turn_reports
+from slipring.core.turn.steps import failed_steps, pauses
+from slipring.core.turn.turn import Turn
+from slipring.core.turn.waits import (
+    CALLS,
+    CLIENT,
+    VERDICTS_ON_ANSWER,
+    VERDICTS_ON_INPUT,
+    Blocked,
+    CutShort,
+    Interrupted,
+)
+from slipring.protocol.events import Error, Event
+
+
+class Settled(Struct, frozen=True):
+    """What a turn with a response leaves."""
+
+    successor: Turn | None
+    """The turn that follows it in its lane, for steers."""
+    state: ResponseState | None
+    """Of its response; None if nothing of it is kept."""
+
+
+class TurnProgram:
+    """Runs one turn. It is the only writer of its turn, but for what arrives while the turn runs."""
+
+    __slots__ = ("_pinned", "_shared", "turn")
+
+    def __init__(self, turn: Turn, shared: SessionState) -> None:
+        self.turn = turn
+        self._shared = shared
+        self._pinned: tuple[ConnectionCache, ResponseState] | None = None
+        """What the turn continues, and where it is counted."""
+
+    async def run(self) -> Settled | None:
+        """The whole life of the turn. Returns None if it had no response."""
+        turn, shared = self.turn, self._shared
+        try:
+            job = await self._prepare()
+        except Exception as failure:
+            self._refuse(self._error(failure))
+            return None
+
+        state: ResponseState | None = None
+        error: ApiError | None = None
+        try:
+            if shared.counts_only:
+                await self._count(job)
+                return None
+            state = await self._respond(job)
+        except Exception as failure:
+            error = self._error(failure)
+            if not turn.is_created:
+                self._refuse(turn_setup.of_job(turn, error) if failure is error else error)
+                return None
+            state = self._fail(error, keeps_steps=True)
+        if state is not None and turn.saves:
+            try:
+                await Save(turn, state)
+                turn.stages.lap("store")
+            except Exception as failure:
+                error, state = self._error(failure), None
+                self._fail(error, keeps_steps=False)
+
+        shared.send(self._last_events(state, error))
+        await Flush(turn)
+        return self._settle(state)
+
+    # Bind, validate.
+
+    async def _prepare(self) -> Job | None:
+        """Bind what the request continues, and validate it. Nothing has been sent yet, whatever fails.
+        Returns its job; None if lists of tools must be fetched before there is one."""
+        turn, shared = self.turn, self._shared
+        turn.stages.lap("queue")
+        if turn.error is not None:
+            raise turn.error
+        missing = turn_setup.bind(turn, shared.cache, shared.successors, shared.ports.items)
+        self._pin()
+        if not turn.forks:
+            self._end_growth(turn.request.previous_response_id)
+        if shared.asks_each_turn or not missing.is_empty:
+            turn_setup.bind_loaded(turn, await self._of_request(missing), shared.cache)
+            self._pin()
+            if turn.parent is not None and not turn.forks:
+                self._end_growth(turn.parent.id)  # a conversation is continued at its last response
+        turn.stages.lap("resolve")
+        heads, parent = shared.ports.heads, turn.parent
+        turn.known_head = parent.head if parent is not None else heads.find(turn.tenant, turn.request)
+        if not turn.hosted.is_read:
+            hosting = shared.models.find(turn.request.model).hosted_tools
+            turn.hosted.read_servers(turn.request, hosting, turn.known_head)
+            if turn.hosted.must_resolve:
+                kinds = frozenset(tool.kind for tool in turn.hosted.builtins)
+                found = await self._of_request(ResolveTools(turn, turn.hosted.servers, kinds))
+                turn.hosted.resolved, turn.hosted.answers = found.servers, found.answers
+        job, grammars = turn_setup.begin(
+            turn,
+            shared.models,
+            shared.policies,
+            shared.ports,
+            shared.limits,
+            shared.now,
+            counts=shared.counts_only,
+        )
+        if grammars:
+            await self._of_request(CompileGrammars(turn, grammars))
+        turn.stages.lap("validate")
+        return job
+
+    async def _of_request(self, work: Work[Result]) -> Result:
+        """Wait for work whose errors name fields of the request; they then name what the client sent."""
+        try:
+            return await work
+        except ApiError as error:
+            raise turn_setup.in_clients_terms(self.turn, error) from None
+
+    async def _count(self, job: Job | None) -> None:
+        """Count the tokens of the context, for a client that asks for nothing else."""
+        turn, shared = self.turn, self._shared
+        if job is None:
+            await ListTools(turn, dict(turn.hosted.awaited))
+            turn.stages.lap("list")
+            job = turn_setup.complete(turn)
+        tokens = await CountTokens(turn, turn.first_job(job))
+        turn.stages.lap("weigh")
+        self._release()
+        shared.actions.append(Counted(tokens))
+
+    # Generate, in steps.
+
+    async def _respond(self, job: Job | None) -> ResponseState:
+        """Generate the response, step by step, and close its output. Returns its state."""
+        turn, shared = self.turn, self._shared
+        if turn.detached:
+            shared.send(turn.enqueue())
+        try:
+            if job is None:
+                job = await self._fetch_lists()
+            job = await self._first_job(job) if job is not None else None
+            while job is not None:
+                await self._until_input_passed()
+                await Generate(turn, job)
+                job = await self._next_job()
+        except CutShort:
+            turn.break_off()
+        closing, state = turn.finish(shared.now)
+        shared.send(closing)
+        return state
+
+    async def _fetch_lists(self) -> Job | None:
+        """Begin a response whose tools are not known yet: only their servers know how long they take. Returns
+        its job; None if it is steered before all lists have come."""
+        turn, shared = self.turn, self._shared
+        shared.successors.commit(turn)
+        shared.send(turn.open_lists())
+        shared.begin_due(turn)
+        try:
+            await ListTools(turn, dict(turn.hosted.awaited))
+        except CutShort:
+            turn.stages.lap("list")
+            shared.send(turn.end_waiting("steered"))
+            return None
+        turn.stages.lap("list")
+        return turn_setup.complete(turn)
+
+    async def _first_job(self, job: Job) -> Job | None:
+        """The job to begin with: that of the answer, or of a summary; after the calls that the client has
+        approved, that of the next step."""
+        turn, shared = self.turn, self._shared
+        if turn.claims:
+            await self._until_input_passed(is_call=True)
+            await ClaimApprovals(turn, turn.claims)
+            shared.successors.commit(turn)
+            shared.send(pauses.open_approved(turn))
+            shared.begin_due(turn)
+            return await self._pause()
+        if not turn.must_weigh:
+            return turn.first_job(job)
+        await self._until_input_passed()
+        tokens = await CountTokens(turn, job)
+        turn.stages.lap("weigh")
+        return turn.first_job(job, tokens)
+
+    async def _until_input_passed(self, *, is_call: bool = False) -> None:
+        """Begin the inspections of the input, and wait for them if the policy wants the engine not to see
+        what it refuses. Approved calls always wait."""
+        turn, checks = self.turn, self.turn.checks
+        self._shared.begin_due(turn)
+        if checks is not None and checks.holds_work(is_call=is_call):
+            while checks.holds_input:
+                await VERDICTS_ON_INPUT
+            turn.stages.lap("check")
+
+    async def _next_job(self) -> Job | None:
+        """The engine has finished a job: returns the next one; None if the response has ended."""
+        turn, shared, checks = self.turn, self._shared, self.turn.checks
+        if turn.is_compacting:
+            emitted, job = turn.compacted()
+            shared.send(emitted)
+            if job is not None:
+                return job
+        if checks is not None and not checks.is_settled:
+            shared.begin_due(turn)
+            while not checks.is_settled:
+                await VERDICTS_ON_ANSWER
+        if turn.steps is None:
+            return None
+        paused, emitted = pauses.end_step(
+            turn,
+            self._waits_until(),
+            shared.limits.connection_cache_bytes,
+            may_wait=shared.lifetime.ending is None,
+        )
+        shared.send(emitted)
+        if not paused:
+            return None
+        shared.begin_due(turn)
+        return await self._pause()
+
+    async def _pause(self) -> Job | None:
+        """Between two steps: wait for the hosted calls, then for the outputs that the client of a rollout
+        appends. Returns the job of the next step; None if the response ends."""
+        turn, shared = self.turn, self._shared
+        growing, response_id = shared.growing_outputs, turn.output.response_id
+        await self._until_calls_ended()
+        if turn.output.calls_hosted:
+            if turn.yields_to_steers:
+                shared.send(turn.end_waiting("steered"))
+            may_wait = shared.lifetime.accepts_turns
+            shared.send(pauses.calls_ended(turn, self._waits_until(), may_wait=may_wait))
+        while not turn.may_resume:
+            if turn.must_end:
+                if (
+                    turn.rollout is None
+                ):  # pieces of outputs that a rollout waits for can arrive after its end
+                    self._end_growth(response_id)
+                return None
+            shared.actions += growing.advance(response_id, shared.cache)
+            try:
+                await CLIENT
+            except Blocked:
+                raise
+            except (Interrupted, CutShort):
+                return None
+            shared.send(pauses.commit_appended(turn))
+        self._end_growth(response_id)
+        if shared.asks_each_turn:
+            try:
+                await Load(turn)
+            except (ApiError, Interrupted, CutShort):
+                return None  # its caller may not go on: it ends with the steps that it has
+        return pauses.resume(turn)
+
+    async def _until_calls_ended(self) -> None:
+        """Wait for the hosted calls of a step. The engine processes the results that are there while the
+        other calls run."""
+        turn, shared = self.turn, self._shared
+        while turn.is_calling:
+            before = turn.calls_running
+            try:
+                await CALLS
+            except CutShort:
+                shared.send(turn.end_waiting("broken_off"))
+                return
+            if turn.is_calling and turn.calls_running < before:
+                shared.actions += shared.growing_outputs.result(turn, shared.cache)
+
+    def _waits_until(self) -> float:
+        """When a rollout that pauses now stops waiting for its client."""
+        return self._shared.now + self._shared.limits.rollout_wait_s
+
+    # The end.
+
+    def _error(self, failure: Exception) -> ApiError:
+        """Why the turn fails, for its client."""
+        if isinstance(failure, ApiError):
+            forget_frames(failure)  # they refer to this program, whose frame refers to the error
+            return failure
+        if isinstance(failure, Interrupted):
+            return failure.error
+        self._shared.actions.append(LogFault(failure))
+        return ServerError()
+
+    def _refuse(self, error: ApiError) -> None:
+        """End a turn whose response was never created."""
+        turn, shared = self.turn, self._shared
+        turn_reports.cut_off_stage(turn)
+        turn.is_blocked = isinstance(error, InvalidPrompt)
+        emitted = shared.successors.return_steers(turn, error)
+        if not turn.follows:
+            shared.evict_parent(turn, error)
+            emitted.append(Error.of(error, turn.lane))
+        self._release()
+        turn.stages.lap("terminal")
+        shared.send(emitted)
+        shared.actions += shared.growing_outputs.end_unreachable(shared.cache)
+        shared.record(turn, turn_reports.report(turn, error))
+
+    def _fail(self, error: ApiError, *, keeps_steps: bool) -> ResponseState | None:
+        """Close the output of a response that fails. Returns the state of its finished steps, if any is kept:
+        then they are saved before the terminal event."""
+        turn, shared = self.turn, self._shared
+        turn_reports.cut_off_stage(turn)
+        if turn.is_calling:
+            shared.actions.append(CancelCalls(turn))
+        self._end_growth(turn.output.response_id)
+        closing = turn.fail(error)
+        state = failed_steps.keep(turn, error) if keeps_steps else None
+        if state is None:
+            shared.evict_parent(turn, error)
+        else:
+            closing += shared.successors.return_steers(turn, error)
+        shared.send(closing)
+        return state
+
+    def _last_events(self, state: ResponseState | None, error: ApiError | None) -> list[Event]:
+        """The terminal event, and what follows it."""
+        turn, shared = self.turn, self._shared
+        last = [turn.terminal()]
+        if state is None and error is not None:
+            last += shared.successors.return_steers(turn, error)
+        turn.stages.lap("terminal")
+        if shared.betas.timing:
+            last.append(turn.output.timing_event(turn_reports.report(turn)))
+        return last
+
+    def _settle(self, state: ResponseState | None) -> Settled:
+        """The last events of the turn are on their way: remember its response, report the turn, and give its
+        lane to its successor, if it has one."""
+        turn, shared = self.turn, self._shared
+        self._unpin()
+        shared.charges.release(turn)
+        if state is not None:
+            shared.remember(turn, state)
+        about_steers, successor = shared.successors.after(
+            turn, state if not turn.has_failed else None, shared.lifetime.refusal
+        )
+        shared.send(about_steers)
+        shared.record(turn, turn_reports.report(turn))
+        if successor is None:
+            shared.lanes.release(turn)
+        else:
+            shared.lanes.succeed(turn, successor)
+        return Settled(successor, state)
+
+    # What the turn holds.
+
+    def _pin(self) -> None:
+        """Count the state that the turn continues for as long as the turn runs."""
+        if self.turn.parent is not None and self._pinned is None:
+            self._pinned = self._shared.cache, self.turn.parent
+            self._shared.cache.pin(self.turn.parent)
+
+    def _unpin(self) -> None:
+        if self._pinned is not None:
+            cache, state = self._pinned
+            self._pinned = None
+            cache.unpin(state)
+
+    def _end_growth(self, response_id: str | None) -> None:
+        """A response is continued, or has ended: nothing is prefilled for it any more."""
+        self._shared.actions += self._shared.growing_outputs.end(response_id)
+
+    def _release(self) -> None:
+        """Let go of all that a turn without a response holds, and let the next one of its lane run."""
+        self._unpin()
+        self._shared.charges.release(self.turn)
+        self._shared.lanes.release(self.turn)
+
+    def close(self) -> None:
+        """The connection has closed: let go of the pinned state. The session returns all charges itself."""
+        self._unpin()

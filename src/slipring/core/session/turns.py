@@ -1,0 +1,334 @@
+"""The turns of one session: starts their programs, and brings them what comes from outside.
+
+Whatever comes from outside for a turn that runs arrives here: results and failures of its work, deltas,
+verdicts, progress and ends of hosted calls, lists of tools, steers and appends. A result of work that the
+turn no longer waits for has no effect.
+"""
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from slipring.base.errors import ApiError, ServerError
+from slipring.core.checks.verdicts import Verdict
+from slipring.core.generation import Delta, Prefill
+from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
+from slipring.core.session.actions import (
+    Action,
+    Cancel,
+    Close,
+    Compress,
+    Flush,
+    Generate,
+    Inspect,
+    ListTools,
+    Result,
+    Save,
+    StartAudit,
+    StartPrefill,
+    Work,
+)
+from slipring.core.session.foreseen_job import foreseen_job
+from slipring.core.session.session_state import SessionState
+from slipring.core.session.turn_program import Settled, TurnProgram
+from slipring.core.turn import turn_reports
+from slipring.core.turn.steps import pauses
+from slipring.core.turn.turn import Turn
+from slipring.core.turn.waits import ENDED, QUEUED, Blocked, CutShort, Interrupted, News, Wait
+from slipring.protocol.events import Error, Event
+
+_Run = Coroutine[Wait[Any], Any, Settled | None]
+
+
+class Turns:
+    """The programs of the turns that run."""
+
+    __slots__ = ("_advances", "_ends_several", "_programs", "_shared")
+
+    def __init__(self, shared: SessionState) -> None:
+        self._shared = shared
+        self._programs: dict[Turn, tuple[TurnProgram, _Run]] = {}
+        self._advances = False
+        self._ends_several = False
+        """Whether one call ends several turns: each is then settled before the next one ends."""
+
+    # Starting turns.
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no turn runs or waits."""
+        return not self._shared.lanes.in_flight and not self._shared.lanes.waiting
+
+    def advance(self) -> None:
+        """Begin every turn that may run now. If the connection is ending and idle, close it."""
+        shared = self._shared
+        shared.lifetime.touch(shared.now)
+        if self._advances:
+            return  # a turn has ended as it began: the loop below goes on
+        self._advances = True
+        try:
+            while not shared.lifetime.is_closed and (turn := shared.lanes.next()) is not None:
+                self._begin(turn)
+        finally:
+            self._advances = False
+        ending = shared.lifetime.ending
+        if ending is not None and self.is_idle and not shared.lifetime.is_closed:
+            shared.lifetime.is_closed = True
+            shared.send([Error.of(ending.error, None)])
+            shared.actions.append(Close(ending.code, ending.error.code))
+
+    def _begin(self, turn: Turn) -> None:
+        program = TurnProgram(turn, self._shared)
+        self._programs[turn] = program, program.run()
+        self._resume(turn)
+
+    # Running programs.
+
+    def _resume(self, turn: Turn, result: Any = None, error: Exception | None = None) -> None:
+        """Let a turn's program run to its next wait. ``error``: what its current wait ends with."""
+        _, run = self._programs[turn]
+        try:
+            wait = run.send(result) if error is None else run.throw(error)
+            while self._ends_several and isinstance(wait, Flush):
+                turn.wait = wait
+                wait = run.send(None)
+        except StopIteration as ended:
+            turn.wait = ENDED
+            del self._programs[turn]
+            self._after(turn, ended.value)
+            return
+        turn.wait = wait
+        if isinstance(wait, Work):
+            self._shared.actions.append(wait)
+
+    def _after(self, turn: Turn, settled: Settled | None) -> None:
+        """A turn has ended: begin its successor and whatever may run now."""
+        shared = self._shared
+        if settled is None:
+            self.advance()
+            return
+        if settled.successor is not None:
+            self._begin(settled.successor)
+        shared.actions += shared.growing_outputs.end_unreachable(shared.cache)
+        self.advance()
+        if (state := settled.state) is not None:
+            if (audit := turn.audit(state)) is not None:
+                shared.actions.append(StartAudit(audit))
+            self._foresee(turn, settled)
+
+    def _foresee(self, turn: Turn, settled: Settled) -> None:
+        """Have the engine prefill what will probably continue a response that has just ended."""
+        shared, state = self._shared, settled.state
+        assert state is not None
+        if not shared.lifetime.accepts_turns or shared.lanes.is_busy(turn.lane):
+            return
+        if state.carry.open_calls:
+            shared.actions += shared.growing_outputs.advance(state.id, shared.cache)
+            return
+        if state.response.status != "completed" or state.carry.approvals or turn.request.warms_up:
+            return  # after a request for approval, the client answers with something else than a message
+        try:
+            if not shared.models.find(state.response.model).rewrites_answers:
+                return
+        except ApiError:
+            return  # its model is not served any more
+        job = foreseen_job(state, shared.tenant, shared.models)
+        shared.actions.append(StartPrefill(state.id, Prefill(job, "user")))
+
+    def _wake(self, turn: Turn) -> None:
+        """Something has changed for a turn: a program that waits for news looks whether it can go on. One
+        that waits for lists ends for its steers, once its input has passed: its successor continues that. One
+        that waits for hosted calls ends after them: what has begun may have effects."""
+        if isinstance(turn.wait, News):
+            self._resume(turn)
+        elif isinstance(turn.wait, ListTools) and turn.yields_while_listing:
+            self._stop(turn, CutShort())
+
+    def _stop(self, turn: Turn, why: Exception) -> None:
+        """Cancel the work on a turn, and end its wait."""
+        self._shared.actions.append(Cancel(turn))
+        self._resume(turn, error=why)
+
+    # Results of work.
+
+    def done(self, work: Work[Result], result: Result, now: float) -> list[Action]:
+        """Work of a turn has ended with this result."""
+        self._shared.now = now
+        if work.turn.wait is work:
+            self._resume(work.turn, result)
+        return self._shared.take_actions()
+
+    def failed(self, work: Work[Any], error: ApiError, now: float) -> list[Action]:
+        """Work of a turn has failed."""
+        self._shared.now = now
+        if work.turn.wait is work:
+            self._resume(work.turn, error=error)
+        return self._shared.take_actions()
+
+    def unattended(self, turn: Turn, now: float) -> list[Action]:
+        """The driver works on this turn no longer: if it waits for work, that will never end."""
+        self._shared.now = now
+        if turn in self._programs and isinstance(turn.wait, Work):
+            self._resume(turn, error=Interrupted(ServerError()))
+        return self._shared.take_actions()
+
+    def broken(self, turn: Turn, now: float) -> list[Action]:
+        """A hosted call or verdicts that a turn may wait for will never come."""
+        self._shared.now = now
+        if turn in self._programs:
+            self._stop(turn, Interrupted(ServerError()))
+        return self._shared.take_actions()
+
+    def deltas(self, work: Generate, deltas: list[Delta]) -> list[Event]:
+        """The engine produced deltas; returns the events to send.
+
+        Hot path, called once per token of every answer: it returns events directly instead of actions.
+        """
+        turn = work.turn
+        if turn.wait is not work:
+            return []
+        if turn.has_begun:
+            return turn.feed(deltas)
+        self._shared.successors.commit(turn)
+        return turn.accept(deltas)
+
+    # What happens beside the work of a turn.
+
+    def _is_open(self, turn: Turn) -> bool:
+        """Whether the turn can still take something from outside: it runs, and its output is not closed."""
+        return turn in self._programs and not isinstance(turn.wait, Save | Flush)
+
+    def due(self, turn: Turn) -> list[Action]:
+        """The inspections and hosted calls that a batch of deltas has made possible."""
+        self._shared.begin_due(turn)
+        return self._shared.take_actions()
+
+    def listed(self, work: ListTools, label: str, fetched: FetchedList, now: float) -> list[Action]:
+        """An MCP server has listed its tools, or failed to."""
+        self._shared.now = now
+        if work.turn.wait is work:
+            self._add_list(work.turn, label, fetched)
+        return self._shared.take_actions()
+
+    def _add_list(self, turn: Turn, label: str, fetched: FetchedList) -> None:
+        error = fetched.refusal
+        try:
+            self._shared.send(turn.end_list(label, fetched))
+        except ApiError as refused:
+            error = refused
+        if error is not None:
+            self._resume(turn, error=error)
+        else:
+            self._shared.begin_due(turn)
+
+    def inspected(self, inspect: Inspect, verdicts: Sequence[Sequence[Verdict]], now: float) -> list[Action]:
+        """Safety checks have inspected texts: ``verdicts`` has those about each subject, failed ones
+        included."""
+        self._shared.now, turn = now, inspect.turn
+        assert turn.checks is not None  # they have asked for the inspection
+        if not self._is_open(turn):
+            turn.checks.remember(inspect.inspection, verdicts)
+            return []
+        released = turn.judge(inspect.inspection, verdicts)
+        if (error := turn.checks.error) is not None:
+            self._stop(turn, Blocked(error))
+        else:
+            self._shared.send(released)
+            self.changed(turn)
+        return self._shared.take_actions()
+
+    def call_progressed(self, turn: Turn, call_id: str, progress: CallProgress) -> list[Action]:
+        """The server of a hosted call reports progress."""
+        if self._is_open(turn):
+            detailed = self._shared.betas.tool_progress
+            self._shared.send(pauses.progress_of(turn, call_id, progress, detailed=detailed))
+            self._shared.begin_due(turn)
+        return self._shared.take_actions()
+
+    def call_ended(self, turn: Turn, call_id: str, outcome: CallOutcome, now: float) -> list[Action]:
+        """A hosted call has ended."""
+        self._shared.now = now
+        if self._is_open(turn):
+            self._shared.send(pauses.end_call(turn, call_id, outcome))
+            self.changed(turn)
+        return self._shared.take_actions()
+
+    def changed(self, turn: Turn) -> None:
+        """Something has been added to a turn that runs."""
+        self._shared.begin_due(turn)
+        self._wake(turn)
+
+    def block(self, turn: Turn, error: ApiError) -> None:
+        """Safety checks refuse what a client has added to a turn."""
+        self._stop(turn, Blocked(error))
+
+    def compressed(self, compress: Compress, items: Sequence[bytes]) -> list[Action]:
+        """The items of earlier responses are compressed, or as many of them as could be."""
+        compress.cache.keep_compressed(list(zip(compress.states, items, strict=False)))
+        if not self._shared.lifetime.is_closed:
+            self._shared.compress(compress.cache)
+        return self._shared.take_actions()
+
+    def prefilled(self, ended: StartPrefill, tokens: int | None) -> list[Action]:
+        """The engine has prefilled so many tokens of a context; None: it failed."""
+        shared = self._shared
+        if shared.lifetime.is_closed:
+            return []
+        return shared.growing_outputs.prefilled(ended, tokens, shared.cache)
+
+    # Ending several turns at once.
+
+    def _cut_short(self, turns: list[Turn], *, cancels: bool) -> None:
+        self._ends_several = True
+        try:
+            for turn in turns:
+                if cancels:
+                    self._shared.actions.append(Cancel(turn))
+                self._resume(turn, error=CutShort())
+        finally:
+            self._ends_several = False
+
+    def conclude_paused(self, *, only_late: bool = False) -> None:
+        """End paused rollouts, or only those past their deadline. Their calls stay open."""
+        now = self._shared.now
+        paused = [turn for turn in self._shared.lanes.running() if turn.waits_for_client]
+        late = [turn for turn in paused if turn.rollout is not None and now >= turn.rollout.waits_until]
+        self._cut_short(late if only_late else paused, cancels=False)
+
+    def break_off(self) -> None:
+        """Cancel the running step of rollouts that have finished steps, or the hosted calls that they await,
+        and keep what they have."""
+        broken = [turn for turn in self._shared.lanes.running() if turn.can_be_broken_off]
+        self._cut_short(broken, cancels=True)
+
+    def abandon(self) -> None:
+        """The grace period is over: stop and fail everything that runs, except saves."""
+        self.break_off()
+        error = ServerError("The connection ended before this response was finished.")
+        self._ends_several = True
+        try:
+            for turn in list(self._shared.lanes.running()):
+                if self._is_open(turn):
+                    self._stop(turn, Interrupted(error))
+        finally:
+            self._ends_several = False
+
+    def close(self) -> None:
+        """The connection is closed: cancel what runs, except saves, and release all memory."""
+        shared = self._shared
+        for turn in [*shared.lanes.running(), *shared.lanes.queued()]:
+            if isinstance(turn.wait, Save):
+                shared.record(turn, turn_reports.report(turn))
+            elif turn.wait is not ENDED:
+                turn_reports.cut_off_stage(turn)
+                if turn.wait is not QUEUED:
+                    shared.actions.append(Cancel(turn))
+                shared.record(turn, turn_reports.report(turn, cancelled=True))
+            turn.wait = ENDED
+            turn.output.abandon()
+        for program, run in self._programs.values():
+            run.close()
+            program.close()
+        self._programs.clear()
+        shared.actions += shared.growing_outputs.end_all()
+        shared.cache.clear()
+        shared.charges.close()

@@ -1,0 +1,16 @@
+"""Reads values of snapshots."""
+
+from collections.abc import Mapping
+
+from slipring.observation.metrics import Metric
+from slipring.observation.snapshots import Snapshot
+
+
+def value_of(snapshot: Snapshot, metric: Metric, labels: Mapping[str, str] | None = None) -> int | float:
+    """The sum of a counter or gauge over all series that have these labels; 0 if there are none."""
+    wanted = labels or {}
+    return sum(
+        each.value
+        for each in snapshot.values.get(metric.name, ())
+        if wanted.items() <= dict(zip(metric.label_names, each.labels, strict=True)).items()
+    )
