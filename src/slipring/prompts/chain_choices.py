@@ -1,4 +1,4 @@
-"""What a chain keeps as the model read or wrote it, although the whole history is rendered otherwise.
+"""Tokens that a chain keeps although rendering its whole history would drop or change them.
 
 A chain reads as its whole history is rendered, or it is rendered in full and the turn reports why. These
 are the exceptions: rendering in full would make the engine read the last answer again in every turn. Which of
@@ -23,7 +23,7 @@ EMPTY_THOUGHTS = ChainChoice(
 )
 WHITE_SPACE = ChainChoice(
     "white_space",
-    "white space as the model read it, where the template changes it once more follows",
+    "white space as the model read it, where the template changes it once another message follows",
     "it is a token or two; changed, the engine would read the last answer again in every turn",
 )
 CALL_TEXTS = ChainChoice(
@@ -33,12 +33,12 @@ CALL_TEXTS = ChainChoice(
 )
 LOOP_THOUGHTS = ChainChoice(
     "loop_thoughts",
-    "thoughts of a tool loop, until another message than an output follows",
+    "thoughts of a tool loop, until a message other than a tool output follows",
     "the model goes on with what it thought, and the engine need not read the last call again in every step",
 )
 CALL_IDS = ChainChoice(
     "call_ids",
-    "calls without ids, as the model wrote them, where the template adds ids once more follows",
+    "calls without ids, as the model wrote them, where the template adds ids once another message follows",
     "the model never writes them; with them, the engine would read the last call again in every step",
 )
 ALL_THOUGHTS = ChainChoice(

@@ -66,7 +66,7 @@ class Body(Struct, frozen=True, eq=False, weakref=True):
 
     def shared_bytes(self, other: "Body") -> int:
         """The memory of the steps that both begin with. Takes time proportional to the steps after these:
-        sizes grow from step to step, so the larger of two different bodies is no beginning of the other."""
+        sizes grow from step to step, so the larger of two bodies is not an ancestor of the smaller."""
         mine, theirs = self, other
         while mine is not theirs:
             if mine.size_bytes >= theirs.size_bytes:

@@ -1,4 +1,4 @@
-"""Writes token ids as what they share with other ids, and the rest: copies of ranges, and new ids.
+"""Encodes token ids as copies of ranges of other ids, with new ids between them.
 
 For contexts of templates that rewrite earlier turns: such a context leaves out some of its parent's ids and
 keeps most of them, in their order, behind the place of the change too.
@@ -51,7 +51,7 @@ def joined(pieces: Sequence[Piece], source: bytes) -> bytes:
             continue
         first, length = piece
         if first < 0 or length < 0 or first + length > len(source):
-            raise ValueError("a range of ids that are not there")
+            raise ValueError("a range outside the other ids")
         parts.append(source[first : first + length])
     return b"".join(parts)
 

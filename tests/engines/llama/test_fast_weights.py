@@ -179,7 +179,7 @@ def test_weights_of_the_smallest_steps_stay_in_range() -> None:
     [q4_1(float("inf"), 0, b"\x01" * 16), q4_1(0, float("nan"), bytes(16)), b"\0\x7c\0\xfc" + bytes(16)],
 )
 def test_weights_that_are_no_numbers_are_refused(block: bytes) -> None:
-    with pytest.raises(GgufError, match="no finite numbers"):
+    with pytest.raises(GgufError, match="not finite"):
         as_q8_0(block)
 
 
@@ -191,7 +191,7 @@ def test_a_file_without_such_weights_needs_no_copy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tensor", [Stored((33,), Q4_1, bytes(64)), Stored((64,), Q4_1, bytes(20))])
 def test_tensors_that_are_not_whole_are_refused(tmp_path: Path, tensor: Stored) -> None:
-    with pytest.raises(GgufError, match="not whole"):
+    with pytest.raises(GgufError, match="shorter than its shape"):
         fast_copy(write(tmp_path / "Short.gguf", tensor), tmp_path)
 
 
@@ -358,7 +358,7 @@ def test_a_file_that_cannot_be_converted_is_loaded_itself(
 ) -> None:
     last = q4_1(float("inf"), 0, bytes(16))
     write(Path(packaged), blocks_of(64, 3), Stored((32,), Q4_1, last))  # found when half of it is written
-    expect_original(packaged, caplog, "no finite numbers")
+    expect_original(packaged, caplog, "not finite")
     Path(packaged).write_bytes(b"GGUF")
     expect_original(packaged, caplog, "the file ends within its metadata")
 

@@ -1,7 +1,6 @@
-"""The requirements on an answer, collected from a job as data.
+"""What a job requires of its answer, as data for the sandbox.
 
-Schemas and grammars come from clients, so the constraint is written in a sandbox. This data is what the
-sandbox gets.
+Schemas and grammars come from clients, so the sandbox writes the constraint.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The model that is served and its renderer: read from a GGUF file, or asked from a llama-server."""
+"""The model that is served and its renderer: from a GGUF file, or from what a llama-server answers."""
 
 import asyncio
 import importlib.util

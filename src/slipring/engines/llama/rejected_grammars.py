@@ -1,4 +1,4 @@
-"""Finds in the log of llama.cpp for which jobs it does not enforce the grammar.
+"""Reads the log of llama.cpp to find the jobs whose grammar it does not enforce.
 
 llama.cpp does not refuse a grammar that its llguidance rejects. It writes an error into its log and samples
 without a grammar. Every grammar was compiled in a sandbox before, so this happens only if the llguidance of
@@ -35,7 +35,7 @@ class RejectedGrammars:
                 self._slots.add(int(of_slot[2]))
 
     def take(self, slot: int) -> bool:
-        """Whether the grammar of the job that began last in a slot was rejected. Says so once."""
+        """Whether the grammar of the job that began last in a slot was rejected. True once for each job."""
         if slot not in self._slots:
             return False
         self._slots.discard(slot)

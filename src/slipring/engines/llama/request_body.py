@@ -1,4 +1,4 @@
-"""The body of a llama-server ``/completion`` request.
+"""Encodes the body of a request to llama-server's ``/completion``.
 
 The ids of the context are spliced in as encoded bytes, one piece per earlier step.
 """

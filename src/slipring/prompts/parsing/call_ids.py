@@ -1,7 +1,7 @@
 """Finds the ids that a model gave to the calls of its answer.
 
-The client gets ids of slipring's. Where a model writes ids of its own, the prompt for its next answer must
-name them with the outputs: the answer stays in the context as the model wrote it.
+slipring sends the client other ids. Where a model writes ids, the prompt for its next answer must name them
+beside the outputs, because the answer stays in the context as the model wrote it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Search for markers such as ``<tool_call>`` in text that arrives in pieces."""
+"""Finds markers such as ``<tool_call>`` in text that arrives in pieces."""
 
 from functools import lru_cache
 

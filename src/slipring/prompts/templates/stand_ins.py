@@ -1,4 +1,4 @@
-"""Stand-ins: short conversations by which a template is probed for what it writes after a long one.
+"""Stand-ins: short conversations that replace a long one, to find out what a template writes after it.
 
 What a template writes for new messages depends on the form of the earlier ones (the last role, pending calls,
 presence of thoughts), not on their texts. A stand-in has the same form with placeholders as texts, so that

@@ -1,7 +1,7 @@
 """Expands a parsed grammar into plain productions, from which writers generate other notations.
 
-A state is a position in a text. Each node becomes one production per pair of states: the
-state before the text of the node, and the state after it. The writer provides a function that writes a
+A state is a position in a text. Each node becomes one production per pair of states: the state before the
+text of the node, and the state after it. The writer provides a function that writes a
 terminal for a pair of states.
 """
 

@@ -4,20 +4,18 @@ import re
 from typing import Any, Final
 
 from slipring.prompts.parsing.calls.argument_schema import ArgumentSchema
-from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader
+from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, skip_nested
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.calls.json_text import Members, array_text, object_text, quoted
 from slipring.prompts.parsing.calls.offered_tools import OfferedTools, arguments_of_members
-from slipring.prompts.parsing.calls.python_literals import MAX_DEPTH
+from slipring.prompts.parsing.calls.python_literals import TextCursor
 from slipring.prompts.parsing.markers import marker_finder
 from slipring.prompts.parsing.output_format import BracedCalls
 
 _NAME_END: Final = marker_finder("{")
-_CLOSERS: Final = {"{": "}", "[": "]"}
 _KEY: Final = re.compile(r"\s*([^:,{}\[\]]*?)\s*:")
 _BARE: Final = re.compile(r"[^,{}\[\]]*")
-_SPACES: Final = re.compile(r"\s*")
 
 
 class BracedCallReader(CallReader):
@@ -37,7 +35,7 @@ class BracedCallReader(CallReader):
         tool = self.tools.find(name.strip())
         held.take(len(name) + 1)
         first = len(held.taken)
-        yield from self._skip(held)
+        yield from skip_nested(held, self._structure, "}", self._skip_string)
         values = _Values("".join(held.taken[first:]), self._quote, self.tools.schema(tool))
         try:
             members = values.members(values.schema.root, is_text=tool.kind == "custom")
@@ -45,33 +43,21 @@ class BracedCallReader(CallReader):
             raise BrokenCall from None
         held.emit(tool, arguments_of_members(tool, members))
 
-    def _skip(self, held: HeldText) -> Reading[None]:
-        """Take the arguments after their opening brace."""
-        closers = ["}"]
-        while closers:
-            _, mark = yield from held.until(self._structure)
-            if mark == self._quote:
-                _, mark = yield from held.until(self._string_end)
-                if not mark:
-                    raise BrokenCall
-            elif mark in _CLOSERS and len(closers) <= MAX_DEPTH:
-                closers.append(_CLOSERS[mark])
-            elif mark == closers[-1]:
-                closers.pop()
-            else:
-                raise BrokenCall
+    def _skip_string(self, held: HeldText, quote: str) -> Reading[None]:
+        _, mark = yield from held.until(self._string_end)
+        if not mark:
+            raise BrokenCall
 
 
-class _Values:
+class _Values(TextCursor):
     """Reads values from a text. Raises ``ValueError`` where it finds something else."""
 
-    __slots__ = ("_at", "_quote", "_text", "schema")
+    __slots__ = ("_quote", "schema")
 
     def __init__(self, text: str, quote: str, schema: ArgumentSchema) -> None:
+        super().__init__(text)
         self.schema = schema
-        self._text = text
         self._quote = quote
-        self._at = 0
 
     def members(self, schemas: Any, *, is_text: bool = False) -> Members:
         """Read the members of an object and the brace after them. ``is_text``: all values are strings."""
@@ -80,11 +66,10 @@ class _Values:
             if members:
                 self._take(",")
             key = self._string() if self._has(self._quote) else None
-            match = _KEY.match(self._text, self._at)
-            if match is None or (key is not None and match.group(1)):
+            unquoted = self._match(_KEY).group(1)
+            if key is not None and unquoted:
                 raise ValueError
-            self._at = match.end()
-            key = match.group(1) if key is None else key
+            key = unquoted if key is None else key
             members.append((key, self._value(self.schema.property(schemas, key), is_text=is_text)))
         return members
 
@@ -95,7 +80,7 @@ class _Values:
             return object_text(self.members(schemas))
         if self._has("["):
             return array_text(self._entries(self.schema.items(schemas)))
-        bare = self._match(_BARE).rstrip()
+        bare = self._match(_BARE).group().rstrip()
         return quoted(bare) if is_text else self.schema.value(schemas, bare)
 
     def _entries(self, schemas: Any) -> list[str]:
@@ -112,20 +97,3 @@ class _Values:
         text = self._text[self._at : end]
         self._at = end + len(self._quote)
         return text
-
-    def _match(self, pattern: re.Pattern[str]) -> str:
-        match = pattern.match(self._text, self._at)
-        assert match is not None
-        self._at = match.end()
-        return match.group()
-
-    def _has(self, mark: str) -> bool:
-        self._match(_SPACES)
-        if not self._text.startswith(mark, self._at):
-            return False
-        self._at += len(mark)
-        return True
-
-    def _take(self, mark: str) -> None:
-        if not self._has(mark):
-            raise ValueError

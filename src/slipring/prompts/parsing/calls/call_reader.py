@@ -1,17 +1,21 @@
-"""What the readers of all call layouts share: the marks before, after and between calls."""
+"""The base class of the readers of calls: reads the marks before, after and between calls."""
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from slipring.prompts.parsing.calls.held_text import HeldText, Reading
+from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.calls.offered_tools import OfferedTools
+from slipring.prompts.parsing.calls.python_literals import MAX_DEPTH
+from slipring.prompts.parsing.markers import MarkerFinder
 from slipring.prompts.parsing.output_format import CallLayout, is_unmistakable
 
 MAX_NAME: Final = 256
 """Characters of a tool's name or an argument's key, with what belongs to it."""
+_CLOSERS: Final = {"(": ")", "[": "]", "{": "}"}
 _BOUNDARY: Final = re.compile(rf"[{SPACE}]*\n[{SPACE}]*|(?<=[>`])(?=<)|(?<=[}}\]])(?=<\|)|(?<=\|>)(?=\[)")
 
 
@@ -19,6 +23,27 @@ _BOUNDARY: Final = re.compile(rf"[{SPACE}]*\n[{SPACE}]*|(?<=[>`])(?=<)|(?<=[}}\]
 def parts_of(mark: str) -> tuple[str, ...]:
     """The parts of a mark between which any white space may be: its lines and its tags."""
     return tuple(filter(None, _BOUNDARY.split(mark.strip(SPACE)))) or ("",)
+
+
+def skip_nested(
+    held: HeldText,
+    structure: MarkerFinder,
+    close: str,
+    skip_string: Callable[[HeldText, str], Reading[None]],
+) -> Reading[None]:
+    """Take text up to the bracket that closes it. ``structure``: brackets, and the quotes after which
+    ``skip_string`` takes a string. Raises ``BrokenCall`` for unbalanced or too many brackets."""
+    closers = [close]
+    while closers:
+        _, mark = yield from held.until(structure)
+        if mark in _CLOSERS and len(closers) <= MAX_DEPTH:
+            closers.append(_CLOSERS[mark])
+        elif mark == closers[-1]:
+            closers.pop()
+        elif mark and mark not in "([{)]}":
+            yield from skip_string(held, mark)
+        else:
+            raise BrokenCall
 
 
 class CallReader(ABC):

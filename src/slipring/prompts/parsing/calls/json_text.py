@@ -1,4 +1,4 @@
-"""Values as JSON text, which keeps numbers and the order of keys as the model wrote them."""
+"""Builds JSON from text, so that numbers and the order of keys stay as the model wrote them."""
 
 import json
 

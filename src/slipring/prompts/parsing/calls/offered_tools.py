@@ -1,4 +1,4 @@
-"""The tools that the client offers, and calls that a model makes of them."""
+"""The tools of a request, by the names that models write, and the arguments of calls to them."""
 
 from collections import Counter
 from typing import Final

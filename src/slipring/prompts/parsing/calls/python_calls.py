@@ -2,17 +2,16 @@
 
 from typing import Final
 
-from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader
+from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, skip_nested
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
 from slipring.prompts.parsing.calls.json_calls import JsonCallReader
 from slipring.prompts.parsing.calls.offered_tools import OfferedTools, arguments_of_members
-from slipring.prompts.parsing.calls.python_literals import MAX_DEPTH, LiteralReader
+from slipring.prompts.parsing.calls.python_literals import LiteralReader
 from slipring.prompts.parsing.markers import marker_finder
 from slipring.prompts.parsing.output_format import JsonCalls, PythonCalls
 
 _NAME_END: Final = marker_finder(*"()[]{}\"',:; \n")
 _STRUCTURE: Final = marker_finder(*"()[]{}\"'")
-_CLOSERS: Final = {"(": ")", "[": "]", "{": "}"}
 
 
 class PythonCallReader(CallReader):
@@ -58,28 +57,13 @@ class PythonCallReader(CallReader):
         held.take(len(name))
         yield from held.spaces()
         yield from held.require("(")
-        yield from _skip_arguments(held)
+        yield from skip_nested(held, _STRUCTURE, ")", _skip_string)
         try:
             members = LiteralReader("".join(held.taken[first:])).call()
         except ValueError:
             raise BrokenCall from None
         held.emit(tool, arguments_of_members(tool, members))
         yield from held.spaces()
-
-
-def _skip_arguments(held: HeldText) -> Reading[None]:
-    """Take the text of arguments after their opening parenthesis."""
-    closers = [")"]
-    while closers:
-        _, mark = yield from held.until(_STRUCTURE)
-        if mark in ("'", '"'):
-            yield from _skip_string(held, mark)
-        elif mark in _CLOSERS and len(closers) <= MAX_DEPTH:
-            closers.append(_CLOSERS[mark])
-        elif mark == closers[-1]:
-            closers.pop()
-        else:
-            raise BrokenCall
 
 
 def _skip_string(held: HeldText, quote: str) -> Reading[None]:

@@ -41,14 +41,47 @@ def python_literal(text: str) -> str | None:
     return value
 
 
-class LiteralReader:
-    """Reads literals and calls from a text. Raises ``ValueError`` where it finds something else."""
+class TextCursor:
+    """A place in a text. Its methods skip white space, and raise ``ValueError`` for other text than asked."""
 
-    __slots__ = ("_at", "_depth", "_text")
+    __slots__ = ("_at", "_text")
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        self._skip_space()
+        match = pattern.match(self._text, self._at)
+        if match is None:
+            raise ValueError
+        self._at = match.end()
+        return match
+
+    def _has(self, mark: str) -> bool:
+        self._skip_space()
+        if not self._text.startswith(mark, self._at):
+            return False
+        self._at += len(mark)
+        return True
+
+    def _take(self, mark: str) -> None:
+        if not self._has(mark):
+            raise ValueError
+
+    def _skip_space(self) -> None:
+        match = _SPACES.match(self._text, self._at)
+        assert match is not None
+        self._at = match.end()
+
+
+class LiteralReader(TextCursor):
+    """Reads literals and calls from a text. Raises ``ValueError`` where it finds something else."""
+
+    __slots__ = ("_depth",)
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
         self._depth = 0
 
     def call(self) -> Members:
@@ -133,30 +166,6 @@ class LiteralReader:
         match = self._match(_STRING)
         text = next(group for group in match.groups() if group is not None)
         return decoded(text) if "\\" in text else text
-
-    def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        self._skip_space()
-        match = pattern.match(self._text, self._at)
-        if match is None:
-            raise ValueError
-        self._at = match.end()
-        return match
-
-    def _has(self, mark: str) -> bool:
-        self._skip_space()
-        if not self._text.startswith(mark, self._at):
-            return False
-        self._at += len(mark)
-        return True
-
-    def _take(self, mark: str) -> None:
-        if not self._has(mark):
-            raise ValueError
-
-    def _skip_space(self) -> None:
-        match = _SPACES.match(self._text, self._at)
-        assert match is not None
-        self._at = match.end()
 
 
 def decoded(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads a model's ``response_template``: what transformers parses answers by, from ``tokenizer_config.json``.
+"""Reads ``response_template`` of ``tokenizer_config.json``, by which transformers parses a model's answers.
 
 It names regions of an answer (thoughts, text, calls) with their delimiters, which are literals or regular
 expressions. Only expressions of literals, white space, named groups and optional parts are read.
