@@ -1,4 +1,4 @@
-"""A model behind a Chat Completions server that calls a tool of an MCP server which is not on offer: the client
+"""A model behind a Chat Completions server calls a tool of an MCP server that is not on offer: the client
 gets no call that it could not answer, and the model reads why."""
 
 from typing import Any
