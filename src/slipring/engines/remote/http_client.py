@@ -335,6 +335,8 @@ class EventStream:
         """Whether the answer is to be released here."""
         self._payloads = _Payloads()
         self._has_read = self._at_end = False
+        self._waiting: Awaitable[None] | None = None
+        """What has to be awaited before more of the answer is taken."""
         self._whole: list[bytes] = []
         """The answer of a server that streams nothing: one JSON document, an error for example."""
 
@@ -370,25 +372,13 @@ class EventStream:
     async def read(self, consumer: Consumer[bytes]) -> None:
         """Read the answer to its end, and give each batch to ``consumer`` as soon as it has arrived, before
         the event loop does anything else."""
-        answer, silence, splitter = self._answer, self._silence, self._payloads
-        clock, split, take = silence.clock, splitter.take, consumer.take
-        waiting = take(self._whole) if self._whole else None
-
-        def push(chunk: bytes) -> bool:
-            # Hot path: runs once per token of every answer.
-            nonlocal waiting
-            silence.since = clock()
-            if not self._has_read:
-                self._has_read = True
-                silence.begins()
-            if payloads := split(chunk):
-                waiting = take(payloads)
-            return waiting is None and not splitter.ended and not consumer.has_ended
-
+        answer, silence, push = self._answer, self._silence, self._pusher(consumer)
+        if self._whole:
+            self._waiting = consumer.take(self._whole)
         while True:
-            if waiting is not None:
-                await waiting
-                waiting = None
+            if self._waiting is not None:
+                await self._waiting
+                self._waiting = None
             if consumer.fault is not None:
                 raise_fault(consumer)
             if self._is_complete(consumer):
@@ -397,12 +387,34 @@ class EventStream:
                 silence.begins()
             with _failures():
                 await answer.push(push)
-                if waiting is None and not self._is_complete(consumer):
+                if self._waiting is None and not self._is_complete(consumer):
                     # What was not pushed: it has arrived already, or is the end.
                     chunk = await answer.read()
                     self._at_end = not chunk
                     push(chunk or b"\n")  # the last line need not end
             silence.since = None
+
+    def _pusher(self, consumer: Consumer[bytes]) -> Callable[[bytes], bool]:
+        """What gives bytes of the answer to ``consumer``; returns whether it can take more at once."""
+        silence, splitter, take = self._silence, self._payloads, consumer.take
+        clock, split = silence.clock, splitter.take
+
+        def push(chunk: bytes) -> bool:
+            # Hot path: runs once per token of every answer.
+            silence.since = clock()
+            if not self._has_read:
+                self._has_read = True
+                silence.begins()
+            is_one_line = chunk.find(b"\n") == len(chunk) - 2 and chunk.endswith(b"\n\n")
+            if is_one_line and not splitter.rest and chunk.startswith(b"data: {"):
+                payloads = [chunk[6:-2]]  # one event by itself: most reads of a stream that is generated
+            else:
+                payloads = split(chunk)
+            if payloads:
+                self._waiting = take(payloads)
+            return self._waiting is None and not splitter.ended and not consumer.has_ended
+
+        return push
 
     def _is_complete(self, consumer: Consumer[bytes]) -> bool:
         if self._at_end:
@@ -419,10 +431,10 @@ class EventStream:
 class _Payloads:
     """Splits a stream of bytes into the data of server-sent events; ``[DONE]`` ends them."""
 
-    __slots__ = ("_has_begun", "_rest", "_rest_bytes", "ended")
+    __slots__ = ("_has_begun", "_rest_bytes", "ended", "rest")
 
     def __init__(self) -> None:
-        self._rest: list[bytes] = []
+        self.rest: list[bytes] = []
         """The beginning of a line that has not ended, in pieces: it may be an image, and is joined once."""
         self._rest_bytes = 0
         self._has_begun = False
@@ -430,28 +442,21 @@ class _Payloads:
 
     def take(self, chunk: bytes) -> list[bytes]:
         """The payloads that are complete with this chunk."""
-        if (
-            not self._rest
-            and chunk.startswith(b"data: {")
-            and chunk.endswith(b"\n\n")
-            and chunk.find(b"\n") == len(chunk) - 2
-        ):
-            return [chunk[6:-2]]  # one event by itself: most reads of a stream that is generated
         if self._rest_bytes > _LONGEST_LINE:
             raise Unreadable("a line of the stream is too long")
         lines, end, rest = chunk.rpartition(b"\n")
         if not end:
-            self._rest.append(chunk)
+            self.rest.append(chunk)
             self._rest_bytes += len(chunk)
             return []
-        if self._rest:
-            lines = b"".join([*self._rest, lines])
+        if self.rest:
+            lines = b"".join([*self.rest, lines])
         if not self._has_begun:
             self._has_begun = True
             lines = lines.removeprefix(_BOM)
         # Empty data keeps a connection alive.
         found = [payload for each in _PAYLOAD.findall(lines) if (payload := each.strip())]
-        self._rest, self._rest_bytes = [rest] if rest else [], len(rest)
+        self.rest, self._rest_bytes = [rest] if rest else [], len(rest)
         if _DONE in found:
             self.ended = True
             del found[found.index(_DONE) :]

@@ -166,12 +166,22 @@ class TokenAnswer:
             self._cached_tokens = piece.cached_tokens
         if not self._generates or not piece.ids:
             return []
-        ids, logprobs = self._kept(piece)
+        # Hot path, once per token: what is usual is not a call of its own.
+        ids, logprobs = piece.ids, piece.logprobs
+        if ids[-1] == piece.stop_id or not self._stop_ids.isdisjoint(ids):
+            ids, logprobs = self._kept(piece)
+        characters = self._decoder.characters
+        if not self._is_local:
+            text = piece.text
+        else:
+            data = self._token_bytes[ids[0]] if len(ids) == 1 else self._token_bytes.join(ids)
+            is_plain = data.isascii() and not characters.is_waiting
+            text = data.decode("ascii") if is_plain else characters.feed(data)
         if self._closing or len(ids) < len(piece.ids):
             # Usually the one id that ends the answer. An id that is kept after one that is not leaves a gap.
             self._has_gap |= bool(self._closing and ids) or piece.ids[: len(ids)] != ids
             self._closing += piece.ids[len(ids) :]
-        deltas = self._decoder.feed(self._text(ids, piece.text), len(ids), logprobs)
+        deltas = self._decoder.feed(text, len(ids), logprobs)
         if not self._prefilled:
             self._prefilled = True
             deltas.insert(0, Prefilled())
@@ -222,14 +232,7 @@ class TokenAnswer:
     def _kept(self, piece: Piece) -> tuple[list[int], list[Logprob]]:
         """The ids that are part of the answer, with their logprobs: all but stop ids."""
         ids = piece.ids
-        if ids[-1] != piece.stop_id and self._stop_ids.isdisjoint(ids):
-            return ids, piece.logprobs
         count = len(ids) - (ids[-1] == piece.stop_id)
         kept = [number for number in range(count) if ids[number] not in self._stop_ids]
         logprobs = [piece.logprobs[number] for number in kept] if piece.logprobs else []
         return [ids[number] for number in kept], logprobs
-
-    def _text(self, ids: list[int], reported: str) -> str:
-        if not self._is_local:
-            return reported
-        return self._decoder.characters.feed(self._token_bytes.join(ids))

@@ -36,7 +36,6 @@ from slipring.engines.remote.upstream import (
     Upstream,
     UpstreamOptions,
     branch_keys,
-    read_each,
     startup_errors,
 )
 from slipring.engines.remote.upstream_errors import refusal
@@ -58,6 +57,8 @@ _BLOCK_TOKENS = 16
 _LEAST_PREFILL_TOKENS = 128
 """Fewer new tokens are not worth a request that sends all ids."""
 _MOST_PREFILLS = 4
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""What parsers raise for a payload that they cannot decode."""
 _REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
@@ -128,8 +129,14 @@ def read_payload(reader: Reader, payload: bytes) -> Piece:
     """``reader.read``, which also raises an ``ApiError`` for what it cannot decode."""
     try:
         return reader.read(payload)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ServerError("The engine's answer cannot be read.") from error
+    except _UNREADABLE as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> ServerError:
+    fault = ServerError("The engine's answer cannot be read.")
+    fault.__cause__ = error
+    return fault
 
 
 class TokenServer(GatedEngine):
@@ -363,10 +370,19 @@ class TokenReader(AnswerReader[bytes]):
     ) -> None:
         super().__init__(job, emit, begin)
         self.answer = answer
-        self._parse = partial(read_payload, parser)
+        self._parser = parser
 
     def read(self, batch: list[bytes]) -> tuple[list[Delta], Exception | None]:
-        pieces, fault = read_each(self._parse, batch)
+        pieces: list[Piece] = []
+        fault: ApiError | None = None
+        try:
+            pieces.extend(map(self._parser.read, batch))
+        except ApiError as error:
+            fault = error
+        except _UNREADABLE as error:
+            fault = _unreadable(error)
+        if len(pieces) == 1:  # hot path: a token that arrives by itself
+            return self.answer.take(pieces[0]), fault
         return self.answer.take_all(pieces), fault
 
     def may_be_cut(self) -> bool:

@@ -6,13 +6,14 @@ from functools import lru_cache
 class MarkerFinder:
     """Finds the first of several markers. Empty markers are ignored."""
 
-    __slots__ = ("_longest", "_markers", "_prefixes", "_starts", "longest")
+    __slots__ = ("_longest", "_markers", "_prefixes", "longest", "starts")
 
     def __init__(self, *markers: str) -> None:
         self._markers = tuple(marker for marker in markers if marker)
         self._prefixes = frozenset(marker[:end] for marker in self._markers for end in range(1, len(marker)))
         self._longest = max(map(len, self._prefixes), default=0)
-        self._starts = frozenset(marker[0] for marker in self._markers)
+        self.starts = frozenset(marker[0] for marker in self._markers)
+        """The first characters of the markers."""
         self.longest = self._longest + 1
         """The length of the longest marker."""
 
@@ -21,7 +22,7 @@ class MarkerFinder:
 
     def cannot_begin_in(self, text: str) -> bool:
         """Whether ``text`` contains no first character of any marker."""
-        return self._starts.isdisjoint(text)
+        return self.starts.isdisjoint(text)
 
     def cut(self, text: str, *, last: bool) -> tuple[str, str, str]:
         """Return the text before the first marker, the marker, and the rest.
@@ -38,7 +39,7 @@ class MarkerFinder:
 
     def _tail(self, text: str) -> int:
         """Length of the longest end of ``text`` that is the beginning of a marker."""
-        if self._starts.isdisjoint(text[-self._longest :]):
+        if self.starts.isdisjoint(text[-self._longest :]):
             return 0  # the usual case
         for size in range(min(self._longest, len(text)), 0, -1):
             if text[-size:] in self._prefixes:

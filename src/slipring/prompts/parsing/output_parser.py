@@ -186,6 +186,14 @@ class OutputParser:
             return self._messages.feed(text)
         if not text:
             return []
+        if (
+            self._state is _TEXT
+            and not (self._pending or self._queue or self._gap or self._open_ends)
+            and not (self._expects_bare or self._after_marker or self._is_beginning or self._in_list)
+            and self._markers.starts.isdisjoint(text)
+            and text[-1] not in SPACE
+        ):
+            return [Text(text)]  # hot path: text in which no marker begins and behind which none can follow
         if self._state is _CALL and not self._in_thought and self._held.skip(text):
             return self._held.take_deltas()
         if len(text) <= _PIECE:

@@ -1,0 +1,123 @@
+"""How far a token goes: the modules and the Python calls between the bytes of an engine's server and the
+frame that the client is sent, and those of a whole stored turn. Kept as ceilings, so that they cannot grow
+unseen."""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import pytest
+from aiohttp import web
+
+import slipring
+from tests.engines.fakes.chat import FakeChatServer
+from tests.engines.fakes.server import FakeServer, Say, Stop, in_front_of
+from tests.engines.fakes.vllm import FakeVllm
+from tests.harness import Socket
+
+SOURCE = str(Path(slipring.__file__).parent)
+WORDS = tuple(f" word{number}" for number in range(60))
+FEW, MANY = 20, 60
+"""Words of two answers. What the longer one takes more is what the words take."""
+OF_FAKES = ("prompts/tokenization/tokenizer", "prompts/rendering")
+"""Modules that the fake servers call as well, to encode what they send."""
+
+
+class Ceiling(NamedTuple):
+    """The most that is allowed. A change that lowers a figure lowers the ceiling."""
+
+    token_modules: int
+    token_calls: int
+    turn_modules: int
+
+
+CEILINGS = {"vllm": Ceiling(15, 23, 106), "chat": Ceiling(15, 21, 99)}
+
+
+class Calls:
+    """Calls of functions of slipring, by module and name. Resumed coroutines count as called."""
+
+    def __init__(self) -> None:
+        self.made: Counter[str] = Counter()
+
+    def see(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(SOURCE):
+            self.made[f"{code.co_filename[len(SOURCE) + 1 : -3]}:{code.co_qualname}"] += 1
+
+    @property
+    def modules(self) -> set[str]:
+        return {name.partition(":")[0] for name in self.made}
+
+
+@contextmanager
+def watched(calls: Calls) -> Iterator[None]:
+    before = sys.getprofile()
+    sys.setprofile(calls.see)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+FAKES: dict[str, Callable[[], FakeServer]] = {"vllm": FakeVllm, "chat": FakeChatServer}
+
+
+@pytest.fixture(autouse=True)
+def one_token_in_each_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = web.StreamResponse.write
+
+    async def written_alone(self: web.StreamResponse, data: bytes) -> None:
+        await write(self, data)
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(web.StreamResponse, "write", written_alone)
+
+
+async def calls_of_turn(fake: FakeServer, socket: Socket, words: int) -> Calls:
+    """The calls of a turn whose answer has so many words, each in a read of its own."""
+    calls = Calls()
+    fake.script(Say(WORDS[:words]), Stop())
+    with watched(calls):
+        await socket.response(input="hello")
+    return calls
+
+
+@pytest.mark.parametrize("kind", FAKES)
+async def test_a_token_takes_few_calls_in_few_modules(kind: str) -> None:
+    async with in_front_of(FAKES[kind]()) as (fake, server), server.connect() as socket:
+        await socket.response(input="hello")  # everything that is made once has been made
+        few, many = [await calls_of_turn(fake, socket, words) for words in (FEW, MANY)]
+    count = MANY - FEW
+    # Not what runs once a second.
+    made = {
+        name: round(more / count)
+        for name, more in (many.made - few.made).items()
+        if more > count // 2 and not name.startswith(OF_FAKES)
+    }
+    modules = {name.partition(":")[0] for name in made}
+    assert len(modules) <= CEILINGS[kind].token_modules, sorted(modules)
+    assert sum(made.values()) <= CEILINGS[kind].token_calls, sorted(made)
+
+
+@pytest.mark.parametrize("kind", FAKES)
+async def test_a_stored_turn_passes_few_modules(kind: str) -> None:
+    async with in_front_of(FAKES[kind]()) as (fake, server), server.connect() as socket:
+        turns = []
+        response = await socket.response(input="hello", store=True)
+        for _ in range(3):
+            fake.script(Say(WORDS[:3]), Stop())
+            calls = Calls()
+            with watched(calls):
+                response = await socket.response(
+                    input="and?", previous_response_id=response["id"], store=True
+                )
+            turns.append(calls.modules)
+    modules = set.intersection(*turns)  # without what runs once a second
+    assert len(modules) <= CEILINGS[kind].turn_modules, sorted(modules)
