@@ -16,7 +16,7 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.prompts.parsing.call_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.templates.template_engines import YieldingList, to_json
+from slipring.prompts.templates.template_values import YieldingList, to_json
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,
