@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import Text
 from tests.harness import TERMINAL, PuppetEngine, Running, serve
 
-_GUARDS: dict[str, "Guard"] = {}
+_GUARDS: dict[str, "Guard | Hanging"] = {}
 
 
 class Guard:
@@ -38,7 +39,7 @@ class Guard:
         return self.flags(subject)
 
 
-def guard(name: str) -> Guard:
+def guard(name: str) -> "Guard | Hanging":
     """The factory of the checks of this module."""
     return _GUARDS[name]
 
@@ -247,6 +248,41 @@ async def test_a_check_that_dies_or_hangs_fails_the_turn_and_the_server_says_so(
         check.may_answer.clear()
         status, body = await server.post(input="two", store=False)
         assert (status, body["error"]["code"]) == (503, "service_unavailable")
+
+
+class Hanging:
+    """A plain function, which runs in a thread: texts that begin with "hang" keep it until the test ends."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.begun = threading.Semaphore(0)
+
+    def __call__(self, subject: Subject) -> bool:
+        if subject.text.startswith("hang"):
+            self.begun.release()
+            self.may_end.wait()
+        return "bad" in subject.text
+
+
+async def test_a_function_that_hangs_for_one_tenant_answers_the_others() -> None:
+    _GUARDS["guard"] = check = Hanging()
+    checks = (entry(at_once=2, subjects=("message",)),)
+    keys = {"one": "key-one", "two": "key-two"}
+    async with serve(checks=checks, api_key=tuple(f"{name}:{key}" for name, key in keys.items())) as server:
+        hanging = [
+            asyncio.create_task(server.post(key=keys["one"], input=f"hang {n}", store=False))
+            for n in range(4)
+        ]
+        try:
+            for _ in range(2):
+                assert await asyncio.to_thread(check.begun.acquire, timeout=60)
+            for text, expected in (("good", "completed"), ("bad", "failed"), ("good", "completed")):
+                events = await server.stream(key=keys["two"], input=text, store=False)
+                assert events[-1]["response"]["status"] == expected
+            assert not any(task.done() for task in hanging)
+        finally:
+            check.may_end.set()
+        assert [status for status, _ in await asyncio.gather(*hanging)] == [200] * 4
 
 
 async def test_a_client_that_leaves_ends_the_inspection() -> None:

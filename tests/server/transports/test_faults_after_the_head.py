@@ -2,6 +2,7 @@
 come."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from aiohttp import web
 
 from slipring.base.aiohttp_internals import StreamedResponse
 from slipring.core.limits import Limits
-from slipring.server.background import event_stream
-from slipring.server.transports import echo, sse
+from slipring.protocol import wire
+from slipring.protocol.events import Event
+from slipring.protocol.responses import Response
+from slipring.server.background import event_stream, runs
+from slipring.server.transports import echo, sse, websocket
 from slipring.server.transports.http import SseReply
 from slipring.server.transports.websocket import WebSocketConnection
 from tests.api import Api
@@ -175,3 +179,89 @@ async def test_a_stream_whose_events_cannot_be_written_is_cut_off(
             performance.finish()
             assert b"response.completed" not in await is_cut_off(answer)
         await gone(server)
+
+
+def break_encoder(patch: pytest.MonkeyPatch) -> None:
+    """From now on, no event and no response can be encoded."""
+    real = wire.encode
+
+    def encode(value: object) -> bytes:
+        if isinstance(value, Event | Response):
+            raise RuntimeError("a fault")
+        return real(value)
+
+    patch.setattr(wire, "encode", encode)
+    patch.setattr(websocket, "encode", encode)
+    patch.setattr(runs, "encode", encode)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_a_stream_of_which_no_event_can_be_encoded_ends(
+    monkeypatch: pytest.MonkeyPatch, is_begun: bool
+) -> None:
+    engine = PuppetEngine()
+    async with serve(engine, limits=SILENT) as server:
+        if not is_begun:
+            break_encoder(monkeypatch)
+        body = {"input": "hello", "stream": True, "store": False}
+        posting = asyncio.create_task(post_and_read(server, body))
+        performance = await engine.next()
+        performance.say("a")
+        if is_begun:
+            await asyncio.wait_for(performance.pulled.acquire(), 60)
+            break_encoder(monkeypatch)
+        performance.say("b")
+        performance.finish()
+        status, received = await asyncio.wait_for(posting, 60)
+        assert status == (200 if is_begun else 500)
+        assert b"[DONE]" not in received
+        await gone(server)
+
+
+async def post_and_read(server: Running, body: dict[str, Any]) -> tuple[int, bytes]:
+    """The status of an answer, and what was received of it until it ended in any way."""
+    received: list[bytes] = []
+    async with server.http.post(f"{server.url}/responses", json=body, headers=KEY) as answer:
+        with contextlib.suppress(aiohttp.ClientPayloadError):
+            await _read(answer, received)
+        return answer.status, b"".join(received)
+
+
+async def test_a_response_that_cannot_be_encoded_is_answered_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = PuppetEngine()
+    async with serve(engine, limits=SILENT) as server:
+        break_encoder(monkeypatch)
+        posting = asyncio.create_task(post_and_read(server, {"input": "hello", "store": False}))
+        (await engine.next()).finish()
+        assert (await asyncio.wait_for(posting, 60))[0] == 500
+        await gone(server)
+
+
+async def test_a_socket_on_which_no_event_can_be_encoded_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = PuppetEngine()
+    async with serve(engine, limits=SILENT) as server, open_raw(server) as raw:
+        break_encoder(monkeypatch)
+        await raw.create(input="hello", store=False)
+        (await engine.next()).finish()
+        assert await raw.ended() == b""
+        await gone(server)
+
+
+async def test_a_background_response_whose_end_cannot_be_encoded_fails() -> None:
+    limits = Limits(ping_interval_s=0, run_lease_s=1.0)
+    async with running(limits=limits) as (engine, api):
+        body = {"input": "hello", "background": True, "stream": True}
+        posting = asyncio.create_task(post_and_read(api.server, body))
+        performance = await engine.next()
+        performance.say("a")
+        await asyncio.wait_for(performance.pulled.acquire(), 60)
+        (live,) = api.server.server.background._runs.values()
+        with pytest.MonkeyPatch.context() as patch:
+            break_encoder(patch)
+            performance.finish()
+            await until(lambda: live.is_over)
+        received = (await asyncio.wait_for(posting, 60))[1]
+        assert b"event: response.failed" in received
+        assert received.endswith(b"data: [DONE]\n\n")

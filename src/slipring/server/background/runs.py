@@ -143,9 +143,9 @@ class LiveRun(Sink):
                 if not self._opened.done():
                     self._opened.set_exception(RunRefused(event))
                 continue
+            encoded = self._encoded(event)
             if isinstance(event, ResponseEvent):
                 self._response = event.response
-            encoded = encode(event)
             self._unwritten.append(RunEvent(event.sequence_number, encoded))
             self._unwritten_bytes += len(encoded)
             self._last_sent = event.sequence_number
@@ -153,6 +153,16 @@ class LiveRun(Sink):
         if self._response is not None and not self._opened.done():
             self._opened.set_result(self._response)
         self._sent.notify()
+
+    def _encoded(self, event: Event) -> bytes:
+        try:
+            return encode(event)
+        except Exception as error:
+            if isinstance(event, TERMINAL):
+                if not self._opened.done():
+                    self._opened.set_exception(error)
+                self.stop_following()  # its lease expires, and the response fails
+            raise
 
     def room(self) -> Awaitable[None] | None:
         """Wait while the store does not keep up, so that the engine is not pulled meanwhile."""

@@ -125,7 +125,11 @@ class JsonReply(Sink):
             if isinstance(event, Error):
                 self._answer.set_result(error_event_response(event))
             elif isinstance(event, TERMINAL):
-                self._answer.set_result(self._final_response(event))
+                try:
+                    self._answer.set_result(self._final_response(event))
+                except Exception as error:  # nothing follows that could be answered instead
+                    self._answer.set_exception(error)
+                    raise
 
     def record(self, turn: EndedTurn) -> None:
         if self._answer.done() and not self._answer.cancelled():
@@ -190,19 +194,32 @@ class SseReply(Sink):
         if self._opened.cancelled() or self._ended.done():
             return  # answered already, or the client has disconnected
         ends = False
-        for event in events:
-            # Not ``isinstance``: one that fails takes as long as encoding the event.
-            if type(event) is Error:
-                if not self._opened.done():
-                    self._opened.set_result(event)
-                return
-            self._outbox.post(sse.block(event))
-            ends = ends or type(event) in TERMINAL
+        try:
+            for event in events:
+                # Not ``isinstance``: one that fails takes as long as encoding the event.
+                if type(event) is Error:
+                    if not self._opened.done():
+                        self._opened.set_result(event)
+                    return
+                self._outbox.post(sse.block(event))
+                ends = ends or type(event) in TERMINAL
+        except Exception as error:
+            if any(type(event) in TERMINAL for event in events):
+                self._fail(error)
+            raise
         if ends:
             self._outbox.post(sse.DONE)
             self._ended.set_result(None)
         if events and not self._opened.done():
             self._opened.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        """End the stream: the event that ends its response cannot be sent."""
+        waited_for = self._ended if self._opened.done() else self._opened
+        waited_for.set_exception(error)
+        waited_for.exception()  # marked as retrieved: the client may have disconnected
+        if not self._ended.done():
+            self._ended.cancel()
 
     def flush(self) -> None:
         if self._stream.prepared:

@@ -17,7 +17,7 @@ from aiohttp import WSMsgType, web
 from slipring.base.aiohttp_internals import drop_messages, waiting_bytes_of
 from slipring.base.errors import ApiError
 from slipring.core.session.actions import Action
-from slipring.protocol.events import Event
+from slipring.protocol.events import TERMINAL, Error, Event
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now
@@ -97,8 +97,13 @@ class WebSocketConnection(Sink):
 
     def send(self, events: list[Event]) -> None:
         post = self._outbox.post
-        for event in events:
-            post(encode(event))
+        try:
+            for event in events:
+                post(encode(event))
+        except Exception:
+            if any(isinstance(event, (Error, *TERMINAL)) for event in events):
+                self._http.abort()  # its client would wait for ever
+            raise
 
     def flush(self) -> None:
         self._outbox.flush()
