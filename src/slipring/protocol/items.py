@@ -5,6 +5,7 @@ replayed; it is never re-encoded. ``Item.body()`` decodes it into one of the typ
 validated once, on arrival, so decoding it later cannot fail.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
@@ -604,3 +605,8 @@ def plain_text(content: str | Iterable[Part]) -> str:
         for part in content
         if not isinstance(part, InputImage | InputFile)
     )
+
+
+def short_id(call_id: str) -> str:
+    """A call's id for models: nine hexadecimal digits, a form that all chat templates accept."""
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]

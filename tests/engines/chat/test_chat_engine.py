@@ -40,8 +40,7 @@ from slipring.engines.chat.request_body import Request, Written, write_request
 from slipring.engines.chat.returned_fields import Details
 from slipring.engines.chat.tools import EMPTY, toolbox
 from slipring.engines.remote.admission_and_retries import Retryable
-from slipring.prompts.templates.chat_messages import short_id
-from slipring.protocol.items import CALL_OF_OUTPUT, Item
+from slipring.protocol.items import CALL_OF_OUTPUT, Item, short_id
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN
 from tests.engines.fakes.chat import FakeChatServer, Send

@@ -15,7 +15,6 @@ from slipring.engines.remote.http_client import BadStatus, TimedOut, Unreachable
 from slipring.engines.remote.upstream import (
     Upstream,
     UpstreamOptions,
-    read_each,
     read_key,
     startup_errors,
     without_secret,
@@ -170,29 +169,3 @@ def test_failures_at_start_are_one_line_for_the_operator(failure: Exception, lin
     with pytest.raises(StartupError) as raised, startup_errors("chat", "http://h", "a server"):
         raise failure
     assert str(raised.value) == f"--engine chat: {line}"
-
-
-# Batches.
-
-
-def read_number(item: int) -> str:
-    if item < 0:
-        raise ServerError(str(item))
-    return str(item)
-
-
-@pytest.mark.parametrize(
-    ("items", "read", "fault"),
-    [
-        ([], [], None),
-        ([1, 0, 2], ["1", "0", "2"], None),
-        ([-1, 1], [], "-1"),
-        ([1, -2, 1, -3], ["1"], "-2"),
-    ],
-)
-def test_a_batch_is_read_up_to_its_first_failure(
-    items: list[int], read: list[str], fault: str | None
-) -> None:
-    results, error = read_each(read_number, items)
-    assert results == read
-    assert (error.message if error is not None else None) == fault

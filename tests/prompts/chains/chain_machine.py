@@ -31,11 +31,11 @@ from slipring.prompts.chain_choices import (
 from slipring.prompts.parsing.call_writer import Call as WrittenCall
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.rendering import Rendering
-from slipring.prompts.templates.chat_messages import ChatMessage, head_messages, short_id, template_tools
+from slipring.prompts.templates.chat_messages import ChatMessage, head_messages, template_tools
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.templates.type_declarations import declare_tools
 from slipring.prompts.tokenization.token_budget import UNLIMITED
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, short_id
 from slipring.protocol.tools import Toolset
 from tests.prompts.chains.histories import Answer, History, Input, Start
 from tests.prompts.templates.family_templates import render_with_jinja2

@@ -14,10 +14,9 @@ from slipring.prompts.templates.chat_messages import (
     MessageFields,
     PendingCall,
     head_messages,
-    short_id,
     template_tools,
 )
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, short_id
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Toolset
 from tests.prompts.dialects.test_dialects import FILES, PATCH, PATCH_LINE, READ_LINE, WEATHER

@@ -11,7 +11,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.base.errors import UnsupportedParameter
 from slipring.engines.chat.returned_fields import NONE, KeptFields, ReturnedAnswer, ReturnedFields
-from slipring.prompts.templates.chat_messages import short_id
 from slipring.prompts.tool_definitions import describe_found
 from slipring.protocol import wire
 from slipring.protocol.items import (
@@ -29,6 +28,7 @@ from slipring.protocol.items import (
     may_have_images,
     part_param,
     plain_text,
+    short_id,
 )
 
 _STEP_BYTES = 300

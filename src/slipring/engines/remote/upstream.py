@@ -7,12 +7,12 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from slipring.base.errors import ApiError, ServerError, StartupError
@@ -43,8 +43,6 @@ _DYNAMO_PARENT = "x-dynamo-parent-session-id"
 _REMOVED = "(secret)"
 _SHORTEST_CUT = 4
 """Characters of a key that are recognised where a text ends within it."""
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,16 +263,3 @@ def startup_errors(kind: str, url: str, expected: str) -> Iterator[None]:
         raise StartupError(f"--engine {kind}: {url} does not answer: {error}") from None
     except (Unreadable, ValueError, LookupError, TypeError, AttributeError):
         raise StartupError(f"--engine {kind}: {url} does not answer like {expected}") from None
-
-
-def read_each(read: Callable[[T], R], batch: Iterable[T]) -> tuple[list[R], ApiError | None]:
-    """Read the payloads of a batch up to the first that reports a failure.
-
-    Returns what was read before it, and the failure, which the caller raises after passing that on.
-    """
-    results: list[R] = []
-    try:
-        results.extend(map(read, batch))
-    except ApiError as fault:
-        return results, fault
-    return results, None

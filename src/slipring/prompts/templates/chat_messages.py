@@ -5,7 +5,6 @@ that it answers. ``MessageBuilder`` keeps the pending calls and counts calls, so
 same messages as within the whole context.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.prompts.parsing.call_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.templates.template_engines import YieldingList, to_json
+from slipring.prompts.templates.template_values import YieldingList, to_json
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,
@@ -29,6 +28,7 @@ from slipring.protocol.items import (
     Message,
     Reasoning,
     plain_text,
+    short_id,
 )
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, Toolset
@@ -239,11 +239,6 @@ def _merge(messages: list[ChatMessage]) -> ChatMessage:
 def _text_as_thought(message: ChatMessage) -> ChatMessage:
     thoughts = "\n".join(filter(None, (message.thoughts, message.content)))
     return structs.replace(message, content="", thoughts=thoughts)
-
-
-def short_id(call_id: str) -> str:
-    """A call's id for templates: nine hexadecimal digits, a form that all templates accept."""
-    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def read_object(text: str) -> Dict | None:

@@ -17,8 +17,8 @@ from slipring.prompts.templates.template_engines import (
     TemplateError,
     TemplateFailed,
     TemplateRefused,
-    YieldingList,
 )
+from slipring.prompts.templates.template_values import YieldingList
 from slipring.prompts.templates.type_declarations import declare_tools
 
 _MAX_MESSAGE_CHARS = 300  # a template's error message may repeat the client's whole text

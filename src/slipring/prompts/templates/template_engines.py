@@ -10,18 +10,18 @@ fuel. minijinja keeps the GIL while a template runs. So templates get their list
 fetches an entry, Python code runs, and the interpreter can switch to other threads.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol
 
 import jinja2
 import minijinja
 from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 
-T = TypeVar("T")
+from slipring.prompts.templates.template_values import YieldingList, to_json
+
 FUEL: Final = 2_000_000
 """Steps of one render. 200 messages of a tool loop take about 10,000; an endless loop ends in about 1 s."""
 MAX_CHARS: Final = 32 * 2**20
@@ -55,16 +55,6 @@ class SupportsStrftime(Protocol):
     def strftime(self, format: str, /) -> str: ...
 
 
-class YieldingList(list[T]):
-    """A list whose entries are fetched by Python code, so that other threads can run in between."""
-
-    def __iter__(self) -> Iterator[T]:
-        yield from super().__iter__()
-
-    def __getitem__(self, at: Any) -> Any:
-        return super().__getitem__(at)
-
-
 def without_generation(source: str) -> str:
     """Replace ``{% generation %}``, which marks training targets and renders its content."""
 
@@ -78,20 +68,6 @@ def without_generation(source: str) -> str:
 def raise_exception(message: object = "") -> NoReturn:
     """The function with which templates refuse a conversation."""
     raise TemplateRefused(str(message))
-
-
-def to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: Sequence[str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The filter ``tojson`` as templates expect it: Jinja's own would escape for HTML."""
-    item, key = separators if separators is not None else (", " if indent is None else ",", ": ")
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=(item, key), sort_keys=sort_keys
-    )
 
 
 class MiniJinjaTemplate:
