@@ -204,8 +204,7 @@ class SseReply(Sink):
                 self._outbox.post(sse.block(event))
                 ends = ends or type(event) in TERMINAL
         except Exception as error:
-            if any(type(event) in TERMINAL for event in events):
-                self._fail(error)
+            self._fail(error)
             raise
         if ends:
             self._outbox.post(sse.DONE)
@@ -214,7 +213,7 @@ class SseReply(Sink):
             self._opened.set_result(None)
 
     def _fail(self, error: Exception) -> None:
-        """End the stream: the event that ends its response cannot be sent."""
+        """End the stream: an event of it cannot be sent, and the client must not wait for it."""
         waited_for = self._ended if self._opened.done() else self._opened
         waited_for.set_exception(error)
         waited_for.exception()  # marked as retrieved: the client may have disconnected

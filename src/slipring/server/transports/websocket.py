@@ -17,7 +17,7 @@ from aiohttp import WSMsgType, web
 from slipring.base.aiohttp_internals import drop_messages, waiting_bytes_of
 from slipring.base.errors import ApiError
 from slipring.core.session.actions import Action
-from slipring.protocol.events import TERMINAL, Error, Event
+from slipring.protocol.events import Event
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now
@@ -101,8 +101,7 @@ class WebSocketConnection(Sink):
             for event in events:
                 post(encode(event))
         except Exception:
-            if any(isinstance(event, (Error, *TERMINAL)) for event in events):
-                self._http.abort()  # its client would wait for ever
+            self._http.abort()  # its client would wait for the event for ever
             raise
 
     def flush(self) -> None:
