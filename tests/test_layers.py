@@ -43,7 +43,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),
         *("engines", "commands.flags", "commands.inspection"),
     ),
-    "commands.keys": ("base", "config.settings", "protocol.wire", "stores"),
+    "commands.keys": ("base", "config", "protocol.wire", "stores"),
     "commands.launch": ("base", *CLIENT_PARTS, "commands.launch"),
     "commands.openapi": ("", "protocol", "commands.openapi"),
     "commands.serve": ("", "base", "config.settings", "server", "commands.client_environment"),

@@ -24,6 +24,7 @@ from tests.commands.bench.stage import tiny
 
 CLEAR = "\r\x1b[K"
 PATIENCE_S = 60
+AT_ONCE = {"delay_s": 0.0, "tick_s": 0.01}
 
 
 class Terminal:
@@ -70,7 +71,7 @@ def pipe() -> Iterator[tuple[TextIO, Callable[[], str]]]:
 
 
 def immediate(text: str = "", *, stream: TextIO) -> ProgressLine:
-    return ProgressLine(text, stream=stream, delay_s=0, tick_s=0.01)
+    return ProgressLine(text, stream=stream, **AT_ONCE)
 
 
 def test_the_line_is_shown_and_erased(terminal: Terminal) -> None:
@@ -144,7 +145,7 @@ def test_bars() -> None:
 
 def test_the_progress_of_a_bench(terminal: Terminal) -> None:
     mode = MODES["websocket"]
-    with BenchProgress(immediate(stream=terminal.stream)) as shown:
+    with BenchProgress(stream=terminal.stream, **AT_ONCE) as shown:
         shown.endpoint_opened()
         terminal.read_until("trying the modes …")
         shown.workload_started(tiny(), [mode, MODES["http-full"]], 2)
@@ -161,7 +162,7 @@ def test_the_progress_of_a_bench(terminal: Terminal) -> None:
 
 
 def test_the_progress_of_a_load(terminal: Terminal) -> None:
-    with LoadProgress(2, immediate(stream=terminal.stream)) as shown:
+    with LoadProgress(2, stream=terminal.stream, **AT_ONCE) as shown:
         shown.endpoint_opened()
         terminal.read_until("trying the endpoint …")
         shown.level_started(10, 15)

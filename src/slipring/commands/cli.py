@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NoReturn
 
 from slipring import __version__
@@ -149,14 +150,14 @@ def build_parser() -> argparse.ArgumentParser:
         description="Show how slipring writes contexts for a model and parses its answers, without loading"
         " its weights. Exit code 1: the model would not work.",
     )
-    look.defer(_add_inspect_flags)
+    look.defer(_flags_of("inspection.command"))
     _add_clients(commands)
     manage = commands.add_parser(
         "keys",
         help="create, list and revoke the API keys in a store",
         description="Create, list and revoke the API keys in a store.",
     )
-    manage.defer(_add_keys_commands)
+    manage.defer(_flags_of("keys"))
     commands.add_parser(
         "openapi",
         help="print the OpenAPI document of the server",
@@ -180,7 +181,7 @@ def _add_clients(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description="Chat with a Responses endpoint over one WebSocket. Without a MESSAGE, each line of"
         " standard input is a turn.",
     )
-    talk.defer(_add_chat_flags)
+    talk.defer(_flags_of("chat.options"))
     start = commands.add_parser(
         "launch",
         help="start a client such as codex, pointed at a server",
@@ -189,7 +190,7 @@ def _add_clients(commands: "argparse._SubParsersAction[_Parser]") -> None:
         " Without --url and OPENAI_BASE_URL: the server on port 8000, or a new one that runs as long as the"
         " client.",
     )
-    start.defer(_add_launch_flags)
+    start.defer(_flags_of("launch.command"))
     start.take_rest("arguments")
     watch = commands.add_parser(
         "top",
@@ -197,37 +198,16 @@ def _add_clients(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description="Show in the terminal what a running server does: connections, turns, engines, memory."
         " q or Ctrl-C exits. Exit code 1: the server cannot be reached, or refuses the admin key.",
     )
-    watch.defer(_add_top_flags)
+    watch.defer(_flags_of("top.options"))
 
 
-def _add_inspect_flags(look: _Parser) -> None:
-    from slipring.commands.inspection import command
+def _flags_of(module: str) -> Callable[[_Parser], None]:
+    """What adds the flags of a command. Its module is imported when they are needed."""
 
-    command.add_flags(look)
+    def add(parser: _Parser) -> None:
+        import_module(f"slipring.commands.{module}").add_flags(parser)
 
-
-def _add_chat_flags(talk: _Parser) -> None:
-    from slipring.commands.chat import options
-
-    options.add_flags(talk)
-
-
-def _add_launch_flags(start: _Parser) -> None:
-    from slipring.commands.launch import command
-
-    command.add_flags(start)
-
-
-def _add_top_flags(watch: _Parser) -> None:
-    from slipring.commands.top import options
-
-    options.add_flags(watch)
-
-
-def _add_keys_commands(manage: _Parser) -> None:
-    from slipring.commands import keys
-
-    keys.add_commands(manage)
+    return add
 
 
 def _add_bench_flags(measure: _Parser) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 from slipring.base.errors import StartupError, Unavailable
 from slipring.base.progress import ProgressLine
 from slipring.base.standard_streams import print_encoded
-from slipring.config.settings import Config, ConfigError, add_flags
+from slipring.config import settings
+from slipring.config.settings import Config, ConfigError
 from slipring.protocol import wire
 from slipring.stores.catalog import open_store
 from slipring.stores.key_token import Token
@@ -26,7 +27,7 @@ NOT_REVOKED = 1
 _COLUMNS = ("ID", "TENANT", "NAME", "MODELS", "MCP", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED")
 
 
-def add_commands(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the commands that ``run`` executes."""
     commands = parser.add_subparsers(dest="keys_command", required=True)
     create = commands.add_parser(
@@ -85,7 +86,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         "id", metavar="ID", type=_key_id, help="id of the key, as printed by list, or the key itself"
     )
     for command in (create, show, revoke):
-        add_flags(command, only=("store",))
+        settings.add_flags(command, only=("store",))
 
 
 def _text(given: str) -> str:

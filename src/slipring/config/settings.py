@@ -26,20 +26,6 @@ from slipring.config.models import ModelEntry, read_models
 from slipring.config.tables import TableError
 from slipring.core.limits import Limits
 
-__all__ = [
-    "ADMIN_AUTO",
-    "ADMIN_OFF",
-    "LOG_LEVELS",
-    "MCP_URLS",
-    "SETTINGS",
-    "Config",
-    "ConfigError",
-    "Setting",
-    "add_flags",
-    "from_namespace",
-    "split_api_key",
-]
-
 ADMIN_AUTO, ADMIN_OFF = "auto", "off"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MCP_URLS = ("registered", "public", "any")

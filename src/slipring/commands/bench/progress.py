@@ -1,6 +1,6 @@
 """Shows the progress of a bench on standard error, if that is a terminal, and failures as they happen."""
 
-from typing import Self
+from typing import Any
 
 from slipring.base.progress import ProgressLine, bar
 from slipring.commands.bench import results
@@ -8,23 +8,16 @@ from slipring.commands.bench.measure.modes import Mode
 from slipring.commands.bench.workloads.plan import Plan
 
 
-class BenchProgress:
+class BenchProgress(ProgressLine):
     """Counts the loops of a workload, and the turns of a loop."""
 
-    def __init__(self, line: ProgressLine | None = None) -> None:
-        self._line = line or ProgressLine()
+    def __init__(self, **line: Any) -> None:
+        super().__init__(**line)
         self._name = self._now = ""
         self._done = self._total = self._turns = 0
 
-    def __enter__(self) -> Self:
-        self._line.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._line.end()
-
     def endpoint_opened(self) -> None:
-        self._line.show("trying the modes")
+        self.show("trying the modes")
 
     def workload_started(self, plan: Plan, modes: list[Mode], repeats: int) -> None:
         self._name, self._turns = plan.workload.name, len(plan.steps)
@@ -43,8 +36,8 @@ class BenchProgress:
         self._done += 1
         for loop in loops:
             if reasons := [*loop.faults, *([loop.error] if loop.error is not None else [])]:
-                self._line.report(f"{mode.name}: {reasons[0]}")
+                self.report(f"{mode.name}: {reasons[0]}")
                 return
 
     def _show(self, now: str) -> None:
-        self._line.show(f"{self._name} {bar(self._done, self._total)} {now}".rstrip())
+        self.show(f"{self._name} {bar(self._done, self._total)} {now}".rstrip())

@@ -1,6 +1,6 @@
 """Shows a load: its progress on standard error, then a table and the result."""
 
-from typing import Self
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -14,36 +14,29 @@ _BUSY_CORES = 0.85
 _RANKS = "p50 / p95 / p99"
 
 
-class LoadProgress:
+class LoadProgress(ProgressLine):
     """Shows the current level on a terminal, and reports the level that broke."""
 
-    def __init__(self, levels: int, line: ProgressLine | None = None) -> None:
+    def __init__(self, levels: int, **line: Any) -> None:
         """``levels``: their number, if none breaks."""
-        self._line = line or ProgressLine()
+        super().__init__(**line)
         self._levels = levels
         self._done = 0
 
-    def __enter__(self) -> Self:
-        self._line.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._line.end()
-
     def endpoint_opened(self) -> None:
-        self._line.show("trying the endpoint")
+        self.show("trying the endpoint")
 
     def level_started(self, connections: int, seconds: float) -> None:
         text = f"level {bar(self._done, self._levels)}: {connections} connections for {seconds:g} s"
-        self._line.show(text, restarts=True)
+        self.show(text, restarts=True)
 
     def level_finished(self, level: Level) -> None:
         self._done += 1
         if level.broken is not None:
-            self._line.report(f"{level.connections} connections: {level.broken}")
+            self.report(f"{level.connections} connections: {level.broken}")
 
     def phase_started(self, what: str, seconds: float) -> None:
-        self._line.show(f"{what} for {seconds:g} s", restarts=True)
+        self.show(f"{what} for {seconds:g} s", restarts=True)
 
 
 def show(record: LoadRecord) -> None:

@@ -112,21 +112,26 @@ def _stages(summary: Summary) -> Text:
     return Text(line, style="dim", no_wrap=True, overflow="ellipsis")
 
 
-def _table(record: BenchRecord, here: list[Summary], workload: Workload, columns: tuple[str, ...]) -> Table:
-    baseline = baseline_of(here, workload)
-    table = Table(
-        title=_text(f"{workload.title}: {workload.about}", style="bold"),
-        caption=_text(
-            f"first: time to the first token; {_OUTPUT_NOTE if 'output' in columns else ''}time and bytes"
-            f" (sent): {baseline_note(record, baseline)};"
-            f" ≈: {NO_DIFFERENCE}, or {TOO_FEW}"
-        ),
+def _plain_table(title: str, caption: str) -> Table:
+    """A table without lines."""
+    return Table(
+        title=_text(title, style="bold"),
+        caption=_text(caption),
         title_justify="left",
         caption_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
+
+
+def _table(record: BenchRecord, here: list[Summary], workload: Workload, columns: tuple[str, ...]) -> Table:
+    baseline = baseline_of(here, workload)
+    caption = (
+        f"first: time to the first token; {_OUTPUT_NOTE if 'output' in columns else ''}time and bytes (sent):"
+        f" {baseline_note(record, baseline)}; ≈: {NO_DIFFERENCE}, or {TOO_FEW}"
+    )
+    table = _plain_table(f"{workload.title}: {workload.about}", caption)
     table.add_column("mode", overflow="fold", min_width=12)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
@@ -138,15 +143,7 @@ def _table(record: BenchRecord, here: list[Summary], workload: Workload, columns
 
 def _replay(compared: ReplayTable) -> Table:
     """The comparison with a recording; of a long loop, its first and last turns."""
-    table = Table(
-        title=_text(TITLE, style="bold"),
-        caption=_text(NOTE),
-        title_justify="left",
-        caption_justify="left",
-        box=None,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
+    table = _plain_table(TITLE, NOTE)
     for name in compared.columns:
         table.add_column(_text(name), justify="right", overflow="fold")
     rows = compared.rows
