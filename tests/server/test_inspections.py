@@ -9,9 +9,8 @@ import pytest
 from slipring.base.errors import Unavailable
 from slipring.core.checks.gate import Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Check, Policy
-from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
 from slipring.core.turn.inspected_items import InspectedItems
 from slipring.core.turn.turn_checks import Audit
 from slipring.server.inspections import Audits, inspect

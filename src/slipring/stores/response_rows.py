@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Approval, Carry, OpenCall, Position, Positions, ResponseState
-from slipring.core.checks.node_verdicts import NodeVerdicts
+from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.protocol import wire
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat

@@ -15,7 +15,7 @@ from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.item_ids import Place
 from slipring.core.chain.state import Positions, ResponseState
-from slipring.core.checks.node_verdicts import NodeVerdicts
+from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
 from slipring.stores import response_rows

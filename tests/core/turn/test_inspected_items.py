@@ -18,10 +18,9 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.checks.decisions import checks_of
 from slipring.core.checks.gate import Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.checks.subjects import list_text
-from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
 from slipring.core.generation import Finished, Job, Settings, Text
 from slipring.core.turn.compaction import condensed
 from slipring.core.turn.inspected_items import InspectedItems

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from slipring.core.checks.decisions import answer_of
-from slipring.core.checks.node_verdicts import Finding
 from slipring.core.checks.policies import Check, Policy
-from slipring.core.checks.verdicts import Side, Subject, Verdict
+from slipring.core.checks.verdicts import Finding, Side, Subject, Verdict
 from slipring.protocol.responses import ResponseModeration, ResponseModerationError, ResponseModerationResult
 
 WITHHELD = "withheld"

@@ -17,8 +17,7 @@ from slipring.core.chain.head import NO_HEAD, Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, OpenCall, Position, ResponseState
 from slipring.core.checks.gate import Emit, Inspection
-from slipring.core.checks.node_verdicts import NodeVerdicts
-from slipring.core.checks.verdicts import Verdict
+from slipring.core.checks.verdicts import NodeVerdicts, Verdict
 from slipring.core.generation import (
     Accepted,
     Delta,

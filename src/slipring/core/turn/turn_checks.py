@@ -11,11 +11,10 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.checks.decisions import checks_of, decide
 from slipring.core.checks.gate import Emit, Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.node_verdicts import NodeVerdicts
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
 from slipring.core.checks.subjects import list_text
-from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
 from slipring.core.generation import Delta, Finished, Job, Refused
 from slipring.core.hosted.tools import CallOutcome
 from slipring.core.turn.inspected_items import InspectedItems
