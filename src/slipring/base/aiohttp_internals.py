@@ -11,9 +11,7 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from aiohttp import (
-    web,
-)
+from aiohttp import ClientWebSocketResponse, web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpProcessingError, RawRequestMessage
 from aiohttp.http_exceptions import ContentEncodingError
@@ -165,6 +163,13 @@ class ServerProtocol(SeparateWaits, web.RequestHandler):
         """Called for a malformed request (``status`` 400) and for an exception that no middleware caught;
         returns the response to send, or raises ``ConnectionError`` to send none."""
         raise NotImplementedError
+
+
+def transport_of(ws: ClientWebSocketResponse) -> asyncio.Transport | None:
+    """The transport of a client's WebSocket; None if it is lost. Closing the WebSocket leaves it open until
+    the peer has read all that was sent."""
+    connection = ws._response.connection
+    return None if connection is None else connection.transport
 
 
 class MaskCheck:

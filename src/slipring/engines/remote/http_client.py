@@ -292,8 +292,9 @@ class HttpClient:
             head += header_lines(headers)
         if pieces is not None:
             head += f"Content-Type: application/json\r\nContent-Length: {sum(map(len, pieces))}\r\n"
+        request = [f"{head}\r\n".encode("latin-1"), *(pieces or ())]
         connection = await pool.take()
-        return await connection.ask([f"{head}\r\n".encode("latin-1"), *(pieces or ())], self._read_timeout_s)
+        return await connection.ask(request, self._read_timeout_s)
 
     def _pool_to(self, host: str) -> ConnectionPool:
         pool = self._pools.get(host)
@@ -411,7 +412,10 @@ class EventStream:
             else:
                 payloads = split(chunk)
             if payloads:
-                self._waiting = take(payloads)
+                try:
+                    self._waiting = take(payloads)
+                except Exception as error:  # a failure of the consumer's, of whatever type, is none of ours
+                    consumer.fault, consumer.has_ended = error, True
             return self._waiting is None and not splitter.ended and not consumer.has_ended
 
         return push
@@ -529,7 +533,8 @@ def _proxy_of(url: str) -> str | None:
     host = parts.hostname or ""
     if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):
         return None
-    return getproxies_environment().get(parts.scheme)
+    proxy = getproxies_environment().get(parts.scheme)
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 def _redirect_guard() -> aiohttp.TraceConfig:

@@ -64,7 +64,7 @@ class Answer:
         self.status = int(found[2])
         self.headers = _headers(lines)
         """By their names in lower case."""
-        self._chunked = "transfer-encoding" in self.headers
+        self._chunked = "transfer-encoding" in self.headers and self.status not in _NO_BODY
         self._left = self._length()
         """Bytes of the body, or of the current chunk, that have not come; -1: until the connection ends."""
         self._rest = b""
@@ -102,8 +102,8 @@ class Answer:
         """Take bytes of the connection. Raises ``BadStatusLine`` if they are no body."""
         if self._chunked and not self._left and not self._rest and self._push is not None:
             # Hot path, once per token: a read that is one chunk.
-            found = _CHUNK.match(data)
-            if found is not None and len(data) == found.end() + int(found[1], 16) + 2 and found[1] != b"0":
+            found = _CHUNK.match(data, 0, _LONGEST_LINE)
+            if found is not None and len(data) == found.end() + (size := int(found[1], 16)) + 2 and size:
                 if not data.endswith(b"\r\n"):
                     raise BadStatusLine("a chunk that does not end")
                 self._push(data[found.end() : -2])
@@ -130,16 +130,15 @@ class Answer:
         while at < end:
             if self._left:  # of a chunk and of the line end behind it
                 piece = data[at : at + self._left]
+                of_chunk = max(self._left - 2, 0)
+                line_end = piece[of_chunk:]
+                self._keep(piece[:of_chunk])
                 at += len(piece)
                 self._left -= len(piece)
-                if self._left < 2:
-                    self._keep(piece[: len(piece) - 2 + self._left])
-                    if not self._left and not data.endswith(b"\r\n", 0, at) and len(piece) > 1:
-                        raise BadStatusLine("a chunk that does not end")
-                else:
-                    self._keep(piece)
+                if line_end != b"\r\n"[2 - self._left - len(line_end) : 2 - self._left]:
+                    raise BadStatusLine("a chunk that does not end")
                 continue
-            found = _CHUNK.match(data, at)
+            found = _CHUNK.match(data, at, at + _LONGEST_LINE)
             if found is None:
                 self._rest = data[at:]
                 if len(self._rest) > _LONGEST_LINE or b"\n" in self._rest:
@@ -194,8 +193,6 @@ class Answer:
         """Wait for more of the body and return all that has come; empty at its end."""
         while not self._unread and not self.is_complete:
             await self._wait()
-        if self._error is not None:
-            raise self._error
         return self._take() if self._unread else b""
 
     async def push(self, take: Callable[[bytes], bool]) -> None:
@@ -206,6 +203,8 @@ class Answer:
         """
         if self._unread or self.is_complete:
             return
+        if self._error is not None:
+            raise self._error
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def push(data: bytes) -> None:
@@ -278,6 +277,8 @@ class Connection(asyncio.Protocol):
         self._answered: asyncio.Future[Answer] | None = None
         self._writable: asyncio.Future[None] | None = None
         """Not done while the server does not read as fast as is written."""
+        self._is_written = False
+        """Whether the whole request was given to the transport."""
         self.idle_since = 0.0
 
     @property
@@ -327,6 +328,11 @@ class Connection(asyncio.Protocol):
         if data:
             self.data_received(data)
 
+    def eof_received(self) -> None:
+        # Nothing more is answered. What is left of a request is not sent: the server need not read it.
+        self._fail(None)
+        self.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._pool.forget(self)
@@ -353,9 +359,10 @@ class Connection(asyncio.Protocol):
         """Send a request and wait for the head of its answer, at most so long. Raises ``OSError`` or
         ``BadStatusLine``; the connection is closed then."""
         self._answered = asyncio.get_running_loop().create_future()
+        self._is_written = False
         try:
             async with asyncio.timeout(timeout_s):
-                await self._write(pieces)
+                self._is_written = await self._write(pieces)
                 return await self._answered
         except BaseException:
             self._answered.cancel()
@@ -375,19 +382,22 @@ class Connection(asyncio.Protocol):
         assert transport is not None
         self._transport, self._answer = transport, None
 
-    async def _write(self, pieces: Sequence[bytes]) -> None:
+    async def _write(self, pieces: Sequence[bytes]) -> bool:
+        """Write a request; returns whether all of it was written. What a server has answered before that is
+        no longer of interest to it."""
         if self._transport is None:
             raise RemoteDisconnected("the connection ended")
         if sum(map(len, pieces)) <= _MOST_AT_ONCE:
             self._transport.writelines(pieces)
-            return
+            return True
         assert self._answered is not None
         for piece in pieces:
             if self._transport is None or self._answered.done():
-                return  # the server has answered before it read the whole request
+                return False
             self._transport.write(piece)
             if self._writable is not None and not self._writable.done():
                 await asyncio.wait((self._writable, self._answered), return_when=asyncio.FIRST_COMPLETED)
+        return True
 
     def pause(self) -> None:
         """Read no more for now."""
@@ -404,7 +414,8 @@ class Connection(asyncio.Protocol):
         if self._answer is not answer:
             return
         transport = self._transport
-        has_sent = transport is not None and not transport.get_write_buffer_size()
+        # A server that has answered early takes what comes next for the rest of the request.
+        has_sent = self._is_written and transport is not None and not transport.get_write_buffer_size()
         if has_sent and answer.is_complete and answer.is_kept and self._pool.keeps:
             self.resume()
             self._answer = None
@@ -416,6 +427,11 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    def give_up(self) -> None:
+        """Close it, and fail the request that uses it."""
+        self.close()
+        self._fail(ConnectionAbortedError(errno.ECONNABORTED, "the client is closed"))
 
 
 class ConnectionPool:
@@ -430,13 +446,15 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def request_line(self, method: str, path: str) -> str:
         """The first line of a request for a path with its query."""
         path = quote(path, safe="/%?&=:@!$'()*+,;~[]")
         is_forwarded = self._proxy is not None and self._target.scheme == "http"
-        where = f"http://{self._target.netloc}{path}" if is_forwarded else path
-        return f"{method} {where} HTTP/1.1\r\nHost: {_host_header(self._target)}\r\n" + (
+        host = _host_header(self._target)
+        where = f"http://{host}{path}" if is_forwarded else path
+        return f"{method} {where} HTTP/1.1\r\nHost: {host}\r\n" + (
             f"Proxy-Authorization: {credentials}\r\n"
             if is_forwarded and (credentials := self._proxy_credentials())
             else ""
@@ -455,6 +473,9 @@ class ConnectionPool:
                 connection = await self._open()
         except (OSError, BadStatusLine, ValueError) as error:
             raise CannotConnect(str(error)) from error
+        if self._is_closed or not connection.is_usable:
+            connection.close()
+            raise CannotConnect("the client is closed" if self._is_closed else "the connection ended")
         self._all.add(connection)
         return connection
 
@@ -473,11 +494,12 @@ class ConnectionPool:
             self._idle.remove(connection)
 
     def close(self) -> None:
-        """Close all connections, those that are used included."""
+        """Close all connections, those that are used or being made included."""
+        self._is_closed, self.keeps = True, False
         if self._sweeper is not None:
             self._sweeper.cancel()
         for connection in list(self._all):
-            connection.close()
+            connection.give_up()
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -489,6 +511,8 @@ class ConnectionPool:
     async def _open(self) -> Connection:
         loop, target = asyncio.get_running_loop(), self._target
         near = self._proxy or target
+        if near.scheme not in _PORTS:
+            raise ValueError(f"{near.scheme} is no protocol that requests are sent by")
         context = _tls_context() if near.scheme == "https" else None
         host, port = near.hostname or "", near.port or _PORTS[near.scheme]
         connected = await _connect(host, port)
@@ -512,11 +536,12 @@ class ConnectionPool:
 
     async def _tunnel(self, connection: Connection) -> None:
         """Have a proxy connect to the host, and begin TLS with that."""
-        where = f"{self._target.hostname}:{self._target.port or _PORTS['https']}"
+        host = self._target.hostname or ""
+        where = f"{f'[{host}]' if ':' in host else host}:{self._target.port or _PORTS['https']}"
         credentials = self._proxy_credentials()
         authorization = f"Proxy-Authorization: {credentials}\r\n" if credentials else ""
         head = f"CONNECT {where} HTTP/1.1\r\nHost: {where}\r\n{authorization}\r\n"
-        await connection.begin_tls(head.encode("latin-1"), _tls_context(), self._target.hostname or "")
+        await connection.begin_tls(head.encode("latin-1"), _tls_context(), host)
 
     def _proxy_credentials(self) -> str:
         if self._proxy is None or self._proxy.username is None:
@@ -551,6 +576,12 @@ async def _connect(host: str, port: int) -> socket.socket:
         errors.clear()
         for task in tasks:
             task.cancel()
+            task.add_done_callback(_close_connected)  # one may be connected by now
+
+
+def _close_connected(task: asyncio.Task[socket.socket]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
 
 
 def _interleaved(found: Sequence[Any]) -> list[tuple[int, Any]]:
@@ -576,7 +607,7 @@ async def _connect_to(family: int, address: Any) -> socket.socket:
 def header_lines(headers: Mapping[str, str]) -> str:
     """Headers as they are sent. Raises ``ValueError`` if one of them would be more than a header."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    if lines.count("\n") != len(headers) or "\0" in lines:
+    if not len(headers) == lines.count("\r") == lines.count("\n") or "\0" in lines:
         raise ValueError("a header with a line end in it")
     return lines
 

@@ -18,6 +18,7 @@ from functools import partial
 import aiohttp
 from aiohttp import WSMsgType
 
+from slipring.base.aiohttp_internals import transport_of
 from slipring.base.errors import ApiError, ServerError
 from slipring.engines.remote.answer_reader import AnswerReader, raise_fault
 from slipring.engines.remote.silence import Patience, Silence
@@ -27,6 +28,8 @@ from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 
 MOST_FRAME_BYTES = 16 * 2**20
 """The longest message that upstreams accept."""
+_CLOSE_S = 4.0
+"""How long closing a socket may take, with the wait for the upstream's part of it."""
 _MOST_UNREAD = 32
 _MOST_LANES = 32
 _MOST_IN_FLIGHT = 16
@@ -164,6 +167,7 @@ class Socket:
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse, tenant: str, now: float) -> None:
         self._ws = ws
+        self._transport = transport_of(ws)
         self.tenant = tenant
         self._lanes: dict[str | None, Lane] = {None: Lane(None)}
         self.opened_at = self.used_at = self.heard_at = self.pinged_at = now
@@ -264,7 +268,18 @@ class Socket:
             if self._reader is not None:
                 self._reader.cancel()
             self._end(ContextLost())
-            self.closing = asyncio.create_task(self._ws.close())
+            self.closing = asyncio.create_task(self._close())
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._ws.close()
+        except TimeoutError:
+            pass  # it goes on sending, or reads nothing
+        finally:
+            # What the upstream has not read would keep the connection open for as long as it likes.
+            if self._transport is not None:
+                self._transport.abort()
 
     def _forget_reader(self, reader: asyncio.Task[None]) -> None:
         # A task that was cancelled keeps the frame that it was cancelled in, which refers to this socket:
@@ -296,7 +311,7 @@ class Socket:
         finally:
             self._end(fault)
         if self.closing is None:
-            self.closing = asyncio.create_task(self._ws.close())
+            self.closing = asyncio.create_task(self._close())
 
     async def _route(self, event: Event) -> None:
         """Give an event to its lane."""
