@@ -1,8 +1,9 @@
 """Turns that the driver works on no longer: they fail, unless they have ended or wait for something else."""
 
 from slipring.core.checks.policies import Check, Policy
-from slipring.core.generation import CallArguments, CallStarted, Text
+from slipring.core.generation import CallArguments, CallStarted, Finished, Text
 from slipring.core.ports import Betas
+from slipring.core.session.actions import Flush, Record
 from slipring.core.turn.turn import Turn
 from tests.core.connection import Connection, Json, Server, call_output, function, only_error, types
 
@@ -59,6 +60,21 @@ def test_a_turn_that_has_ended_has_ended():
     turn = only_turn(connection)
     connection.finish(Text("hello"))
     assert connection.session.turns.unattended(turn, connection.server.now) == []
+
+
+def test_a_turn_whose_last_events_cannot_be_written_has_ended():
+    connection = Connection()
+    connection.create()
+    _, work = connection.starts.popitem()
+    connection.session.turns.deltas(
+        work, [Text("hello"), Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)]
+    )
+    *_, flush = connection.session.turns.done(work, None, 0.0)
+    assert isinstance(flush, Flush)
+    (record,) = connection.session.turns.unattended(flush.turn, 0.0)
+    assert isinstance(record, Record)
+    assert record.report.status == "completed"
+    assert is_free(connection)
 
 
 def test_a_response_waits_for_verdicts_and_fails_without_them():
