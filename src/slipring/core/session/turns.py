@@ -92,13 +92,15 @@ class Turns:
                 turn.wait = wait
                 wait = run.send(None)
         except StopIteration as ended:
-            turn.wait = ENDED
-            del self._programs[turn]
-            self._after(turn, ended.value)
+            settled = ended.value
+        else:
+            turn.wait = wait
+            if isinstance(wait, Work):
+                self._shared.actions.append(wait)
             return
-        turn.wait = wait
-        if isinstance(wait, Work):
-            self._shared.actions.append(wait)
+        turn.wait = ENDED
+        del self._programs[turn]
+        self._after(turn, settled)
 
     def _after(self, turn: Turn, settled: Settled | None) -> None:
         """A turn has ended: begin its successor and whatever may run now."""
@@ -168,15 +170,21 @@ class Turns:
         """The driver works on this turn no longer: if it waits for work, that will never end."""
         self._shared.now = now
         if turn in self._programs and isinstance(turn.wait, Work):
-            self._resume(turn, error=Interrupted(ServerError()))
+            self._give_up(turn)
         return self._shared.take_actions()
 
     def broken(self, turn: Turn, now: float) -> list[Action]:
         """A hosted call or verdicts that a turn may wait for will never come."""
         self._shared.now = now
         if turn in self._programs:
-            self._stop(turn, Interrupted(ServerError()))
+            self._shared.actions.append(Cancel(turn))
+            self._give_up(turn)
         return self._shared.take_actions()
+
+    def _give_up(self, turn: Turn) -> None:
+        """End a wait whose end will never be reported. A turn whose last events could not be sent has ended
+        all the same."""
+        self._resume(turn, error=None if isinstance(turn.wait, Flush) else Interrupted(ServerError()))
 
     def deltas(self, work: Generate, deltas: list[Delta]) -> list[Event]:
         """The engine produced deltas; returns the events to send.
@@ -277,13 +285,11 @@ class Turns:
 
     # Ending several turns at once.
 
-    def _cut_short(self, turns: list[Turn], *, cancels: bool) -> None:
+    def _cut_short(self, turns: list[Turn]) -> None:
         self._ends_several = True
         try:
             for turn in turns:
-                if cancels:
-                    self._shared.actions.append(Cancel(turn))
-                self._resume(turn, error=CutShort())
+                self._stop(turn, CutShort())
         finally:
             self._ends_several = False
 
@@ -292,13 +298,13 @@ class Turns:
         now = self._shared.now
         paused = [turn for turn in self._shared.lanes.running() if turn.waits_for_client]
         late = [turn for turn in paused if turn.rollout is not None and now >= turn.rollout.waits_until]
-        self._cut_short(late if only_late else paused, cancels=False)
+        self._cut_short(late if only_late else paused)
 
     def break_off(self) -> None:
         """Cancel the running step of rollouts that have finished steps, or the hosted calls that they await,
         and keep what they have."""
         broken = [turn for turn in self._shared.lanes.running() if turn.can_be_broken_off]
-        self._cut_short(broken, cancels=True)
+        self._cut_short(broken)
 
     def abandon(self) -> None:
         """The grace period is over: stop and fail everything that runs, except saves."""
