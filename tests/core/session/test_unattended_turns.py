@@ -1,17 +1,14 @@
 """Turns that the driver works on no longer: they fail, unless they have ended or wait for something else."""
 
-import pytest
-
 from slipring.base.errors import ServerError
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import CallArguments, CallStarted, Finished, Text
 from slipring.core.ports import Betas
-from slipring.core.session.actions import Flush
+from slipring.core.session.actions import Flush, Record
 from slipring.core.turn.turn import Turn
 from tests.core.connection import Connection, Json, Server, call_output, function, only_error, types
 
 CALL = (CallStarted("function", "f"), CallArguments("{}"))
-END = Finished("stop", input_tokens=7, cached_tokens=2, output_tokens=3)
 
 
 def checked(*, before: bool) -> Connection:
@@ -66,6 +63,21 @@ def test_a_turn_that_has_ended_has_ended():
     assert connection.session.turns.unattended(turn, connection.server.now) == []
 
 
+def test_a_turn_whose_last_events_cannot_be_written_has_ended():
+    connection = Connection()
+    connection.create()
+    _, work = connection.starts.popitem()
+    connection.session.turns.deltas(
+        work, [Text("hello"), Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)]
+    )
+    *_, flush = connection.session.turns.done(work, None, 0.0)
+    assert isinstance(flush, Flush)
+    (record,) = connection.session.turns.unattended(flush.turn, 0.0)
+    assert isinstance(record, Record)
+    assert record.report.status == "completed"
+    assert is_free(connection)
+
+
 def test_a_response_waits_for_verdicts_and_fails_without_them():
     connection = checked(before=False)
     connection.create()
@@ -97,21 +109,6 @@ def test_a_rollout_waits_for_its_client_and_ends_if_it_is_not_resumed_then():
     connection.append(done["response_id"], call_output(done["required_input"][0]["call_id"], "sun"))
     assert types(unattend(connection))[-1] == "completed"
     assert is_free(connection)
-
-
-@pytest.mark.parametrize("report", ["unattended", "broken"])
-def test_a_turn_whose_last_events_cannot_be_sent_has_ended(report: str) -> None:
-    connection = Connection()
-    connection.create()
-    turn = only_turn(connection)
-    work = connection.starts.pop(turn)
-    turns, now = connection.session.turns, connection.server.now
-    turns.deltas(work, [Text("hello"), END])
-    assert isinstance(turns.done(work, None, now)[-1], Flush)  # and the driver fails before it
-    connection._run(getattr(turns, report)(turn, now))
-    assert turn.place == "ended"
-    assert is_free(connection)
-    assert not turns._programs
 
 
 def test_the_error_of_an_ending_connection_refers_to_no_turn() -> None:

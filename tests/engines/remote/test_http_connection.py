@@ -137,6 +137,7 @@ async def test_an_answer_may_last_until_its_connection_ends() -> None:
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b",
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000,
         CHUNKED + b"no length\r\n",
         CHUNKED + b"-5\r\nhello\r\n",

@@ -18,6 +18,8 @@ terminal event. Whatever its end, the turn then holds nothing: no lane, no charg
 prefill, no running call.
 """
 
+from contextlib import suppress
+
 from msgspec import Struct
 
 from slipring.base.errors import ApiError, InvalidPrompt, ServerError, forget_frames
@@ -100,7 +102,8 @@ class TurnProgram:
                 self._fail(error, keeps_steps=False)
 
         shared.send(self._last_events(state, error))
-        await Flush(turn)
+        with suppress(Interrupted):  # it has ended, whether or not that could be written
+            await Flush(turn)
         return self._settle(state)
 
     # Bind, validate.
@@ -235,12 +238,8 @@ class TurnProgram:
                 await waits.VERDICTS_ON_ANSWER
         if turn.steps is None:
             return None
-        paused, emitted = pauses.end_step(
-            turn,
-            self._waits_until(),
-            shared.limits.connection_cache_bytes,
-            may_wait=shared.lifetime.ending is None,
-        )
+        most_bytes, may_wait = shared.limits.connection_cache_bytes, shared.lifetime.ending is None
+        paused, emitted = pauses.end_step(turn, self._waits_until(), most_bytes, may_wait=may_wait)
         shared.send(emitted)
         if not paused:
             return None

@@ -170,21 +170,15 @@ class Turns:
         """The driver works on this turn no longer: if it waits for work, that will never end."""
         self._shared.now = now
         if turn in self._programs and isinstance(turn.wait, Work):
-            self._give_up(turn)
+            self._resume(turn, error=Interrupted(ServerError()))
         return self._shared.take_actions()
 
     def broken(self, turn: Turn, now: float) -> list[Action]:
         """A hosted call or verdicts that a turn may wait for will never come."""
         self._shared.now = now
         if turn in self._programs:
-            self._shared.actions.append(Cancel(turn))
-            self._give_up(turn)
+            self._stop(turn, Interrupted(ServerError()))
         return self._shared.take_actions()
-
-    def _give_up(self, turn: Turn) -> None:
-        """End a wait whose end will never be reported. A turn whose last events could not be sent has ended
-        all the same."""
-        self._resume(turn, error=None if isinstance(turn.wait, Flush) else Interrupted(ServerError()))
 
     def deltas(self, work: Generate, deltas: list[Delta]) -> list[Event]:
         """The engine produced deltas; returns the events to send.

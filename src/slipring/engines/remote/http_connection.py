@@ -39,6 +39,7 @@ _PORTS = {"http": 80, "https": 443}
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?:[ \r]|$)")
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})[ \t]*(?:;[^\r\n]*)?\r\n")
 _NO_BODY = frozenset({204, 304})
+_COMPRESSED = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress"})
 _SWITCHING, _FINAL = 101, 200
 
 
@@ -64,6 +65,8 @@ class Answer:
         self.status = int(found[2])
         self.headers = _headers(lines)
         """By their names in lower case."""
+        if self.headers.get("content-encoding", "").strip().lower() in _COMPRESSED:
+            raise BadStatusLine("a compressed body that was not asked for")
         self._chunked = "transfer-encoding" in self.headers
         self._left = self._length()
         """Bytes of the body, or of the current chunk, that have not come; -1: until the connection ends."""
