@@ -1,5 +1,6 @@
 """Turns that the driver works on no longer: they fail, unless they have ended or wait for something else."""
 
+from slipring.base.errors import ServerError
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import CallArguments, CallStarted, Finished, Text
 from slipring.core.ports import Betas
@@ -108,3 +109,14 @@ def test_a_rollout_waits_for_its_client_and_ends_if_it_is_not_resumed_then():
     connection.append(done["response_id"], call_output(done["required_input"][0]["call_id"], "sun"))
     assert types(unattend(connection))[-1] == "completed"
     assert is_free(connection)
+
+
+def test_the_error_of_an_ending_connection_refers_to_no_turn() -> None:
+    connection = Connection()
+    connection.create()
+    connection.create()
+    error = ServerError("stop")
+    connection.end(error)
+    connection.finish(Text("hello"))
+    assert connection.close is not None
+    assert (error.__context__, error.__traceback__) == (None, None)

@@ -248,7 +248,8 @@ class TurnProgram:
 
     async def _pause(self) -> Job | None:
         """Between two steps: wait for the hosted calls, then for the outputs that the client of a rollout
-        appends. Returns the job of the next step; None if the response ends."""
+        appends, and ask whether the caller may go on. What is appended while the driver asks is read by the
+        next step too. Returns its job; None if the response ends."""
         turn, shared = self.turn, self._shared
         growing, response_id = shared.growing_outputs, turn.output.response_id
         await self._until_calls_ended()
@@ -257,27 +258,27 @@ class TurnProgram:
                 shared.send(turn.end_waiting("steered"))
             may_wait = shared.lifetime.accepts_turns
             shared.send(pauses.calls_ended(turn, self._waits_until(), may_wait=may_wait))
-        while not turn.may_resume:
+        may_go_on = not shared.asks_each_turn
+        while not (turn.may_resume and may_go_on):
             if turn.must_end:
-                if (
-                    turn.rollout is None
-                ):  # pieces of outputs that a rollout waits for can arrive after its end
+                # Pieces of outputs that a rollout waits for can arrive after its end.
+                if turn.rollout is None:
                     self._end_growth(response_id)
                 return None
-            shared.actions += growing.advance(response_id, shared.cache)
+            asks = turn.may_resume
+            if asks:
+                self._end_growth(response_id)
+            else:
+                shared.actions += growing.advance(response_id, shared.cache)
             try:
-                await waits.CLIENT
+                await (Load(turn) if asks else waits.CLIENT)
             except Blocked:
                 raise
-            except (Interrupted, CutShort):
-                return None
+            except (ApiError, Interrupted, CutShort):
+                return None  # it ends with the steps that it has: its caller, too, may not go on
+            may_go_on = may_go_on or asks
             shared.send(pauses.commit_appended(turn))
         self._end_growth(response_id)
-        if shared.asks_each_turn:
-            try:
-                await Load(turn)
-            except (ApiError, Interrupted, CutShort):
-                return None  # its caller may not go on: it ends with the steps that it has
         return pauses.resume(turn)
 
     async def _until_calls_ended(self) -> None:

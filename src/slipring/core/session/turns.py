@@ -92,13 +92,15 @@ class Turns:
                 turn.wait = wait
                 wait = run.send(None)
         except StopIteration as ended:
-            turn.wait = ENDED
-            del self._programs[turn]
-            self._after(turn, ended.value)
+            settled = ended.value
+        else:
+            turn.wait = wait
+            if isinstance(wait, Work):
+                self._shared.actions.append(wait)
             return
-        turn.wait = wait
-        if isinstance(wait, Work):
-            self._shared.actions.append(wait)
+        turn.wait = ENDED
+        del self._programs[turn]
+        self._after(turn, settled)
 
     def _after(self, turn: Turn, settled: Settled | None) -> None:
         """A turn has ended: begin its successor and whatever may run now."""
@@ -277,13 +279,11 @@ class Turns:
 
     # Ending several turns at once.
 
-    def _cut_short(self, turns: list[Turn], *, cancels: bool) -> None:
+    def _cut_short(self, turns: list[Turn]) -> None:
         self._ends_several = True
         try:
             for turn in turns:
-                if cancels:
-                    self._shared.actions.append(Cancel(turn))
-                self._resume(turn, error=CutShort())
+                self._stop(turn, CutShort())
         finally:
             self._ends_several = False
 
@@ -292,13 +292,13 @@ class Turns:
         now = self._shared.now
         paused = [turn for turn in self._shared.lanes.running() if turn.waits_for_client]
         late = [turn for turn in paused if turn.rollout is not None and now >= turn.rollout.waits_until]
-        self._cut_short(late if only_late else paused, cancels=False)
+        self._cut_short(late if only_late else paused)
 
     def break_off(self) -> None:
         """Cancel the running step of rollouts that have finished steps, or the hosted calls that they await,
         and keep what they have."""
         broken = [turn for turn in self._shared.lanes.running() if turn.can_be_broken_off]
-        self._cut_short(broken, cancels=True)
+        self._cut_short(broken)
 
     def abandon(self) -> None:
         """The grace period is over: stop and fail everything that runs, except saves."""
