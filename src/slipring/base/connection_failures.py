@@ -77,8 +77,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _tls_reason(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         found = _CERTIFICATES.get(getattr(error, "verify_code", 0))
-        said = getattr(error, "verify_message", "") or "it cannot be verified"
-        return found or f"its certificate is not accepted: {said}"
+        reason = getattr(error, "verify_message", "") or "it cannot be verified"
+        return found or f"its certificate is not accepted: {reason}"
     name = error.reason or ""
     return _ALERTS.get(name) or f"TLS failed: {name.replace('_', ' ').lower() or 'no reason given'}"
 

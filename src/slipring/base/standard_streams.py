@@ -72,7 +72,7 @@ def print_encoded(document: bytes) -> None:
 
 
 class _Output(io.FileIO):
-    """A file descriptor whose failures can be told from those of other files."""
+    """A file descriptor whose failures have a type of their own, unlike those of other files."""
 
     def write(self, data: Any, /) -> int:
         try:

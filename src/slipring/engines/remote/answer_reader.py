@@ -39,8 +39,8 @@ class CutOff(Exception):
 class AnswerReader(ABC, Generic[T]):
     """Decodes an answer and emits its deltas, as it arrives. Implements ``Consumer``.
 
-    ``T``: what arrives. Subclasses decode it. Whoever reads the stream raises a fault after waiting for the
-    deltas before it.
+    ``T``: what arrives. Subclasses decode it. A fault in the stream is raised to its reader after the deltas
+    before it have been delivered.
     """
 
     has_begun = False

@@ -83,8 +83,8 @@ class Answer:
         """Takes the body as it comes."""
 
     def _keeps_alive(self, is_current: bool) -> bool:
-        said = self.headers.get("connection", "").lower()
-        return "close" not in said and (is_current or "keep-alive" in said)
+        options = self.headers.get("connection", "").lower()
+        return "close" not in options and (is_current or "keep-alive" in options)
 
     def _length(self) -> int:
         if self._chunked:

@@ -190,7 +190,7 @@ class Sessions:
         try:
             await send(addressed)
         except asyncio.CancelledError:
-            # ``_until_read`` has closed the session. Whoever waits here learns that, and is not cancelled.
+            # ``_until_read`` has closed the session: the caller goes on without it and is not cancelled.
             return
         except (HttpFailure, ApiError) as error:
             log.info("%s has read nothing ahead in a session: %s", self._protocol.maker, error)
