@@ -140,7 +140,7 @@ class TemplateRenderer(Renderer):
             model.source, bos_token=model.bos_token, eos_token=model.eos_token, today=today
         )
         self.model = model
-        self._finder = ControlTokenFinder(vocabulary, model.source)
+        self._finder = ControlTokenFinder(vocabulary, model.source, ALL_PLACEHOLDERS)
         self._variables = variables
         self._keeps_thoughts = keeps_thoughts
         self._require_user_message()
@@ -637,7 +637,7 @@ class _Draft:
         self._fields = fields
         self._encoder = encoder
         self._variables = variables
-        self.guard = ControlTokenGuard(finder, wire.encode((messages, tools)).decode())
+        self.guard = ControlTokenGuard(finder, lambda: wire.encode((messages, tools)).decode())
         self._tools: list[dict[str, Any]] = [self.guard.value(tool) for tool in tools]
 
     def write(
@@ -662,11 +662,7 @@ class _Draft:
         """What ``longer`` has after ``text``; None if it has another beginning, or no token ends there."""
         if not longer.startswith(text):
             return None
-        rest = longer[len(text) :]
-        left, right = self._finder.split(text), self._finder.split(rest)
-        if left and right and isinstance(left[-1], str) and isinstance(right[0], str):
-            return None
-        return rest if self._finder.split(longer) == left + right else None
+        return longer[len(text) :] if self._finder.divides(longer, len(text)) else None
 
     def require_rest(self, text: str, longer: str) -> str:
         """Like ``rest``, but raises ``CannotAppend`` instead of returning None."""
