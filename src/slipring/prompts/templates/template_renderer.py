@@ -30,7 +30,7 @@ from slipring.prompts.chain_choices import (
 from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
 from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
-from slipring.prompts.rendering import CannotAppend, EncodedIds, Preface, Rendered, Renderer, empty
+from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, empty
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,
@@ -81,8 +81,6 @@ CONTINUES_ASSISTANT = "the delta continues an assistant message"
 REFUSES_PART = "the template cannot write a part of the conversation alone"
 NO_BOUNDARY = "the template's parts do not meet at a control token"
 
-_NOTHING = EncodedIds.of(())
-
 
 class Tail(Struct, frozen=True):
     """The state needed to append to a context. The field names are stored: see ``rendering_codec``."""
@@ -117,8 +115,7 @@ class ModelTemplate(Struct, frozen=True, kw_only=True):
 class TemplateRenderer(Renderer):
     """Renders contexts with a chat template.
 
-    ``Body.tail`` is a ``Tail``. The preface has no tokens: a template writes the head as part of the
-    conversation. Raises ``TemplateError`` if the template is unusable.
+    ``Body.tail`` is a ``Tail``. Raises ``TemplateError`` if the template is unusable.
     """
 
     def __init__(
@@ -142,11 +139,12 @@ class TemplateRenderer(Renderer):
         self.model = model
         self._finder = ControlTokenFinder(vocabulary, model.source, ALL_PLACEHOLDERS)
         self._variables = variables
-        self._keeps_thoughts = keeps_thoughts
         self._require_user_message()
         self.detected = detected = detect_format(self._render_probe, model.source, model.response_template)
         # Tools that the template does not write are described in Hermes' form: calls are expected in it.
         self.output_format = _with_hermes(detected.format) if self._describes_tools else detected.format
+        # A template that knows no thoughts does not say that they are to be dropped.
+        self._keeps_thoughts = keeps_thoughts or self.output_format.think_close != detected.format.think_close
         self._fields = MessageFields(
             thought_blocks=detected.takes_thought_chunks,
             text_arguments=detected.takes_text_arguments,
@@ -161,6 +159,7 @@ class TemplateRenderer(Renderer):
         self._counts_calls = isinstance(calls, NamedJsonCalls) and calls.id_is_index
         self._has_call_ids = has_call_ids(self.output_format)
         self._numbers_calls = self._finds_numbers()
+        self.appends_quickly = self.template.engine == "minijinja" and self._numbers_calls != "all"
         named = self._control_ids((model.eos_token, *self.output_format.stops))
         self._stop_ids = frozenset(named.union(model.stop_ids))
         self._closers = (
@@ -168,7 +167,7 @@ class TemplateRenderer(Renderer):
             self._find_closer(CALLED, LAST_CALL_PLACEHOLDER),
         )
         self._effort_changes: dict[tuple[str | None, str | None, bool], bool] = {}
-        self.rewrites_answers = not keeps_thoughts and self._drops_thoughts()
+        self.rewrites_answers = not self._keeps_thoughts and self._drops_thoughts()
         self.efforts = detected.thinking.distinct_efforts()
         self.chain_choices = tuple(sorted(self._find_choices(), key=CHAIN_CHOICES.index))
 
@@ -192,8 +191,7 @@ class TemplateRenderer(Renderer):
         else:
             tail = self._tail(messages, builder, draft.ids(prompt), prompt, settings)
             ids = draft.ids(text)
-        preface = Preface(head, format, _NOTHING)
-        return Rendered(self._writer, preface, empty(tail)).then(ids, tail)
+        return Rendered(self._writer, Preface(head, format), empty(tail)).then(ids, tail)
 
     def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
         tail = _tail(position)
