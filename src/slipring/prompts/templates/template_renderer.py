@@ -399,10 +399,9 @@ class TemplateRenderer(Renderer):
         )
 
     def _variables_of(self, effort: str | None) -> Variables:
-        return {**self.detected.thinking.variables(effort), **self._kept_thoughts(), **self._variables}
-
-    def _kept_thoughts(self) -> Variables:
-        return self.detected.thinking.keep_variables() if self._keeps_thoughts else NO_VARIABLES
+        switches = self.detected.thinking
+        kept = switches.keep_variables() if self._keeps_thoughts else NO_VARIABLES
+        return {**switches.variables(effort), **kept, **self._variables}
 
     def _tail(
         self,
@@ -435,7 +434,7 @@ class TemplateRenderer(Renderer):
     def _effort_changes_history(self, before: str | None, now: str | None, *, has_tools: bool) -> bool:
         """Whether a template writes another beginning or other earlier answers for another effort, instead of
         only another prompt."""
-        if self._variables_of(before) == self._variables_of(now):
+        if before == now or self._variables_of(before) == self._variables_of(now):
             return False
         change = (before, now, has_tools)
         if change not in self._effort_changes:

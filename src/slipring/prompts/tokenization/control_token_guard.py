@@ -37,8 +37,8 @@ Piece = str | int
 class ControlTokenFinder:
     """Finds the control tokens of a vocabulary in text.
 
-    ``source`` is the source of the template. ``known`` are texts that many conversations have: where these
-    are broken is found once.
+    ``source`` is the source of the template. ``known`` are texts that many conversations have: which of them
+    need not be broken is found once.
     """
 
     def __init__(self, vocabulary: Vocabulary, source: str, known: Iterable[str] = ()) -> None:
@@ -53,7 +53,8 @@ class ControlTokenFinder:
         self._longest = max(map(len, tokens), default=0)
         self._joined = "\n".join(tokens)
         self.reserved = _private_characters(source + self._joined)
-        self._known = {text: self._find_breaks(text) for text in known}
+        self.intact = {text: text for text in known if not self.breaks(text)}
+        """Known texts that are not broken."""
 
     def split(self, text: str) -> list[Piece]:
         """Split a text at the control tokens that it spells. Of several at one place, the longest counts."""
@@ -91,10 +92,6 @@ class ControlTokenFinder:
 
     def breaks(self, text: str) -> list[int]:
         """The positions at which a text must be broken."""
-        known = self._known.get(text)
-        return self._find_breaks(text) if known is None else known
-
-    def _find_breaks(self, text: str) -> list[int]:
         found = {match.end() for match in self._matches(self._starts, text)}
         if text not in _SCHEMA_WORDS:
             stripped = text.strip()  # templates often strip texts
@@ -137,7 +134,7 @@ class ControlTokenGuard:
         self._conversation = conversation
         self._character = ""
         """The inserted character; empty as long as no text was broken."""
-        self._broken: dict[str, str] = {}
+        self._broken = finder.intact.copy()
 
     def text(self, text: str) -> str:
         """Return the text with every (partial) control token broken."""
