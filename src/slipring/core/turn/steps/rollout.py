@@ -86,7 +86,11 @@ class Rollout:
         """The calls that wait for their outputs."""
         return self._carry.current.open_calls
 
-    def pause(self, output: Output, response_id: str, *, may_commit: bool, may_wait: bool) -> list[Event]:
+    def wait_until(self, time: float) -> None:
+        """Wait for the client until then."""
+        self.waits_until = time
+
+    def pause(self, output: Output, *, may_commit: bool, may_wait: bool) -> list[Event]:
         """A step has ended, and so have its hosted calls: commit the held appends, if ``may_commit`` says
         that they have passed.
 
@@ -100,7 +104,7 @@ class Rollout:
                 Done(
                     sequence_number=output.number(),
                     stream_id=output.stream_id,
-                    response_id=response_id,
+                    response_id=output.response_id,
                     required_input=required_input(step, self._carry.current),
                 )
             )
@@ -116,7 +120,7 @@ class Rollout:
             self._steps.offer(carry)
         except ApiError as error:
             raise AppendRefused("invalid_input", error.message, error.param) from None
-        self._carry.current = carry
+        self._carry.extend(carry)
         self._held.append(append)
 
     def commit(self, output: Output) -> list[Event]:
@@ -133,7 +137,7 @@ class Rollout:
             sent += output.append(append.items)
             appended = tuple(output.items[-len(append.items) :])
             self._steps.add(appended)
-            self._steps.size_bytes += sum(item.size_bytes for item in appended)
+            self._steps.grow(appended)
         if held:
             self._carry.settle(output.finished)
         return sent
