@@ -6,13 +6,15 @@ client reads it. A fault fails the test that is running.
 
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import get_args
+from weakref import WeakKeyDictionary
 
 import pytest
 from openai.types.responses import Tool
 
+from slipring.protocol.events import Event
 from slipring.server.transports.outbox import Outbox
 from tests import wire
 
@@ -28,7 +30,7 @@ class Tap:
 
     def __init__(self) -> None:
         self.faults: list[str] = []
-        self._orders: dict[Outbox, wire.Order] = {}
+        self._orders: WeakKeyDictionary[Outbox, wire.Order] = WeakKeyDictionary()
 
     def reset(self) -> None:
         """Forget all messages and faults so far."""
@@ -53,12 +55,14 @@ def tapped() -> Iterator[Tap]:
             tap.check(outbox, message)
         post(outbox, message)
 
-    def checked_deliver(outbox: Outbox, message: bytes) -> Awaitable[None] | None:
+    def checked_deliver(outbox: Outbox, events: list[Event]) -> Awaitable[None] | None:
         nonlocal is_delivering
-        tap.check(outbox, message)
+        for event in events:
+            with suppress(Exception):  # the outbox finds out itself that it cannot be encoded
+                tap.check(outbox, outbox.encode(event))
         is_delivering = True  # it may call ``post``
         try:
-            return deliver(outbox, message)
+            return deliver(outbox, events)
         finally:
             is_delivering = False
 

@@ -40,7 +40,6 @@ from slipring.server.replies import error_event_response, error_response, json_r
 from slipring.server.service import Service
 from slipring.server.transports import sse
 from slipring.server.transports.outbox import Outbox, run_until_waiting
-from slipring.server.transports.sse import ChunkWriter, is_chunked
 
 _FAILURES: dict[str, type[ApiError]] = {
     "invalid_prompt": InvalidRequest,
@@ -175,13 +174,15 @@ class SseReply(Sink):
         self._request = request
         self._stream = StreamedResponse(headers=sse.HEADERS)
         self._connection = connection_of(request)
-        self._chunks: ChunkWriter | None = None
-        """Set once the headers have been sent, with the first blocks, if the body is chunked."""
+        self._writes_chunks = False
+        """Whether the headers have been sent, with the first blocks, and the body is chunked. aiohttp writes
+        those and the end; through it, each small write between them would run two coroutines."""
         self._outbox = Outbox(
             self._write,
             self._limits.send_buffer_bytes,
             abort=self._connection.abort,
-            frame=bytes,
+            encode=sse.block,
+            head=sse.no_head,
             on_full=self._connection.queue_grew,
         )
         self._clock = loop.time
@@ -229,8 +230,8 @@ class SseReply(Sink):
 
     def deliver(self, events: list[Event]) -> Awaitable[None] | None:
         # Hot path: one event per token, of a class that neither begins nor ends a response.
-        if len(events) == 1 and self._chunks is not None and type(event := events[0]) in DELTAS:
-            return self._outbox.deliver(sse.block(event))
+        if len(events) == 1 and self._writes_chunks and type(events[0]) in DELTAS:
+            return self._outbox.deliver(events)
         return super().deliver(events)
 
     def keep_alive(self) -> None:
@@ -266,11 +267,10 @@ class SseReply(Sink):
         self._written_at = self._clock()
         if self._ended.done() and not self._outbox.queued_bytes():
             return run_until_waiting(self._stream.write_eof(blocks))
-        if self._chunks is not None:
-            return self._chunks.write(blocks)
+        if self._writes_chunks:
+            return self._connection.write(sse.chunk(blocks))
         waiting = run_until_waiting(self._stream.write(blocks))
-        if is_chunked(self._stream):
-            self._chunks = ChunkWriter(self._request)
+        self._writes_chunks = sse.is_chunked(self._stream)
         return waiting
 
 
