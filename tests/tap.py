@@ -6,7 +6,7 @@ client reads it. A fault fails the test that is running.
 
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import get_args
 from weakref import WeakKeyDictionary
@@ -57,14 +57,18 @@ def tapped() -> Iterator[Tap]:
 
     def checked_deliver(outbox: Outbox, events: list[Event]) -> Awaitable[None] | None:
         nonlocal is_delivering
-        for event in events:
-            with suppress(Exception):  # the outbox finds out itself that it cannot be encoded
-                tap.check(outbox, outbox.encode(event))
-        is_delivering = True  # it may call ``post``
+        encode = outbox.encode
+
+        def checked_encode(event: Event) -> bytes:
+            message = encode(event)
+            tap.check(outbox, message)
+            return message
+
+        outbox.encode, is_delivering = checked_encode, True  # it may call ``post``
         try:
             return deliver(outbox, events)
         finally:
-            is_delivering = False
+            outbox.encode, is_delivering = encode, False
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Outbox, "post", checked_post)

@@ -66,11 +66,11 @@ from slipring.core.turn.turn import Joined
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.protocol import events, items, requests, wire
+from slipring.protocol.endpoints.translation import RESPONSES
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
 from slipring.server.access.seal_keys import KeyedSeal
-from slipring.server.transports.http import read_create
 from tests import late
 from tests.api import Api
 from tests.core.connection import OnePolicy
@@ -678,11 +678,11 @@ def test_conversation_and_previous_response_id_exclude_each_other() -> None:
 
 def test_lanes_exist_only_on_websockets() -> None:
     with pytest.raises(UnsupportedParameter) as caught:
-        read_create(json.dumps({**GOOD, "stream_id": "agent.1"}).encode())
+        RESPONSES.read(json.dumps({**GOOD, "stream_id": "agent.1"}).encode())
     stated = FIELDS["stream_id"].cells["Notes"].partition("Over HTTP: ")[2].rstrip(".")
     error = caught.value
     assert Refusal(error.status, error.code, error.param) == Refusal.read(stated)
-    assert read_create(json.dumps({**GOOD, "stream": False}).encode()).stream is False
+    assert RESPONSES.read(json.dumps({**GOOD, "stream": False}).encode()).stream is False
 
 
 @pytest.mark.parametrize("example", TABLES["Refused values"], ids=lambda example: example["Example"])

@@ -55,10 +55,10 @@ class Outbox(Sink):
         head: Head | None = None,
         on_full: Callable[[], None] | None = None,
     ) -> None:
-        """``encode`` makes a message of an event: its JSON, if none is given. Several messages are written at
-        once, each behind its ``head``; without that, each message is written by itself. ``on_full`` is called
-        for each message posted beyond the limit, ``abort`` to drop the connection if an event cannot be
-        encoded, or if writing fails for another reason than that the connection is closed."""
+        """``encode`` makes a message of an event: its JSON if none is given. Empty ones are not sent. Several
+        messages are written at once, each behind its ``head``; without that, each is written by itself.
+        ``on_full`` is called for each message posted beyond the limit, ``abort`` to drop the connection if an
+        event cannot be encoded, or if writing fails for another reason than that the connection is closed."""
         self._write = write
         self.encode = encode or wire.encode
         self._head = head
@@ -86,8 +86,8 @@ class Outbox(Sink):
         return self._bytes > self._limit_bytes
 
     def post(self, message: bytes) -> None:
-        """Queue a message. ``flush`` writes it. Dropped after ``discard``."""
-        if not self._failed:
+        """Queue a message, if it is not empty. ``flush`` writes it. Dropped after ``discard``."""
+        if message and not self._failed:
             if self._messages is None:
                 self._messages = deque()
             self._messages.append(message)
@@ -114,7 +114,7 @@ class Outbox(Sink):
         except Exception:
             self._abort()
             raise
-        if len(message) > self._limit_bytes:
+        if not message or len(message) > self._limit_bytes:
             self.post(message)
             self.flush()
             return self.room()
