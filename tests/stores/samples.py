@@ -36,13 +36,14 @@ def state(
     carry: Carry | None = None,
     position: Position | None = None,
     given: Sequence[Item] = (),
+    appended: Sequence[Item] = (),
     verdicts: NodeVerdicts | None = None,
     **fields: Any,
 ) -> ResponseState:
-    """Return a response with one message as output. Head and carry default to the parent's."""
+    """Return a response that has made a message. Head and carry default to the parent's."""
     bare = node(name, parent)
     head = head or bare.head
-    output = (message(item_ids.output_id("message", name, 0), f"I am {name}"),)
+    output = (message(item_ids.output_id("message", name, 0), f"I am {name}"), *appended)
     response = structs.replace(
         bare.response,
         instructions=head.instructions_json,

@@ -11,6 +11,7 @@ from slipring.core.checks.verdicts import Finding, NodeVerdicts
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import ConversationEcho, InputTokensDetails, OutputTokensDetails, Usage
+from slipring.stores.conversations import Conversation
 from slipring.stores.store import Store
 from tests.stores.conftest import StoreLocation
 from tests.stores.samples import (
@@ -310,6 +311,51 @@ async def test_items_are_found_by_their_ids(store: Store) -> None:
         "msg_abci0001": structs.replace(unnamed, id="msg_abci0001"),
     }
     assert await store.responses.load_items("t", []) == {}
+    assert await store.find_items("t", ["msg_theirs", *others[:-2]]) == {"msg_theirs": theirs}
+
+
+async def test_items_are_found_by_the_ids_that_clients_chose(store: Store) -> None:
+    hex_id = "msg_68af4030592c81938ec0a5fbab4a3e9f05438e46b5f69a3b"
+    again, other = message("again", "one", role="user"), message("other", "two", role="user")
+    foreign, odd = message(hex_id, "from elsewhere", role="user"), message("o\0dd", "zero", role="user")
+    made = message("made", "appended while it was made")
+    first = state("resp_a", given=(again, again, foreign, odd), appended=(made,))
+    second = state("resp_b", given=(again, other))
+    unstored = state("resp_c", given=(message("hidden", "three", role="user"),))
+    child = state("resp_d", unstored)
+    for each in (first, second, child):
+        await store.responses.save("t", each)
+    await store.responses.save("t", child)
+    wanted = ["again", "other", hex_id, "o\0dd", "made", "hidden"]
+    named = {item.id: item for item in (again, other, foreign, odd, made)}
+    assert await store.find_items("t", wanted) == named
+    assert await store.find_items("u", wanted) == {}
+    await store.responses.save("t", unstored)
+    assert list(await store.find_items("t", ["hidden"])) == ["hidden"]
+    # Which of two items is meant is not known.
+    third = state("resp_e", given=(message("other", "not two", role="user"),))
+    await store.responses.save("t", third)
+    assert await store.find_items("t", ["other"]) == {}
+    await store.responses.delete("t", "resp_e")
+    assert await store.find_items("t", ["other"]) == {"other": other}
+    # An item that two responses have stays until both are deleted.
+    await store.responses.delete("t", "resp_a")
+    assert list(await store.find_items("t", wanted[:-1])) == ["again", "other"]
+    await store.responses.delete("t", "resp_b")
+    assert await store.find_items("t", wanted[:-1]) == {}
+
+
+async def test_an_id_of_different_items_in_a_response_and_a_conversation_means_none(store: Store) -> None:
+    mine = message("mine", "one", role="user")
+    await store.responses.save("t", state("resp_a", given=(mine,)))
+    conversation = Conversation(id="conv_1", created_at=1)
+    await store.conversations.create("t", conversation, [mine])
+    assert await store.find_items("t", ["mine"]) == {"mine": mine}
+    other = structs.replace(conversation, id="conv_2")
+    theirs = message("mine", "two", role="user")
+    await store.conversations.create("t", other, [theirs])
+    assert await store.find_items("t", ["mine"]) == {}
+    assert await store.find_items("t", ["mine"], "conv_2") == {"mine": theirs}
 
 
 async def test_pruning_does_not_disturb_concurrent_saves(durable: StoreLocation) -> None:

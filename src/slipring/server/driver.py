@@ -52,7 +52,7 @@ from slipring.core.session.actions import (
 )
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined, Turn
-from slipring.engines.constraints import custom_inputs
+from slipring.engines.constraints import custom_inputs, stop_sequences
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.server import inspections, padding
@@ -441,14 +441,10 @@ class Driver:
             joined, state = await self._join(load.conversation_id)
         elif load.response_id is not None:
             state = await self.states.find(tenant, load.response_id)
-        items = await self._find_items(load.item_ids, load.conversation_id) if load.item_ids else {}
+        items: dict[str, Item] = {}
+        if load.item_ids:
+            items = await self.service.store.find_items(tenant, load.item_ids, load.conversation_id)
         return Loaded(state, items, joined)
-
-    async def _find_items(self, ids: frozenset[str], conversation_id: str | None) -> dict[str, Item]:
-        """Stored items with these ids: of responses, else of conversations, this one first."""
-        tenant, store = self.session.tenant, self.service.store
-        found = await store.responses.load_items(tenant, ids)
-        return {**await store.conversations.find_items(tenant, ids - found.keys(), conversation_id), **found}
 
     async def _join(self, conversation_id: str) -> tuple[Joined, ResponseState | None]:
         """A conversation with the state to continue from; without such a state, with all its items."""
@@ -469,7 +465,7 @@ class Driver:
         upstream_permission.require_unbound(self.caller, job)
         engine = self.service.catalog.engine_of(job.model)
         await self.service.prefills.end_for(job)
-        await custom_inputs.generate(engine, job, self._emitter(work))
+        await custom_inputs.generate(engine, job, stop_sequences.watched(job, self._emitter(work)))
 
     def _emitter(self, work: Generate) -> Emit:
         """What delivers the deltas of a turn's job to its client, as events."""

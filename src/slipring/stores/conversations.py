@@ -6,7 +6,7 @@ before ``tip_position``. The position of a deleted item is kept for a while, so 
 what it lists finds the next page.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
@@ -335,21 +335,9 @@ class Conversations:
         rows = await self._database.read(_READ_ITEM, tenant, conversation_id, item_id)
         return _unpack(item_id, rows[0][0]) if rows else None
 
-    async def find_items(
-        self, tenant: str, item_ids: Iterable[str], conversation_id: str | None
-    ) -> dict[str, Item]:
-        """Return items of this conversation, or else of any of the tenant's, by id. Unknown ids are left out,
-        and so are those of different items in several conversations."""
-        found: dict[str, Item] = {}
-        for item_id in item_ids:
-            rows = []
-            if conversation_id is not None:
-                rows = await self._database.read(_READ_ITEM, tenant, conversation_id, item_id)
-            if not rows:
-                rows = await self._database.read(_FIND_ITEM, item_id, tenant)
-            if len(rows) == 1:
-                found[item_id] = _unpack(item_id, rows[0][0])
-        return found
+    async def find_items(self, tenant: str, item_id: str) -> list[Item]:
+        """Return the items with this id in any of the tenant's conversations: each once, and two at most."""
+        return [_unpack(item_id, data) for (data,) in await self._database.read(_FIND_ITEM, item_id, tenant)]
 
     async def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> bool:
         args = (tenant, conversation_id, item_id)

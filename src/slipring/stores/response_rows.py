@@ -5,11 +5,13 @@ its parent is the same object, so that a loaded chain takes as much memory as on
 """
 
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Approval, Carry, OpenCall, Position, Positions, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts
@@ -20,6 +22,7 @@ from slipring.protocol.responses import Response
 from slipring.protocol.tools import CallableTool, Toolset
 
 _NO_CARRY = Carry()
+_DIGEST_BYTES = 16
 
 _items = msgspec.msgpack.Decoder(tuple[Item, ...])
 _pack = msgspec.msgpack.Encoder().encode
@@ -68,6 +71,29 @@ def read_head(instructions: bytes | None, tools: bytes, previous: Head | None = 
         instructions=None if instructions is None else bytes(instructions).decode(),
         tools=shared if shared is not None else Toolset.read(Raw(tools)),
     )
+
+
+def names(state: ResponseState) -> list[bytes]:
+    """Return, for each item whose id a client chose, digests of the id and of the item. An id that the server
+    gave needs none: it says in which response its item is."""
+    return [
+        name_digest(item.id) + _digest(item.raw)
+        for item in (*state.input, *state.output)
+        if item.id is not None and not item_ids.is_minted(item.id)
+    ]
+
+
+def name_digest(item_id: str) -> bytes:
+    return _digest(item_id.encode())
+
+
+def named_item(items: Iterable[Item], item_id: str, digest: bytes) -> Item:
+    """Return the item with this id and this digest out of those of its response."""
+    return next(item for item in items if item.id == item_id and _digest(item.raw) == digest)
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def pack_items(items: Iterable[Item]) -> bytes:

@@ -7,6 +7,7 @@ rows have ``expires_at`` 0, so that one index finds all rows that may be removed
 
 import asyncio
 from collections.abc import Iterable
+from itertools import chain
 
 from msgspec import structs
 
@@ -88,6 +89,22 @@ WHERE responses.tenant = $1 AND responses.id = $2 AND responses.hidden = 0 AND r
 _ITEMS = """
 SELECT input, output FROM slipring_responses
 WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
+"""
+# All $3 names of a response in one statement: $4 has the digests, of an id and of its item in turn.
+_INSERT_NAMES = """
+INSERT INTO slipring_item_names (tenant, response_id, name, item)
+WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < $3)
+SELECT CAST($1 AS TEXT), CAST($2 AS TEXT), substr(CAST($4 AS BYTEA), 32 * n + 1, 16),
+    substr(CAST($4 AS BYTEA), 32 * n + 17, 16)
+FROM numbers WHERE true
+ON CONFLICT DO NOTHING
+"""
+# Two rows: different items have the id.
+_FIND_NAMED = """
+SELECT names.item, MIN(names.response_id) FROM slipring_item_names AS names
+JOIN slipring_responses AS responses ON responses.tenant = names.tenant AND responses.id = names.response_id
+WHERE names.name = $1 AND names.tenant = $2 AND responses.hidden = 0 AND responses.expires_at > $3
+GROUP BY names.item LIMIT 2
 """
 _JUDGE = "UPDATE slipring_responses SET verdicts = $3 WHERE tenant = $1 AND id = $2"
 _HIDE = """
@@ -171,7 +188,8 @@ class Responses:
         return response_rows.unpack_response(response, head, response_rows.unpack_items(output))
 
     async def load_items(self, tenant: str, wanted_ids: Iterable[str]) -> dict[str, Item]:
-        """Return the items of stored responses that have these ids, by id. Unknown ids are left out."""
+        """Return the items of stored responses to which the server gave these ids, by id. Unknown ids are
+        left out."""
         wanted: dict[str, dict[str, Place]] = {}
         for item_id in wanted_ids:
             place = item_ids.place_of(item_id)
@@ -182,6 +200,17 @@ class Responses:
             rows = await self._database.read(_ITEMS, tenant, response_id, self._expiry.now())
             for packed_input, packed_output in rows:
                 found |= _pick(response_id, places, packed_input, packed_output)
+        return found
+
+    async def load_named(self, tenant: str, item_id: str) -> list[Item]:
+        """Return the items of stored responses for which clients chose this id: each once, two at most."""
+        now = self._expiry.now()
+        named = await self._database.read(_FIND_NAMED, response_rows.name_digest(item_id), tenant, now)
+        found: list[Item] = []
+        for digest, response_id in named:
+            for packed in await self._database.read(_ITEMS, tenant, response_id, now):
+                items = chain.from_iterable(map(response_rows.unpack_items, packed))
+                found.append(response_rows.named_item(items, item_id, digest))
         return found
 
     async def judge(self, tenant: str, response_id: str, verdicts: NodeVerdicts) -> None:
@@ -253,9 +282,13 @@ class Responses:
         expires_at = self._expiry.expires_at(state.response.created_at)
         columns = response_rows.columns(state, self._positions)
         insert = Statement(_INSERT, (tenant, state.id, expires_at, *columns), requires_row=must_be_new)
-        if state.parent is not None and state.parent.head is state.head:
-            return [insert]
-        return [_head(tenant, state.head), insert]
+        statements = [insert]
+        names = response_rows.names(state)
+        if names:
+            statements.append(Statement(_INSERT_NAMES, (tenant, state.id, len(names), b"".join(names))))
+        if state.parent is None or state.parent.head is not state.head:
+            statements.insert(0, _head(tenant, state.head))
+        return statements
 
     def _insert_ancestors(self, tenant: str, state: ResponseState, count: int) -> list[Statement]:
         """Return statements that insert the nearest ``count`` ancestors, oldest first, unless they exist."""

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from slipring.core.chain.state import Positions
+from slipring.protocol.items import Item
 from slipring.stores.cluster import Cluster
 from slipring.stores.conversations import Conversations
 from slipring.stores.databases.database import Database
@@ -74,6 +75,28 @@ class Store:
 
     async def close(self) -> None:
         await self._database.close()
+
+    async def find_items(
+        self, tenant: str, ids: Iterable[str], conversation_id: str | None = None
+    ) -> dict[str, Item]:
+        """Return what references to these ids mean, by id: an item of a stored response to which the server
+        gave the id, else the item of this conversation, else the only item with that id in stored responses
+        and conversations. Ids of no item, and of different ones, are left out."""
+        wanted = list(ids)
+        found = await self.responses.load_items(tenant, wanted)
+        for item_id in wanted:
+            if item_id in found:
+                continue
+            item = None
+            if conversation_id is not None:
+                item = await self.conversations.item(tenant, conversation_id, item_id)
+            if item is None:
+                items = await self.responses.load_named(tenant, item_id)
+                items += await self.conversations.find_items(tenant, item_id)
+                item = items[0] if items and items.count(items[0]) == len(items) else None
+            if item is not None:
+                found[item_id] = item
+        return found
 
     async def prune(self, now: float, limit: int = 1000) -> int:
         """Remove expired and deleted rows that no other row needs, at most ``limit`` of each kind, or a few

@@ -29,3 +29,20 @@ def test_an_input_item_keeps_its_own_id() -> None:
 )
 def test_other_ids_encode_no_position(foreign: str) -> None:
     assert item_ids.place_of(foreign) is None
+
+
+@pytest.mark.parametrize(
+    ("item_id", "is_minted"),
+    [
+        (f"msg_{'0a' * 16}0001", True),
+        (f"fc_{'0a' * 16}s0001", True),
+        (f"msg_{'0a' * 16}i0001", True),
+        (f"mcpr_{'0a' * 16}0001_tag", True),
+        (f"msg_{'0a' * 24}", False),
+        (f"msg_{'0A' * 16}0001", False),
+        ("msg_mine", False),
+        ("", False),
+    ],
+)
+def test_ids_of_servers_have_a_form_of_their_own(item_id: str, is_minted: bool) -> None:
+    assert item_ids.is_minted(item_id) is is_minted

@@ -76,6 +76,30 @@ async def test_a_listed_item_can_be_referred_to() -> None:
         assert [item["id"] for item in listed["data"]] == [page["first_id"], first["output"][0]["id"]]
 
 
+async def test_an_item_can_be_referred_to_by_the_id_that_its_client_chose() -> None:
+    async with serve() as server:
+        api = Api(server)
+        mine = {"type": "message", "id": "msg_mine", "role": "user", "content": "remember"}
+        _, first = await server.post(input=[mine])
+        _, second = await server.post(input="more", previous_response_id=first["id"])
+
+        async def listed(response_id: str) -> list[dict[str, Any]]:
+            _, page = await api.call("GET", f"/responses/{response_id}/input_items", params={"order": "asc"})
+            return list(page["data"])
+
+        items = await listed(second["id"])
+        references = [{"type": "item_reference", "id": item["id"]} for item in items]
+        assert references[0]["id"] == "msg_mine"
+        _, third = await server.post(input=references)
+        assert await listed(third["id"]) == items
+        # As long as one stored response has the item.
+        for deleted, refers in ((first, True), (third, False)):
+            assert (await api.call("DELETE", f"/responses/{deleted['id']}"))[0] == 200
+            status, answer = await server.post(input=references[:1], store=False)
+            assert (status == 200) is refers
+        assert (status, answer["error"]["param"]) == (400, "input[0].id")
+
+
 async def test_an_item_sent_twice_is_listed_twice_across_pages() -> None:
     async with serve() as server:
         api = Api(server)

@@ -7,6 +7,8 @@ An id also says whether a model wrote the item after a call, in the same step. C
 again so tell which calls were made at once, and the context is rendered as it was generated.
 """
 
+import re
+
 from msgspec import Struct
 
 from slipring.protocol.items import Item
@@ -16,6 +18,7 @@ _DIGITS = 4
 _OF_INPUT = "i"
 _SAME_STEP = "s"
 _TAGGED_PARTS = 3
+_MINTED_RESPONSE = re.compile(RESPONSE + "[0-9a-f]{32}")
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -97,3 +100,9 @@ def place_of(item_id: str) -> Place | None:
     if not underscore or not stem or len(digits) != _DIGITS:
         return None
     return Place(RESPONSE + stem, of_input, index, same_step)
+
+
+def is_minted(item_id: str) -> bool:
+    """Whether the id has the form of those that a server gives to items: a client chose any other."""
+    place = place_of(item_id)
+    return place is not None and _MINTED_RESPONSE.fullmatch(place.response_id) is not None

@@ -45,7 +45,7 @@ from slipring.core.turn import endings, turn_reports, waits
 from slipring.core.turn.steps import pauses
 from slipring.core.turn.turn import Ended, Turn
 from slipring.core.turn.waits import Blocked, CutShort, Interrupted
-from slipring.protocol.events import Error, Event
+from slipring.protocol.events import Event
 
 
 class TurnProgram:
@@ -150,7 +150,7 @@ class TurnProgram:
             job = self._plan()
         tokens = await CountTokens(turn, turn.first_job(job))
         turn.stages.lap("weigh")
-        self._release()
+        self.release()
         shared.actions.append(Counted(tokens))
 
     # Generate, in steps.
@@ -213,8 +213,12 @@ class TurnProgram:
         turn, checks = self.turn, self.turn.checks
         self._shared.begin_due(turn)
         if checks is not None and checks.holds_work(is_call=is_call):
-            while checks.holds_input:
-                await waits.VERDICTS_ON_INPUT
+            try:
+                while checks.holds_input:
+                    await waits.VERDICTS_ON_INPUT
+            except CutShort:
+                pauses.withdraw(turn)
+                raise
             turn.stages.lap("check")
 
     async def _next_job(self) -> Job | None:
@@ -312,8 +316,8 @@ class TurnProgram:
         emitted = shared.successors.return_steers(turn, error)
         if not turn.asked.follows:
             shared.evict_parent(turn, error)
-            emitted.append(Error.of(error, turn.asked.lane))
-        self._release()
+            emitted.append(turn.refusal(error))
+        self.release()
         turn.stages.lap("terminal")
         shared.send(emitted)
         shared.actions += shared.growing_outputs.end_unreachable(shared.cache)
@@ -350,6 +354,7 @@ class TurnProgram:
         """The last events of the turn are on their way: remember its response, report the turn, and give its
         lane to its successor, if it has one."""
         turn, shared, state = self.turn, self._shared, ended.state
+        report = turn_reports.report(turn)
         self.unpin()
         shared.charges.release(turn)
         if state is not None:
@@ -358,7 +363,7 @@ class TurnProgram:
             turn, state if not ended.has_failed else None, shared.lifetime.refusal
         )
         shared.send(about_steers)
-        shared.record(turn, turn_reports.report(turn))
+        shared.record(turn, report)
         if successor is None:
             shared.lanes.release(turn)
         else:
@@ -384,8 +389,10 @@ class TurnProgram:
         """A response is continued, or has ended: nothing is prefilled for it any more."""
         self._shared.actions += self._shared.growing_outputs.end(response_id)
 
-    def _release(self) -> None:
-        """Let go of all that a turn without a response holds, and let the next one of its lane run."""
+    def release(self) -> None:
+        """Let go of all that a turn without a response holds, and let the next one of its lane run. If the
+        end of a turn fails itself, its ``Turns`` call this."""
         self.unpin()
         self._shared.charges.release(self.turn)
-        self._shared.lanes.release(self.turn)
+        if self.turn in self._shared.lanes.running():
+            self._shared.lanes.release(self.turn)

@@ -22,8 +22,8 @@ from slipring.core.session.actions import (
     Generate,
     Inspect,
     ListTools,
+    LogFault,
     Result,
-    Save,
     StartAudit,
     StartPrefill,
     Work,
@@ -34,7 +34,7 @@ from slipring.core.session.turn_program import TurnProgram
 from slipring.core.turn import turn_reports
 from slipring.core.turn.steps import pauses
 from slipring.core.turn.turn import Turn
-from slipring.core.turn.waits import ENDED, QUEUED, Blocked, CutShort, Interrupted, News, Wait
+from slipring.core.turn.waits import ENDED, Blocked, CutShort, Interrupted, News, Wait
 from slipring.protocol.events import Error, Event
 
 _Run = Coroutine[Wait[Any], Any, Turn | None]
@@ -86,7 +86,7 @@ class Turns:
 
     def _resume(self, turn: Turn, result: Any = None, error: Exception | None = None) -> None:
         """Let a turn's program run to its next wait. ``error``: what its current wait ends with."""
-        _, run = self._programs[turn]
+        program, run = self._programs[turn]
         try:
             wait = run.send(result) if error is None else run.throw(error)
             while self._ends_several and isinstance(wait, Flush):
@@ -94,6 +94,9 @@ class Turns:
                 wait = run.send(None)
         except StopIteration as ended:
             successor = ended.value
+        except Exception as fault:
+            successor = None
+            self._give_up(program, fault)
         else:
             turn.wait = wait
             if isinstance(wait, Work):
@@ -102,6 +105,18 @@ class Turns:
         turn.wait = ENDED
         del self._programs[turn]
         self._after(turn, successor)
+
+    def _give_up(self, program: TurnProgram, fault: Exception) -> None:
+        """The end of a turn has failed itself: the turn then holds nothing either, and its client gets the
+        one event that ends it."""
+        turn, shared, error = program.turn, self._shared, ServerError()
+        shared.actions += [LogFault(fault), Cancel(turn)]
+        shared.actions += shared.growing_outputs.end(turn.output.response_id)
+        program.release()
+        if turn.is_created or not turn.asked.follows:
+            shared.send(turn.broken_end(error))
+        shared.send(shared.successors.return_steers(turn, error))
+        shared.send(shared.successors.after(turn, None, error)[0])
 
     def _after(self, turn: Turn, successor: Turn | None) -> None:
         """A turn has ended: begin its successor and whatever may run now."""
@@ -315,11 +330,13 @@ class Turns:
         """The connection is closed: cancel what runs, except saves, and release all memory."""
         shared = self._shared
         for turn in [*shared.lanes.running(), *shared.lanes.queued()]:
-            if isinstance(turn.wait, Save):
+            if turn.wait is ENDED:
+                continue  # the session was closed before
+            if turn.is_closed:
                 shared.record(turn, turn_reports.report(turn))
-            elif turn.wait is not ENDED:
+            else:
                 turn_reports.cut_off_stage(turn)
-                if turn.wait is not QUEUED:
+                if turn in self._programs:
                     shared.actions.append(Cancel(turn))
                 shared.record(turn, turn_reports.report(turn, cancelled=True))
             turn.wait = ENDED

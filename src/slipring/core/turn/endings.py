@@ -56,6 +56,7 @@ def finish(turn: Turn, now: float) -> tuple[list[Event], Ended]:
         incomplete_details=None if reason == "stop" else IncompleteDetails.of(reason),
         output=turn.output.raw_items(),
         usage=response_object.usage(finished),
+        stop_sequence=finished.stop_sequence or UNSET,
         moderation=prepared.checks.moderation if prepared.checks is not None else UNSET,
     )
     state = _new_state(turn, response, turn.output.items, finished.position, cut_off=not stopped)

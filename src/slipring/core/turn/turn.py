@@ -229,7 +229,7 @@ class Turn:
     has_begun: bool
     """Whether the engine has accepted the first job."""
     is_over: bool
-    """Whether its terminal event has been made: nothing more can happen to the response."""
+    """Whether the event that ends it has been made: nothing more can happen to it."""
 
     def __init__(self, asked: Asked, ports: Ports, stages: Stages) -> None:
         self._ports = ports
@@ -658,6 +658,23 @@ class Turn:
         assert self.ended.response is not None
         self.is_over = True
         return self.output.announce(_TERMINAL[self.ended.response.status], self.ended.response)
+
+    def refusal(self, error: ApiError) -> Event:
+        """The event that ends a turn whose response was never created."""
+        self.is_over = True
+        return events.Error.of(error, self.asked.lane)
+
+    def broken_end(self, error: ApiError) -> list[Event]:
+        """The event that ends a turn whose end could not be made, unless there was one."""
+        if self.is_over:
+            return []
+        if not self.is_created:
+            return [self.refusal(error)]
+        self.is_over = True
+        closing = self.output.finish("incomplete")
+        output, failure = self.output.raw_items(), response_object.failure(error)
+        failed = structs.replace(self.passed(is_blocked=True), status="failed", output=output, error=failure)
+        return [*closing, self.output.announce(events.Failed, failed)]
 
     def cut_off(self) -> Finished | None:
         """An estimate of the tokens of the running job; None if its engine has not begun it."""

@@ -196,7 +196,22 @@ _FIFTH = (
     "CREATE INDEX slipring_deleted_items_expiry ON slipring_deleted_items (expires_at)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
+# Items of responses by the ids that clients chose for them, as digests.
+_SIXTH = (
+    """
+    CREATE TABLE slipring_item_names (
+        tenant TEXT NOT NULL,
+        response_id TEXT NOT NULL,
+        name BYTEA NOT NULL,
+        item BYTEA NOT NULL,
+        PRIMARY KEY (name, tenant, item, response_id),
+        FOREIGN KEY (tenant, response_id) REFERENCES slipring_responses (tenant, id) ON DELETE CASCADE
+    )
+    """,
+    "CREATE INDEX slipring_item_names_responses ON slipring_item_names (response_id, tenant)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 
 
 def is_newer(version: int) -> bool:

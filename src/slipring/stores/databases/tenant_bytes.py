@@ -16,6 +16,7 @@ _CONTENTS = {
     "slipring_run_events": ("data",),
     "slipring_run_beginnings": ("instructions", "tools", "input"),
     "slipring_approvals": ("id",),
+    "slipring_item_names": ("name", "item"),
 }
 """The columns of variable size, by table."""
 

@@ -186,6 +186,13 @@ def resume(turn: Turn) -> Job:
     return job
 
 
+def withdraw(turn: Turn) -> None:
+    """The next step does not begin, because the response ends: it is paused again, without the outputs that
+    its client has appended for the step, which have not passed."""
+    assert turn.planned.rollout is not None
+    turn.planned.rollout.withdraw(turn.output)
+
+
 def foreseen_job(turn: Turn) -> Job | None:
     """While paused: a warmup of the next step with the outputs that are there; None if hosted calls run
     and none of them has a result to begin with."""

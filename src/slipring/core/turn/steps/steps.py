@@ -128,6 +128,13 @@ class Steps:
         """Replace the input of the next step."""
         self._input = items
 
+    def withdraw(self, count: int) -> Carry:
+        """Pause again instead of the step that was to begin, without the last ``count`` items of its input.
+        Returns the carry after the last finished step."""
+        assert self._node is not None
+        self._input, self.is_paused = self._input[: len(self._input) - count], True
+        return self._node.carry
+
     def total(self, finished: Finished) -> Finished:
         """The end of the response, with the tokens of all steps."""
         spent = self.spent
