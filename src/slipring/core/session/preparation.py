@@ -199,17 +199,16 @@ def inspect(turn: Turn) -> None:
     if parent is not None and (check := parent.refused_by) is not None:
         raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
     if prepared.checks is not None:
-        text_format, choice = prepared.draft.settings.format, bytes(prepared.response.tool_choice)
-        # What the model reads of a request that neither its head nor its items contain.
-        definitions = [text_format.echo] if text_format.kind == "json_schema" else []
-        definitions += [prepared.response.tool_choice] if choice.startswith(b"{") else []
-        prepared.checks.begin(
-            parent,
-            turn.head,
-            turn.input,
-            map(definition_text, definitions),
-            writes_json=text_format.kind != TEXT.kind,
-        )
+        settings, choice = prepared.draft.settings, prepared.response.tool_choice
+        # Texts of a request that neither its head nor its items contain: what the model reads of them, and
+        # stop sequences, which the response repeats.
+        definitions = [*settings.stop]
+        if settings.format.kind == "json_schema":
+            definitions.append(definition_text(settings.format.echo))
+        if bytes(choice).startswith(b"{"):
+            definitions.append(definition_text(choice))
+        writes_json = settings.format.kind != TEXT.kind
+        prepared.checks.begin(parent, turn.head, turn.input, definitions, writes_json=writes_json)
 
 
 # Plan.
