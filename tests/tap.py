@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import get_args
+from weakref import WeakKeyDictionary
 
 import pytest
 from openai.types.responses import Tool
 
+from slipring.protocol.events import Event
 from slipring.server.transports.outbox import Outbox
 from tests import wire
 
@@ -28,7 +30,7 @@ class Tap:
 
     def __init__(self) -> None:
         self.faults: list[str] = []
-        self._orders: dict[Outbox, wire.Order] = {}
+        self._orders: WeakKeyDictionary[Outbox, wire.Order] = WeakKeyDictionary()
 
     def reset(self) -> None:
         """Forget all messages and faults so far."""
@@ -53,14 +55,20 @@ def tapped() -> Iterator[Tap]:
             tap.check(outbox, message)
         post(outbox, message)
 
-    def checked_deliver(outbox: Outbox, message: bytes) -> Awaitable[None] | None:
+    def checked_deliver(outbox: Outbox, events: list[Event]) -> Awaitable[None] | None:
         nonlocal is_delivering
-        tap.check(outbox, message)
-        is_delivering = True  # it may call ``post``
+        encode = outbox.encode
+
+        def checked_encode(event: Event) -> bytes:
+            message = encode(event)
+            tap.check(outbox, message)
+            return message
+
+        outbox.encode, is_delivering = checked_encode, True  # it may call ``post``
         try:
-            return deliver(outbox, message)
+            return deliver(outbox, events)
         finally:
-            is_delivering = False
+            outbox.encode, is_delivering = encode, False
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Outbox, "post", checked_post)

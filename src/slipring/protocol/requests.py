@@ -8,7 +8,7 @@ field. ``core.turn.request_validation`` decides which valid values this server s
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -25,6 +25,8 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "u
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
+StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
+StopSequences = Annotated[list[StopSequence], Meta(max_length=16)]
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
@@ -108,6 +110,8 @@ class CreateRequest(Struct, dict=True):
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     seed: int | None = None
+    top_k: Annotated[int, Meta(ge=1)] | None = None
+    stop: StopSequences | None = None
     metadata: Metadata | None = None
     prompt: Any = None
     prompt_cache_key: str | None = None
@@ -125,6 +129,8 @@ class CreateRequest(Struct, dict=True):
     multi_agent: MultiAgent | None = None
     rollout: bool | None = None
     client_metadata: dict[str, Any] | None = None
+    restores_thoughts: ClassVar[bool] = False
+    """Whether the model reads its thoughts again where the client has left them out of its history."""
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
@@ -136,6 +142,12 @@ class CreateRequest(Struct, dict=True):
         if "items" not in self.__dict__ and known and self.previous_response_id is None:
             self.__dict__["items"] = read_input(self.input, known)
         return self.items
+
+    @property
+    def read(self) -> tuple[Item, ...]:
+        """The items that have been decoded so far: all or none."""
+        items: tuple[Item, ...] = self.__dict__.get("items", ())
+        return items
 
     @cached_property
     def content_digests(self) -> tuple[bytes, ...]:
@@ -156,6 +168,12 @@ class CreateRequest(Struct, dict=True):
         return self.generate is False or (options is not None and options.prewarm is True)
 
 
+class ResentHistory(CreateRequest):
+    """A request of an API whose clients send their whole history, and may leave out its thoughts."""
+
+    restores_thoughts: ClassVar[bool] = True
+
+
 class Outline(Struct):
     """The fields that route the reply to a frame whose body is invalid."""
 
@@ -170,6 +188,7 @@ class _Received(CreateRequest):
 
     type: Raw | UnsetType = UNSET
     stream_id: Raw | UnsetType = UNSET
+    stop: Raw | UnsetType = UNSET  # type: ignore[assignment]
     include: Raw | UnsetType = UNSET  # type: ignore[assignment]
     context_management: Raw | UnsetType = UNSET  # type: ignore[assignment]
     metadata: Raw | UnsetType = UNSET  # type: ignore[assignment]

@@ -52,7 +52,7 @@ from slipring.core.session.actions import (
 )
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined, Turn
-from slipring.engines.constraints import custom_inputs
+from slipring.engines.constraints import custom_inputs, stop_sequences
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.server import inspections, padding
@@ -465,7 +465,7 @@ class Driver:
         upstream_permission.require_unbound(self.caller, job)
         engine = self.service.catalog.engine_of(job.model)
         await self.service.prefills.end_for(job)
-        await custom_inputs.generate(engine, job, self._emitter(work))
+        await custom_inputs.generate(engine, job, stop_sequences.watched(job, self._emitter(work)))
 
     def _emitter(self, work: Generate) -> Emit:
         """What delivers the deltas of a turn's job to its client, as events."""
@@ -512,7 +512,7 @@ class Driver:
     async def _save(self, turn: Turn, state: ResponseState) -> None:
         store, tenant = self.service.store, self.session.tenant
         # A failed response adds nothing to its conversation: its client sends the same input again.
-        joined = turn.joined if not turn.has_failed else None
+        joined = turn.bound.joined if not turn.has_failed else None
         appended = _appended(joined, state) if joined is not None else None
         if turn.stores:
             # Shielded: the future is the run's, and must not be cancelled with this turn.
@@ -545,7 +545,7 @@ async def _timed(waiting: Awaitable[None], turn: Turn) -> None:
     """Wait for a slow client, and count the time as the turn's."""
     before = clock()
     await waiting
-    turn.stages.send_s += clock() - before
+    turn.stages.wait_for_client(clock() - before)
 
 
 def _compressed(states: Sequence[ResponseState]) -> list[bytes]:

@@ -3,11 +3,11 @@
 from collections.abc import MutableMapping
 
 from aiohttp import web
-from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError
 from slipring.protocol import wire
-from slipring.protocol.events import Error, ErrorAnswer
+from slipring.protocol.endpoints.translation import RESPONSES, ErrorReply, Translation
+from slipring.protocol.events import Error
 from slipring.server.id_minting import mint
 
 
@@ -15,16 +15,18 @@ def json_response(body: object, status: int = 200) -> web.Response:
     return web.Response(body=wire.encode(body), status=status, content_type="application/json")
 
 
-def error_response(error: ApiError) -> web.Response:
-    """An error as an HTTP response in the API's shape."""
-    return error_event_response(Error.of(error))
+def error_response(error: ApiError, translation: Translation = RESPONSES) -> web.Response:
+    """An error as an HTTP response in the shape of the client's API."""
+    return error_reply(translation.error(Error.of(error)))
 
 
-def error_event_response(event: Error) -> web.Response:
-    """The HTTP response for an error event. The event's own ``headers`` become HTTP headers."""
-    body = wire.encode(ErrorAnswer(structs.replace(event.error, headers=UNSET)))
-    headers = event.error.headers if event.error.headers is not UNSET else {}
-    return web.Response(status=event.status, body=body, content_type="application/json", headers=headers)
+def error_reply(reply: ErrorReply) -> web.Response:
+    return web.Response(
+        status=reply.status,
+        body=wire.encode(reply.body),
+        content_type="application/json",
+        headers=reply.headers,
+    )
 
 
 def add_standard_headers(headers: MutableMapping[str, str]) -> None:

@@ -15,10 +15,11 @@ from aiohttp import web
 from slipring.base.aiohttp_internals import StreamedResponse
 from slipring.core.limits import Limits
 from slipring.protocol import wire
+from slipring.protocol.endpoints import event_blocks
 from slipring.protocol.events import Event
 from slipring.protocol.responses import Response
 from slipring.server.background import event_stream, runs
-from slipring.server.transports import echo, sse, websocket
+from slipring.server.transports import echo
 from slipring.server.transports.http import SseReply
 from slipring.server.transports.websocket import WebSocketConnection
 from tests.api import Api
@@ -99,8 +100,8 @@ async def test_a_stream_over_http_1_0_ends_too(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_the_stream_of_a_background_create_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(limits=SILENT) as (engine, api):
-        block = failing_later(2, sse.named_block)
-        monkeypatch.setattr(sse, "named_block", block)
+        block = failing_later(2, event_blocks.named_block)
+        monkeypatch.setattr(event_blocks, "named_block", block)
         body = {"input": "hello", "background": True, "stream": True}
         async with api.server.http.post(f"{api.server.url}/responses", json=body, headers=KEY) as answer:
             (await engine.next()).say("a")
@@ -191,7 +192,6 @@ def break_encoder(patch: pytest.MonkeyPatch) -> None:
         return real(value)
 
     patch.setattr(wire, "encode", encode)
-    patch.setattr(websocket, "encode", encode)
     patch.setattr(runs, "encode", encode)
 
 
@@ -241,11 +241,12 @@ async def test_a_response_that_cannot_be_encoded_is_answered_with_an_error(
 
 async def test_a_socket_on_which_no_event_can_be_encoded_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = PuppetEngine()
-    async with serve(engine, limits=SILENT) as server, open_raw(server) as raw:
+    async with serve(engine, limits=SILENT) as server:
         break_encoder(monkeypatch)
-        await raw.create(input="hello", store=False)
-        (await engine.next()).finish()
-        assert await raw.ended() == b""
+        async with open_raw(server) as raw:
+            await raw.create(input="hello", store=False)
+            (await engine.next()).finish()
+            assert await raw.ended() == b""
         await gone(server)
 
 

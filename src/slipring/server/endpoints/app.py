@@ -15,6 +15,7 @@ from msgspec import UNSET
 from slipring.base.errors import ApiError, InvalidRequest, NotFound, ServerError
 from slipring.core.generation import Model
 from slipring.protocol.endpoints.reply_bodies import ModelList, ModelObject, TurnList
+from slipring.protocol.endpoints.translation import RESPONSES, Translation
 from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
@@ -161,7 +162,7 @@ def _refuse(
     """Count an error, and make the response that tells it. ``allowed``: the methods that the path has."""
     if not error.is_reported:
         service.refusals[error.code] += 1
-    response = error_response(error)
+    response = error_response(error, _translation_of(request))
     if allowed is not None:
         response.headers["Allow"] = allowed
     if connection_of(request).is_surplus:
@@ -169,6 +170,11 @@ def _refuse(
     if response.status == UpgradeRequired.status:
         response.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
     return response
+
+
+def _translation_of(request: web.Request) -> Translation:
+    """That of the API whose path was asked for: errors that come before its endpoint have its shape too."""
+    return RESPONSES
 
 
 def _is_disconnected(request: web.Request) -> bool:

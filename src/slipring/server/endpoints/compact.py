@@ -4,8 +4,6 @@ It runs an ordinary turn whose only output is a compaction. The answer has a for
 messages that were kept are readable, and the rest is sealed in a compaction item.
 """
 
-from functools import partial
-
 import msgspec
 from aiohttp import web
 from msgspec import Raw
@@ -15,6 +13,7 @@ from slipring.core.chain.sealed_items import Seal
 from slipring.core.turn.compaction import is_users
 from slipring.protocol import wire
 from slipring.protocol.endpoints.compact import Window, read_compact
+from slipring.protocol.endpoints.translation import Translation
 from slipring.protocol.items import InputText, Item
 from slipring.protocol.responses import CompactionItem, Response
 from slipring.server.access.auth import Caller
@@ -31,8 +30,19 @@ async def compact(service: Service, request: web.Request, caller: Caller) -> web
     """Compact a context and answer with the new one."""
     posted = await read_posted(service, request, caller, lambda body: read_compact(body).as_create())
     session = service.open_exchange(caller, retention_of(request.headers))
-    reply = JsonReply(partial(_window, service.seal, caller.tenant))
+    reply = JsonReply(_Compaction(service.seal, caller.tenant))
     return await answer(service, caller, session, reply, posted)
+
+
+class _Compaction(Translation):
+    """Answers with the new context instead of the response."""
+
+    def __init__(self, seal: Seal, tenant: str) -> None:
+        self._seal = seal
+        self._tenant = tenant
+
+    def body(self, response: Response) -> object:
+        return _window(self._seal, self._tenant, response)
 
 
 def _window(seal: Seal, tenant: str, response: Response) -> Window:

@@ -13,6 +13,7 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
 from slipring.protocol import wire
 from slipring.protocol.endpoints.reply_bodies import DeletedResponse
+from slipring.protocol.endpoints.translation import RESPONSES
 from slipring.protocol.items import Item, Reasoning, read_item
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
@@ -20,7 +21,7 @@ from slipring.server.background import event_stream, unfinished_states
 from slipring.server.background.runs import Background, RunRefused
 from slipring.server.background.termination import read_response
 from slipring.server.endpoints import paging
-from slipring.server.replies import error_event_response, json_response
+from slipring.server.replies import error_reply, json_response
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_exchange, retention_of
 from slipring.server.transports.http import (
@@ -28,7 +29,6 @@ from slipring.server.transports.http import (
     PostedCreate,
     SseReply,
     answer,
-    read_create,
     read_posted,
 )
 
@@ -42,7 +42,7 @@ class Responses:
         self._background = background
 
     async def create(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-        posted = await read_posted(service, request, caller, read_create)
+        posted = await read_posted(service, request, caller, RESPONSES.read)
         if posted.request.background is True:
             return await self._create_in_background(request, caller, posted)
         streams = posted.request.stream
@@ -121,7 +121,7 @@ class Responses:
         try:
             run = await background.begin(caller, posted, retention_of(request.headers))
         except RunRefused as refused:
-            return error_event_response(refused.error)
+            return error_reply(RESPONSES.error(refused.error))
         if posted.request.stream:
             return await event_stream.follow(background, request, caller.tenant, run.promised, after=-1)
         return json_response(run.promised)

@@ -1,6 +1,7 @@
-"""Responses over HTTP: a session with a single create, answered with a JSON body or an SSE stream.
+"""Turns over HTTP: a session with a single create, answered with a JSON body or an SSE stream.
 
-A response that it continues is loaded from the store.
+What the client sends and gets is that of its API (``Translation``). A response that it continues is loaded
+from the store.
 """
 
 import asyncio
@@ -12,22 +13,12 @@ from aiohttp import web
 from msgspec import Struct
 
 from slipring.base.aiohttp_internals import StreamedResponse
-from slipring.base.errors import (
-    ApiError,
-    ExternalConnectorError,
-    InvalidRequest,
-    NotFound,
-    RateLimited,
-    Unavailable,
-    UnsupportedParameter,
-)
+from slipring.base.errors import ApiError
 from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
-from slipring.protocol import requests
-from slipring.protocol.endpoints.reply_bodies import InputTokens
+from slipring.protocol.endpoints.translation import RESPONSES, Translation, failure_of
 from slipring.protocol.events import DELTAS, TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import ConnectorFailure, Outage, Response, ResponseError, TemporaryError
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
@@ -36,18 +27,10 @@ from slipring.server.connections.http_connection import connection_of
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
-from slipring.server.replies import error_event_response, error_response, json_response
+from slipring.server.replies import error_reply, json_response
 from slipring.server.service import Service
-from slipring.server.transports import sse
+from slipring.server.transports import streamed_body
 from slipring.server.transports.outbox import Outbox, run_until_waiting
-from slipring.server.transports.sse import ChunkWriter, is_chunked
-
-_FAILURES: dict[str, type[ApiError]] = {
-    "invalid_prompt": InvalidRequest,
-    "context_length_exceeded": InvalidRequest,
-    "insufficient_quota": RateLimited,
-    "model_not_found": NotFound,
-}
 
 
 class PostedCreate(Struct, frozen=True):
@@ -99,23 +82,13 @@ async def answer(
             await driver.stop()
 
 
-def read_create(body: bytes) -> CreateRequest:
-    """Decode a create request that arrived over HTTP."""
-    create = requests.read_create(body)
-    if create.stream_id is not None:
-        raise UnsupportedParameter(
-            "Unsupported parameter: 'stream_id' exists only on a WebSocket.", param="stream_id"
-        )
-    return create
-
-
 class JsonReply(Sink):
-    """Answers with the response object of the terminal event, or with what ``shape`` makes of it."""
+    """Answers with what the client's API makes of the response of the terminal event."""
 
     transport: ClassVar[Transport] = "http"
 
-    def __init__(self, shape: Callable[[Response], object] = lambda response: response) -> None:
-        self._shape = shape
+    def __init__(self, translation: Translation = RESPONSES) -> None:
+        self._translation = translation
         self._answer: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
 
     def send(self, events: list[Event]) -> None:
@@ -123,7 +96,7 @@ class JsonReply(Sink):
             if self._answer.done():
                 return  # answered already, or the client has disconnected
             if isinstance(event, Error):
-                self._answer.set_result(error_event_response(event))
+                self._answer.set_result(error_reply(self._translation.error(event)))
             elif isinstance(event, TERMINAL):
                 try:
                     self._answer.set_result(self._final_response(event))
@@ -137,7 +110,7 @@ class JsonReply(Sink):
 
     def counted(self, tokens: int) -> None:
         if not self._answer.done():
-            self._answer.set_result(json_response(InputTokens(tokens)))
+            self._answer.set_result(json_response(self._translation.counted(tokens)))
 
     def keep_alive(self) -> None:
         """Nothing can be sent before the response."""
@@ -149,18 +122,8 @@ class JsonReply(Sink):
     def _final_response(self, event: ResponseEvent) -> web.Response:
         response = event.response
         if isinstance(event, Failed) and response.error is not None:
-            return error_response(_as_exception(response.error))
-        return json_response(self._shape(response))
-
-
-def _as_exception(error: ResponseError) -> ApiError:
-    """The error of a failed response as the one that a refused request would get."""
-    if isinstance(error, TemporaryError):
-        kind = Unavailable if isinstance(error, Outage) else RateLimited
-        return kind(error.message, retry_after_s=error.retry_after_s)
-    if isinstance(error, ConnectorFailure):
-        return ExternalConnectorError(error.message, param="tools")
-    return _FAILURES.get(error.code, ApiError)(error.message, code=error.code)
+            return error_reply(self._translation.error(Error.of(failure_of(response.error))))
+        return json_response(self._translation.body(response))
 
 
 class SseReply(Sink):
@@ -168,20 +131,25 @@ class SseReply(Sink):
 
     transport: ClassVar[Transport] = "sse"
 
-    def __init__(self, service: Service, request: web.Request, stages: Stages) -> None:
+    def __init__(
+        self, service: Service, request: web.Request, stages: Stages, translation: Translation = RESPONSES
+    ) -> None:
         loop = asyncio.get_running_loop()
+        self._translation = translation
         self._stages = stages
         self._limits = service.config.limits
         self._request = request
-        self._stream = StreamedResponse(headers=sse.HEADERS)
+        self._stream = StreamedResponse(headers=streamed_body.HEADERS)
         self._connection = connection_of(request)
-        self._chunks: ChunkWriter | None = None
-        """Set once the headers have been sent, with the first blocks, if the body is chunked."""
+        self._writes_chunks = False
+        """Whether the headers have been sent, with the first blocks, and the body is chunked. aiohttp writes
+        those and the end; through it, each small write between them would run two coroutines."""
         self._outbox = Outbox(
             self._write,
             self._limits.send_buffer_bytes,
             abort=self._connection.abort,
-            frame=bytes,
+            encode=translation.frames,
+            head=streamed_body.no_head,
             on_full=self._connection.queue_grew,
         )
         self._clock = loop.time
@@ -201,13 +169,13 @@ class SseReply(Sink):
                     if not self._opened.done():
                         self._opened.set_result(event)
                     return
-                self._outbox.post(sse.block(event))
+                self._outbox.post(self._translation.frames(event))
                 ends = ends or type(event) in TERMINAL
         except Exception as error:
             self._fail(error)
             raise
         if ends:
-            self._outbox.post(sse.DONE)
+            self._outbox.post(self._translation.end())
             self._ended.set_result(None)
         if events and not self._opened.done():
             self._opened.set_result(None)
@@ -229,8 +197,8 @@ class SseReply(Sink):
 
     def deliver(self, events: list[Event]) -> Awaitable[None] | None:
         # Hot path: one event per token, of a class that neither begins nor ends a response.
-        if len(events) == 1 and self._chunks is not None and type(event := events[0]) in DELTAS:
-            return self._outbox.deliver(sse.block(event))
+        if len(events) == 1 and self._writes_chunks and type(events[0]) in DELTAS:
+            return self._outbox.deliver(events)
         return super().deliver(events)
 
     def keep_alive(self) -> None:
@@ -240,7 +208,7 @@ class SseReply(Sink):
         at = self._clock()
         if at - self._written_at > self._limits.ping_interval_s:
             self._written_at = at
-            self._outbox.post(sse.KEEPALIVE)
+            self._outbox.post(self._translation.keepalive)
             self.flush()
 
     async def finished(self) -> web.StreamResponse:
@@ -248,7 +216,7 @@ class SseReply(Sink):
         try:
             error = await self._opened
             if error is not None:
-                return error_event_response(error)
+                return error_reply(self._translation.error(error))
             # Headers are sent first, so they have only the stages until now.
             self._stream.headers["Server-Timing"] = server_timing(self._stages.laps)
             self._connection.queued_bytes = self._outbox.queued_bytes
@@ -266,11 +234,10 @@ class SseReply(Sink):
         self._written_at = self._clock()
         if self._ended.done() and not self._outbox.queued_bytes():
             return run_until_waiting(self._stream.write_eof(blocks))
-        if self._chunks is not None:
-            return self._chunks.write(blocks)
+        if self._writes_chunks:
+            return self._connection.write(streamed_body.chunk(blocks))
         waiting = run_until_waiting(self._stream.write(blocks))
-        if is_chunked(self._stream):
-            self._chunks = ChunkWriter(self._request)
+        self._writes_chunks = streamed_body.is_chunked(self._stream)
         return waiting
 
 

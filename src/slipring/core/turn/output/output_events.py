@@ -128,7 +128,7 @@ class Output:
     def __init__(self, mint: Mint, stream_id: str | UnsetType) -> None:
         self.stream_id = stream_id
         self.response_id = ""
-        """Set when the response begins; item ids are derived from it."""
+        """Item ids are derived from it. Set, as ``hosted``, ``sign`` and ``conceal`` are, by ``begin``."""
         self.items: list[Item] = []
         """Finished items, up to the first hosted call that still runs."""
         self.finished: list[Item] = []
@@ -158,6 +158,12 @@ class Output:
         self._sequence = -1
         self._events: list[Event] = []
 
+    def begin(
+        self, response_id: str, hosted: HostedCalls | None, sign: Sign | None, conceal: Conceal | None
+    ) -> None:
+        """The output belongs to this response."""
+        self.response_id, self.hosted, self.sign, self.conceal = response_id, hosted, sign, conceal
+
     def announce(self, kind: type[events.ResponseEvent], response: Response) -> Event:
         """The next lifecycle event."""
         return kind(sequence_number=self.number(), stream_id=self.stream_id, response=response)
@@ -167,9 +173,31 @@ class Output:
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Process deltas of the engine; returns the events that they cause."""
-        feeders = self._feeders
         for delta in deltas:
-            feeders[type(delta)](self, delta)
+            if type(delta) is not Text:
+                self._feeders[type(delta)](self, delta)
+                continue
+            # Hot path, once per token of every answer: not a call of its own.
+            part = self._text_part
+            if part is None:
+                part = self._text_part = self._message_part(OutputTextPart)
+            part.text.append(delta.text)
+            logprobs = _NO_LOGPROBS
+            if delta.logprobs:
+                part.logprobs.extend(delta.logprobs)
+                logprobs = _event_logprobs(delta.logprobs)
+            self._sequence += 1
+            self._events.append(
+                events.OutputTextDelta(
+                    sequence_number=self._sequence,
+                    stream_id=self.stream_id,
+                    output_index=self._index,
+                    item_id=part.item_id,
+                    content_index=part.index,
+                    delta=delta.text,
+                    logprobs=logprobs,
+                )
+            )
         emitted = self._events
         self._events = []
         return emitted
@@ -232,6 +260,12 @@ class Output:
         self._awaits_output = False
         return self.take_events()
 
+    def withdraw(self, count: int) -> None:
+        """Remove the last ``count`` items, which the client has appended: no state contains them."""
+        self.items = self.items[: len(self.items) - count]
+        self.finished = self.finished[: len(self.finished) - count]
+        self.since = len(self.finished)
+
     def open_compaction(self) -> list[Event]:
         """Begin the compaction item. If the compaction fails, no further event mentions the item."""
         item_id = self._compaction_id = self.name_item("compaction")
@@ -264,29 +298,6 @@ class Output:
         """The next sequence number."""
         self._sequence += 1
         return self._sequence
-
-    def _text(self, delta: Text) -> None:
-        # Hot path: runs once per token of every answer.
-        part = self._text_part
-        if part is None:
-            part = self._text_part = self._message_part(OutputTextPart)
-        part.text.append(delta.text)
-        logprobs = _NO_LOGPROBS
-        if delta.logprobs:
-            part.logprobs.extend(delta.logprobs)
-            logprobs = _event_logprobs(delta.logprobs)
-        self._sequence += 1
-        self._events.append(
-            events.OutputTextDelta(
-                sequence_number=self._sequence,
-                stream_id=self.stream_id,
-                output_index=self._index,
-                item_id=part.item_id,
-                content_index=part.index,
-                delta=delta.text,
-                logprobs=logprobs,
-            )
-        )
 
     def _annotated(self, delta: Annotated) -> None:
         part = self._message_part(OutputTextPart)
@@ -367,7 +378,6 @@ class Output:
             self.asks_approval = True
 
     _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
-        Text: _text,
         Annotated: _annotated,
         Refused: _refused,
         Thought: _thought,

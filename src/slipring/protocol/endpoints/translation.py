@@ -1,0 +1,94 @@
+"""Translates between the HTTP API that a client speaks and the turns of the core.
+
+A request of any API becomes a ``CreateRequest``, and the events of its turn become what that API sends. One
+``Translation`` serves one request, so it may remember what it has read and written.
+"""
+
+from msgspec import UNSET, Struct, structs
+
+from slipring.base.errors import (
+    ApiError,
+    ExternalConnectorError,
+    InvalidRequest,
+    NotFound,
+    RateLimited,
+    Unavailable,
+    UnsupportedParameter,
+)
+from slipring.protocol import requests
+from slipring.protocol.endpoints import event_blocks
+from slipring.protocol.endpoints.reply_bodies import InputTokens
+from slipring.protocol.events import Error, ErrorAnswer, Event
+from slipring.protocol.requests import CreateRequest
+from slipring.protocol.responses import ConnectorFailure, Outage, Response, ResponseError, TemporaryError
+
+_FAILURES: dict[str, type[ApiError]] = {
+    "invalid_prompt": InvalidRequest,
+    "context_length_exceeded": InvalidRequest,
+    "insufficient_quota": RateLimited,
+    "model_not_found": NotFound,
+}
+
+
+class ErrorReply(Struct, frozen=True):
+    """An error as an HTTP response."""
+
+    status: int
+    body: object
+    headers: dict[str, str] = {}
+
+
+class Translation:
+    """Reads one request and writes its answer. This base is the Responses API itself; other APIs override
+    every method."""
+
+    keepalive: bytes = event_blocks.KEEPALIVE
+    """What is written to a stream that has been silent for long."""
+
+    def read(self, body: bytes) -> CreateRequest:
+        """Decode a request. Called in a thread if it is large. Raises ``ApiError``, whose message and param
+        name the fields of the client's API."""
+        create = requests.read_create(body)
+        if create.stream_id is not None:
+            raise UnsupportedParameter(
+                "Unsupported parameter: 'stream_id' exists only on a WebSocket.", param="stream_id"
+            )
+        return create
+
+    def frames(self, event: Event) -> bytes:
+        """The SSE blocks for an event of the turn, the terminal one included; empty if it has none. Called
+        for every token."""
+        return event_blocks.block(event)
+
+    def end(self) -> bytes:
+        """The SSE blocks that follow those of the terminal event."""
+        return event_blocks.DONE
+
+    def body(self, response: Response) -> object:
+        """The whole answer, for a client that does not stream. The response has not failed."""
+        return response
+
+    def counted(self, tokens: int) -> object:
+        """The answer to a request that only counts the tokens of its context."""
+        return InputTokens(tokens)
+
+    def error(self, error: Error) -> ErrorReply:
+        """The answer to a request that is refused, or whose response has failed and is not streamed. The
+        event's own ``headers`` become HTTP headers."""
+        body = ErrorAnswer(structs.replace(error.error, headers=UNSET))
+        headers = error.error.headers
+        return ErrorReply(error.status, body, {} if headers is UNSET else headers)
+
+
+RESPONSES = Translation()
+"""That of the Responses API, which remembers nothing."""
+
+
+def failure_of(error: ResponseError) -> ApiError:
+    """The error of a failed response as the one that a refused request would get."""
+    if isinstance(error, TemporaryError):
+        kind = Unavailable if isinstance(error, Outage) else RateLimited
+        return kind(error.message, retry_after_s=error.retry_after_s)
+    if isinstance(error, ConnectorFailure):
+        return ExternalConnectorError(error.message, param="tools")
+    return _FAILURES.get(error.code, ApiError)(error.message, code=error.code)
