@@ -404,7 +404,15 @@ OURS_ALONE = {
         *("response.tool_output.delta", "response.tool_output.done"),
     },
     "items": {"compaction_summary"},
-    "fields": {"client_metadata", "rollout", "presence_penalty", "frequency_penalty", "seed"},
+    "fields": {
+        "client_metadata",
+        "rollout",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "stop",
+        "top_k",
+    },
 }
 """Names that are specific to slipring."""
 
@@ -589,6 +597,8 @@ FIELD_SAMPLES: Json = {
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
     "seed": 7,
+    "top_k": 20,
+    "stop": ["END"],
     "top_logprobs": 3,
     "metadata": {"run": "17"},
     "prompt_cache_key": "agents",
@@ -666,7 +676,8 @@ def test_settings_are_passed_to_the_engine(name: str) -> None:
     job = send(with_field(name, FIELD_SAMPLES[name])).job
     if FIELDS[name].status == "supported":
         assert job is not None
-        assert getattr(job.settings, name) == FIELD_SAMPLES[name]
+        passed = getattr(job.settings, name)
+        assert (list(passed) if isinstance(passed, tuple) else passed) == FIELD_SAMPLES[name]
 
 
 def test_conversation_and_previous_response_id_exclude_each_other() -> None:
@@ -1355,6 +1366,8 @@ SETTING_SAMPLES: Json = {
     "max_tool_calls": 1,
     "temperature": 0.0,
     "top_p": 0.1,
+    "top_k": 1,
+    "stop": ("the",),
     "presence_penalty": 2.0,
     "frequency_penalty": 2.0,
     "seed": 7,

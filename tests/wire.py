@@ -181,6 +181,8 @@ _CODES_THE_SDK_LACKS = frozenset({"context_length_exceeded", "insufficient_quota
 def _as_the_sdk_knows_it(response: Json, foreign_tool_types: frozenset[str]) -> Json:
     """Remove valid keys, codes and tools that the SDK's types do not have."""
     known = {key: value for key, value in response.items() if key not in _KEYS_THE_SDK_LACKS}
+    if "stop_sequence" in known:
+        _require(isinstance(known.pop("stop_sequence"), str), "response.stop_sequence is no text")
     if isinstance(known.get("tools"), list):
         tools = known["tools"]
         known["tools"] = [tool for tool in tools if not _is_foreign(tool, foreign_tool_types)]

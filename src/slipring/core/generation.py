@@ -146,6 +146,8 @@ class Finished(Struct):
     context: "Position | None" = None
     """The same for the context without the answer. An engine sets it if its positions follow from the items
     of a context alone: a request that sends these items again may then be given either of the two."""
+    stop_sequence: str | None = None
+    """The one of ``Settings.stop`` before which the text ends; None if it ended in another way."""
 
     def after(self, spent: "Finished") -> "Finished":
         """The same end, with the tokens of an earlier job of the same response added."""
@@ -244,9 +246,12 @@ class Settings(Struct, frozen=True):
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """The text of the answer ends before the first of these. Engines need not know them."""
     logprobs: bool = False
     top_logprobs: int = 0
     parallel_tool_calls: bool = True

@@ -25,6 +25,8 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "u
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
+_StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
+_StopSequences = Annotated[list[_StopSequence], Meta(max_length=16)]
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
@@ -108,6 +110,8 @@ class CreateRequest(Struct, dict=True):
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     seed: int | None = None
+    top_k: Annotated[int, Meta(ge=1)] | None = None
+    stop: _StopSequences | None = None
     metadata: Metadata | None = None
     prompt: Any = None
     prompt_cache_key: str | None = None
@@ -170,6 +174,7 @@ class _Received(CreateRequest):
 
     type: Raw | UnsetType = UNSET
     stream_id: Raw | UnsetType = UNSET
+    stop: Raw | UnsetType = UNSET  # type: ignore[assignment]
     include: Raw | UnsetType = UNSET  # type: ignore[assignment]
     context_management: Raw | UnsetType = UNSET  # type: ignore[assignment]
     metadata: Raw | UnsetType = UNSET  # type: ignore[assignment]

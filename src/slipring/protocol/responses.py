@@ -387,4 +387,6 @@ class Response(Struct, gc=False):
     background: bool = False
     conversation: ConversationEcho | UnsetType = UNSET
     moderation: ResponseModeration | UnsetType = UNSET
+    stop_sequence: str | UnsetType = UNSET
+    """The one of the request's ``stop`` before which the text ends. Not in the API."""
     object: Literal["response"] = "response"

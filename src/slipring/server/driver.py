@@ -52,7 +52,7 @@ from slipring.core.session.actions import (
 )
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined, Turn
-from slipring.engines.constraints import custom_inputs
+from slipring.engines.constraints import custom_inputs, stop_sequences
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.server import inspections, padding
@@ -465,7 +465,7 @@ class Driver:
         upstream_permission.require_unbound(self.caller, job)
         engine = self.service.catalog.engine_of(job.model)
         await self.service.prefills.end_for(job)
-        await custom_inputs.generate(engine, job, self._emitter(work))
+        await custom_inputs.generate(engine, job, stop_sequences.watched(job, self._emitter(work)))
 
     def _emitter(self, work: Generate) -> Emit:
         """What delivers the deltas of a turn's job to its client, as events."""

@@ -63,6 +63,8 @@ def read_settings(
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         seed=request.seed,
+        top_k=request.top_k,
+        stop=tuple(request.stop or ()),
         logprobs=logprobs,
         top_logprobs=request.top_logprobs or 0,
         parallel_tool_calls=True if parallel is None else parallel,

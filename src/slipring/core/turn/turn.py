@@ -605,6 +605,7 @@ class Turn:
             incomplete_details=None if reason == "stop" else IncompleteDetails.of(reason),
             output=self.output.raw_items(),
             usage=response_object.usage(finished),
+            stop_sequence=finished.stop_sequence or UNSET,
             moderation=self.checks.moderation if self.checks is not None else UNSET,
         )
         state = self.new_state(self.output.items, finished.position, cut_off=not stopped)

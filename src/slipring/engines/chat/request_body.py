@@ -135,6 +135,7 @@ def _sampling(job: Job, options: ChatOptions) -> dict[str, Any]:
         options.max_tokens_field: settings.max_output_tokens if job.generate else 1,
         "temperature": settings.temperature,
         "top_p": settings.top_p,
+        "top_k": settings.top_k,
         "presence_penalty": settings.presence_penalty,
         "frequency_penalty": settings.frequency_penalty,
         "seed": settings.seed,

@@ -67,6 +67,7 @@ def _settings(job: Job, options: ResponsesOptions) -> dict[str, object]:
         "max_output_tokens": settings.max_output_tokens,
         "temperature": settings.temperature,
         "top_p": settings.top_p,
+        "top_k": settings.top_k,
         "presence_penalty": settings.presence_penalty,
         "frequency_penalty": settings.frequency_penalty,
         "seed": settings.seed,

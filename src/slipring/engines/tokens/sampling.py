@@ -72,7 +72,7 @@ class Sampling(Struct, frozen=True):
         fields = {
             "temperature": self.temperature if settings.temperature is None else settings.temperature,
             "top_p": self.top_p if settings.top_p is None else settings.top_p,
-            "top_k": self.top_k,
+            "top_k": self.top_k if settings.top_k is None else settings.top_k,
             "min_p": self.min_p,
             "presence_penalty": settings.presence_penalty,
             "frequency_penalty": settings.frequency_penalty,
