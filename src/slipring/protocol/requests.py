@@ -26,7 +26,7 @@ _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
 _StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
-_StopSequences = Annotated[list[_StopSequence], Meta(max_length=16)]
+StopSequences = Annotated[list[_StopSequence], Meta(max_length=16)]
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
@@ -111,7 +111,7 @@ class CreateRequest(Struct, dict=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     seed: int | None = None
     top_k: Annotated[int, Meta(ge=1)] | None = None
-    stop: _StopSequences | None = None
+    stop: StopSequences | None = None
     metadata: Metadata | None = None
     prompt: Any = None
     prompt_cache_key: str | None = None

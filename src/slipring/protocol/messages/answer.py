@@ -150,7 +150,7 @@ def ending_of(response: Response, wishes: Wishes) -> MessageDelta:
     if details is not None and details.reason == "max_output_tokens":
         used = response.usage.output_tokens if response.usage is not None else 0
         return MessageDelta("max_tokens" if used >= wishes.max_tokens else "model_context_window_exceeded")
-    if response.stop_sequence is not None:
+    if not isinstance(response.stop_sequence, UnsetType):
         return MessageDelta("stop_sequence", response.stop_sequence)
     kinds = _Kinds.of(response.output)
     if kinds.calls:

@@ -47,13 +47,13 @@ def reply_of(error: Error, fields: Fields, request_id: str) -> ErrorReply:
     """The HTTP response of an error."""
     status = _status_of(error.status)
     headers = {} if error.error.headers is UNSET else error.error.headers
-    message = _message_of(error.error.code, error.error.message, fields)
+    message = _message_of(error.error.code, error.error.message, fields, error.error.param)
     return ErrorReply(status, _body(status, message, request_id), {**headers, "request-id": request_id})
 
 
 def body_of(error: ApiError, fields: Fields, request_id: str) -> ErrorBody:
     """The error that ends a stream."""
-    return _body(_status_of(error.status), _message_of(error.code, error.message, fields), request_id)
+    return _body(_status_of(error.status), _message_of(error.code, error.message, fields, error.param), request_id)
 
 
 def in_style(error: InvalidRequest) -> InvalidRequest:
@@ -73,11 +73,13 @@ def _status_of(status: int) -> int:
     return InvalidRequest.status if status == _FAILED_DEPENDENCY else status
 
 
-def _message_of(code: str, message: str, fields: Fields) -> str:
+def _message_of(code: str, message: str, fields: Fields, param: str | None) -> str:
     if code == "context_length_exceeded":
         # Claude Code compacts its history when it reads these words.
         found = _WINDOW.search(message)
         if found is None:
             return f"prompt is too long: {message}"
         return f"prompt is too long: {found.group(2)} tokens > {found.group(1)} maximum"
-    return retold(message, fields.name)
+    told = retold(message, fields.name)
+    named = fields.name(param) if param is not None else ""
+    return told if told.startswith(named) else f"{named}: {told}"

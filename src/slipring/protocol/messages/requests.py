@@ -10,6 +10,7 @@ from slipring.protocol import wire
 from slipring.protocol.items import Effort
 from slipring.protocol.messages import content
 from slipring.protocol.messages.tools import Choice
+from slipring.protocol.requests import StopSequences
 
 _BILLING = "x-anthropic-billing-header:"
 """How the first block of ``system`` begins if Claude Code has written it. It is no instruction, and changes
@@ -99,7 +100,7 @@ class _Turns(Struct):
 _create = msgspec.json.Decoder(MessagesRequest)
 _count = msgspec.json.Decoder(CountRequest)
 _edits = msgspec.json.Decoder(_Edits)
-_sequences = msgspec.json.Decoder(list[Annotated[str, Meta(min_length=1)]])
+_sequences = msgspec.json.Decoder(StopSequences)
 _keep = msgspec.json.Decoder(str | _Turns)
 _REFUSED = ("container", "fallbacks", "thread", "compaction")
 

@@ -92,9 +92,8 @@ class MessagesTranslation(Translation):
             generate=False if request.max_tokens == 0 else None,
             temperature=request.temperature,
             top_p=request.top_p,
-            stop=requests.stop_sequences_of(request.stop_sequences),
-            top_k=request.top_k,
-            restores_thoughts=True,
+            stop=requests.stop_sequences_of(request.stop_sequences) or None,
+            top_k=request.top_k or None,
             stream=request.stream,
         )
         assert create.include is not None
