@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests import messages_wire
+from tests import messages_wire, wire
 from tests.harness import Running
 from tests.messages_wire import Json
 
@@ -38,7 +38,7 @@ class MessagesApi:
             assert answer.headers["request-id"] == answer.headers["x-request-id"]
             if answer.status == 200:
                 return text
-            refusal = messages_wire.check_error(messages_wire.wire.parse(text))
+            refusal = messages_wire.check_error(wire.parse(text))
             assert refusal["request_id"] == answer.headers["request-id"]
             raise Refused(answer.status, refusal, answer.headers)
 
@@ -48,7 +48,7 @@ class MessagesApi:
 
     async def create(self, *messages: Json | str, **fields: Any) -> Json:
         text = await self.call("POST", "/messages", self.body(*messages, **fields))
-        return messages_wire.check_message(messages_wire.wire.parse(text))
+        return messages_wire.check_message(wire.parse(text))
 
     async def stream(self, *messages: Json | str, **fields: Any) -> list[Json]:
         text = await self.call("POST", "/messages", self.body(*messages, stream=True, **fields))
@@ -58,7 +58,7 @@ class MessagesApi:
         body = self.body(*messages, **fields)
         del body["max_tokens"]
         text = await self.call("POST", "/messages/count_tokens", body)
-        return messages_wire.check_count(messages_wire.wire.parse(text))["input_tokens"]
+        return messages_wire.check_count(wire.parse(text))["input_tokens"]
 
     async def refused(self, *messages: Json | str, **fields: Any) -> Refused:
         """The error of a request that is refused, whether it streams or not."""

@@ -5,6 +5,8 @@ and by the order of events.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, get_args
 
 from anthropic.types import ModelInfo
@@ -49,7 +51,7 @@ def _is_beta(document: object) -> bool:
 def check_message(body: Json) -> Json:
     """Check a whole answer."""
     wire.validate(BetaMessage if _is_beta(body) else Message, body)
-    assert body["stop_reason"] is not None
+    wire.require(body["stop_reason"] is not None, "an end without a reason")
     return body
 
 
@@ -59,14 +61,14 @@ def check_count(body: Json) -> Json:
 
 
 def check_models(body: Json) -> Json:
-    assert set(body) == {"data", "has_more", "first_id", "last_id"}
+    wire.require_equal(set(body), {"data", "has_more", "first_id", "last_id"}, "the keys of a page")
     for model in body["data"]:
         wire.validate(ModelInfo, model)
     return body
 
 
 def check_error(body: Json) -> Json:
-    assert set(body) == {"type", "error", "request_id"}, body
+    wire.require_equal(set(body), {"type", "error", "request_id"}, "the keys of an error")
     if body["error"]["type"] != "request_too_large":  # the API's, although the package's types lack it
         wire.validate(ErrorResponse, body)
     return body
@@ -74,62 +76,70 @@ def check_error(body: Json) -> Json:
 
 def read_events(text: str) -> list[Json]:
     """Check a whole SSE body: framing, types and order."""
-    *blocks, rest = text.split("\n\n")
-    assert rest == ""
-    events = []
-    for block in blocks:
-        name, data = block.split("\n")
-        event = wire.parse(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}", block
-        events.append(event)
-    check_events(events)
+    wire.require(text.endswith("\n\n"), "an SSE body that breaks off")
+    order = Order()
+    events = list(read_blocks(text))
+    for event in events:
+        order.see(event)
+    order.finish()
     return events
 
 
-def check_events(events: list[Json]) -> None:
-    """Check the events of a whole stream."""
-    for event in events:
-        if event["type"] == "error":
-            check_error(event)
-        elif event["type"] == "ping":
-            assert event == {"type": "ping"}
+def read_blocks(text: str) -> Iterator[Json]:
+    """The events in SSE blocks, each of the right type."""
+    for block in text.removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        event = wire.parse(data.removeprefix("data: "))
+        wire.require_equal(name, f"event: {event['type']}", "the name of an SSE block")
+        yield event
+
+
+def _check_event(event: Json) -> None:
+    kind = event["type"]
+    if kind == "error":
+        check_error(event)
+    elif kind == "ping":
+        wire.require_equal(event, {"type": "ping"}, "a ping")
+    else:
+        models = _BETA_EVENTS if _is_beta(event) else _EVENTS
+        wire.validate(models[kind], event)
+
+
+class Order:
+    """Checks the events of one stream: one block is open at a time, blocks are numbered from 0, and the
+    message ends once."""
+
+    def __init__(self) -> None:
+        self._block: str | None = None
+        """The type of the open block."""
+        self._blocks = 0
+        self._next: tuple[str, ...] = ("message_start",)
+        """The types that may follow."""
+
+    def see(self, event: Json) -> None:
+        _check_event(event)
+        kind = event["type"]
+        if kind == "ping":
+            return
+        wire.require(kind in self._next, f"{kind} where one of {self._next} may follow")
+        if kind == "content_block_start":
+            self._block = event["content_block"]["type"]
+            self._next = ("content_block_delta", "content_block_stop", "error")
+        elif kind == "content_block_delta":
+            allowed = _DELTAS.get(self._block or "", ())
+            wire.require(event["delta"]["type"] in allowed, f"{event['delta']} in a block {self._block}")
+        elif kind == "message_delta":
+            wire.require(event["delta"]["stop_reason"] is not None, "an end without a reason")
+            self._next = ("message_stop",)
         else:
-            models = _BETA_EVENTS if _is_beta(event) else _EVENTS
-            wire.validate(models[event["type"]], event)
-    check_order([event for event in events if event["type"] != "ping"])
+            is_last = kind in ("message_stop", "error")
+            self._next = () if is_last else ("content_block_start", "message_delta", "error")
+        if kind.startswith("content_block"):
+            wire.require_equal(event["index"], self._blocks, "the index of a block")
+            self._blocks += kind == "content_block_stop"
 
-
-def check_order(events: list[Json]) -> None:
-    """Check that one block is open at a time, numbered from 0, and that the message ends once."""
-    first, *middle = events
-    assert first["type"] == "message_start", first
-    assert first["message"]["content"] == []
-    if middle[-1]["type"] == "error":
-        _check_blocks(middle[:-1], is_cut=True)
-        return
-    *blocks, delta, stop = middle
-    assert (delta["type"], stop["type"]) == ("message_delta", "message_stop"), middle[-2:]
-    assert delta["delta"]["stop_reason"] is not None
-    _check_blocks(blocks)
-
-
-def _check_blocks(events: list[Json], *, is_cut: bool = False) -> None:
-    opened: Json | None = None
-    count = 0
-    for event in events:
-        assert event["index"] == count, event
-        if event["type"] == "content_block_start":
-            assert opened is None, event
-            opened = event["content_block"]
-        elif event["type"] == "content_block_delta":
-            assert opened is not None
-            assert event["delta"]["type"] in _DELTAS[opened["type"]], (opened, event)
-        else:
-            assert event["type"] == "content_block_stop", event
-            assert opened is not None
-            opened = None
-            count += 1
-    assert opened is None or is_cut
+    def finish(self) -> None:
+        wire.require(self._next == (), "a stream that does not end")
 
 
 def message_of(events: list[Json]) -> Json:
@@ -148,7 +158,8 @@ def message_of(events: list[Json]) -> Json:
             name = delta["type"].removesuffix("_delta")
             block[name] += delta[name]
         elif event["type"] == "content_block_stop" and partial:
-            message["content"][-1]["input"] = json.loads(partial)
+            with suppress(ValueError):  # a call that was cut off
+                message["content"][-1]["input"] = json.loads(partial)
         elif event["type"] == "message_delta":
             message |= event["delta"]
             message["usage"] |= event["usage"]

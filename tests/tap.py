@@ -9,18 +9,22 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import get_args
+from weakref import WeakKeyDictionary
 
 import pytest
 from openai.types.responses import Tool
 
+from slipring.protocol.events import Event
 from slipring.server.transports.outbox import Outbox
-from tests import wire
+from tests import messages_wire, wire
 
 _KNOWN_TOOLS = frozenset(
     literal
     for model in get_args(get_args(Tool)[0])
     for literal in get_args(model.model_fields["type"].annotation)
 )
+_OF_MESSAGES = (b"event: message_", b"event: content_block_", b"event: ping", b"event: error")
+"""How events of the Messages API begin. Over SSE, the Responses API has no ``error``."""
 
 
 class Tap:
@@ -28,7 +32,7 @@ class Tap:
 
     def __init__(self) -> None:
         self.faults: list[str] = []
-        self._orders: dict[Outbox, wire.Order] = {}
+        self._orders: WeakKeyDictionary[Outbox, _Orders] = WeakKeyDictionary()
 
     def reset(self) -> None:
         """Forget all messages and faults so far."""
@@ -37,7 +41,7 @@ class Tap:
 
     def check(self, outbox: Outbox, message: bytes) -> None:
         try:
-            _check(message, self._orders.setdefault(outbox, wire.Order()))
+            _check(message, self._orders.setdefault(outbox, _Orders()))
         except AssertionError as fault:
             self.faults.append(f"{fault}\nin {message[:2000]!r}")
 
@@ -53,14 +57,20 @@ def tapped() -> Iterator[Tap]:
             tap.check(outbox, message)
         post(outbox, message)
 
-    def checked_deliver(outbox: Outbox, message: bytes) -> Awaitable[None] | None:
+    def checked_deliver(outbox: Outbox, events: list[Event]) -> Awaitable[None] | None:
         nonlocal is_delivering
-        tap.check(outbox, message)
-        is_delivering = True  # it may call ``post``
+        encode = outbox.encode
+
+        def checked_encode(event: Event) -> bytes:
+            message = encode(event)
+            tap.check(outbox, message)
+            return message
+
+        outbox.encode, is_delivering = checked_encode, True  # it may call ``post``
         try:
-            return deliver(outbox, message)
+            return deliver(outbox, events)
         finally:
-            is_delivering = False
+            outbox.encode, is_delivering = encode, False
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Outbox, "post", checked_post)
@@ -68,9 +78,21 @@ def tapped() -> Iterator[Tap]:
         yield tap
 
 
-def _check(message: bytes, order: wire.Order) -> None:
+class _Orders:
+    """The order of what one client gets, of whichever API."""
+
+    def __init__(self) -> None:
+        self.responses = wire.Order()
+        self.messages = messages_wire.Order()
+
+
+def _check(message: bytes, orders: _Orders) -> None:
+    order = orders.responses
     if message.startswith(b"{"):
         order.see(_checked(partial(wire.check_frame, message), message))
+    elif message.startswith(_OF_MESSAGES):
+        for event in messages_wire.read_blocks(message.decode()):
+            orders.messages.see(event)
     elif message.startswith(b"event: "):
         name, data = message.decode().removesuffix("\n\n").split("\n")
         name, data = name.removeprefix("event: "), data.removeprefix("data: ")

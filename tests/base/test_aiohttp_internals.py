@@ -235,23 +235,21 @@ async def test_writers_wait_for_a_slow_client_independently_of_each_other() -> N
         await response.prepare(request)
         protocol = protocol_of(request)
         assert isinstance(protocol, ServerProtocol)
-        assert request.transport is not None
-        assert protocol.when_writable() is None
-        request.transport.write(bytes(64 * 2**20))
-        waits = [protocol.when_writable(), request.writer.drain(), response.write(bytes(2**20))]
+        assert protocol.write(b"a") is None
+        waits = [protocol.write(bytes(64 * 2**20)), request.writer.drain(), response.write(bytes(2**20))]
         tasks = [asyncio.ensure_future(wait) for wait in waits if wait is not None]
         assert len(tasks) == 3
         await asyncio.sleep(0)
         tasks[0].cancel()
         await asyncio.wait(tasks[:1])
-        late = protocol.when_writable()
+        late = protocol.write(b"b")
         assert late is not None
         tasks.append(asyncio.ensure_future(late))
         await asyncio.sleep(0)
         assert [task.done() for task in tasks] == [True, False, False, False]
         may_read.set()
         await asyncio.gather(*tasks[1:])
-        assert protocol.when_writable() is None
+        assert protocol.write(b"c") is None
         ended.set()
         return response
 

@@ -101,7 +101,7 @@ async def test_a_client_gets_the_last_event_before_its_turn_is_reported() -> Non
     async with serve() as server, server.connect() as socket:
         (client,) = server.service.clients
         unwritten: list[int] = []
-        server.service.turn_observers.append(lambda _: unwritten.append(client._outbox.queued_bytes()))
+        server.service.turn_observers.append(lambda _: unwritten.append(client.queued_bytes()))
         await socket.response(input="hello")
         await socket.response(input="hello", store=True)
         assert unwritten == [0, 0]

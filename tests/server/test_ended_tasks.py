@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType
 
+from slipring.base.aiohttp_internals import ServerProtocol
 from slipring.config.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import (
@@ -33,7 +34,6 @@ from slipring.core.generation import (
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine, Level
 from slipring.server.driver import Driver
-from slipring.server.transports.websocket_frames import FrameWriter
 from tests.api import Api
 from tests.harness import TERMINAL, PuppetEngine, Running, read_sse, serve
 from tests.mcp.fakes import FakeServer, serving
@@ -286,7 +286,7 @@ async def test_a_check_that_blocks_one_lane_leaves_another_on_a_slow_socket_alon
         large = {"instructions": "x" * 10**6, "store": False}
         await raw.create(input="bad", stream_id="a", **large)
         await engine.next()
-        await until(lambda: client._outbox.full)
+        await until(lambda: client.full)
         may_flag.set()
         await until(lambda: client.turns_ended == 1)
         await raw.create(input="hello", stream_id="b", store=False)
@@ -305,14 +305,14 @@ async def test_a_check_that_blocks_one_lane_leaves_another_on_a_slow_socket_alon
 
 async def test_a_socket_that_cannot_be_written_to_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client would otherwise wait for ever."""
-    engine, write, is_broken = PuppetEngine(), FrameWriter.write, asyncio.Event()
+    engine, write, is_broken = PuppetEngine(), ServerProtocol.write, asyncio.Event()
 
-    def fail(writer: FrameWriter, frames: bytes) -> Awaitable[None] | None:
+    def fail(connection: ServerProtocol, frames: bytes) -> Awaitable[None] | None:
         if is_broken.is_set():
             raise RuntimeError("a fault of the library")
-        return write(writer, frames)
+        return write(connection, frames)
 
-    monkeypatch.setattr(FrameWriter, "write", fail)
+    monkeypatch.setattr(ServerProtocol, "write", fail)
     async with serve(engine) as running:
         async with running.connect(abandoned=True) as socket:
             await socket.create(input="hello")

@@ -399,7 +399,7 @@ async def test_a_message_that_the_server_does_not_read_has_no_deadline() -> None
             large = {"instructions": "x" * MIB, "store": False}
             await raw.create(input="one", stream_id="a", **large)
             await engine.next()
-            await until(lambda: client._outbox.full)
+            await until(lambda: client.full)
             sending = asyncio.create_task(raw.create(input="two", stream_id="b", **large))
             await until(lambda: client._http._reading_paused)
             clock.pass_by(1)
@@ -444,7 +444,7 @@ async def test_a_refused_message_is_dropped(monkeypatch: pytest.MonkeyPatch) -> 
         client, connections = only_client(server), server.service.connections
         await raw.create(input="one", instructions="x" * MIB, store=False)
         await engine.next()
-        await until(lambda: client._outbox._writer is not None)
+        await until(lambda: client._writer is not None)
         used_bytes = server.service.requests.used_bytes
         await raw.send(frame(TEXT, b"{", final=False) + piece)
         await until(lambda: bool(connections.dropped))
@@ -464,7 +464,7 @@ async def test_messages_before_a_refused_one_are_still_read() -> None:
         client = only_client(server)
         await raw.create(input="one", instructions="x" * MIB, store=False)
         await engine.next()
-        await until(lambda: client._outbox.full)
+        await until(lambda: client.full)
         await raw.send(frame(TEXT, b"{}") * 6000)
         await until(lambda: client._socket._reader._stalled_reader is not None)
         client._http.refuse_message(1013, "too many unfinished messages")

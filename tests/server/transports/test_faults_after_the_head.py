@@ -19,7 +19,7 @@ from slipring.protocol.endpoints import event_blocks
 from slipring.protocol.events import Event
 from slipring.protocol.responses import Response
 from slipring.server.background import event_stream, runs
-from slipring.server.transports import echo, websocket
+from slipring.server.transports import echo
 from slipring.server.transports.http import SseReply
 from slipring.server.transports.websocket import WebSocketConnection
 from tests.api import Api
@@ -192,7 +192,6 @@ def break_encoder(patch: pytest.MonkeyPatch) -> None:
         return real(value)
 
     patch.setattr(wire, "encode", encode)
-    patch.setattr(websocket, "encode", encode)
     patch.setattr(runs, "encode", encode)
 
 
@@ -242,11 +241,12 @@ async def test_a_response_that_cannot_be_encoded_is_answered_with_an_error(
 
 async def test_a_socket_on_which_no_event_can_be_encoded_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = PuppetEngine()
-    async with serve(engine, limits=SILENT) as server, open_raw(server) as raw:
+    async with serve(engine, limits=SILENT) as server:
         break_encoder(monkeypatch)
-        await raw.create(input="hello", store=False)
-        (await engine.next()).finish()
-        assert await raw.ended() == b""
+        async with open_raw(server) as raw:
+            await raw.create(input="hello", store=False)
+            (await engine.next()).finish()
+            assert await raw.ended() == b""
         await gone(server)
 
 

@@ -5,9 +5,13 @@ from functools import partial
 
 import pytest
 
+from slipring.base.errors import ServerError
+from slipring.protocol.events import Error
 from slipring.server.transports.outbox import Outbox, run_until_waiting
+from slipring.server.transports.streamed_body import no_head
 
 LIFE = b": keepalive\n\n"
+EVENT = Error.of(ServerError(), None)
 MANY = 10_000
 
 
@@ -16,7 +20,7 @@ def box(written: list[bytes], reads: asyncio.Event, *, joins: bool = True) -> Ou
         written.append(message)
         await reads.wait()
 
-    return Outbox(write, 100_000, abort=not_expected, frame=bytes if joins else None)
+    return Outbox(write, 100_000, abort=not_expected, encode=lambda _: LIFE, head=no_head if joins else None)
 
 
 def not_expected() -> None:
@@ -36,7 +40,7 @@ async def test_queued_messages_are_written_together_up_to_a_limit() -> None:
     assert len(written[0]) < 64 * 1024 + len(LIFE)
 
 
-async def test_without_framing_each_message_is_written_by_itself() -> None:
+async def test_without_heads_each_message_is_written_by_itself() -> None:
     written: list[bytes] = []
     reads = asyncio.Event()
     reads.set()
@@ -85,8 +89,14 @@ async def test_a_client_that_cannot_be_written_to_is_dropped() -> None:
     for write in (fail, fail_at_once):
         for joins in (True, False):
             dropped: list[bool] = []
-            outbox = Outbox(write, 100, abort=partial(dropped.append, True), frame=bytes if joins else None)
-            assert outbox.deliver(LIFE) is None
+            outbox = Outbox(
+                write,
+                100,
+                abort=partial(dropped.append, True),
+                encode=lambda _: LIFE,
+                head=no_head if joins else None,
+            )
+            assert outbox.deliver([EVENT]) is None
             await outbox.settle()
             assert dropped == [True]
             outbox.post(LIFE)
@@ -101,7 +111,8 @@ def direct(written: list[bytes], *, limit_bytes: int = 100, joins: bool = True) 
         written.append,
         limit_bytes,
         abort=not_expected,
-        frame=(lambda message: b"<%b>" % message) if joins else None,
+        encode=lambda _: LIFE,
+        head=(lambda size: b"<%d>" % size) if joins else None,
         on_full=lambda: full.append(outbox.queued_bytes()),
     )
     return outbox, full
@@ -110,29 +121,29 @@ def direct(written: list[bytes], *, limit_bytes: int = 100, joins: bool = True) 
 async def test_a_message_that_finds_the_queue_empty_is_written_at_once() -> None:
     written: list[bytes] = []
     outbox, full = direct(written)
-    assert outbox.deliver(LIFE) is None
-    assert (written, outbox.queued_bytes(), full) == ([b"<%b>" % LIFE], 0, [])
+    assert outbox.deliver([EVENT]) is None
+    assert (written, outbox.queued_bytes(), full) == ([b"<13>" + LIFE], 0, [])
 
 
 async def test_a_delivered_message_comes_after_those_that_are_queued() -> None:
     written: list[bytes] = []
     outbox, _ = direct(written)
     outbox.post(LIFE)
-    assert outbox.deliver(LIFE) is None
-    assert written == [b"<%b><%b>" % (LIFE, LIFE)]
+    assert outbox.deliver([EVENT]) is None
+    assert written == [(b"<13>" + LIFE) * 2]
 
 
-async def test_a_delivered_message_without_framing_is_written_by_itself() -> None:
+async def test_a_delivered_message_without_heads_is_written_by_itself() -> None:
     written: list[bytes] = []
     outbox, _ = direct(written, joins=False)
-    assert outbox.deliver(LIFE) is None
+    assert outbox.deliver([EVENT]) is None
     assert written == [LIFE]
 
 
 async def test_a_delivered_message_beyond_the_limit_is_reported() -> None:
     written: list[bytes] = []
     outbox, full = direct(written, limit_bytes=10)
-    assert outbox.deliver(LIFE) is None
+    assert outbox.deliver([EVENT]) is None
     assert (len(written), full) == (1, [len(LIFE)])
 
 
@@ -140,9 +151,9 @@ async def test_messages_delivered_to_a_slow_client_are_queued() -> None:
     written: list[bytes] = []
     reads = asyncio.Event()
     outbox = box(written, reads)
-    assert outbox.deliver(LIFE) is None, "there is room"
+    assert outbox.deliver([EVENT]) is None, "there is room"
     await asyncio.sleep(0)
-    assert outbox.deliver(LIFE) is None, "there is room"
+    assert outbox.deliver([EVENT]) is None, "there is room"
     assert (written, outbox.queued_bytes()) == ([LIFE], len(LIFE))
     reads.set()
     await outbox.settle()
@@ -153,9 +164,9 @@ async def test_messages_delivered_to_a_lost_client_are_dropped() -> None:
     def write(message: bytes) -> None:
         raise ConnectionResetError
 
-    outbox = Outbox(write, 100, abort=not_expected, frame=bytes)
-    assert outbox.deliver(LIFE) is None
-    assert outbox.deliver(LIFE) is None
+    outbox = Outbox(write, 100, abort=not_expected, encode=lambda _: LIFE, head=no_head)
+    assert outbox.deliver([EVENT]) is None
+    assert outbox.deliver([EVENT]) is None
     assert outbox.queued_bytes() == 0
 
 

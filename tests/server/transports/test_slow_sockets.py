@@ -47,7 +47,7 @@ async def two_lanes(
     b = await engine.next()
     a.say("One. ")
     b.say("One. ")
-    await until(lambda: client._outbox.full and client._outbox._waiting == 2)
+    await until(lambda: client.full and client._waiting == 2)
     return created["response"]["id"], a, b
 
 
@@ -100,7 +100,7 @@ async def test_lanes_share_a_slow_socket_while_all_have_more_to_say() -> None:
             performances.append(await engine.next())
         await raw.create(input="hello", stream_id="large", instructions="x" * 10**6, store=False)
         (await engine.next()).finish()
-        await until(lambda: client._outbox.full)
+        await until(lambda: client.full)
         for performance in performances:
             for _ in range(WORDS):
                 performance.say(WORD)

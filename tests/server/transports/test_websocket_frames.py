@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.server.transports.websocket_frames import text_frame
+from slipring.server.transports.websocket_frames import text_head
 
 
 def read(data: bytes) -> list[bytes]:
@@ -24,4 +24,4 @@ def read(data: bytes) -> list[bytes]:
 @pytest.mark.parametrize("sizes", [(), (0,), (125, 126), (65535, 1, 65536), (7, 200_000, 7)])
 def test_frames_decode_to_the_messages_that_were_encoded(sizes: tuple[int, ...]) -> None:
     messages = [b"x" * size for size in sizes]
-    assert read(b"".join(map(text_frame, messages))) == messages
+    assert read(b"".join(text_head(len(message)) + message for message in messages)) == messages

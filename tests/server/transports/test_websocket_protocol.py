@@ -4,6 +4,7 @@ All tests use ``/v1/responses``. The last section, and docs/compatibility.md, de
 from the RFC.
 """
 
+import asyncio
 import json
 import struct
 import zlib
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from slipring.core.limits import Limits
+from slipring.server.transports.websocket import WebSocketConnection
 from tests.harness import TERMINAL, PuppetEngine, serve
 from tests.server.raw import (
     BINARY,
@@ -23,10 +25,14 @@ from tests.server.raw import (
     TEXT,
     RawSocket,
     connection_of,
+    fill,
     frame,
     gone,
+    narrow,
+    only_client,
     open_raw,
     open_tcp,
+    until,
 )
 
 CREATE = '{"type": "response.create", "input": "é€😀"}'.encode()
@@ -198,6 +204,27 @@ async def test_a_protocol_violation_closes_the_connection(sent: bytes) -> None:
             opcode, payload = await raw.receive_frame()
         assert (opcode, payload[:2]) == (CLOSE, close_payload(1002))
         assert await raw.ended() == b""
+
+
+async def test_no_message_follows_a_close_frame_that_a_slow_client_has_not_read() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server, open_raw(server, small_buffers=True) as raw:
+        narrow(server)
+        await raw.create(input="hello")
+        performance = await engine.next()
+        performance.say("early")
+        while (await raw.receive_event())["type"] != "response.output_text.delta":
+            pass
+        fill(server, 2**22)
+        await raw.send_frame(3, b"")
+        client = only_client(server)
+        assert isinstance(client, WebSocketConnection)
+        await until(lambda: client._socket.closed)
+        performance.say("late")
+        await asyncio.sleep(0)
+        assert await raw.closed() == 1002
+        assert await raw.ended() == b""
+        await gone(server)
 
 
 async def test_running_turns_end_with_the_connection() -> None:

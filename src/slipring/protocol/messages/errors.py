@@ -53,7 +53,9 @@ def reply_of(error: Error, fields: Fields, request_id: str) -> ErrorReply:
 
 def body_of(error: ApiError, fields: Fields, request_id: str) -> ErrorBody:
     """The error that ends a stream."""
-    return _body(_status_of(error.status), _message_of(error.code, error.message, fields, error.param), request_id)
+    return _body(
+        _status_of(error.status), _message_of(error.code, error.message, fields, error.param), request_id
+    )
 
 
 def in_style(error: InvalidRequest) -> InvalidRequest:

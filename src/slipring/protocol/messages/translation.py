@@ -15,7 +15,7 @@ from slipring.protocol.messages.history import History, Opens
 from slipring.protocol.messages.requests import CountRequest
 from slipring.protocol.messages.stream import PING, Stream
 from slipring.protocol.messages.tools import NoChoice, Tools
-from slipring.protocol.requests import CreateRequest, ReasoningConfig, TextConfig
+from slipring.protocol.requests import CreateRequest, ReasoningConfig, ResentHistory, TextConfig
 from slipring.protocol.responses import Response
 
 _LONGEST_ID = 128
@@ -77,7 +77,7 @@ class MessagesTranslation(Translation):
         history.read(request.messages)
         tools.read(request.tools, request.mcp_servers)
         shows = requests.shows_thinking(request)
-        create = CreateRequest(
+        create = ResentHistory(
             model=request.model,
             input=history.input,
             instructions=requests.instructions_of(request.system),

@@ -10,7 +10,7 @@ from aiohttp import WSMsgType, web
 from slipring.server.access.auth import Caller
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.service import Service
-from slipring.server.transports.websocket_frames import FrameWriter, answer_close, new_socket, text_frame
+from slipring.server.transports.websocket_frames import answer_close, new_socket, text_head
 
 PATH = "/slipring/echo"
 
@@ -31,12 +31,12 @@ async def echo(service: Service, request: web.Request, caller: Caller) -> web.St
 
 
 async def _repeat(request: web.Request, socket: web.WebSocketResponse) -> None:
-    writer = FrameWriter(request, socket)
     while True:
         message = await socket.receive()
         connection_of(request).message_received()
         if message.type is WSMsgType.TEXT and not socket.compress:
-            if (waiting := writer.write(text_frame(message.data.encode()))) is not None:
+            data = message.data.encode()
+            if (waiting := connection_of(request).write(text_head(len(data)) + data)) is not None:
                 await waiting
         elif message.type is WSMsgType.TEXT:
             await socket.send_str(message.data)

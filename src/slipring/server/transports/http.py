@@ -31,7 +31,6 @@ from slipring.server.replies import error_reply, json_response
 from slipring.server.service import Service
 from slipring.server.transports import streamed_body
 from slipring.server.transports.outbox import Outbox, run_until_waiting
-from slipring.server.transports.streamed_body import ChunkWriter, is_chunked
 
 
 class PostedCreate(Struct, frozen=True):
@@ -142,13 +141,15 @@ class SseReply(Sink):
         self._request = request
         self._stream = StreamedResponse(headers=streamed_body.HEADERS)
         self._connection = connection_of(request)
-        self._chunks: ChunkWriter | None = None
-        """Set once the headers have been sent, with the first blocks, if the body is chunked."""
+        self._writes_chunks = False
+        """Whether the headers have been sent, with the first blocks, and the body is chunked. aiohttp writes
+        those and the end; through it, each small write between them would run two coroutines."""
         self._outbox = Outbox(
             self._write,
             self._limits.send_buffer_bytes,
             abort=self._connection.abort,
-            frame=bytes,
+            encode=translation.frames,
+            head=streamed_body.no_head,
             on_full=self._connection.queue_grew,
         )
         self._clock = loop.time
@@ -168,15 +169,13 @@ class SseReply(Sink):
                     if not self._opened.done():
                         self._opened.set_result(event)
                     return
-                if blocks := self._translation.frames(event):
-                    self._outbox.post(blocks)
+                self._outbox.post(self._translation.frames(event))
                 ends = ends or type(event) in TERMINAL
         except Exception as error:
             self._fail(error)
             raise
         if ends:
-            if blocks := self._translation.end():
-                self._outbox.post(blocks)
+            self._outbox.post(self._translation.end())
             self._ended.set_result(None)
         if events and not self._opened.done():
             self._opened.set_result(None)
@@ -198,9 +197,8 @@ class SseReply(Sink):
 
     def deliver(self, events: list[Event]) -> Awaitable[None] | None:
         # Hot path: one event per token, of a class that neither begins nor ends a response.
-        if len(events) == 1 and self._chunks is not None and type(event := events[0]) in DELTAS:
-            blocks = self._translation.frames(event)
-            return self._outbox.deliver(blocks) if blocks else None
+        if len(events) == 1 and self._writes_chunks and type(events[0]) in DELTAS:
+            return self._outbox.deliver(events)
         return super().deliver(events)
 
     def keep_alive(self) -> None:
@@ -236,11 +234,10 @@ class SseReply(Sink):
         self._written_at = self._clock()
         if self._ended.done() and not self._outbox.queued_bytes():
             return run_until_waiting(self._stream.write_eof(blocks))
-        if self._chunks is not None:
-            return self._chunks.write(blocks)
+        if self._writes_chunks:
+            return self._connection.write(streamed_body.chunk(blocks))
         waiting = run_until_waiting(self._stream.write(blocks))
-        if is_chunked(self._stream):
-            self._chunks = ChunkWriter(self._request)
+        self._writes_chunks = streamed_body.is_chunked(self._stream)
         return waiting
 
 

@@ -1,6 +1,6 @@
 """The outgoing queue of a connection and its single writer.
 
-``post`` queues a message, ``flush`` writes the queue in order until the client does not keep up. A task of
+``send`` queues events, ``flush`` writes the queue in order until the client does not keep up. A task of
 the outbox, which nothing cancels, waits for the client and writes the rest. Producers may be cancelled at any
 time, so they never write to a slow client: they wait for room in the queue. That is the backpressure that
 stops an engine from being pulled. ``connections.connection_limits`` decides how long a client may take.
@@ -12,22 +12,28 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
+from slipring.protocol import wire
+from slipring.protocol.events import Event
+from slipring.server.driver import Sink
+
 Write = Callable[[bytes], Awaitable[None] | None]
 """Writes bytes; returns an awaitable if the next write has to wait for it."""
-Frame = Callable[[bytes], bytes]
+Head = Callable[[int], bytes]
+"""What is written before a message of this size."""
 _MAX_WRITE_BYTES = 64 * 1024
 
 log = logging.getLogger("slipring")
 
 
-class Outbox:
-    """A bounded queue of messages and its single writer."""
+class Outbox(Sink):
+    """A sink with a bounded queue of messages and a single writer."""
 
     __slots__ = (
+        "__weakref__",
         "_abort",
         "_bytes",
         "_failed",
-        "_frame",
+        "_head",
         "_limit_bytes",
         "_messages",
         "_on_full",
@@ -36,6 +42,7 @@ class Outbox:
         "_waiting",
         "_write",
         "_writer",
+        "encode",
     )
 
     def __init__(
@@ -44,14 +51,17 @@ class Outbox:
         limit_bytes: int,
         *,
         abort: Callable[[], None],
-        frame: Frame | None = None,
+        encode: Callable[[Event], bytes] | None = None,
+        head: Head | None = None,
         on_full: Callable[[], None] | None = None,
     ) -> None:
-        """``frame`` encodes a message so that several can be written at once; without it each message is
-        written by itself. ``on_full`` is called for each message posted beyond the limit, ``abort`` to drop
-        the connection if writing fails for another reason than that it is closed."""
+        """``encode`` makes a message of an event: its JSON if none is given. Empty ones are not sent. Several
+        messages are written at once, each behind its ``head``; without that, each is written by itself.
+        ``on_full`` is called for each message posted beyond the limit, ``abort`` to drop the connection if an
+        event cannot be encoded, or if writing fails for another reason than that the connection is closed."""
         self._write = write
-        self._frame = frame
+        self.encode = encode or wire.encode
+        self._head = head
         self._on_full = on_full
         self._abort = abort
         self._limit_bytes = limit_bytes
@@ -76,8 +86,8 @@ class Outbox:
         return self._bytes > self._limit_bytes
 
     def post(self, message: bytes) -> None:
-        """Queue a message. ``flush`` writes it. Dropped after ``discard``."""
-        if not self._failed:
+        """Queue a message, if it is not empty. ``flush`` writes it. Dropped after ``discard``."""
+        if message and not self._failed:
             if self._messages is None:
                 self._messages = deque()
             self._messages.append(message)
@@ -85,28 +95,37 @@ class Outbox:
             if self._bytes > self._limit_bytes and self._on_full is not None:
                 self._on_full()
 
-    def deliver(self, message: bytes) -> Awaitable[None] | None:
-        """``post``, ``flush`` and ``room`` in one step. A message that finds the queue empty, like most
-        tokens, is written without being queued."""
-        frame = self._frame
-        if (
-            frame is None
-            or self._messages
-            or self._writer is not None
-            or self._failed
-            or len(message) > self._limit_bytes
-        ):
+    def send(self, events: list[Event]) -> None:
+        encode, post = self.encode, self.post
+        try:
+            for event in events:
+                post(encode(event))
+        except Exception:
+            self._abort()  # its client would wait for the event for ever
+            raise
+
+    def deliver(self, events: list[Event]) -> Awaitable[None] | None:
+        # Hot path, one event per token: one that finds the queue empty is written without being queued.
+        head = self._head
+        if len(events) != 1 or head is None or self._messages or self._writer is not None or self._failed:
+            return super().deliver(events)
+        try:
+            message = self.encode(events[0])
+        except Exception:
+            self._abort()
+            raise
+        if not message or len(message) > self._limit_bytes:
             self.post(message)
             self.flush()
             return self.room()
         try:
-            waiting = self._write(frame(message))
+            waiting = self._write(head(len(message)) + message)
         except Exception as error:
             self._give_up(error)
             return None
         if waiting is not None:
             self._writer = asyncio.create_task(self._keep_writing(waiting))
-        return self.room() if self._waiting else None
+        return self._wait_for_room() if self._waiting else None
 
     def flush(self) -> None:
         """Write the queue; what the client does not take at once, the writer's task writes later."""
@@ -147,16 +166,12 @@ class Outbox:
 
     def _write_queue(self) -> Awaitable[None] | None:
         """Write until the queue is empty or a write has to be waited for."""
-        messages, frame, write = self._messages, self._frame, self._write
+        messages, head, write = self._messages, self._head, self._write
         try:
             while messages:
                 message = messages.popleft()
                 self._bytes -= len(message)
-                if frame is not None:
-                    message = frame(message)
-                    if messages:  # usually false: one token at a time
-                        message = self._joined(message, messages, frame)
-                waiting = write(message)
+                waiting = write(message if head is None else self._joined(message, messages, head))
                 if waiting is not None:
                     return waiting
         except Exception as error:
@@ -176,15 +191,15 @@ class Outbox:
             self._writer = None
             self._report_progress()
 
-    def _joined(self, first: bytes, messages: deque[bytes], frame: Frame) -> bytes:
-        """A frame and those that follow it in the queue, up to a bound."""
-        frames, size = [first], len(first)
+    def _joined(self, first: bytes, messages: deque[bytes], head: Head) -> bytes:
+        """A message and those that follow it in the queue, up to a bound, each behind its head."""
+        pieces, size = [head(len(first)), first], len(first)
         while messages and size < _MAX_WRITE_BYTES:
             message = messages.popleft()
             self._bytes -= len(message)
-            frames.append(frame(message))
-            size += len(frames[-1])
-        return b"".join(frames)
+            pieces += (head(len(message)), message)
+            size += len(message)
+        return b"".join(pieces)
 
     async def _wait_for_room(self) -> None:
         if self._turns is None:

@@ -17,23 +17,21 @@ from aiohttp import WSMsgType, web
 from slipring.base.aiohttp_internals import drop_messages, waiting_bytes_of
 from slipring.base.errors import ApiError
 from slipring.core.session.actions import Action
-from slipring.protocol.events import Event
-from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now
 from slipring.server.cluster.state_lookup import SocketStates
 from slipring.server.connections.http_connection import connection_of
-from slipring.server.driver import Driver, Sink
+from slipring.server.driver import Driver
 from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 from slipring.server.transports.websocket_frames import (
     CLOSE_TIMEOUT_S,
-    FrameWriter,
+    ServerSocket,
     answer_close,
     new_socket,
-    text_frame,
+    text_head,
 )
 
 _RECENT_TURNS = 16
@@ -46,7 +44,7 @@ _PING = b"\x89\x00"
 log = logging.getLogger("slipring")
 
 
-class WebSocketConnection(Sink):
+class WebSocketConnection(Outbox):
     """One client on one WebSocket. It is the sink of its driver and a client of the server."""
 
     __slots__ = (
@@ -55,7 +53,6 @@ class WebSocketConnection(Sink):
         "_closing",
         "_exchanged_at",
         "_http",
-        "_outbox",
         "_request",
         "_socket",
         "driver",
@@ -63,21 +60,20 @@ class WebSocketConnection(Sink):
         "turns_ended",
     )
 
-    def __init__(
-        self, service: Service, request: web.Request, socket: web.WebSocketResponse, caller: Caller
-    ) -> None:
+    def __init__(self, service: Service, request: web.Request, socket: ServerSocket, caller: Caller) -> None:
         self._request = request
         self._socket = socket
         self._http = connection_of(request)
-        self._outbox = Outbox(
-            self._send_compressed if socket.compress else FrameWriter(request, socket).write,
+        super().__init__(
+            self._send_compressed if socket.compress else self._http.write,
             service.config.limits.send_buffer_bytes,
             abort=self._http.abort,
-            frame=None if socket.compress else text_frame,
+            head=None if socket.compress else text_head,
             on_full=self._http.queue_grew,
         )
+        socket.before_close = self.discard
         waiting_bytes = waiting_bytes_of(socket) if socket.compress else None
-        self._http.become_socket(self._outbox.queued_bytes, self._refuse_message, waiting_bytes)
+        self._http.become_socket(self.queued_bytes, self._refuse_message, waiting_bytes)
         self._closing: asyncio.Task[None] | None = None
         self._exchanged_at = self._http.heard_at
         """When the last ping was sent, or the client last sent a message or a ping. Each of them causes bytes
@@ -94,26 +90,6 @@ class WebSocketConnection(Sink):
         self.turns_ended = 0
 
     # The sink of the driver.
-
-    def send(self, events: list[Event]) -> None:
-        post = self._outbox.post
-        try:
-            for event in events:
-                post(encode(event))
-        except Exception:
-            self._http.abort()  # its client would wait for the event for ever
-            raise
-
-    def flush(self) -> None:
-        self._outbox.flush()
-
-    def room(self) -> Awaitable[None] | None:
-        return self._outbox.room()
-
-    def deliver(self, events: list[Event]) -> Awaitable[None] | None:
-        if len(events) == 1:
-            return self._outbox.deliver(encode(events[0]))
-        return super().deliver(events)
 
     def close(self, code: int, reason: str) -> None:
         if self._closing is None:
@@ -148,7 +124,7 @@ class WebSocketConnection(Sink):
                     frame = await decoder.frame(session.tenant, message.data, self._betas)
                     self._run(session.receive(frame, now()))
                     wake(self)
-                    if (waiting := self._outbox.room()) is not None:
+                    if (waiting := self.room()) is not None:
                         await waiting  # a client that sends without reading is not read either
                 elif message.type is WSMsgType.PING:
                     self._exchanged_at = clock()
@@ -175,7 +151,8 @@ class WebSocketConnection(Sink):
 
     async def _stop(self) -> None:
         # Turns first: waiting for the close frame below is cancelled if the client disconnects.
-        self._outbox.discard()
+        self.discard()
+        self._socket.before_close = None
         self.driver.run(self.driver.session.leave(now()))
         self._park()
         await self.driver.stop()
@@ -213,7 +190,7 @@ class WebSocketConnection(Sink):
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         self.driver.wind_down(error, grace_s)
-        self._outbox.flush()
+        self.flush()
 
     @property
     def in_flight(self) -> int:
@@ -231,7 +208,7 @@ class WebSocketConnection(Sink):
     def _run(self, actions: list[Action]) -> None:
         """Carry out actions without waiting for the client to take what they send."""
         self.driver.run(actions)
-        self._outbox.flush()
+        self.flush()
 
     def _keep_alive(self, clock: float, interval_s: float, timeout_s: float) -> float:
         """Send a ping if one is due, and close a connection that has not answered; returns the seconds until
@@ -251,7 +228,7 @@ class WebSocketConnection(Sink):
     async def _close(self, code: int, reason: str) -> None:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._outbox.settle()
+                await self.settle()
                 await self._socket.close(code=code, message=reason.encode())
         except OSError:  # a timeout too
             self.abort()

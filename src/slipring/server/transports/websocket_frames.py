@@ -4,14 +4,13 @@ aiohttp implements most of RFC 6455. This module has what aiohttp leaves to its 
 differently.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Callable
 from functools import lru_cache
 from struct import Struct
 
-from aiohttp import web
+from aiohttp import WSCloseCode, web
 
 from slipring.config.settings import Config
-from slipring.server.connections.http_connection import connection_of
 
 CLOSE_TIMEOUT_S = 5.0
 """How long the closing handshake may take, everything that is queued included."""
@@ -28,9 +27,22 @@ _medium = Struct("!BBH").pack
 _long = Struct("!BBQ").pack
 
 
-def new_socket(config: Config) -> web.WebSocketResponse:
+class ServerSocket(web.WebSocketResponse):
+    """A WebSocket that reports when it begins to close, for whatever reason: no message may follow its close
+    frame."""
+
+    before_close: Callable[[], None] | None = None
+
+    async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
+        if self.before_close is not None:
+            self.before_close()
+            self.before_close = None
+        return await super().close(code=code, message=message, drain=drain)
+
+
+def new_socket(config: Config) -> ServerSocket:
     """A WebSocket with the server's settings, not yet accepted."""
-    return web.WebSocketResponse(
+    return ServerSocket(
         autoping=False,  # the reader answers pings, and notes that the client is alive
         autoclose=False,  # would answer every close frame with 1000, even one with a code that is never sent
         compress=config.compression,
@@ -39,40 +51,16 @@ def new_socket(config: Config) -> web.WebSocketResponse:
     )
 
 
-def text_frame(message: bytes) -> bytes:
-    """A message as one text frame: final, uncompressed, without a mask (RFC 6455, 5.2). Frames can be
-    concatenated and written at once."""
-    return _header(len(message)) + message
-
-
 @lru_cache(maxsize=4096)
-def _header(size: int) -> bytes:
+def text_head(size: int) -> bytes:
+    """The header of a message of this size as one text frame: final, uncompressed, without a mask (RFC 6455,
+    5.2)."""
     # Cached: a stream has thousands of frames of few different sizes.
     if size < 126:
         return _short(_TEXT, size)
     if size < 65536:
         return _medium(_TEXT, 126, size)
     return _long(_TEXT, 127, size)
-
-
-class FrameWriter:
-    """Writes encoded frames to a socket's transport, any number with one system call."""
-
-    __slots__ = ("_connection", "_socket", "_transport")
-
-    def __init__(self, request: web.Request, socket: web.WebSocketResponse) -> None:
-        self._socket = socket
-        self._transport = request.transport
-        self._connection = connection_of(request)
-
-    def write(self, frames: bytes) -> Awaitable[None] | None:
-        """Write frames. Returns None while the client keeps up, and otherwise an awaitable that waits for it.
-        Raises ``ConnectionResetError`` if the connection is closing."""
-        transport = self._transport
-        if transport is None or transport.is_closing() or self._socket.closed:
-            raise ConnectionResetError("the connection is closing")
-        transport.write(frames)
-        return self._connection.when_writable()
 
 
 async def answer_close(socket: web.WebSocketResponse, code: int) -> bool:

@@ -167,9 +167,31 @@ class Output:
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Process deltas of the engine; returns the events that they cause."""
-        feeders = self._feeders
         for delta in deltas:
-            feeders[type(delta)](self, delta)
+            if type(delta) is not Text:
+                self._feeders[type(delta)](self, delta)
+                continue
+            # Hot path, once per token of every answer: not a call of its own.
+            part = self._text_part
+            if part is None:
+                part = self._text_part = self._message_part(OutputTextPart)
+            part.text.append(delta.text)
+            logprobs = _NO_LOGPROBS
+            if delta.logprobs:
+                part.logprobs.extend(delta.logprobs)
+                logprobs = _event_logprobs(delta.logprobs)
+            self._sequence += 1
+            self._events.append(
+                events.OutputTextDelta(
+                    sequence_number=self._sequence,
+                    stream_id=self.stream_id,
+                    output_index=self._index,
+                    item_id=part.item_id,
+                    content_index=part.index,
+                    delta=delta.text,
+                    logprobs=logprobs,
+                )
+            )
         emitted = self._events
         self._events = []
         return emitted
@@ -265,29 +287,6 @@ class Output:
         self._sequence += 1
         return self._sequence
 
-    def _text(self, delta: Text) -> None:
-        # Hot path: runs once per token of every answer.
-        part = self._text_part
-        if part is None:
-            part = self._text_part = self._message_part(OutputTextPart)
-        part.text.append(delta.text)
-        logprobs = _NO_LOGPROBS
-        if delta.logprobs:
-            part.logprobs.extend(delta.logprobs)
-            logprobs = _event_logprobs(delta.logprobs)
-        self._sequence += 1
-        self._events.append(
-            events.OutputTextDelta(
-                sequence_number=self._sequence,
-                stream_id=self.stream_id,
-                output_index=self._index,
-                item_id=part.item_id,
-                content_index=part.index,
-                delta=delta.text,
-                logprobs=logprobs,
-            )
-        )
-
     def _annotated(self, delta: Annotated) -> None:
         part = self._message_part(OutputTextPart)
         self.emit(
@@ -367,7 +366,6 @@ class Output:
             self.asks_approval = True
 
     _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
-        Text: _text,
         Annotated: _annotated,
         Refused: _refused,
         Thought: _thought,

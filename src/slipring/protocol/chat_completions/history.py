@@ -1,0 +1,385 @@
+"""The messages of a request as items of a context.
+
+The bytes of an item depend on the content of its message alone, so that a history that is sent again is
+recognised: text is the same as a string or as parts, ``null`` the same as an empty text, and calls are
+numbered, whatever ids a client gave them. ``places`` says where each item stands in the request.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
+from slipring.protocol import wire
+from slipring.protocol.chat_completions.places import (
+    CALL,
+    CUSTOM_CALL,
+    LEGACY_CALL,
+    MESSAGE,
+    OUTPUT,
+    THOUGHT,
+    Place,
+)
+from slipring.protocol.items import MOST_ITEMS, MOST_PARTS
+
+# Messages as clients send them -------------------------------------------------------------------
+
+
+class TextPart(Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class ImageUrl(Struct):
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(Struct, tag_field="type", tag="image_url"):
+    image_url: ImageUrl | str
+
+
+class SentFile(Struct):
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class FilePart(Struct, tag_field="type", tag="file"):
+    file: SentFile
+
+
+class AudioPart(Struct, tag_field="type", tag="input_audio"): ...
+
+
+class RefusalPart(Struct, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+Part = TextPart | ImagePart | FilePart | AudioPart | RefusalPart
+
+
+class CalledFunction(Struct):
+    name: str
+    arguments: str = ""
+
+
+class CalledCustomTool(Struct):
+    name: str
+    input: str
+
+
+class ToolCall(Struct):
+    id: str | None = None
+    type: Literal["function", "custom"] | None = None
+    function: CalledFunction | None = None
+    custom: CalledCustomTool | None = None
+
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class Message(Struct):
+    """A message of any role: the union of their fields."""
+
+    role: Role
+    content: str | list[Part] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = None
+    tool_call_id: str | None = None
+
+
+class _Long(Struct):
+    """The lists of a long message, whose entries are counted before they are decoded."""
+
+    content: Raw | UnsetType = UNSET
+    tool_calls: Raw | UnsetType = UNSET
+
+
+_messages = msgspec.json.Decoder(list[Raw])
+_message = msgspec.json.Decoder(Message)
+_long = msgspec.json.Decoder(_Long)
+
+# Items, as they are written ----------------------------------------------------------------------
+
+
+class InputText(Struct, tag_field="type", tag="input_text"):
+    text: str
+
+
+class OutputText(Struct, tag_field="type", tag="output_text"):
+    text: str
+
+
+class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True):
+    image_url: str
+    detail: str | None = None
+
+
+class InputFile(Struct, tag_field="type", tag="input_file", omit_defaults=True):
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+_Parts = list[InputText | OutputText | InputImage | InputFile | RefusalPart]
+_Content = str | _Parts
+
+
+class MessageItem(Struct, tag_field="type", tag="message"):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: _Content
+
+
+class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
+    content: list[ReasoningText]
+    summary: tuple[()] = ()
+
+
+class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CustomToolCallItem(Struct, tag_field="type", tag="custom_tool_call"):
+    call_id: str
+    name: str
+    input: str
+
+
+class FunctionCallOutputItem(Struct, tag_field="type", tag="function_call_output"):
+    call_id: str
+    output: _Content
+
+
+class CustomToolCallOutputItem(Struct, tag_field="type", tag="custom_tool_call_output"):
+    call_id: str
+    output: _Content
+
+
+class _Call(Struct):
+    """A call of the history."""
+
+    sent_id: str | None
+    name: str
+    is_custom: bool
+
+
+class _OpenCalls:
+    """The numbers of the calls that wait for a result, by id and by name, in their order."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, _Call] = {}
+        self._by_id: dict[str | None, dict[int, None]] = {}
+        self._by_name: dict[str, dict[int, None]] = {}
+
+    def add(self, number: int, call: _Call) -> None:
+        self._all[number] = call
+        self._by_id.setdefault(call.sent_id, {})[number] = None
+        self._by_name.setdefault(call.name, {})[number] = None
+
+    def take(self, number: int) -> None:
+        call = self._all.pop(number)
+        del self._by_id[call.sent_id][number]
+        del self._by_name[call.name][number]
+
+    def with_id(self, sent_id: str) -> int | None:
+        """The latest one: some clients number their calls anew in every message."""
+        return next(reversed(self._by_id.get(sent_id, {})), None)
+
+    def with_name(self, name: str) -> int | None:
+        return next(iter(self._by_name.get(name, {})), None)
+
+    def first(self) -> int | None:
+        return next(iter(self._all), None)
+
+
+class History:
+    """The items of a request's messages."""
+
+    def __init__(self, messages: Raw) -> None:
+        """Raises ``ApiError`` that names the field of the request."""
+        self._items: list[Struct] = []
+        self._calls: list[_Call] = []
+        self._open_calls = _OpenCalls()
+        self.places: list[Place] = []
+        """Where each item stands in the request."""
+        wire.require_few(messages, MOST_ITEMS, "messages", "messages")
+        for index, raw in enumerate(wire.decode(_messages, messages, where="messages")):
+            where = f"messages[{index}]"
+            self._add_message(_read_message(raw, where), where)
+        if not self._items:
+            raise InvalidRequest(
+                "Invalid 'messages': no message has a content.", param="messages", code="empty_array"
+            )
+
+    @property
+    def items(self) -> Raw:
+        """The ``input`` of a create request."""
+        return wire.raw(self._items)
+
+    @property
+    def call_count(self) -> int:
+        return len(self._calls)
+
+    def sent_id(self, number: int) -> str | None:
+        """The id by which the client knows a call; None if it has none."""
+        return self._calls[number].sent_id if number < len(self._calls) else None
+
+    def _add(self, item: Struct, place: Place) -> None:
+        self._items.append(item)
+        self.places.append(place)
+
+    def _add_message(self, message: Message, where: str) -> None:
+        role = message.role
+        if role == "assistant":
+            self._add_answer(message, where)
+        elif role == "tool" or role == "function":
+            self._add_output(message, where)
+        else:
+            content = _content(_required(message, where), where)
+            self._add(MessageItem(role, content), Place(where, MESSAGE))
+
+    def _add_answer(self, message: Message, where: str) -> None:
+        for field in ("reasoning_content", "reasoning"):
+            thought = getattr(message, field)
+            if thought:
+                self._add(ReasoningItem([ReasoningText(thought)]), Place(f"{where}.{field}", THOUGHT))
+                break
+        content = _answer_content(message, where)
+        if content:
+            self._add(MessageItem("assistant", content), Place(where, MESSAGE))
+        for index, call in enumerate(message.tool_calls or ()):
+            self._add_call(call, f"{where}.tool_calls[{index}]")
+        if (function := message.function_call) is not None:
+            call_id = self._open(_Call(None, function.name, is_custom=False))
+            item = FunctionCallItem(call_id, function.name, function.arguments)
+            self._add(item, Place(f"{where}.function_call", LEGACY_CALL))
+
+    def _add_call(self, call: ToolCall, where: str) -> None:
+        function, custom = call.function, call.custom
+        if call.type == "custom" or (call.type is None and function is None and custom is not None):
+            if custom is None:
+                raise wire.explain("Object missing required field `custom`", where)
+            call_id = self._open(_Call(call.id, custom.name, is_custom=True))
+            self._add(CustomToolCallItem(call_id, custom.name, custom.input), Place(where, CUSTOM_CALL))
+            return
+        if function is None:
+            raise wire.explain("Object missing required field `function`", where)
+        call_id = self._open(_Call(call.id, function.name, is_custom=False))
+        self._add(FunctionCallItem(call_id, function.name, function.arguments), Place(where, CALL))
+
+    def _open(self, call: _Call) -> str:
+        number = len(self._calls)
+        self._calls.append(call)
+        self._open_calls.add(number, call)
+        return call_id_of(number)
+
+    def _add_output(self, message: Message, where: str) -> None:
+        content = _content(_required(message, where), where)
+        number = self._answered(message, where)
+        self._open_calls.take(number)
+        kind = CustomToolCallOutputItem if self._calls[number].is_custom else FunctionCallOutputItem
+        self._add(kind(call_id_of(number), content), Place(where, OUTPUT))
+
+    def _answered(self, message: Message, where: str) -> int:
+        """The number of the call that a message answers: by its id, or else by the function's name, or else
+        the first that waits for a result."""
+        sent_id, name = message.tool_call_id, message.name
+        if message.role == "tool" and sent_id is not None:
+            number = self._open_calls.with_id(sent_id)
+            param, named = f"{where}.tool_call_id", f"call with the id {quoted(sent_id)}"
+        elif name is not None:
+            number = self._open_calls.with_name(name)
+            param, named = f"{where}.name", f"call of {quoted(name)}"
+        elif message.role == "function":
+            raise wire.explain("Object missing required field `name`", where)
+        else:
+            number = self._open_calls.first()
+            param, named = f"{where}.tool_call_id", "call"
+        if number is None:
+            raise InvalidRequest(
+                f"Invalid '{param}': no {named} in the messages before it waits for a result.", param=param
+            )
+        return number
+
+
+def call_id_of(number: int) -> str:
+    """The id of a call in a context: it follows from the calls before it alone."""
+    return f"call_{number}"
+
+
+def _read_message(raw: Raw, where: str) -> Message:
+    if len(raw) > wire.LONG_BYTES:
+        long = wire.decode(_long, raw, where=where)
+        for name in ("content", "tool_calls"):
+            if (sent := wire.given(getattr(long, name))) is not None:
+                wire.require_few(sent, MOST_PARTS, f"{where}.{name}", "parts")
+    return wire.decode(_message, raw, where=where)
+
+
+def _required(message: Message, where: str) -> str | list[Part]:
+    if message.content is None:
+        raise wire.explain("Object missing required field `content`", where)
+    return message.content
+
+
+def _content(content: str | list[Part], where: str) -> _Content:
+    """The content of a message that is not the model's: one text, unless it has images or files."""
+    if isinstance(content, str):
+        return content
+    if all(type(part) is TextPart for part in content):
+        return "".join(part.text for part in content if isinstance(part, TextPart))
+    return [_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+
+
+def _part(part: Part, where: str) -> InputText | InputImage | InputFile:
+    if isinstance(part, TextPart):
+        return InputText(part.text)
+    if isinstance(part, ImagePart):
+        image = ImageUrl(part.image_url) if isinstance(part.image_url, str) else part.image_url
+        return InputImage(image.url, None if image.detail == "auto" else image.detail)
+    if isinstance(part, FilePart):
+        return InputFile(part.file.file_data, part.file.file_id, part.file.filename)
+    raise _unsupported_part(part, where)
+
+
+def _answer_content(message: Message, where: str) -> _Content:
+    """The content of an assistant's message: empty if it has none."""
+    content = message.content or ""
+    if isinstance(content, str):
+        parts: _Parts = [OutputText(content)] if content else []
+    else:
+        parts = [_answer_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+    if message.refusal:
+        parts.append(RefusalPart(message.refusal))
+    if all(type(part) is OutputText for part in parts):
+        return "".join(part.text for part in parts if isinstance(part, OutputText))
+    return parts
+
+
+def _answer_part(part: Part, where: str) -> OutputText | RefusalPart:
+    if isinstance(part, TextPart):
+        return OutputText(part.text)
+    if isinstance(part, RefusalPart):
+        return part
+    raise _unsupported_part(part, where)
+
+
+def _unsupported_part(part: Part, where: str) -> UnsupportedParameter:
+    kind = type(part).__struct_config__.tag
+    return UnsupportedParameter(
+        f"Unsupported parameter: '{where}': a message of this role has no '{kind}'."
+        if not isinstance(part, AudioPart)
+        else f"Unsupported parameter: '{where}': this server takes no audio.",
+        param=where,
+    )

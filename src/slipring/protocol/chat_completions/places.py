@@ -1,0 +1,97 @@
+"""Where the fields of a translated request stand in the client's own one, for errors.
+
+The core names ``input[3].arguments``; the client has sent ``messages[2].tool_calls[0].function.arguments``.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from slipring.protocol.events import ErrorBody
+
+Fields = Mapping[str, str]
+MESSAGE: Fields = {"content": "content", "role": "role"}
+OUTPUT: Fields = {"output": "content", "call_id": "tool_call_id"}
+CALL: Fields = {"name": "function.name", "arguments": "function.arguments", "call_id": "id"}
+CUSTOM_CALL: Fields = {"name": "custom.name", "input": "custom.input", "call_id": "id"}
+LEGACY_CALL: Fields = {"name": "name", "arguments": "arguments"}
+THOUGHT: Fields = {}
+"""The fields of items, and what they are called in messages. All others are called by the item's place."""
+
+FUNCTION: Fields = {
+    "type": "type",
+    "name": "function.name",
+    "description": "function.description",
+    "parameters": "function.parameters",
+    "strict": "function.strict",
+}
+LEGACY_FUNCTION: Fields = {"name": "name", "description": "description", "parameters": "parameters"}
+CUSTOM: Fields = {"type": "type", "name": "custom.name", "format": "custom.format"}
+
+_FIELD = re.compile(r"\.(\w+)(.*)")
+_ENTRY = re.compile(r"(input|tools)\[(\d+)\](.*)")
+_PARTS = (
+    (re.compile(r"(\[\d+\])\.image_url$"), r"\1.image_url.url"),
+    (re.compile(r"(\[\d+\])\.(file_\w+|filename)$"), r"\1.file.\2"),
+    (re.compile(r"^custom\.format\.(syntax|definition)$"), r"custom.format.grammar.\1"),
+)
+_NUMBERED = re.compile(r"\bcall_(\d+)\b")
+_FORMAT = "text.format"
+
+
+class Place(Struct, frozen=True):
+    """Where an item or a tool stands in the request."""
+
+    path: str
+    fields: Fields
+
+    def named(self, rest: str) -> str:
+        """The client's name of a field of it; ``rest``: what follows the item in the core's name."""
+        match = _FIELD.match(rest)
+        field = self.fields.get(match[1]) if match is not None else None
+        if match is None or field is None:
+            return self.path
+        inner = field + match[2]
+        for pattern, replacement in _PARTS:
+            inner = pattern.sub(replacement, inner)
+        return f"{self.path}.{inner}"
+
+
+class Places:
+    """The places of a request's items and tools, and the names of its other fields."""
+
+    def __init__(
+        self,
+        items: Sequence[Place],
+        tools: Sequence[Place],
+        fields: Fields,
+        sent_id: Callable[[int], str | None],
+    ) -> None:
+        """``fields``: the core's names of other fields, and the client's. ``sent_id``: the client's id of the
+        call with a number."""
+        self._entries = {"input": items, "tools": tools}
+        self._fields = {"input": "messages", **fields}
+        self._sent_id = sent_id
+
+    def named(self, param: str) -> str:
+        """The client's name of a field."""
+        entry = _ENTRY.fullmatch(param)
+        if entry is not None:
+            places, index = self._entries[entry[1]], int(entry[2])
+            return places[index].named(entry[3]) if index < len(places) else self._fields.get(entry[1], param)
+        if param.startswith(f"{_FORMAT}."):
+            inner = param.removeprefix(f"{_FORMAT}.")
+            return f"response_format.{inner if inner == 'type' else f'json_schema.{inner}'}"
+        return self._fields.get(param, param)
+
+    def renamed(self, error: ErrorBody) -> ErrorBody:
+        """The error in the client's terms."""
+        message, param = error.message, error.param
+        if param is not None:
+            param = self.named(param)
+            message = message.replace(f"'{error.param}'", f"'{param}'")
+        message = _NUMBERED.sub(lambda match: self._sent_id(int(match[1])) or match[0], message)
+        if error.code == "context_length_exceeded":
+            message = message.replace(" input", " messages").replace(", or set truncation to 'auto'", "")
+        return structs.replace(error, message=message, param=param)

@@ -1,0 +1,137 @@
+"""One request of the Chat Completions API: read as a create request, answered with what its events become."""
+
+from msgspec import UNSET, structs
+
+from slipring.protocol.chat_completions.answer import AnswerForm, choice_of
+from slipring.protocol.chat_completions.answer_format import read_format
+from slipring.protocol.chat_completions.completion import Completion, completion_id
+from slipring.protocol.chat_completions.history import History
+from slipring.protocol.chat_completions.moderation import moderation_of
+from slipring.protocol.chat_completions.places import Places
+from slipring.protocol.chat_completions.request import ChatRequest, read_request
+from slipring.protocol.chat_completions.stream import CompletionStream
+from slipring.protocol.chat_completions.tool_offer import ToolOffer
+from slipring.protocol.chat_completions.usage import usage_of
+from slipring.protocol.events import Error, Event
+from slipring.protocol.requests import CreateRequest, ReasoningConfig, StreamOptions, TextConfig
+from slipring.protocol.responses import Response, Usage
+
+_LOGPROBS = "message.output_text.logprobs"
+_DONE = b"data: [DONE]\n\n"
+_NO_PLACES = Places((), (), {}, lambda number: None)
+
+
+class ChatTranslation:
+    """Translates one request and its answer. ``read`` comes first."""
+
+    keepalive = b": keepalive\n\n"
+
+    def __init__(self, fingerprint: str) -> None:
+        """``fingerprint``: names the version of the server, as ``system_fingerprint``."""
+        self.form = AnswerForm(fingerprint=fingerprint)
+        """What the client asks of the form of its answer."""
+        self.streams = False
+        self._places = _NO_PLACES
+        self._stream = CompletionStream(self.form)
+
+    def read(self, body: bytes) -> CreateRequest:
+        """The create request that each choice answers. Raises ``ApiError`` in the client's terms."""
+        sent = read_request(body)
+        history, offer = History(sent.messages), ToolOffer(sent)
+        self._places = Places(history.places, offer.places, _names(sent), history.sent_id)
+        self.streams, options = sent.stream is True, sent.stream_options
+        self.form = AnswerForm(
+            choices=sent.choices,
+            usage=options is not None and options.include_usage is True,
+            logprobs=sent.logprobs is True,
+            legacy=sent.has_legacy_functions,
+            fingerprint=self.form.fingerprint,
+        )
+        self._stream = CompletionStream(self.form)
+        return _create(sent, history, offer)
+
+    def prefilled(self, prompt: Usage | None) -> None:
+        """The prompt was processed for all choices at once, by a job with this usage."""
+        self._stream.prompt = prompt
+
+    def frames(self, event: Event) -> bytes:
+        """The SSE blocks for an event; empty if it has none."""
+        return self._stream.frames(event)
+
+    def end(self) -> bytes:
+        """What follows the last event."""
+        return b"" if self._stream.has_failed else _DONE
+
+    def body(self, *responses: Response) -> Completion:
+        """The whole answer, with a choice for each response."""
+        first = responses[0]
+        used = [response.usage for response in responses if response.usage is not None]
+        completion = Completion(
+            completion_id(first),
+            first.created_at,
+            first.model,
+            [choice_of(response, index, self.form) for index, response in enumerate(responses)],
+            usage_of(used, self._stream.prompt) if used else None,
+            first.service_tier,
+            self.form.fingerprint,
+        )
+        if first.metadata:
+            completion.metadata = first.metadata
+        if first.moderation is not UNSET:
+            completion.moderation = moderation_of(first.moderation)
+        return completion
+
+    def renamed(self, error: Error) -> Error:
+        """The error in the client's terms: it names fields of the client's own request."""
+        return structs.replace(error, error=self._places.renamed(error.error))
+
+
+def _names(sent: ChatRequest) -> dict[str, str]:
+    """The core's names of fields, and the client's."""
+    named = "function_call" if sent.has_legacy_functions else "tool_choice"
+    return {
+        "text.format": "response_format",
+        "text.verbosity": "verbosity",
+        "reasoning.effort": "reasoning_effort",
+        "max_output_tokens": sent.limit_field,
+        "include": "logprobs",
+        "tool_choice": named,
+        "tools": "functions" if sent.has_legacy_functions else "tools",
+    }
+
+
+def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequest:
+    options, effort = sent.stream_options, sent.effort
+    limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
+    padded = options is not None and options.include_obfuscation is True
+    return CreateRequest(
+        model=sent.model,
+        input=history.items,
+        tools=offer.tools,
+        tool_choice=offer.choice,
+        # An answer has one ``function_call`` at most.
+        parallel_tool_calls=False if sent.has_legacy_functions else sent.parallel_tool_calls,
+        reasoning=None if effort is None else ReasoningConfig(effort),
+        text=TextConfig(read_format(sent.response_format), sent.verbosity),
+        include=[_LOGPROBS] if sent.logprobs else None,
+        store=False,
+        max_output_tokens=limit,
+        temperature=sent.temperature,
+        top_p=sent.top_p,
+        top_logprobs=sent.top_logprobs_wanted,
+        presence_penalty=sent.presence_penalty,
+        frequency_penalty=sent.frequency_penalty,
+        seed=sent.seed,
+        top_k=sent.top_k if sent.top_k is not None and sent.top_k > 0 else None,
+        stop=sent.stop_sequences or None,
+        metadata=sent.read_metadata,
+        prompt_cache_key=sent.prompt_cache_key,
+        prompt_cache_options=sent.prompt_cache_options,
+        prompt_cache_retention=sent.prompt_cache_retention,
+        safety_identifier=sent.safety_identifier,
+        user=sent.user,
+        service_tier=sent.service_tier,
+        moderation=sent.read_moderation,
+        stream_options=StreamOptions(True) if padded else None,
+        stream=sent.stream,
+    )
