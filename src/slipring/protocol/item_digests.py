@@ -82,8 +82,8 @@ def _same_arguments(arguments: str) -> bytes:
     writes it anew. What is no JSON is itself."""
     try:
         return _sorted(_arguments.decode(arguments or "{}"))
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return arguments.encode("utf-8", "surrogatepass")
+    except (msgspec.DecodeError, RecursionError):
+        return arguments.encode()
 
 
 def _text_or_parts(content: str | list[Part]) -> str | list[Part]:
