@@ -1,5 +1,6 @@
 """``/v1/messages`` and ``/v1/models`` as clients of the Messages API know them."""
 
+import re
 from datetime import UTC, datetime
 
 from aiohttp import web
@@ -16,12 +17,12 @@ from slipring.server.transports.beta_header import retention_of
 from slipring.server.transports.http import JsonReply, SseReply, answer, read_posted
 
 VERSION_HEADER = "anthropic-version"
-_PATHS = ("/messages", "/v1/messages")
+_PATH = re.compile(r"(/v1)?/messages(/|$)")
 
 
 def speaks_messages(request: web.Request) -> bool:
     """Whether a request is one of the Messages API, by its path, or by the header that its clients send."""
-    return request.path.startswith(_PATHS) or VERSION_HEADER in request.headers
+    return _PATH.match(request.path) is not None or VERSION_HEADER in request.headers
 
 
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
