@@ -73,7 +73,7 @@ from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_items import CallError, McpApprovalRequest, McpCall, McpListTools
 from slipring.protocol.hosted.mcp_tools import ListedTool, ToolHints
 from slipring.protocol.items import Item, read_item, user_message
-from slipring.protocol.requests import read_create
+from slipring.protocol.requests import ResentHistory, read_create
 from slipring.protocol.responses import ReasoningEcho, Response, TextEcho
 from tests.wire import NO_TYPES, Order, check_frame
 
@@ -179,7 +179,11 @@ class Seen:
         begins; without them, the position is that of the context alone."""
         self.tenant, self.model, self.head = job.tenant, job.model.name, job.head
         self._job = job
-        self._before = visible(job.context())
+        continued = job.parent.position if job.parent is not None else None
+        if isinstance(continued, Seen):
+            self._before = continued.content + visible(job.input)
+        else:
+            self._before = visible(job.context())
         self._turn = turn
         self._first = first
         self.end: int | None = None
@@ -325,6 +329,13 @@ class Connection:
         if previous is not None:
             frame["previous_response_id"] = previous
         return self.receive(json.dumps(frame))
+
+    def post(self, **fields: Any) -> list[Json]:
+        """Create a response for a client of an API that sends whole histories."""
+        read = read_create(json.dumps({"model": "m", "input": "hi", "store": False, **fields}))
+        request = ResentHistory(**{name: getattr(read, name) for name in read.__struct_fields__})
+        stages = Stages(self.server.ports.clock)
+        return self._run(self.session.create(request, stages, size_bytes=1, now=self.server.now))
 
     def create_in_background(self, **fields: Any) -> list[Json]:
         """Create a response that runs in the background."""

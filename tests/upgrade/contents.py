@@ -22,6 +22,7 @@ _TOOL = {
     "description": "Looks a word up",
     "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
 }
+TOOL_LOOP_SETTINGS = {"tools": [_TOOL], "instructions": "Be brief."}
 _PROBE = "What did we speak about?"
 
 
@@ -85,7 +86,7 @@ async def socket_turn(ws: aiohttp.ClientWebSocketResponse, **fields: Any) -> Jso
 
 async def tool_loop(ws: aiohttp.ClientWebSocketResponse, *, store: bool) -> list[Json]:
     """Three turns over a socket: a call, its output, and a message. Returns their responses."""
-    settings = {"store": store, "tools": [_TOOL], "instructions": "Be brief."}
+    settings = {"store": store, **TOOL_LOOP_SETTINGS}
     first = await socket_turn(ws, input="Look up: gimbal \u2013 \U0001f9ed", **settings)
     call = first["output"][-1]
     assert call["type"] == "function_call", first

@@ -8,12 +8,14 @@ import aiohttp
 import apsw
 
 from tests.commands.test_cli import environment, launched, refused
-from tests.upgrade.contents import ENGINE, FOREVER, Client, check, write
+from tests.upgrade.contents import ENGINE, FOREVER, Client, Json, check, write
 from tests.upgrade.previous import THIS
 
 _SLOW = ("--engine", "simulated:tokens_per_s=5,output_tokens=10000")
 _LEASE = ("--run-lease-s", "0.6")
 _PATIENCE_S = 30.0
+_FIRST_THAT_ASKS = 4
+"""The schema with which sliprings began to ask the tables whether they may use them."""
 
 
 async def upgrade_file(
@@ -44,12 +46,31 @@ async def upgrade_file(
         async with launched(*flags) as new:
             for contents in (left, more):
                 await check(Client(http, new.url, key), contents)
-        code, line = await refused(*store, command=previous, PYTHONPATH="")
+        after = _version(path)
+        report(f"schema {before} -> {after}: chains, conversations, runs, keys and sealed items continue")
+        report(await start_previous(http, previous, before, *flags, contents=[left, more], key=key))
+
+
+async def start_previous(
+    http: aiohttp.ClientSession,
+    previous: tuple[str, ...],
+    schema: int,
+    *flags: str,
+    contents: list[Json],
+    key: str = "",
+) -> str:
+    """Start the previous version on tables that this one has migrated from ``schema``: it says why it cannot,
+    or, if it asks the tables, has all contents. Returns a line for the report."""
+    if schema < _FIRST_THAT_ASKS:
+        code, line = await refused(*flags, command=previous, PYTHONPATH="")
         assert code != 0
         assert "written by a newer slipring" in line, line
-    report(
-        f"schema {before} -> {_version(path)}: chains, conversations, runs, keys and sealed items continue"
-    )
+        return "the previous version is refused the new tables"
+    async with launched(*flags, command=previous, PYTHONPATH="") as old:
+        for each in contents:
+            await check(Client(http, old.url, key), each)
+        assert await old.stop() == 0
+    return "the previous version can be started again, and has what the new one has stored"
 
 
 async def create_key(release: tuple[str, ...], *store: str) -> str:

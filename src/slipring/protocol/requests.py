@@ -8,7 +8,7 @@ field. ``core.turn.request_validation`` decides which valid values this server s
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -129,6 +129,8 @@ class CreateRequest(Struct, dict=True):
     multi_agent: MultiAgent | None = None
     rollout: bool | None = None
     client_metadata: dict[str, Any] | None = None
+    restores_thoughts: ClassVar[bool] = False
+    """Whether the model reads its thoughts again where the client has left them out of its history."""
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
@@ -158,6 +160,12 @@ class CreateRequest(Struct, dict=True):
         """Whether the engine only prepares the context: ``generate: false``, or the ``prewarm`` option."""
         options = self.prompt_cache_options
         return self.generate is False or (options is not None and options.prewarm is True)
+
+
+class ResentHistory(CreateRequest):
+    """A request of an API whose clients send their whole history, and may leave out its thoughts."""
+
+    restores_thoughts: ClassVar[bool] = True
 
 
 class Outline(Struct):

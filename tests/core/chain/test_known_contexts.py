@@ -59,19 +59,19 @@ def keys(*names: str) -> list[bytes]:
 def test_the_longest_known_beginning_is_found():
     known = KnownContexts(10.0, 10**6)
     first, second = (known.remember("t", context(key), 0.0) for key in ("one", "two"))
-    assert known.deepest("t", START, keys("one", "two", "three"), 1.0) == (2, second)
-    assert known.deepest("t", START, keys("one", "other"), 1.0) == (1, first)
-    assert known.deepest("t", START, keys("other"), 1.0) is None
-    assert known.deepest("t", START, [], 1.0) is None
+    assert known.deepest("t", START, (), keys("one", "two", "three"), 1.0) == (2, second)
+    assert known.deepest("t", START, (), keys("one", "other"), 1.0) == (1, first)
+    assert known.deepest("t", START, (), keys("other"), 1.0) is None
+    assert known.deepest("t", START, (), [], 1.0) is None
     assert known.find("t", START + b"one") is first
 
 
 def test_contexts_of_other_tenants_and_heads_are_not_found():
     known = KnownContexts(10.0, 10**6)
     known.remember("t", context("one"), 0.0)
-    assert known.deepest("another", START, keys("one"), 1.0) is None
+    assert known.deepest("another", START, (), keys("one"), 1.0) is None
     assert known.find("another", START + b"one") is None
-    assert known.deepest("t", b"other", keys("one"), 1.0) is None
+    assert known.deepest("t", b"other", (), keys("one"), 1.0) is None
     assert start_key("m", HEAD.digest) != start_key("m", Head("Be long.").digest)
     assert start_key("m", HEAD.digest) != start_key("n", HEAD.digest)
 
@@ -80,16 +80,16 @@ def test_something_must_follow_an_answer():
     known = KnownContexts(10.0, 10**6)
     asked = known.remember("t", context("asked"), 0.0)
     answered = known.remember("t", context("answered", answer_items=1), 0.0)
-    assert known.deepest("t", START, keys("asked", "answered"), 1.0) == (1, asked)
-    assert known.deepest("t", START, keys("asked", "answered", "more"), 1.0) == (2, answered)
+    assert known.deepest("t", START, (), keys("asked", "answered"), 1.0) == (1, asked)
+    assert known.deepest("t", START, (), keys("asked", "answered", "more"), 1.0) == (2, answered)
 
 
 def test_a_context_is_forgotten_when_it_was_not_used_for_a_while():
     known = KnownContexts(10.0, 10**6)
     known.remember("t", context("one"), 0.0)
     known.remember("t", context("two"), 0.0)
-    assert known.deepest("t", START, keys("one"), 9.0) is not None
-    assert known.deepest("t", START, keys("two"), 10.0) is None
+    assert known.deepest("t", START, (), keys("one"), 9.0) is not None
+    assert known.deepest("t", START, (), keys("two"), 10.0) is None
     known.sweep(10.0)
     assert len(known) == 1
     known.sweep(19.0)
@@ -162,7 +162,7 @@ def test_past_the_limit_the_largest_tenant_loses_what_it_used_longest_ago():
     for key in ("a", "b"):
         known.remember("large", context(key), 0.0)
     known.remember("small", context("c"), 0.0)
-    assert known.deepest("large", START, keys("a"), 1.0) is not None
+    assert known.deepest("large", START, (), keys("a"), 1.0) is not None
     known.remember("small", context("d"), 1.0)
     assert known.find("large", START + b"b") is None
     assert known.find("large", START + b"a") is not None

@@ -9,6 +9,7 @@ from aiohttp import web
 from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.options import ChatOptions
 from tests.engines.fakes.server import (
+    PATIENT,
     Call,
     Deny,
     FakeServer,
@@ -63,7 +64,7 @@ class FakeChatServer(FakeServer):
         await self._runner.cleanup()
 
     def engine(self, **options: Any) -> ChatEngine:
-        return ChatEngine(ChatOptions(url=self.url, **{"model": "fake", **options}))
+        return ChatEngine(ChatOptions(url=self.url, **{"model": "fake", **PATIENT, **options}))
 
     async def _list(self, request: web.Request) -> web.Response:
         data = [{"id": name, "object": "model"} for name in self.models]

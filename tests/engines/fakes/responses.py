@@ -20,6 +20,7 @@ from slipring.engines.responses.engine import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions
 from tests import wire
 from tests.engines.fakes.server import (
+    PATIENT,
     Call,
     Deny,
     FakeServer,
@@ -127,9 +128,8 @@ class FakeResponsesServer(FakeServer):
         return f"http://127.0.0.1:{self.port}/v1"
 
     def engine(self, **options: Any) -> Engine:
-        return ResponsesEngine(
-            ResponsesOptions(**{"url": self.url, "model": "up", "transport": self.transport, **options})
-        )
+        known = {"url": self.url, "model": "up", "transport": self.transport}
+        return ResponsesEngine(ResponsesOptions(**{**PATIENT, **known, **options}))
 
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "up", "object": "model"}]})

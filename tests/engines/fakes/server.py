@@ -18,6 +18,9 @@ from tests.harness import Running, serve
 
 F = TypeVar("F", bound="FakeServer")
 
+PATIENT = {"connect_timeout_s": 600.0}
+"""Options of engines in front of fakes. A busy machine may stop the process of a test for seconds."""
+
 
 @dataclass(frozen=True)
 class Say:
@@ -179,7 +182,7 @@ async def in_front_of(fake: F, **options: Any) -> AsyncIterator[tuple[F, Running
     clients: a test may set the clock forward."""
     await fake.start()
     try:
-        patient = {"first_token_timeout_s": 60.0, "idle_timeout_s": 60.0, "retries": 0}
+        patient = {"first_token_timeout_s": 600.0, "idle_timeout_s": 600.0, "retries": 0}
         engine = fake.engine(**{**patient, **options})
         async with serve(engine, limits=Limits(ping_interval_s=0)) as server:
             yield fake, server

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from slipring.engines.tokens.token_server import TokenServer, TokenServerOptions
 from tests.engines.fakes.server import (
+    PATIENT,
     Call,
     FakeServer,
     Garbage,
@@ -100,7 +101,7 @@ class FakeTokenServer(FakeServer):
 
     def options(self, **options: Any) -> TokenServerOptions:
         known = {"tokenizer": tokenizer_directory(), "model": self.model_name, "context": CONTEXT}
-        return self.known_options(url=self.url, **{**known, **options})
+        return self.known_options(url=self.url, **{**PATIENT, **known, **options})
 
     def engine(self, **options: Any) -> TokenServer:
         return self.maker(self.options(**options))

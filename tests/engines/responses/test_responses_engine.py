@@ -97,6 +97,12 @@ async def lost(server: Running) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.fixture
+def untended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets on which no response can be continued stay open, however long the test takes."""
+    monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 1e9)
+
+
 # What is sent.
 
 
@@ -463,6 +469,7 @@ async def test_sockets_without_a_response_to_continue_are_closed(monkeypatch: py
         await asyncio.wait_for(fake.peers[0].is_closed.wait(), 60)
 
 
+@pytest.mark.usefixtures("untended")
 async def test_a_socket_that_no_response_can_be_continued_on_is_used_for_the_next_chain() -> None:
     async with running() as (fake, server):
         for _ in range(3):
@@ -471,15 +478,14 @@ async def test_a_socket_that_no_response_can_be_continued_on_is_used_for_the_nex
         assert [len(peer.creates) for peer in fake.peers] == [3]
 
 
+@pytest.mark.usefixtures("untended")
 async def test_tenants_share_no_sockets() -> None:
     fake = FakeResponsesServer("websocket")
     await fake.start()
-    engine = fake.engine()
-    await engine.start()
-    for tenant in ("a", "b", "a"):
-        await deltas_of(engine, job_for(engine, tenant=tenant))
-    assert [len(peer.creates) for peer in fake.peers] == [2, 1]
-    await engine.close()
+    async with started(fake.engine()) as engine:
+        for tenant in ("a", "b", "a"):
+            await deltas_of(engine, job_for(engine, tenant=tenant))
+        assert [len(peer.creates) for peer in fake.peers] == [2, 1]
     await fake.close()
 
 
@@ -515,6 +521,7 @@ async def test_chains_get_their_own_sockets_from_an_upstream_that_ignores_lanes(
         assert [len(peer.creates) for peer in fake.peers] == [2, 1, 1], "the second was sent twice"
 
 
+@pytest.mark.usefixtures("untended")
 async def test_a_reused_socket_that_was_lost_is_replaced() -> None:
     async with running() as (fake, server):
         await server.post(**ASK)

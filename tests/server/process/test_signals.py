@@ -6,7 +6,7 @@ import os
 import pty
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import pytest
 
 from slipring.config.settings import Config
 from slipring.server.process.server import Server
-from slipring.server.process.shutdown import DUPLICATE_S
 from tests.commands.test_cli import FAST, Process, environment, launched
 from tests.server.process.test_server import LoadingEngine
 from tests.server.process.test_workers import children_of, is_alive, pids_of, running_response, until, workers
@@ -50,6 +49,18 @@ async def first_complaint(server: Process) -> str:
     line = await asyncio.wait_for(server.process.stderr.readline(), 60)
     assert line, "standard error was closed"
     return line.decode().rstrip("\n")
+
+
+async def ended_by(server: Process, signal_it: Callable[[], object]) -> int:
+    """Signal a server until it has ended, as an operator who keeps pressing Ctrl-C: one signal shortly after
+    another counts as the same. Returns the exit code. ``signal_it`` uses no method of the process, because
+    that would reap it."""
+    async with asyncio.timeout(60):
+        while server.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal_it()
+            await asyncio.sleep(0.002)
+    return server.process.returncode
 
 
 async def test_repeated_hangups_stop_gracefully() -> None:
@@ -219,9 +230,7 @@ async def test_ctrl_c_prints_what_the_server_waits_for_and_a_second_one_stops_it
         assert output.splitlines()[-1].endswith(
             "slipring: waiting for 2 running responses, up to 600 s; press Ctrl-C again to stop at once"
         )
-        await asyncio.sleep(2 * DUPLICATE_S)  # an earlier signal would count as the same one
-        os.write(master, CTRL_C)
-        assert await asyncio.wait_for(server.process.wait(), 60) == 0
+        assert await ended_by(server, lambda: os.write(master, CTRL_C)) == 0
         assert await server.line() == "slipring: stopped"
         for ws in sockets:
             await ws.close()
@@ -237,10 +246,9 @@ async def test_without_a_terminal_the_same_line_is_printed_to_standard_error(cou
         assert await first_complaint(server) == (
             "slipring: waiting for 1 running response, up to 600 s; send SIGTERM again to stop at once"
         )
-        await asyncio.sleep(2 * DUPLICATE_S)
         # Workers without a running response exit after the first signal, all of them after the second.
         await until(lambda: sum(map(is_alive, pids)) == count - 1)
-        assert await server.stop() == 0
+        assert await ended_by(server, lambda: os.kill(server.process.pid, signal.SIGTERM)) == 0
         assert not any(map(is_alive, pids))
         await ws.close()
 
@@ -257,11 +265,6 @@ async def test_further_signals_do_not_disturb_the_stop() -> None:
     """As from an operator who keeps pressing Ctrl-C."""
     async with launched(*ENDLESS) as server, aiohttp.ClientSession() as http:
         ws = await running_response(http, server)
-        async with asyncio.timeout(60):
-            while server.process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(server.process.pid, signal.SIGINT)  # send_signal would reap the process itself
-                await asyncio.sleep(0.002)
-        assert server.process.returncode == 0
+        assert await ended_by(server, lambda: os.kill(server.process.pid, signal.SIGINT)) == 0
         assert "Traceback" not in await server.errors()
         await ws.close()

@@ -7,7 +7,7 @@ positions, no items. Contexts are kept for a bounded time and within a bounded n
 bound, the tenant that uses the most bytes loses the context that was used longest ago.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.retention import Retention
@@ -20,23 +20,35 @@ from slipring.protocol.responses import Response
 NOTHING_YET = b""
 """The digest of a context without items."""
 _AFTER = "digest_after"
+_THOUGHT_BYTES = 150
 _CONTEXT_BYTES = 2000
 """A context and its response object, without head and position."""
 
 
-def extended(digest: bytes, items: Iterable[Item]) -> bytes:
+def extended(digest: bytes, items: Iterable[Item], *, with_thoughts: bool = True) -> bytes:
     """The digest of a context after these items; ``digest`` is that of the context before them."""
     for item in items:
-        for each in (item,) if item.opened is None else item.opened:
-            digest = digest_of(digest + content_digest(each))
+        if with_thoughts or not is_thought(item):
+            for each in (item,) if item.opened is None else item.opened:
+                digest = digest_of(digest + content_digest(each))
     return digest
 
 
-def boundaries(digest: bytes, items: Sequence[Item], content_digests: Mapping[int, bytes]) -> list[bytes]:
+def boundaries(
+    digest: bytes,
+    items: Sequence[Item],
+    content_digests: Mapping[int, bytes],
+    *,
+    with_thoughts: bool = True,
+) -> list[bytes]:
     """The digests of a context after each of these items; ``digest`` is that of the context before them.
-    ``content_digests``: those of items that were digested before, by ``id()``."""
+    ``content_digests``: those of items that were digested before, by ``id()``. Without thoughts, these do not
+    change the digest."""
     digests: list[bytes] = []
     for item in items:
+        if not with_thoughts and is_thought(item):
+            digests.append(digest)
+            continue
         content = content_digests.get(id(item)) if item.opened is None else None
         digest = extended(digest, (item,)) if content is None else _after(digest, item, content)
         digests.append(digest)
@@ -52,16 +64,62 @@ def _after(digest: bytes, item: Item, content: bytes) -> bytes:
     return kept[1]
 
 
-def start_key(model: str, head_digest: bytes) -> bytes:
+def start_key(model: str, head_digest: bytes, *, with_thoughts: bool = True) -> bytes:
     """What the keys of all contexts with this model and head begin with, before the digest of their items:
-    contexts of other models and heads have other tokens."""
-    return digest_of(head_digest + model.encode())
+    contexts of other models and heads have other tokens, and so may those whose thoughts do not count."""
+    key = digest_of(head_digest + model.encode())
+    return key if with_thoughts else digest_of(key)
+
+
+def is_thought(item: Item) -> bool:
+    return item.type == "reasoning"
+
+
+class Thoughts:
+    """The thoughts in a context of whose key they are no part, as digests."""
+
+    __slots__ = ("_answered", "_before", "_sent", "size_bytes")
+
+    def __init__(self, before: "Thoughts | None", sent: Iterable[Item], answered: Iterable[Item]) -> None:
+        """``before``: those of the context that this one continues. ``sent``: the items that its client has
+        added, and that were not recognised; ``answered``: those that the model has."""
+        self._before = before
+        self._sent = frozenset(_digests_of(sent))
+        self._answered = frozenset(_digests_of(answered))
+        self.size_bytes = _THOUGHT_BYTES * (len(self._sent) + len(self._answered))
+
+    def fit(self, items: Iterable[Item]) -> bool:
+        """Whether a history may be continued by the context: it contains no other thoughts, and of those of
+        the context it leaves out none but the model's own."""
+        given = set(_digests_of(items))
+        unknown = set(given)
+        known: Thoughts | None = self
+        while known is not None:
+            if not known._sent <= given:
+                return False
+            unknown -= known._sent | known._answered
+            known = known._before
+        return not unknown
+
+
+def _digests_of(items: Iterable[Item]) -> Iterator[bytes]:
+    return (extended(NOTHING_YET, (item,)) for item in items if is_thought(item))
 
 
 class KnownContext:
     """A context that an engine has processed."""
 
-    __slots__ = ("answer_items", "head", "key", "parent", "position", "response", "root_id", "size_bytes")
+    __slots__ = (
+        "answer_items",
+        "head",
+        "key",
+        "parent",
+        "position",
+        "response",
+        "root_id",
+        "size_bytes",
+        "thoughts",
+    )
 
     def __init__(
         self,
@@ -73,6 +131,7 @@ class KnownContext:
         root_id: str | None,
         parent: "KnownContext | None",
         answer_items: int,
+        thoughts: Thoughts | None = None,
     ) -> None:
         self.key = key
         self.response = response
@@ -84,13 +143,18 @@ class KnownContext:
         self.parent = parent
         """The context that it extends. Its position may share memory with that of this one."""
         self.answer_items = answer_items
-        """How many items at its end are the answer of ``response``."""
+        """How many items at its end are the answer of ``response``; thoughts do not count if ``thoughts`` is
+        set."""
+        self.thoughts = thoughts
+        """Set if its key has no thoughts: those that a history which repeats it may contain or leave out."""
         size = _CONTEXT_BYTES
         size += position.size_bytes if parent is None else position.unshared_bytes(parent.position)
         if parent is None or parent.head is not head:
             size += head.size_bytes
         if parent is None or parent.response is not response:
             size += echoed_bytes(response)
+        if thoughts is not None:
+            size += thoughts.size_bytes
         self.size_bytes: int = size
 
 
@@ -106,12 +170,12 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
         """By tenant and response id: the keys of its contexts."""
 
     def deepest(
-        self, tenant: str, start: bytes, digests: Sequence[bytes], now: float
+        self, tenant: str, start: bytes, items: Sequence[Item], digests: Sequence[bytes], now: float
     ) -> tuple[int, KnownContext] | None:
         """The longest known beginning of a history: how many of its items it has, and the context.
 
-        ``start``: the ``start_key`` of the history; ``digests``: its ``boundaries``. At least one item must
-        follow a context that ends with an answer.
+        ``start``: the ``start_key`` of the history; ``digests``: the ``boundaries`` of its items. At least
+        one item must follow a context that ends with an answer.
         """
         contexts = self._by_tenant.get(tenant)
         if contexts is None:
@@ -120,6 +184,8 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
         for count in range(len(digests), 0, -1):
             found = contexts.get(start + digests[count - 1])
             if found is None or until[found.key] <= now or (found.answer_items and count == len(digests)):
+                continue
+            if found.thoughts is not None and not found.thoughts.fit(items[:count]):
                 continue
             self._renew(tenant, found.key, now)
             return count, found

@@ -179,7 +179,9 @@ def inspect(turn: Turn) -> None:
 
 
 def _definitions(turn: Turn, settings: Settings) -> Iterator[str]:
-    """What the model reads of a request that neither its head nor its items contain."""
+    """Texts of a request that neither its head nor its items contain: what the model reads of them, and stop
+    sequences, which the response repeats."""
+    yield from settings.stop
     if settings.format.kind == "json_schema":
         yield definition_text(settings.format.echo)
     choice = turn.response.tool_choice if turn.response is not None else wire.NULL

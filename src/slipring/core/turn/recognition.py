@@ -3,6 +3,10 @@
 A turn without a parent may send a history that an engine has already processed. Its job then continues that
 context, as though the client had named it, with the client's own items as the context's items. Nothing else
 of the turn changes: all items are validated, and the response is stored, with the input that the client sent.
+
+Clients of some APIs leave out the thoughts of the model (``CreateRequest.restores_thoughts``). Their contexts
+are known by the other items alone: the model reads its own thoughts again, as in a chain. Thoughts that such
+a client does send must be those.
 """
 
 from msgspec import structs
@@ -13,8 +17,10 @@ from slipring.core.chain.known_contexts import (
     NOTHING_YET,
     KnownContext,
     KnownContexts,
+    Thoughts,
     boundaries,
     extended,
+    is_thought,
     start_key,
 )
 from slipring.core.chain.state import ResponseState
@@ -29,7 +35,16 @@ _MOST_OUTPUT_BYTES = 512 * 1024
 class Recognition:
     """What is known of one turn's context, before and after its answer."""
 
-    __slots__ = ("_input_digest", "_is_opening", "_known", "_tenant", "items", "match")
+    __slots__ = (
+        "_input",
+        "_input_digest",
+        "_is_opening",
+        "_known",
+        "_tenant",
+        "_with_thoughts",
+        "items",
+        "match",
+    )
 
     def __init__(self, known: KnownContexts, tenant: str) -> None:
         self._known = known
@@ -40,6 +55,10 @@ class Recognition:
         """How many items of the input it has."""
         self._input_digest: bytes | None = None
         """The digest of the context with the input; None if the turn's contexts are not to be known."""
+        self._input: tuple[Item, ...] = ()
+        """The items of the request."""
+        self._with_thoughts = True
+        """Whether thoughts are part of what contexts are known by."""
         self._is_opening = False
         """Whether no model has answered before."""
 
@@ -53,8 +72,8 @@ class Recognition:
         digests = self._digest_input(NOTHING_YET, request, items)
         self._is_opening = not any(map(_is_later, items))
         digest = head.digest if head is not None and head.is_of(request) else Head.digest_of(request)
-        start = start_key(model, digest)
-        found = self._known.deepest(self._tenant, start, digests, now)
+        start = start_key(model, digest, with_thoughts=self._with_thoughts)
+        found = self._known.deepest(self._tenant, start, items, digests, now)
         if found is not None:
             self.items, self.match = found
 
@@ -65,8 +84,9 @@ class Recognition:
 
     def _digest_input(self, before: bytes, request: CreateRequest, items: tuple[Item, ...]) -> list[bytes]:
         """Digest the input; returns the digests of the context after each item."""
+        self._input, self._with_thoughts = items, not request.restores_thoughts
         sent = dict(zip(map(id, request.items), request.content_digests, strict=True))
-        digests = boundaries(before, items, sent)
+        digests = boundaries(before, items, sent, with_thoughts=self._with_thoughts)
         self._input_digest = digests[-1] if digests else before
         return digests
 
@@ -78,6 +98,8 @@ class Recognition:
             return None
         context = tuple(in_context(items[: self.items]))
         answer_start = len(context) - match.answer_items
+        if match.thoughts is not None:
+            answer_start = _answer_start(context, match.answer_items)
         state = ResponseState(
             response=match.response,
             parent=None,
@@ -101,17 +123,19 @@ class Recognition:
         if steps.unread:
             return  # the engine's position does not cover the whole context
         if last_compaction(state.output) is None:
-            prompt_digest = extended(self._input_digest, steps.earlier)
+            prompt_digest = self._extended(self._input_digest, steps.earlier)
         else:
-            prompt_digest = extended(NOTHING_YET, state.prompt)
-        digest = state.digest = extended(prompt_digest, steps.answer)
+            prompt_digest = self._extended(NOTHING_YET, state.prompt)
+        digest = state.digest = self._extended(prompt_digest, steps.answer)
         if finished.context is None:
             return
-        start = start_key(state.response.model, state.head.digest)
+        start = self._start_key(state.response.model, state.head)
         before = self._continued(state, start) if is_shared else None
         root_id = (self.match.root_id if self.match is not None else None) or state.root_id
         # Many chains may begin with the same question: each of them is a chain of its own.
         is_opening = self._is_opening and not steps.earlier
+        added = self._input if before is None else self._input[self.items :]
+        thoughts = self._thoughts(before.thoughts if before is not None else None, added, steps.earlier)
         response = structs.replace(state.response, output=[], usage=None)
         asked = KnownContext(
             start + prompt_digest,
@@ -121,9 +145,11 @@ class Recognition:
             root_id=None if is_opening else root_id,
             parent=before,
             answer_items=0,
+            thoughts=thoughts,
         )
         asked = self._known.remember(self._tenant, asked, now)
-        if steps.answer and finished.position is not None:
+        # An answer of thoughts alone is not part of what its context is known by.
+        if digest != prompt_digest and finished.position is not None:
             answered = KnownContext(
                 start + digest,
                 response=response,
@@ -131,9 +157,22 @@ class Recognition:
                 position=finished.position,
                 root_id=root_id,
                 parent=asked,
-                answer_items=len(steps.answer),
+                answer_items=sum(self._with_thoughts or not is_thought(item) for item in steps.answer),
+                thoughts=self._thoughts(thoughts, (), steps.answer),
             )
             self._known.remember(self._tenant, answered, now)
+
+    def _extended(self, digest: bytes, items: tuple[Item, ...]) -> bytes:
+        return extended(digest, items, with_thoughts=self._with_thoughts)
+
+    def _start_key(self, model: str, head: Head) -> bytes:
+        return start_key(model, head.digest, with_thoughts=self._with_thoughts)
+
+    def _thoughts(
+        self, before: Thoughts | None, sent: tuple[Item, ...], answered: tuple[Item, ...]
+    ) -> Thoughts | None:
+        """The thoughts of a context that adds these items to another; None if its key has them."""
+        return None if self._with_thoughts else Thoughts(before, sent, answered)
 
     def _continued(self, state: ResponseState, start: bytes) -> KnownContext | None:
         """The known context that the response continued. ``start``: the ``start_key`` of the response."""
@@ -141,8 +180,17 @@ class Recognition:
         if parent is None or parent.digest is None:
             return self.match
         if parent.head is not state.head or parent.response.model != state.response.model:
-            start = start_key(parent.response.model, parent.head.digest)
+            start = self._start_key(parent.response.model, parent.head)
         return self._known.find(self._tenant, start + parent.digest)
+
+
+def _answer_start(context: tuple[Item, ...], count: int) -> int:
+    """Where the answer at the end of a context begins, which has so many items beside its thoughts."""
+    start = len(context)
+    while start and (count or is_thought(context[start - 1])):
+        start -= 1
+        count -= not is_thought(context[start])
+    return start
 
 
 def _is_later(item: Item) -> bool:
