@@ -12,7 +12,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
-from slipring.core.chain import hosted_items, input_items
+from slipring.core.chain import hosted_items, input_items, item_ids
 from slipring.core.chain.head import NO_HEAD, Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, OpenCall, Position, ResponseState
@@ -206,7 +206,10 @@ class Turn:
         self.is_blocked = self.has_begun = False
         self.stages = stages
         self.response: Response | None = None
-        self.output = Output(ports.mint, UNSET if asked.lane is None else asked.lane)
+        self.output = Output(
+            item_ids.call_minter(ports.mint, asked.request.first_call),
+            UNSET if asked.lane is None else asked.lane,
+        )
         self.checks = self.compaction = self.draft = self.lists = self.steps = self.rollout = None
         self.progress = JobProgress(stages)
         self.finished: Finished | None = None

@@ -7,7 +7,7 @@ from msgspec import UNSET, structs
 from slipring.base.errors import ApiError
 from slipring.protocol.chat_completions.answer import AnswerForm, choice_of
 from slipring.protocol.chat_completions.answer_format import read_format
-from slipring.protocol.chat_completions.completion import Completion, completion_id
+from slipring.protocol.chat_completions.completion import ChatCompletion, completion_id
 from slipring.protocol.chat_completions.history import History
 from slipring.protocol.chat_completions.moderation import moderation_of
 from slipring.protocol.chat_completions.places import Places
@@ -18,7 +18,13 @@ from slipring.protocol.chat_completions.usage import usage_of
 from slipring.protocol.endpoints import event_blocks
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, ErrorBody, Event
-from slipring.protocol.requests import CreateRequest, ReasoningConfig, StreamOptions, TextConfig
+from slipring.protocol.requests import (
+    CreateRequest,
+    ReasoningConfig,
+    ResentHistory,
+    StreamOptions,
+    TextConfig,
+)
 from slipring.protocol.responses import Response, Usage
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -65,14 +71,14 @@ class ChatTranslation(Translation):
         """What follows the last event."""
         return b"" if self._stream.has_failed else event_blocks.DONE
 
-    def body(self, response: Response) -> Completion:
+    def body(self, response: Response) -> ChatCompletion:
         return self.completion([response])
 
-    def completion(self, responses: Sequence[Response]) -> Completion:
+    def completion(self, responses: Sequence[Response]) -> ChatCompletion:
         """The whole answer, with a choice for each response."""
         first = responses[0]
         used = [response.usage for response in responses if response.usage is not None]
-        completion = Completion(
+        completion = ChatCompletion(
             completion_id(first),
             first.created_at,
             first.model,
@@ -114,7 +120,8 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequ
     options, effort = sent.stream_options, sent.effort
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
     padded = options is not None and options.include_obfuscation is True
-    return CreateRequest(
+    return ResentHistory(
+        calls=history.call_count,
         model=sent.model,
         input=history.items,
         tools=offer.tools,
