@@ -16,7 +16,7 @@ from openai.types.responses import Tool
 
 from slipring.protocol.events import Event
 from slipring.server.transports.outbox import Outbox
-from tests import messages_wire, wire
+from tests import chat_wire, messages_wire, wire
 
 _KNOWN_TOOLS = frozenset(
     literal
@@ -32,16 +32,25 @@ class Tap:
 
     def __init__(self) -> None:
         self.faults: list[str] = []
-        self._orders: WeakKeyDictionary[Outbox, _Orders] = WeakKeyDictionary()
+        self._orders: WeakKeyDictionary[Outbox, wire.Order] = WeakKeyDictionary()
+        self._chats: WeakKeyDictionary[Outbox, chat_wire.Order] = WeakKeyDictionary()
+        self._messages: WeakKeyDictionary[Outbox, messages_wire.Order] = WeakKeyDictionary()
 
     def reset(self) -> None:
         """Forget all messages and faults so far."""
         self.faults.clear()
         self._orders.clear()
+        self._chats.clear()
+        self._messages.clear()
 
     def check(self, outbox: Outbox, message: bytes) -> None:
         try:
-            _check(message, self._orders.setdefault(outbox, _Orders()))
+            if message.startswith(b"data: {") or outbox in self._chats:
+                _check_chat(message, self._chats.setdefault(outbox, chat_wire.Order()))
+            elif message.startswith(_OF_MESSAGES):
+                _check_messages(message, self._messages.setdefault(outbox, messages_wire.Order()))
+            else:
+                _check(message, self._orders.setdefault(outbox, wire.Order()))
         except AssertionError as fault:
             self.faults.append(f"{fault}\nin {message[:2000]!r}")
 
@@ -78,21 +87,19 @@ def tapped() -> Iterator[Tap]:
         yield tap
 
 
-class _Orders:
-    """The order of what one client gets, of whichever API."""
-
-    def __init__(self) -> None:
-        self.responses = wire.Order()
-        self.messages = messages_wire.Order()
+def _check_chat(message: bytes, order: chat_wire.Order) -> None:
+    for data in chat_wire.blocks(message.decode()):
+        order.see(data)
 
 
-def _check(message: bytes, orders: _Orders) -> None:
-    order = orders.responses
+def _check_messages(message: bytes, order: messages_wire.Order) -> None:
+    for event in messages_wire.read_blocks(message.decode()):
+        order.see(event)
+
+
+def _check(message: bytes, order: wire.Order) -> None:
     if message.startswith(b"{"):
         order.see(_checked(partial(wire.check_frame, message), message))
-    elif message.startswith(_OF_MESSAGES):
-        for event in messages_wire.read_blocks(message.decode()):
-            orders.messages.see(event)
     elif message.startswith(b"event: "):
         name, data = message.decode().removesuffix("\n\n").split("\n")
         name, data = name.removeprefix("event: "), data.removeprefix("data: ")

@@ -23,6 +23,7 @@ from slipring.server.clock import now
 from slipring.server.cluster import peers
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.endpoints import conversations, messages
+from slipring.server.endpoints.chat_completions import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.input_tokens import count_tokens
@@ -39,8 +40,7 @@ log = logging.getLogger("slipring")
 
 _Endpoint = Callable[[Service, web.Request, Caller], Awaitable[web.StreamResponse]]
 _OTHER_APIS = (
-    ("/chat/completions", "the Chat Completions API", "/v1/responses"),
-    ("/completions", "the Completions API", "/v1/responses"),
+    ("/completions", "the Completions API", "/v1/chat/completions"),
 )
 """Path prefix, the API it belongs to, and the path to use here. The first match counts."""
 
@@ -73,6 +73,7 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("POST", "/conversations/{conversation_id}/items", conversations.add_items),
         ("GET", "/conversations/{conversation_id}/items/{item_id}", conversations.retrieve_item),
         ("DELETE", "/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
+        ("POST", "/chat/completions", complete),
         ("POST", "/moderations", moderate),
         ("POST", "/messages", messages.create),
         ("POST", "/messages/count_tokens", messages.count_tokens),
