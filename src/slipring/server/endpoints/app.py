@@ -39,9 +39,7 @@ from slipring.server.transports.websocket import WebSocketConnection, serve_webs
 log = logging.getLogger("slipring")
 
 _Endpoint = Callable[[Service, web.Request, Caller], Awaitable[web.StreamResponse]]
-_OTHER_APIS = (
-    ("/completions", "the Completions API", "/v1/chat/completions"),
-)
+_OTHER_APIS = (("/completions", "the Completions API", "/v1/chat/completions"),)
 """Path prefix, the API it belongs to, and the path to use here. The first match counts."""
 
 
