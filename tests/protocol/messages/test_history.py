@@ -235,16 +235,16 @@ def test_searches_and_code() -> None:
     searched = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
     assert items(assistant(SEARCH, found)) == [{**searched, "action": {**action, "sources": sources}}]
     failure = {**found, "content": {"type": "web_search_tool_result_error", "error_code": "unavailable"}}
-    for blocks in ((SEARCH,), (SEARCH, failure)):
-        assert items(assistant(*blocks)) == [{**searched, "status": "failed", "action": action}]
+    for results in ((), (failure,)):
+        assert items(assistant(SEARCH, *results)) == [{**searched, "status": "failed", "action": action}]
 
     printed = {"type": "code_execution_tool_result", "tool_use_id": "ci_1", "content": PRINTED}
     ran = {"type": "code_interpreter_call", "id": "ci_1", "code": "1", "container_id": ""}
     logs = [{"type": "logs", "logs": "2!"}]
     assert items(assistant(CODE, printed)) == [{**ran, "status": "completed", "outputs": logs}]
     broken = {**printed, "content": {"type": "code_execution_tool_result_error", "error_code": "unavailable"}}
-    for blocks in ((CODE,), (CODE, broken)):
-        assert items(assistant(*blocks)) == [{**ran, "status": "failed", "outputs": None}]
+    for outcomes in ((), (broken,)):
+        assert items(assistant(CODE, *outcomes)) == [{**ran, "status": "failed", "outputs": None}]
 
 
 @pytest.mark.parametrize(
