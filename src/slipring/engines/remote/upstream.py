@@ -19,7 +19,7 @@ from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import Job
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import AdmissionPolicy, Retryable
-from slipring.engines.remote.answer_reader import Consumer
+from slipring.engines.remote.answer_reader import Consumer, Patience
 from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.remote.http_failures import (
     BadStatus,
@@ -29,7 +29,6 @@ from slipring.engines.remote.http_failures import (
     Unreachable,
     Unreadable,
 )
-from slipring.engines.remote.silence import Patience
 from slipring.engines.remote.upstream_errors import refusal
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
@@ -188,7 +187,7 @@ class Upstream:
     ) -> None:
         """POST a body in pieces, and give the payloads of the events that answer it to ``consumer``.
 
-        See ``HttpClient.stream``. How long an answer may take to begin is the gate's concern.
+        See ``HttpClient.stream``. How long an answer may take to begin is bounded by ``Admission.run``.
         """
         with self.api_errors():
             await self.client.stream(
