@@ -16,7 +16,7 @@ from openai.types.responses import Tool
 
 from slipring.protocol.events import Event
 from slipring.server.transports.outbox import Outbox
-from tests import wire
+from tests import chat_wire, wire
 
 _KNOWN_TOOLS = frozenset(
     literal
@@ -31,15 +31,20 @@ class Tap:
     def __init__(self) -> None:
         self.faults: list[str] = []
         self._orders: WeakKeyDictionary[Outbox, wire.Order] = WeakKeyDictionary()
+        self._chats: WeakKeyDictionary[Outbox, chat_wire.Order] = WeakKeyDictionary()
 
     def reset(self) -> None:
         """Forget all messages and faults so far."""
         self.faults.clear()
         self._orders.clear()
+        self._chats.clear()
 
     def check(self, outbox: Outbox, message: bytes) -> None:
         try:
-            _check(message, self._orders.setdefault(outbox, wire.Order()))
+            if message.startswith(b"data: {") or outbox in self._chats:
+                _check_chat(message, self._chats.setdefault(outbox, chat_wire.Order()))
+            else:
+                _check(message, self._orders.setdefault(outbox, wire.Order()))
         except AssertionError as fault:
             self.faults.append(f"{fault}\nin {message[:2000]!r}")
 
@@ -74,6 +79,11 @@ def tapped() -> Iterator[Tap]:
         patch.setattr(Outbox, "post", checked_post)
         patch.setattr(Outbox, "deliver", checked_deliver)
         yield tap
+
+
+def _check_chat(message: bytes, order: chat_wire.Order) -> None:
+    for data in chat_wire.blocks(message.decode()):
+        order.see(data)
 
 
 def _check(message: bytes, order: wire.Order) -> None:

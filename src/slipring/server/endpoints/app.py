@@ -22,6 +22,7 @@ from slipring.server.clock import now
 from slipring.server.cluster import peers
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.endpoints import conversations
+from slipring.server.endpoints.chat_completions import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.moderations import moderate
@@ -38,8 +39,7 @@ _Endpoint = Callable[[Service, web.Request, Caller], Awaitable[web.StreamRespons
 _OTHER_APIS = (
     ("/messages/count_tokens", "the Messages API", "/v1/responses/input_tokens"),
     ("/messages", "the Messages API", "/v1/responses"),
-    ("/chat/completions", "the Chat Completions API", "/v1/responses"),
-    ("/completions", "the Completions API", "/v1/responses"),
+    ("/completions", "the Completions API", "/v1/chat/completions"),
 )
 """Path prefix, the API it belongs to, and the path to use here. The first match counts."""
 
@@ -72,6 +72,7 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("POST", "/conversations/{conversation_id}/items", conversations.add_items),
         ("GET", "/conversations/{conversation_id}/items/{item_id}", conversations.retrieve_item),
         ("DELETE", "/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
+        ("POST", "/chat/completions", complete),
         ("POST", "/moderations", moderate),
         ("GET", "/slipring/turns", _list_turns),
         ("GET", "/models", _list_models),
