@@ -22,7 +22,6 @@ from msgspec import structs
 
 from slipring.base.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable, forget_frames
 from slipring.core.generation import Accepted, Begun, Emit, deliver
-from slipring.engines.base import Engine
 from slipring.engines.options import option
 from slipring.observation import live
 
@@ -405,16 +404,3 @@ def _too_busy() -> RateLimited:
 
 def _jittered(seconds: float) -> float:
     return seconds * random.uniform(0.5, 1.5)
-
-
-class RemoteEngine(Engine):
-    """An engine in front of a server that can fail: operators see its trouble, its queue and its breaker."""
-
-    _admission: Admission
-
-    @property
-    def trouble(self) -> str | None:
-        return self._admission.trouble
-
-    def status(self) -> live.Engine:
-        return self._admission.described(super().status())

@@ -27,9 +27,9 @@ from slipring.core.generation import (
 )
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
-from slipring.engines.remote.admission_and_retries import Admission, RemoteEngine, Retryable
+from slipring.engines.remote.admission_and_retries import Admission, Retryable
 from slipring.engines.remote.answer_reader import AnswerReader, CutOff, Patience, SteeredCut
-from slipring.engines.remote.upstream import Upstream
+from slipring.engines.remote.upstream import RemoteEngine, Upstream
 from slipring.engines.responses import context, faults
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import Event, decode_event

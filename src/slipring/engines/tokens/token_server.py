@@ -28,9 +28,10 @@ from slipring.core.generation import (
 from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_address, read_pairs
-from slipring.engines.remote.admission_and_retries import Admission, RemoteEngine, Retryable
+from slipring.engines.remote.admission_and_retries import Admission, Retryable
 from slipring.engines.remote.answer_reader import CutOff
 from slipring.engines.remote.upstream import (
+    RemoteEngine,
     Upstream,
     UpstreamOptions,
     branch_keys,
