@@ -47,7 +47,7 @@ class OutputConfig(Struct):
     task_budget: _OptionalRaw = msgspec.UNSET
 
 
-class Metadata(Struct):
+class UserMetadata(Struct):
     user_id: Annotated[str, Meta(max_length=4096)] | None = None
 
 
@@ -73,7 +73,7 @@ class CountRequest(Struct, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
-    metadata: Metadata | None = None
+    metadata: UserMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
 
@@ -89,7 +89,7 @@ class Edit(Struct):
     keep: _OptionalRaw = msgspec.UNSET
 
 
-class _Edits(Struct):
+class Edits(Struct):
     edits: list[Edit] = []
 
 
@@ -99,7 +99,7 @@ class _Turns(Struct):
 
 _create = msgspec.json.Decoder(MessagesRequest)
 _count = msgspec.json.Decoder(CountRequest)
-_edits = msgspec.json.Decoder(_Edits)
+_edits = msgspec.json.Decoder(Edits)
 _sequences = msgspec.json.Decoder(StopSequences)
 _keep = msgspec.json.Decoder(str | _Turns)
 _REFUSED = ("container", "fallbacks", "thread", "compaction")
