@@ -187,7 +187,7 @@ class ResentHistory(CreateRequest):
         return self.calls
 
 
-class Outline(Struct):
+class ReplyRouting(Struct):
     """The fields that route the reply to a frame whose body is invalid."""
 
     type: Any = None
@@ -240,11 +240,11 @@ def _short(sent: Raw | UnsetType, name: str, decoder: wire.Decoder[T]) -> T | No
     return wire.decode(decoder, sent, where=name)
 
 
-def read_outline(frame: bytes | str) -> Outline:
+def read_reply_routing(frame: bytes | str) -> ReplyRouting:
     """Decode the routing fields of a frame. Raises if the frame is no JSON object or such a field is too
     long."""
     found = wire.decode(_routing, frame)
-    return Outline(
+    return ReplyRouting(
         _short(found.type, "type", _any),
         _short(found.stream_id, "stream_id", _any),
         _short(found.previous_response_id, "previous_response_id", _any),

@@ -12,7 +12,7 @@ from slipring.core.generation import (
     CallEnded,
     CallStarted,
     Capabilities,
-    Refused,
+    RefusalText,
     Text,
     Thought,
 )
@@ -105,7 +105,7 @@ async def test_refusals_and_logprobs_are_passed_on() -> None:
         streamed = asyncio.create_task(chat.stream(logprobs=True))
         job = await engine.next()
         job.emit(Text("hi", [Logprob("hi", -0.5, [104, 105], [])]))
-        job.emit(Refused("no"))
+        job.emit(RefusalText("no"))
         job.finish()
         chunks = await streamed
         assert chunks[1]["choices"][0]["logprobs"]["content"][0]["token"] == "hi"

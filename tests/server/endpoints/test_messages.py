@@ -15,7 +15,7 @@ from slipring.core.generation import (
     Capabilities,
     Delta,
     Finished,
-    Refused,
+    RefusalText,
     Text,
     Thought,
     ThoughtSummary,
@@ -23,8 +23,7 @@ from slipring.core.generation import (
 from slipring.core.limits import Limits
 from tests import messages_wire
 from tests.harness import FAST, PuppetEngine, serve
-from tests.messages_api import MessagesApi
-from tests.messages_api import Refused as Refusal
+from tests.messages_api import MessagesApi, Refused
 from tests.messages_wire import Json
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
@@ -140,7 +139,7 @@ async def test_why_an_answer_ended(stage: Stage) -> None:
     window = ("model_context_window_exceeded", None)
     assert await reason(Text("x"), reason="max_output_tokens", max_tokens=8) == window
     assert await reason(Text("x"), reason="content_filter") == ("refusal", None)
-    assert await reason(Refused("I will not")) == ("refusal", None)
+    assert await reason(RefusalText("I will not")) == ("refusal", None)
     assert await reason(Text("a STOP b"), stop_sequences=["STOP"]) == ("stop_sequence", "STOP")
     cut = (CallStarted("function", "get_weather"), CallArguments('{"city": '))
     ended = await reason(*cut, reason="max_output_tokens", max_tokens=7, tools=[TOOL])
@@ -294,10 +293,10 @@ async def test_errors_that_come_before_the_endpoint() -> None:
         large = await api.refused("x" * 10_000)
         assert (large.status, large.kind) == (413, "request_too_large")
         for method, path, status in (("GET", "/messages", 405), ("POST", "/messages/batches", 404)):
-            with pytest.raises(Refusal) as refusal:
+            with pytest.raises(Refused) as refusal:
                 await api.call(method, path, {})
             assert refusal.value.status == status
-        with pytest.raises(Refusal) as refusal:
+        with pytest.raises(Refused) as refusal:
             await api.call("POST", "/messages", data=b"{")
         assert refusal.value.message.startswith("The request is not valid JSON")
         api.headers = {"Authorization": "Bearer a-key"}
@@ -316,10 +315,10 @@ async def test_models_in_the_shape_of_the_api() -> None:
         (model,) = page["data"]
         assert (model["id"], page["has_more"]) == ("simulated", False)
         assert json.loads(await api.call("GET", "/models/simulated")) == model
-        with pytest.raises(Refusal) as refusal:
+        with pytest.raises(Refused) as refusal:
             await api.call("GET", "/models/other")
         assert refusal.value.kind == "not_found_error"
-        with pytest.raises(Refusal) as refusal:
+        with pytest.raises(Refused) as refusal:
             await api.call("GET", "/models?limit=0")
         assert refusal.value.message.startswith("limit: ")
         async with server.http.get(f"{server.url}/models") as answer:

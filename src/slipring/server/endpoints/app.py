@@ -26,10 +26,9 @@ from slipring.server.endpoints import conversations, messages
 from slipring.server.endpoints.chat_completions.endpoint import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
-from slipring.server.endpoints.input_tokens import count_tokens
 from slipring.server.endpoints.messages import speaks_messages
 from slipring.server.endpoints.moderations import moderate
-from slipring.server.endpoints.responses import Responses
+from slipring.server.endpoints.responses import Responses, count_tokens
 from slipring.server.observation.health import StoreHealth, health_of, readiness_of
 from slipring.server.replies import add_standard_headers, error_response, json_response, request_id_of
 from slipring.server.service import Service, shutting_down
