@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common import keep, spread, verdict
@@ -26,14 +26,17 @@ from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.known_heads import KnownHeads
 from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.state import ResponseState
+from slipring.core.chain.state_cache import NoCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
+from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.generation import Capabilities, Finished, Job, Model
 from slipring.core.limits import Limits
-from slipring.core.ports import Ports
-from slipring.core.session.turn_setup import new_definitions
-from slipring.core.turn import preparation
+from slipring.core.ports import NO_BETAS, Ports
+from slipring.core.session import preparation
+from slipring.core.session.session_state import SessionState
+from slipring.core.turn import endings
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Asked, Turn
+from slipring.core.turn.turn import Asked, Bound, Turn
 from slipring.prompts.dialects.dialect import CHATML
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
@@ -51,6 +54,18 @@ MODEL = Model(name="smollm2", owner="benchmarks", capabilities=Capabilities())
 SOURCE = "\n".join(
     f"def handler_{n}(request: Request, retries: int = {n}) -> Response:  # line {n * 7}" for n in range(60)
 )
+
+
+class Served:
+    """One model, without safety checks."""
+
+    checks: Mapping[str, Check] = {}
+
+    def find(self, name: str | None) -> Model:
+        return MODEL
+
+    def policy_of(self, model: str) -> Policy:
+        return NO_POLICY
 
 
 def item(**fields: Any) -> Item:
@@ -75,7 +90,7 @@ def begun(
     request = CreateRequest(instructions="You mend code.", store=False)
     stages = Stages(time.perf_counter)
     ports = Ports(
-        mint=lambda prefix: prefix,
+        mint=lambda prefix: response_id,
         clock=time.perf_counter,
         seal=KeyedSeal([new_key()]),
         requests=Ledger(0, 0),
@@ -86,10 +101,11 @@ def begun(
     )
     asked = Asked(request=request, tenant="t", lane=None, size_bytes=0, parent=parent)
     turn = Turn(asked, ports, stages)
-    definitions = new_definitions(Limits(), frozenset())
-    job = preparation.begin(turn, response_id, MODEL, items, 0.0, definitions)
-    assert job is not None  # it has no lists of tools to wait for
-    return turn, job
+    shared = SessionState("t", Served(), Limits(), ports, NoCache(), 0.0, NO_BETAS, Served())
+    turn.bound = Bound(parent, items)
+    turn.prepared, turn.planned = preparation.prepare(turn, shared)
+    assert turn.planned.job is not None  # it has no lists of tools to wait for
+    return turn, turn.planned.job
 
 
 def chain(renderer: DialectRenderer, tokens: int) -> ResponseState:
@@ -101,7 +117,8 @@ def chain(renderer: DialectRenderer, tokens: int) -> ResponseState:
         turn, job = begun(items, state)
         position = renderer.render(job).context
         turn.accept([Finished("stop", position.total, 0, 0, position=position)])
-        _, state = turn.finish(now=0.0)
+        state = endings.finish(turn, now=0.0)[1].state
+        assert state is not None
         if position.total >= tokens:
             return state
         items = exchange(number)

@@ -42,6 +42,7 @@ from render_cost import begun, exchange, item
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished
+from slipring.core.turn import endings
 from slipring.prompts.dialects.dialect import CHATML
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendering
@@ -308,7 +309,8 @@ def rendered_chain(renderer: DialectRenderer) -> Iterator[ResponseState]:
         turn, job = begun(items, state, f"resp_{number + 1}")
         position = renderer.render(job).context
         turn.accept([Finished("stop", position.total, 0, 0, position=position)])
-        _, state = turn.finish(now=time.time())
+        state = endings.finish(turn, now=time.time())[1].state
+        assert state is not None
         yield state
         items = exchange(number, TURN_CHARACTERS)
 

@@ -143,6 +143,12 @@ class CreateRequest(Struct, dict=True):
             self.__dict__["items"] = read_input(self.input, known)
         return self.items
 
+    @property
+    def read(self) -> tuple[Item, ...]:
+        """The items that have been decoded so far: all or none."""
+        items: tuple[Item, ...] = self.__dict__.get("items", ())
+        return items
+
     @cached_property
     def content_digests(self) -> tuple[bytes, ...]:
         """The digests of ``items``, computed on first access. Those of sealed items have no meaning."""

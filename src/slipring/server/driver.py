@@ -512,7 +512,7 @@ class Driver:
     async def _save(self, turn: Turn, state: ResponseState) -> None:
         store, tenant = self.service.store, self.session.tenant
         # A failed response adds nothing to its conversation: its client sends the same input again.
-        joined = turn.joined if not turn.has_failed else None
+        joined = turn.bound.joined if not turn.has_failed else None
         appended = _appended(joined, state) if joined is not None else None
         if turn.stores:
             # Shielded: the future is the run's, and must not be cancelled with this turn.
@@ -545,7 +545,7 @@ async def _timed(waiting: Awaitable[None], turn: Turn) -> None:
     """Wait for a slow client, and count the time as the turn's."""
     before = clock()
     await waiting
-    turn.stages.send_s += clock() - before
+    turn.stages.wait_for_client(clock() - before)
 
 
 def _compressed(states: Sequence[ResponseState]) -> list[bytes]:

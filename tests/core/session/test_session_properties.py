@@ -564,7 +564,7 @@ class Peer:
     def rollout_bytes(self) -> int:
         """Bytes of its rollouts, read from the session because clients cannot know them."""
         running = self.connection.session.shared.lanes.running()
-        rollouts = [turn.rollout for turn in running if turn.rollout]
+        rollouts = [turn.planned.rollout for turn in running if turn.planned.rollout]
         return sum(each.size_bytes + each.held_bytes for each in rollouts)
 
     def _answer_to_append(self, asked: Pending | None, target: str, items: list[Json]) -> str | None:
@@ -1442,9 +1442,12 @@ class Connections(RuleBasedStateMachine):
             held = session.shared.charges._held
             turns = session.running_and_queued() if peer.connection.close is None else []
             for turn in turns:
-                taken = turn.asked.size_bytes if not turn.asked.follows or turn.steered_by is None else 0
+                is_counted = not turn.asked.follows or turn not in session.shared.successors._in_input
+                taken = turn.asked.size_bytes if is_counted else 0
                 assert held.get(turn, 0) >= taken, "a request is not counted"
-            steers = [each for turn in turns for each in (turn.steers, turn.steered_by) if each is not None]
+            steers = [turn.steers for turn in turns if turn.steers is not None]
+            if turns:
+                steers += session.shared.successors._in_input.values()
             steers += session.shared.successors._waiting.values()
             assert {each: each.size_bytes for each in steers} == {
                 holder: size for holder, size in held.items() if isinstance(holder, Steers)

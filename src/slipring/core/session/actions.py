@@ -111,7 +111,7 @@ class CountTokens(Work[int], frozen=True, eq=False):
     def enough(self) -> int | None:
         """The number of tokens at which counting may stop, because the context is compacted from there on;
         None: count all of them."""
-        compaction = self.turn.compaction
+        compaction = self.turn.planned.compaction
         return compaction.plan.threshold if compaction is not None and not compaction.plan.alone else None
 
 

@@ -206,6 +206,16 @@ class TurnChecks:
         """The inspections to begin now."""
         return self._gate.take_due()
 
+    def begin_answer(self) -> None:
+        """The engine begins its answer: it may have to wait for verdicts about the input."""
+        self.is_held = self._gate.holds_input
+
+    def stops_holding(self) -> bool:
+        """Whether the engine has waited for those verdicts until now."""
+        has_passed = self.is_held and not self._gate.holds_input
+        self.is_held = self.is_held and not has_passed
+        return has_passed
+
     def feed(self, deltas: list[Delta]) -> list[Delta]:
         """Deltas of the engine: returns those that are released now."""
         return self._gate.feed(deltas)

@@ -13,16 +13,15 @@ from slipring.base.errors import ApiError, InvalidRequest, NotFound, RateLimited
 from slipring.core.generation import Accepted, Capabilities, Delta, Emit, Finished, Job, Model, deliver
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
-from slipring.engines.chat.answer import ChatAnswer
+from slipring.engines.chat.answer import ChatAnswer, ChatReader
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.position_codec import PositionCodec
 from slipring.engines.chat.request_body import Request, write_request
 from slipring.engines.remote.admission_and_retries import Admission
-from slipring.engines.remote.answer_reader import AnswerReader, CutOff
+from slipring.engines.remote.answer_reader import CutOff, SteeredCut
 from slipring.engines.remote.gated_engine import GatedEngine
-from slipring.engines.remote.http_client import HttpFailure
-from slipring.engines.remote.steered_cut import SteeredCut
+from slipring.engines.remote.http_failures import HttpFailure
 from slipring.engines.remote.upstream import Upstream
 
 _PATH = "/chat/completions"
@@ -76,7 +75,7 @@ class ChatEngine(GatedEngine):
             cut = SteeredCut(job)
 
             async def attempt(begin: Callable[[], None]) -> None:
-                await self._attempt(job, request, _ChatReader(job, answer, cut, emit, begin))
+                await self._attempt(job, request, ChatReader(job, answer, cut, emit, begin))
 
             with suppress(CutOff):
                 await self._gate.run(attempt, job.model.name)
@@ -90,7 +89,7 @@ class ChatEngine(GatedEngine):
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await self.tokenizing.prepare(job, estimated_tokens, job)
 
-    async def _attempt(self, job: Job, request: Request, reader: "_ChatReader") -> None:
+    async def _attempt(self, job: Job, request: Request, reader: ChatReader) -> None:
         """Send the request once."""
         answer, headers = reader.answer, self._upstream.affinity_headers(job)
 
@@ -108,28 +107,3 @@ class ChatEngine(GatedEngine):
         # A server that refuses to list its models is up.
         with suppress(InvalidRequest, NotFound, RateLimited, ServerError):
             await self._upstream.get("/models")
-
-
-class _ChatReader(AnswerReader[bytes]):
-    """Reads the chunks of an answer. Until it has begun, ``answer`` is unchanged, for another attempt."""
-
-    def __init__(
-        self, job: Job, answer: ChatAnswer, cut: SteeredCut, emit: Emit, begin: Callable[[], None]
-    ) -> None:
-        super().__init__(job, emit if job.generate else _drop, begin)
-        self.answer = answer
-        self._cut = cut
-
-    def read(self, batch: list[bytes]) -> tuple[list[Delta], Exception | None]:
-        deltas, fault = self.answer.read(batch)
-        self._cut.count(deltas)
-        if fault is not None and self.answer.has_reason:
-            self.has_ended, fault = True, None  # the answer is complete: only its usage may be missing
-        return deltas, fault
-
-    def may_be_cut(self) -> bool:
-        return self._cut.may_be_made()
-
-
-def _drop(deltas: list[Delta]) -> None:
-    """The deltas of a warmup are not wanted."""

@@ -20,9 +20,9 @@ from slipring.core.generation import Job
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import AdmissionPolicy, Retryable
 from slipring.engines.remote.answer_reader import Consumer
-from slipring.engines.remote.http_client import (
+from slipring.engines.remote.http_client import HttpClient
+from slipring.engines.remote.http_failures import (
     BadStatus,
-    HttpClient,
     HttpFailure,
     RedirectedElsewhere,
     TimedOut,

@@ -28,10 +28,9 @@ from slipring.core.generation import (
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
 from slipring.engines.remote.admission_and_retries import Admission, Retryable
-from slipring.engines.remote.answer_reader import AnswerReader, CutOff
+from slipring.engines.remote.answer_reader import AnswerReader, CutOff, SteeredCut
 from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.silence import Patience
-from slipring.engines.remote.steered_cut import SteeredCut
 from slipring.engines.remote.upstream import Upstream
 from slipring.engines.responses import context, faults
 from slipring.engines.responses.answer import ResponsesAnswer

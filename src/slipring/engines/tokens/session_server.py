@@ -11,11 +11,10 @@ from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
-from slipring.engines.tokens.token_answer import TokenAnswer
+from slipring.engines.tokens.token_answer import TokenAnswer, TokenReader
 from slipring.engines.tokens.token_server import (
     JobExchange,
     Request,
-    TokenReader,
     TokenServer,
     TokenServerOptions,
     Unended,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Job
-from slipring.engines.remote.http_client import HttpFailure, TimedOut
+from slipring.engines.remote.http_failures import HttpFailure, TimedOut
 from slipring.prompts.rendering import Body, EncodedIds, Rendered
 from slipring.protocol import wire
 

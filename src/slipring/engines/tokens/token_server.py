@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from slipring.base.errors import ApiError, ServerError, StartupError
@@ -30,7 +29,7 @@ from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.admission_and_retries import Admission, Retryable
-from slipring.engines.remote.answer_reader import AnswerReader, CutOff
+from slipring.engines.remote.answer_reader import CutOff
 from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.upstream import (
     Upstream,
@@ -46,7 +45,7 @@ from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
-from slipring.engines.tokens.token_answer import Piece, TokenAnswer
+from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer, TokenReader, read_payload
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -57,8 +56,6 @@ _BLOCK_TOKENS = 16
 _LEAST_PREFILL_TOKENS = 128
 """Fewer new tokens are not worth a request that sends all ids."""
 _MOST_PREFILLS = 4
-_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""What parsers raise for a payload that they cannot decode."""
 _REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
@@ -114,29 +111,8 @@ class Request(NamedTuple):
     path: str
     pieces: Sequence[bytes]
     headers: dict[str, str]
-    read: Callable[[], "Reader"]
+    read: Callable[[], PieceParser]
     """Makes a parser for one answer to it."""
-
-
-class Reader(Protocol):
-    """Parses the stream that answers one request."""
-
-    def read(self, payload: bytes) -> Piece:
-        """Parse one payload. Raises an ``ApiError`` if it reports a failure."""
-
-
-def read_payload(reader: Reader, payload: bytes) -> Piece:
-    """``reader.read``, which also raises an ``ApiError`` for what it cannot decode."""
-    try:
-        return reader.read(payload)
-    except _UNREADABLE as error:
-        raise _unreadable(error) from error
-
-
-def _unreadable(error: Exception) -> ServerError:
-    fault = ServerError("The engine's answer cannot be read.")
-    fault.__cause__ = error
-    return fault
 
 
 class TokenServer(GatedEngine):
@@ -355,41 +331,11 @@ class TokenServer(GatedEngine):
         if status >= 500:
             raise Retryable(f"/health answers with {status}")
 
-    async def attempt(self, request: Request, reader: "TokenReader") -> None:
+    async def attempt(self, request: Request, reader: TokenReader) -> None:
         """Send a request once. Raises ``CutOff`` where the answer is cut."""
         await self._upstream.stream(request.path, request.pieces, request.headers, reader)
         if not reader.answer.has_ended:
             raise Unended
-
-
-class TokenReader(AnswerReader[bytes]):
-    """Reads an answer of token ids. Until it has begun, ``answer`` is unchanged, for another attempt."""
-
-    def __init__(
-        self, job: Job, parser: "Reader", answer: TokenAnswer, emit: Emit, begin: Callable[[], None]
-    ) -> None:
-        super().__init__(job, emit, begin)
-        self.answer = answer
-        self._parser = parser
-
-    def read(self, batch: list[bytes]) -> tuple[list[Delta], Exception | None]:
-        pieces: list[Piece] = []
-        fault: ApiError | None = None
-        try:
-            pieces.extend(map(self._parser.read, batch))
-        except ApiError as error:
-            fault = error
-        except _UNREADABLE as error:
-            fault = _unreadable(error)
-        if len(pieces) == 1:  # hot path: a token that arrives by itself
-            return self.answer.take(pieces[0]), fault
-        return self.answer.take_all(pieces), fault
-
-    def may_be_cut(self) -> bool:
-        return self.answer.ends_here()
-
-    def begins_without_deltas(self) -> bool:
-        return self.answer.has_begun
 
 
 class _WholeAnswer:

@@ -49,14 +49,12 @@ class _Queued(Struct, frozen=True):
 class Steers:
     """The accepted steers of one response, in order of arrival."""
 
-    __slots__ = ("_left", "_output", "_queued", "at", "lane", "response_id")
+    __slots__ = ("_left", "_output", "_queued", "lane", "response_id")
 
     def __init__(self, response_id: str, lane: str | None, output: Output, after_tokens: int) -> None:
         """``after_tokens``: pieces of text after which the answer is ended even within a sentence."""
         self.response_id = response_id
         self.lane = lane
-        self.at = 0
-        """Where they are in the input of the response that follows."""
         self._output = output
         self._queued: list[_Queued] = []
         self._left = after_tokens
