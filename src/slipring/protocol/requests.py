@@ -162,6 +162,12 @@ class CreateRequest(Struct, dict=True):
             _ = self.content_digests
 
     @property
+    def compared_id(self) -> str | None:
+        """The id of the response that the context is to be compared with."""
+        options = self.prompt_cache_options
+        return options.comparison_response_id if options is not None else None
+
+    @property
     def warms_up(self) -> bool:
         """Whether the engine only prepares the context: ``generate: false``, or the ``prewarm`` option."""
         options = self.prompt_cache_options

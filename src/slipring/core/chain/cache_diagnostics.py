@@ -8,6 +8,8 @@ model's input counts here: a ``prompt_cache_key``, a verbosity or a service tier
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from msgspec import UnsetType
+
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished, Settings
@@ -74,7 +76,7 @@ def _changed_setting(
     return "input_changed" if before.instructions != head.instructions else None
 
 
-def confirmed(diagnostics: CacheDiagnostics, finished: Finished) -> CacheDiagnostics:
+def confirmed(diagnostics: CacheDiagnostics | UnsetType, finished: Finished) -> CacheDiagnostics | UnsetType:
     """What is known once the engine has counted: a context that could have been reused and was not has been
     evicted, for which the API has no reason."""
     if isinstance(diagnostics, CacheHit) and not finished.cached_tokens:
