@@ -74,6 +74,23 @@ def check_error(body: Json) -> Json:
     return body
 
 
+def check_answer(path: str, status: int, content_type: str, text: str) -> Any:
+    """Check any answer of the API; returns its body, or its events."""
+    if content_type == "text/event-stream":
+        return read_events(text)
+    body = wire.parse(text)
+    if status >= 400:
+        return check_error(body)
+    if path.endswith("/count_tokens"):
+        return check_count(body)
+    if path.endswith("/models"):
+        return check_models(body)
+    if "/models/" in path:
+        wire.validate(ModelInfo, body)
+        return body
+    return check_message(body)
+
+
 def read_events(text: str) -> list[Json]:
     """Check a whole SSE body: framing, types and order."""
     wire.require(text.endswith("\n\n"), "an SSE body that breaks off")
