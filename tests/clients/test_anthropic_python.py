@@ -3,7 +3,6 @@
 It connects through the relay, which checks every body and event strictly against the SDK's types.
 """
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,12 +105,7 @@ async def test_the_async_tool_runner(weather: Relay) -> None:
 
     async with AsyncAnthropic(**_settings(weather)) as client:
         runner = client.beta.messages.tool_runner(**ASK, messages=QUESTION, tools=[get_weather], stream=True)
-        ends = [
-            await (await stream).get_final_message()
-            if asyncio.iscoroutine(stream)
-            else await stream.get_final_message()
-            async for stream in runner
-        ]
+        ends = [await stream.get_final_message() async for stream in runner]
     assert ends[-1].content[0].text == "It is sunny."
 
 
@@ -135,5 +129,5 @@ def test_errors(served: Served, tmp_path: Path) -> None:
         with pytest.raises(anthropic.NotFoundError) as refusal:
             client.messages.create(**{**ASK, "model": "other"}, messages=QUESTION)
         assert refusal.value.request_id == refusal.value.body["request_id"]
-        with pytest.raises(anthropic.BadRequestError, match="messages.0.content.0.type: "):
+        with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0\.type: "):
             client.messages.create(**ASK, messages=[{"role": "user", "content": [{"type": "foo"}]}])

@@ -3,12 +3,13 @@
 import re
 from typing import Literal
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from slipring.base.errors import ApiError, InvalidRequest, Unavailable
 from slipring.protocol.endpoints.translation import ErrorReply
 from slipring.protocol.events import Error
 from slipring.protocol.messages.fields import Fields, dotted, retold
+from slipring.protocol.messages.requests import UNTHREADED
 
 ErrorType = Literal[
     "invalid_request_error",
@@ -34,9 +35,15 @@ _FAILED_DEPENDENCY = 424
 _WINDOW = re.compile(r"maximum context length is (\d+) tokens\b.*\bresulted in (?:at least )?(\d+) tokens")
 
 
+class ErrorCode(Struct):
+    error_code: str
+
+
 class ErrorDetail(Struct):
     type: ErrorType
     message: str
+    details: ErrorCode | UnsetType = UNSET
+    """Only for an error that clients act on."""
 
 
 class MessagesError(Struct, tag_field="type", tag="error"):
@@ -49,7 +56,10 @@ def reply_of(error: Error, fields: Fields, request_id: str) -> ErrorReply:
     status = _status_of(error.status)
     headers = {} if error.error.headers is UNSET else error.error.headers
     message = _message_of(error.error.code, error.error.message, fields, error.error.param)
-    return ErrorReply(status, _body(status, message, request_id), {**headers, "request-id": request_id})
+    body = _body(status, message, request_id)
+    if error.error.code == UNTHREADED:
+        body.error.details = ErrorCode(UNTHREADED)
+    return ErrorReply(status, body, {**headers, "request-id": request_id})
 
 
 def body_of(error: ApiError, fields: Fields, request_id: str) -> MessagesError:

@@ -102,7 +102,9 @@ _count = msgspec.json.Decoder(CountRequest)
 _edits = msgspec.json.Decoder(Edits)
 _sequences = msgspec.json.Decoder(StopSequences)
 _keep = msgspec.json.Decoder(str | _Turns)
-_REFUSED = ("container", "fallbacks", "thread", "compaction")
+_REFUSED = ("container", "fallbacks", "compaction")
+UNTHREADED = "thread_unsupported_request"
+"""The code by which clients know that they have to send their whole history."""
 
 
 def read_create(body: bytes) -> CountRequest:
@@ -119,6 +121,13 @@ def _checked(request: CountRequest) -> CountRequest:
     for name in _REFUSED:
         if wire.given(getattr(request, name)) is not None:
             raise _unsupported(name, "not supported by this server")
+    if wire.given(request.thread) is not None:
+        raise UnsupportedParameter(
+            "Unsupported parameter: 'thread': not supported by this server. Send the whole conversation: what"
+            " was sent before is recognised.",
+            param="thread",
+            code=UNTHREADED,
+        )
     if request.output_config is not None and wire.given(request.output_config.task_budget) is not None:
         raise _unsupported("output_config.task_budget", "not supported by this server")
     _check_edits(request.context_management)
