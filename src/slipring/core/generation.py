@@ -62,7 +62,7 @@ class Annotated(Struct):
     annotation: Raw
 
 
-class Refused(Struct):
+class RefusalText(Struct):
     """A piece of the text with which the model refuses."""
 
     text: str
@@ -169,7 +169,7 @@ Delta = (
     | Prefilled
     | Text
     | Annotated
-    | Refused
+    | RefusalText
     | Thought
     | ThoughtSummary
     | CallStarted

@@ -59,7 +59,7 @@ from slipring.server import inspections, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
-from slipring.server.hosted_tools import approvals, upstream_permission
+from slipring.server.hosted_tools import approvals, registry
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.conversations import Appended
@@ -366,7 +366,7 @@ class Driver:
         if isinstance(work, ClaimApprovals):
             return await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
         if isinstance(work, CountTokens):
-            upstream_permission.require_unbound(self.caller, work.job)
+            registry.require_unbound(self.caller, work.job)
             return await self.service.catalog.engine_of(work.job.model).count(work.job, work.enough)
         assert isinstance(work, Save)
         return await self._save(work.turn, work.state)
@@ -462,7 +462,7 @@ class Driver:
 
     async def _generate(self, work: Generate) -> None:
         job = work.job
-        upstream_permission.require_unbound(self.caller, job)
+        registry.require_unbound(self.caller, job)
         engine = self.service.catalog.engine_of(job.model)
         await self.service.prefills.end_for(job)
         await custom_inputs.generate(engine, job, stop_sequences.watched(job, self._emitter(work)))

@@ -23,7 +23,7 @@ from slipring.core.generation import (
     Job,
     Model,
     Prefilled,
-    Refused,
+    RefusalText,
     Settings,
     Text,
     Thought,
@@ -481,7 +481,7 @@ def joined(deltas: list[Delta]) -> list[Delta]:
     whole: list[Delta] = []
     for delta in deltas:
         last = whole[-1] if whole else None
-        if isinstance(delta, CallArguments | Text | Thought | Refused) and type(last) is type(delta):
+        if isinstance(delta, CallArguments | Text | Thought | RefusalText) and type(last) is type(delta):
             whole[-1] = type(delta)(last.text + delta.text)
         else:
             whole.append(delta)
@@ -873,7 +873,7 @@ def test_content_may_come_in_parts() -> None:
 
 
 def test_refusals_become_refusal_deltas() -> None:
-    assert content_of(delta_of(refusal="I can"), delta_of(refusal="not")) == [Refused("I cannot")]
+    assert content_of(delta_of(refusal="I can"), delta_of(refusal="not")) == [RefusalText("I cannot")]
 
 
 def test_think_tags_are_parsed_if_the_option_is_set() -> None:

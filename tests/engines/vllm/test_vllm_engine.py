@@ -539,7 +539,7 @@ async def test_a_server_that_answers_again_gets_jobs_again() -> None:
         assert (await socket.response(**ASK))["status"] == "failed"
         assert (await socket.error(**ASK))["status"] == 503
         fake.is_healthy = True
-        gate = server.server.catalog.engines[0]._gate  # type: ignore[attr-defined]
+        gate = server.server.catalog.engines[0]._admission  # type: ignore[attr-defined]
         probing = gate._breakers[""]._probing
         await asyncio.wait_for(probing, 60)
         assert server.server.catalog.engines[0].trouble is None

@@ -62,9 +62,9 @@ def custom(number: int) -> CustomToolCallItem:
     return CustomToolCallItem("ctc_1", f"call_{number}", "run", "ls", "completed")
 
 
-def body(*responses: Response, **fields: Any) -> Json:
+def body(answer: Response, **fields: Any) -> Json:
     translation, _ = translated(USER, **fields)
-    return check_completion(wire.encode(translation.body(*responses)))
+    return check_completion(wire.encode(translation.body(answer)))
 
 
 def choice(answer: Response, **fields: Any) -> Json:
@@ -184,7 +184,7 @@ def test_what_checks_found_is_passed_on() -> None:
 def test_several_choices_share_their_prompt() -> None:
     translation, _ = translated(USER, n=2)
     translation.prefilled(Usage(10, InputTokensDetails(1, 9), 0, OutputTokensDetails(0), 10))
-    found = check_completion(wire.encode(translation.body(response(text("a")), response(text("b")))))
+    found = check_completion(wire.encode(translation.completion([response(text("a")), response(text("b"))])))
     assert [each["message"]["content"] for each in found["choices"]] == ["a", "b"]
     usage = found["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (10, 10, 20)

@@ -9,7 +9,7 @@ from slipring.core.chain import input_items
 from slipring.protocol import requests
 from slipring.protocol.chat_completions.translation import ChatTranslation
 from slipring.protocol.definitions import Definitions
-from slipring.protocol.events import Error
+from slipring.protocol.events import Error, ErrorAnswer
 from slipring.protocol.tools import Toolset
 from tests.protocol.chat_completions.sent import FINGERPRINT, USER, Json, translated
 
@@ -70,8 +70,11 @@ NAMES = {
 
 
 def renamed(translation: ChatTranslation, error: ApiError) -> tuple[str, str | None]:
-    body = translation.renamed(Error.of(error)).error
-    return body.message, body.param
+    reply = translation.error(Error.of(error)).body
+    assert isinstance(reply, ErrorAnswer)
+    translation.rename(error)
+    assert (error.message, error.param) == (reply.error.message, reply.error.param)
+    return reply.error.message, reply.error.param
 
 
 @pytest.mark.parametrize("own", NAMES)

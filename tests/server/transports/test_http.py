@@ -626,9 +626,6 @@ async def test_an_unknown_path_is_not_found(path: str) -> None:
         ("/chat/completions", "/v1/responses"),
         ("/v1/chat/completions/chatcmpl-1/messages", "/v1/responses"),
         ("/v1/completions", "/v1/responses"),
-        ("/v1/messages", "/v1/responses"),
-        ("/v1/messages/batches", "/v1/responses"),
-        ("/v1/messages/count_tokens", "/v1/responses/input_tokens"),
     ],
 )
 async def test_a_path_of_another_api_gets_the_path_to_use(method: str, path: str, instead: str) -> None:

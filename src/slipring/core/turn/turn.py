@@ -12,7 +12,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
-from slipring.core.chain import input_items
+from slipring.core.chain import input_items, item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import OpenCall, ResponseState
@@ -247,7 +247,10 @@ class Turn:
         self.stages = stages
         self.hosted = HostedRequest(ports.seal, asked.tenant)
         self.recognition = Recognition(ports.known, asked.tenant)
-        self.output = Output(ports.mint, UNSET if asked.lane is None else asked.lane)
+        self.output = Output(
+            item_ids.call_minter(ports.mint, asked.request.first_call),
+            UNSET if asked.lane is None else asked.lane,
+        )
         self.progress = JobProgress(stages)
         self.stop = Stop()
         self.lists = self.steers = self.finished = None

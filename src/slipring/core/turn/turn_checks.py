@@ -15,7 +15,7 @@ from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
 from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
-from slipring.core.generation import Delta, Finished, Job, Refused
+from slipring.core.generation import Delta, Finished, Job, RefusalText
 from slipring.core.hosted.tools import CallOutcome
 from slipring.core.turn.inspected_items import InspectedItems
 from slipring.protocol.hosted.mcp_tools import ListedTool
@@ -239,7 +239,7 @@ class TurnChecks:
             return [], finished
         finished = structs.replace(finished, reason="content_filter", position=None, context=None)
         if decision.ending == "refusal" and may_refuse:
-            return [Refused(REFUSAL)], structs.replace(finished, reason="stop")
+            return [RefusalText(REFUSAL)], structs.replace(finished, reason="stop")
         return [], finished
 
     # The end.

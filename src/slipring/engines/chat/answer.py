@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Raw, structs
 
 from slipring.base.errors import ApiError, ServerError
-from slipring.core.generation import Delta, Emit, Finished, Job, Prefilled, Refused, Text, Thought
+from slipring.core.generation import Delta, Emit, Finished, Job, Prefilled, RefusalText, Text, Thought
 from slipring.engines.chat.call_assembly import CallAssembly
 from slipring.engines.chat.chunks import (
     Choice,
@@ -217,7 +217,7 @@ class ChatAnswer:
         elif delta.content:
             deltas += self._text(delta.content)
         if delta.refusal:
-            deltas.append(Refused(delta.refusal))
+            deltas.append(RefusalText(delta.refusal))
         return deltas
 
     def _part(self, part: ContentPart) -> list[Delta]:

@@ -20,16 +20,15 @@ from slipring.engines.chat.position_codec import PositionCodec
 from slipring.engines.chat.request_body import Request, write_request
 from slipring.engines.remote.admission_and_retries import Admission
 from slipring.engines.remote.answer_reader import CutOff, SteeredCut
-from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.http_failures import HttpFailure
-from slipring.engines.remote.upstream import Upstream
+from slipring.engines.remote.upstream import RemoteEngine, Upstream
 
 _PATH = "/chat/completions"
 _LAST_CHUNK_S = 10.0
 """How long a server may take to send the usage after the finish reason."""
 
 
-class ChatEngine(GatedEngine):
+class ChatEngine(RemoteEngine):
     """One server and its models."""
 
     name = "chat"
@@ -39,7 +38,7 @@ class ChatEngine(GatedEngine):
         self.options = options
         self._names = [name.strip() for name in options.model.split(";") if name.strip()]
         self._upstream = Upstream("chat", options)
-        self._gate = Admission("the chat server", options, self._probe)
+        self._admission = Admission("the chat server", options, self._probe)
         self._writer = Writer(send_reasoning=options.send_reasoning)
         self.positions = PositionCodec(self._writer, options)
 
@@ -57,19 +56,19 @@ class ChatEngine(GatedEngine):
             self._names = await self._upstream.list_models("/models")
 
     async def close(self) -> None:
-        await self._gate.close()
+        await self._admission.close()
         await self._upstream.close()
 
     async def generate(self, job: Job, emit: Emit) -> None:
         if job.generate:
-            self._gate.require_admission(job.tenant, job.model.name)
+            self._admission.require_admission(job.tenant, job.model.name)
         request = await self.tokenizing.prepare(job, write_request, job, self.options, self._writer)
         accepted, position = Accepted(fallback=request.fallback), request.position
         if not job.generate and not (self.options.warmup and request.has_messages):
             finished = Finished("stop", 0, 0, 0, position=position, context=position)
             await deliver(emit, [accepted, finished])
             return
-        with self._gate.admission(job.tenant, job.model.name) as ticket:
+        with self._admission.admission(job.tenant, job.model.name) as ticket:
             await ticket.begin(accepted, emit)
             answer = ChatAnswer(position, logprobs=job.settings.logprobs, think_tags=self.options.think_tags)
             cut = SteeredCut(job)
@@ -78,7 +77,7 @@ class ChatEngine(GatedEngine):
                 await self._attempt(job, request, ChatReader(job, answer, cut, emit, begin))
 
             with suppress(CutOff):
-                await self._gate.run(attempt, job.model.name)
+                await self._admission.run(attempt, job.model.name)
             if cut.is_made:
                 last: list[Delta] = [structs.replace(cut.finished(), position=position, context=position)]
             else:

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from slipring.base.surrogates import repaired
-from slipring.engines.remote.answer_reader import Consumer, raise_fault
+from slipring.engines.remote.answer_reader import Consumer, Patience, raise_fault
 from slipring.engines.remote.connection_pool import ConnectionPool, header_lines
 from slipring.engines.remote.http_connection import BOM, LONGEST_EVENT, Answer, EventStream, Payloads
 from slipring.engines.remote.http_failures import (
@@ -28,7 +28,6 @@ from slipring.engines.remote.http_failures import (
     Unreadable,
     failures,
 )
-from slipring.engines.remote.silence import Patience
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""

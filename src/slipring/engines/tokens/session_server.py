@@ -112,7 +112,7 @@ class SessionServer(TokenServer):
             nonlocal was_read
             was_read = await sessions.read_ahead(job, sent, send)
 
-        return await self._gate.run_spare(self.options.max_jobs // 2, read) and was_read
+        return await self._admission.run_spare(self.options.max_jobs // 2, read) and was_read
 
     def exchange(
         self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer

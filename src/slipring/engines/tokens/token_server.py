@@ -30,8 +30,8 @@ from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.admission_and_retries import Admission, Retryable
 from slipring.engines.remote.answer_reader import CutOff
-from slipring.engines.remote.gated_engine import GatedEngine
 from slipring.engines.remote.upstream import (
+    RemoteEngine,
     Upstream,
     UpstreamOptions,
     branch_keys,
@@ -115,7 +115,7 @@ class Request(NamedTuple):
     """Makes a parser for one answer to it."""
 
 
-class TokenServer(GatedEngine):
+class TokenServer(RemoteEngine):
     """One server and the model that it serves."""
 
     level = Level.TOKENS
@@ -135,7 +135,7 @@ class TokenServer(GatedEngine):
     def __init__(self, options: TokenServerOptions) -> None:
         self.options = options
         self._upstream = Upstream(self.name, options)
-        self._gate = Admission(f"{self.maker} at {options.url}", options, self._probe)
+        self._admission = Admission(f"{self.maker} at {options.url}", options, self._probe)
         self._models: list[Model] = []
         self._prefilling = asyncio.Semaphore(_MOST_PREFILLS)
         self._constraints = ServerConstraints(self._may_send_tags, self._try_out)
@@ -177,15 +177,15 @@ class TokenServer(GatedEngine):
     async def close(self) -> None:
         if self.chain_ends is not None:
             await self.chain_ends.close()
-        await self._gate.close()
+        await self._admission.close()
         await self._upstream.close()
 
     async def generate(self, job: Job, emit: Emit) -> None:
-        self._gate.require_admission(job.tenant)
+        self._admission.require_admission(job.tenant)
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
         constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
-        with self._gate.admission(job.tenant) as ticket:
+        with self._admission.admission(job.tenant) as ticket:
             accepted = Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)
             await ticket.begin(accepted, emit)
             if not sent.total:  # a warmup of an empty context, which servers refuse
@@ -203,7 +203,7 @@ class TokenServer(GatedEngine):
             with closing(self.exchange(job, sent, self._limit(job, sent), constraint, answer)) as exchange:
                 await exchange.prepare()  # its answer is not due yet
                 with suppress(CutOff):
-                    await self._gate.run(partial(exchange.attempt, emit))
+                    await self._admission.run(partial(exchange.attempt, emit))
                 last = answer.finish()
                 exchange.keep(last)
                 self._watch(job, last)
@@ -229,12 +229,14 @@ class TokenServer(GatedEngine):
             return done
         request = self.write(prefill.job, foreseen.first(total), 1, None)
         async with self._prefilling:
-            completed = await self._gate.run_spare(self.options.max_jobs // 2, lambda: self.process(request))
+            completed = await self._admission.run_spare(
+                self.options.max_jobs // 2, lambda: self.process(request)
+            )
         return total if completed else done
 
     async def foresee(self, prefill: Prefill) -> Foreseen | None:
         """What is certain of the context; None if there is nothing to do, or the server does not answer."""
-        if self._gate.trouble is not None:
+        if self._admission.trouble is not None:
             return None
         return await foresee(prefill, self.renderer, self.served.context - self.spared, self.tokenizing)
 
@@ -248,8 +250,8 @@ class TokenServer(GatedEngine):
         return [read_payload(parser, payload) for payload in await self._aside(request)]
 
     async def _aside(self, request: Request) -> list[bytes]:
-        """Send a request whose answer no gate bounds, and whose end is near when it begins: all of it must
-        come in the time that other answers have to begin. Raises an ``ApiError`` otherwise."""
+        """Send a request without admission. Its answer is short: all of it must come in the time that other
+        answers have to begin. Raises an ``ApiError`` otherwise."""
         answer = _WholeAnswer()
         try:
             async with asyncio.timeout(self.options.first_token_timeout_s):
@@ -352,7 +354,7 @@ class _WholeAnswer:
 
 
 class JobExchange:
-    """One job's request and its answer: sends it whole, as often as the gate asks for."""
+    """One job's request and its answer: sends it whole, as often as ``Admission`` asks for."""
 
     def __init__(self, server: TokenServer, job: Job, request: Request, answer: TokenAnswer) -> None:
         self._server = server

@@ -1,10 +1,13 @@
 """One request of the Chat Completions API: read as a create request, answered with what its events become."""
 
+from collections.abc import Sequence
+
 from msgspec import UNSET, structs
 
+from slipring.base.errors import ApiError
 from slipring.protocol.chat_completions.answer import AnswerForm, choice_of
 from slipring.protocol.chat_completions.answer_format import read_format
-from slipring.protocol.chat_completions.completion import Completion, completion_id
+from slipring.protocol.chat_completions.completion import ChatCompletion, completion_id
 from slipring.protocol.chat_completions.history import History
 from slipring.protocol.chat_completions.moderation import moderation_of
 from slipring.protocol.chat_completions.places import Places
@@ -12,19 +15,24 @@ from slipring.protocol.chat_completions.request import ChatRequest, read_request
 from slipring.protocol.chat_completions.stream import CompletionStream
 from slipring.protocol.chat_completions.tool_offer import ToolOffer
 from slipring.protocol.chat_completions.usage import usage_of
-from slipring.protocol.events import Error, Event
-from slipring.protocol.requests import CreateRequest, ReasoningConfig, StreamOptions, TextConfig
+from slipring.protocol.endpoints import event_blocks
+from slipring.protocol.endpoints.translation import ErrorReply, Translation
+from slipring.protocol.events import Error, ErrorBody, Event
+from slipring.protocol.requests import (
+    CreateRequest,
+    ReasoningConfig,
+    ResentHistory,
+    StreamOptions,
+    TextConfig,
+)
 from slipring.protocol.responses import Response, Usage
 
 _LOGPROBS = "message.output_text.logprobs"
-_DONE = b"data: [DONE]\n\n"
 _NO_PLACES = Places((), (), {}, lambda number: None)
 
 
-class ChatTranslation:
+class ChatTranslation(Translation):
     """Translates one request and its answer. ``read`` comes first."""
-
-    keepalive = b": keepalive\n\n"
 
     def __init__(self, fingerprint: str) -> None:
         """``fingerprint``: names the version of the server, as ``system_fingerprint``."""
@@ -38,6 +46,7 @@ class ChatTranslation:
         """The create request that each choice answers. Raises ``ApiError`` in the client's terms."""
         sent = read_request(body)
         history, offer = History(sent.messages), ToolOffer(sent)
+        create = _create(sent, history, offer)
         self._places = Places(history.places, offer.places, _names(sent), history.sent_id)
         self.streams, options = sent.stream is True, sent.stream_options
         self.form = AnswerForm(
@@ -48,7 +57,7 @@ class ChatTranslation:
             fingerprint=self.form.fingerprint,
         )
         self._stream = CompletionStream(self.form)
-        return _create(sent, history, offer)
+        return create
 
     def prefilled(self, prompt: Usage | None) -> None:
         """The prompt was processed for all choices at once, by a job with this usage."""
@@ -60,13 +69,16 @@ class ChatTranslation:
 
     def end(self) -> bytes:
         """What follows the last event."""
-        return b"" if self._stream.has_failed else _DONE
+        return b"" if self._stream.has_failed else event_blocks.DONE
 
-    def body(self, *responses: Response) -> Completion:
+    def body(self, response: Response) -> ChatCompletion:
+        return self.completion([response])
+
+    def completion(self, responses: Sequence[Response]) -> ChatCompletion:
         """The whole answer, with a choice for each response."""
         first = responses[0]
         used = [response.usage for response in responses if response.usage is not None]
-        completion = Completion(
+        completion = ChatCompletion(
             completion_id(first),
             first.created_at,
             first.model,
@@ -81,9 +93,13 @@ class ChatTranslation:
             completion.moderation = moderation_of(first.moderation)
         return completion
 
-    def renamed(self, error: Error) -> Error:
-        """The error in the client's terms: it names fields of the client's own request."""
-        return structs.replace(error, error=self._places.renamed(error.error))
+    def error(self, error: Error) -> ErrorReply:
+        return super().error(structs.replace(error, error=self._places.renamed(error.error)))
+
+    def rename(self, error: ApiError) -> None:
+        """Let an error of the core name the fields of the client's own request."""
+        renamed = self._places.renamed(ErrorBody.of(error))
+        error.message, error.param = renamed.message, renamed.param
 
 
 def _names(sent: ChatRequest) -> dict[str, str]:
@@ -104,7 +120,8 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequ
     options, effort = sent.stream_options, sent.effort
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
     padded = options is not None and options.include_obfuscation is True
-    return CreateRequest(
+    return ResentHistory(
+        calls=history.call_count,
         model=sent.model,
         input=history.items,
         tools=offer.tools,

@@ -18,7 +18,7 @@ from slipring.core.generation import (
     CallEnded,
     CallStarted,
     Delta,
-    Refused,
+    RefusalText,
     Text,
     Thought,
     ThoughtSummary,
@@ -310,7 +310,7 @@ class Output:
         )
         part.annotations.append(delta.annotation)
 
-    def _refused(self, delta: Refused) -> None:
+    def _refused(self, delta: RefusalText) -> None:
         self._text_part = None
         part = self._message_part(RefusalPart)
         part.text.append(delta.text)
@@ -379,7 +379,7 @@ class Output:
 
     _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
         Annotated: _annotated,
-        Refused: _refused,
+        RefusalText: _refused,
         Thought: _thought,
         ThoughtSummary: _thought_summary,
         CallStarted: _call_started,

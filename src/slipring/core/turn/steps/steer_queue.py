@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw, Struct
 from slipring.base.errors import quoted
 from slipring.core.chain import input_items
 from slipring.core.chain.state import Carry, ResponseState
-from slipring.core.generation import Delta, Refused, Text
+from slipring.core.generation import Delta, RefusalText, Text
 from slipring.core.turn.output.output_events import Output
 from slipring.protocol.events import (
     Event,
@@ -113,7 +113,7 @@ class Steers:
         output = self._output
         if output.asks_client:
             return False
-        self._left -= sum(isinstance(delta, Text | Refused) for delta in deltas)
+        self._left -= sum(isinstance(delta, Text | RefusalText) for delta in deltas)
         text = output.last_words
         return text is None or self._left <= 0 or _SENTENCE_END.search(text) is not None
 

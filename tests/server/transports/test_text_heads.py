@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.server.transports.websocket_frames import text_head
+from slipring.server.transports.websocket import text_head
 
 
 def read(data: bytes) -> list[bytes]:
