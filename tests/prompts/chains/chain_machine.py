@@ -34,7 +34,7 @@ from slipring.prompts.rendering import Rendering
 from slipring.prompts.templates.chat_messages import ChatMessage, head_messages, template_tools
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.templates.type_declarations import declare_tools
-from slipring.prompts.tokenization.token_budget import UNLIMITED
+from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.protocol.items import Item, short_id
 from slipring.protocol.tools import Toolset
 from tests.prompts.chains.histories import Answer, History, Input, Start
@@ -352,7 +352,7 @@ class ChainMachine:
         return template_tools(asked.head.tools.callables) if writes_tools else []
 
     def _draft(self, asked: Job, context: tuple[Item, ...]) -> Any:
-        encoder = self._renderer._encoder(UNLIMITED)
+        encoder = BudgetedEncoder(self._renderer.vocabulary)
         messages = self._messages(asked, context)
         return self._renderer._draft(messages, self._tools(asked), encoder, asked.settings.effort)
 

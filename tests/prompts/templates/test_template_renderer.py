@@ -240,11 +240,11 @@ def test_a_template_that_requires_alternating_roles_appends(turns: list[tuple[It
         parent, seen = after(step, rendering.context), (*seen, answered)
 
 
-def test_the_template_of_smollm2_renders_the_same_as_the_chatml_dialect() -> None:
+def test_the_template_of_smollm2_renders_the_same_as_built_in_chatml() -> None:
     items = (user("hello"), message("assistant", "yes"), user("more"))
     own = whole(template_renderer("smollm2"), *items, head=Head("You help."))
-    dialect = renderer("chatml in smollm2").render(job(items, head=Head("You help.")))
-    assert own.prompt.ids() == dialect.prompt.ids()
+    builtin = renderer("chatml in smollm2").render(job(items, head=Head("You help.")))
+    assert own.prompt.ids() == builtin.prompt.ids()
 
 
 def test_forks_share_their_parents_tokens() -> None:

@@ -30,7 +30,7 @@ from slipring.prompts.chain_choices import (
 from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
 from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
-from slipring.prompts.rendering import CannotAppend, EncodedIds, Preface, Rendered, Renderer, empty
+from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, empty
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,
@@ -81,8 +81,6 @@ CONTINUES_ASSISTANT = "the delta continues an assistant message"
 REFUSES_PART = "the template cannot write a part of the conversation alone"
 NO_BOUNDARY = "the template's parts do not meet at a control token"
 
-_NOTHING = EncodedIds.of(())
-
 
 class Tail(Struct, frozen=True):
     """The state needed to append to a context. The field names are stored: see ``rendering_codec``."""
@@ -117,8 +115,7 @@ class ModelTemplate(Struct, frozen=True, kw_only=True):
 class TemplateRenderer(Renderer):
     """Renders contexts with a chat template.
 
-    ``Body.tail`` is a ``Tail``. The preface has no tokens: a template writes the head as part of the
-    conversation. Raises ``TemplateError`` if the template is unusable.
+    ``Body.tail`` is a ``Tail``. Raises ``TemplateError`` if the template is unusable.
     """
 
     def __init__(
@@ -140,13 +137,14 @@ class TemplateRenderer(Renderer):
             model.source, bos_token=model.bos_token, eos_token=model.eos_token, today=today
         )
         self.model = model
-        self._finder = ControlTokenFinder(vocabulary, model.source)
+        self._finder = ControlTokenFinder(vocabulary, model.source, ALL_PLACEHOLDERS)
         self._variables = variables
-        self._keeps_thoughts = keeps_thoughts
         self._require_user_message()
         self.detected = detected = detect_format(self._render_probe, model.source, model.response_template)
         # Tools that the template does not write are described in Hermes' form: calls are expected in it.
         self.output_format = _with_hermes(detected.format) if self._describes_tools else detected.format
+        # A template that knows no thoughts does not say that they are to be dropped.
+        self._keeps_thoughts = keeps_thoughts or self.output_format.think_close != detected.format.think_close
         self._fields = MessageFields(
             thought_blocks=detected.takes_thought_chunks,
             text_arguments=detected.takes_text_arguments,
@@ -161,6 +159,7 @@ class TemplateRenderer(Renderer):
         self._counts_calls = isinstance(calls, NamedJsonCalls) and calls.id_is_index
         self._has_call_ids = has_call_ids(self.output_format)
         self._numbers_calls = self._finds_numbers()
+        self.appends_quickly = self.template.engine == "minijinja" and self._numbers_calls != "all"
         named = self._control_ids((model.eos_token, *self.output_format.stops))
         self._stop_ids = frozenset(named.union(model.stop_ids))
         self._closers = (
@@ -168,7 +167,7 @@ class TemplateRenderer(Renderer):
             self._find_closer(CALLED, LAST_CALL_PLACEHOLDER),
         )
         self._effort_changes: dict[tuple[str | None, str | None, bool], bool] = {}
-        self.rewrites_answers = not keeps_thoughts and self._drops_thoughts()
+        self.rewrites_answers = not self._keeps_thoughts and self._drops_thoughts()
         self.efforts = detected.thinking.distinct_efforts()
         self.chain_choices = tuple(sorted(self._find_choices(), key=CHAIN_CHOICES.index))
 
@@ -192,8 +191,7 @@ class TemplateRenderer(Renderer):
         else:
             tail = self._tail(messages, builder, draft.ids(prompt), prompt, settings)
             ids = draft.ids(text)
-        preface = Preface(head, format, _NOTHING)
-        return Rendered(self._writer, preface, empty(tail)).then(ids, tail)
+        return Rendered(self._writer, Preface(head, format), empty(tail)).then(ids, tail)
 
     def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
         tail = _tail(position)
@@ -401,10 +399,9 @@ class TemplateRenderer(Renderer):
         )
 
     def _variables_of(self, effort: str | None) -> Variables:
-        return {**self.detected.thinking.variables(effort), **self._kept_thoughts(), **self._variables}
-
-    def _kept_thoughts(self) -> Variables:
-        return self.detected.thinking.keep_variables() if self._keeps_thoughts else NO_VARIABLES
+        switches = self.detected.thinking
+        kept = switches.keep_variables() if self._keeps_thoughts else NO_VARIABLES
+        return {**switches.variables(effort), **kept, **self._variables}
 
     def _tail(
         self,
@@ -437,7 +434,7 @@ class TemplateRenderer(Renderer):
     def _effort_changes_history(self, before: str | None, now: str | None, *, has_tools: bool) -> bool:
         """Whether a template writes another beginning or other earlier answers for another effort, instead of
         only another prompt."""
-        if self._variables_of(before) == self._variables_of(now):
+        if before == now or self._variables_of(before) == self._variables_of(now):
             return False
         change = (before, now, has_tools)
         if change not in self._effort_changes:
@@ -637,7 +634,7 @@ class _Draft:
         self._fields = fields
         self._encoder = encoder
         self._variables = variables
-        self.guard = ControlTokenGuard(finder, wire.encode((messages, tools)).decode())
+        self.guard = ControlTokenGuard(finder, lambda: wire.encode((messages, tools)).decode())
         self._tools: list[dict[str, Any]] = [self.guard.value(tool) for tool in tools]
 
     def write(
@@ -662,11 +659,7 @@ class _Draft:
         """What ``longer`` has after ``text``; None if it has another beginning, or no token ends there."""
         if not longer.startswith(text):
             return None
-        rest = longer[len(text) :]
-        left, right = self._finder.split(text), self._finder.split(rest)
-        if left and right and isinstance(left[-1], str) and isinstance(right[0], str):
-            return None
-        return rest if self._finder.split(longer) == left + right else None
+        return longer[len(text) :] if self._finder.divides(longer, len(text)) else None
 
     def require_rest(self, text: str, longer: str) -> str:
         """Like ``rest``, but raises ``CannotAppend`` instead of returning None."""
