@@ -247,6 +247,9 @@ class Connection:
     cancelled: list[Turn]
     over: list[Work[Any] | CallTool]
     """Work and hosted calls that have ended, or were cancelled."""
+    cached_tokens = 2
+    """Of the prompt of each job, as the engine counts."""
+
     resolves: dict[Turn, ResolveTools]
     listings: dict[Turn, ListTools]
     _has_left = False
@@ -441,7 +444,7 @@ class Connection:
         end = Finished(
             reason=reason,
             input_tokens=7,
-            cached_tokens=2,
+            cached_tokens=self.cached_tokens,
             output_tokens=tokens,
             position=position,
             context=context,
@@ -550,7 +553,8 @@ class Connection:
         state = self.server.store.get((self.tenant, wanted.response_id or ""))
         own = (s.input + s.output for (tenant, _), s in self.server.store.items() if tenant == self.tenant)
         found = {item.id: item for items in own for item in items if item.id in wanted.item_ids}
-        return self.done(wanted, Loaded(state, found))
+        compared = self.server.store.get((self.tenant, wanted.compared_id or ""))
+        return self.done(wanted, Loaded(state, found, compared=compared))
 
     def load_conversation(self, *items: Json, tip: str | None = None) -> list[Json]:
         """The store loads a conversation with these new items, which continues the response ``tip``."""

@@ -109,7 +109,6 @@ def _names(sent: ChatRequest) -> dict[str, str]:
     named = "function_call" if sent.has_legacy_functions else "tool_choice"
     return {
         "text.format": "response_format",
-        "text.verbosity": "verbosity",
         "reasoning.effort": "reasoning_effort",
         "max_output_tokens": sent.limit_field,
         "include": "logprobs",
@@ -131,7 +130,7 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequ
         # An answer has one ``function_call`` at most.
         parallel_tool_calls=False if sent.has_legacy_functions else sent.parallel_tool_calls,
         reasoning=None if effort is None else ReasoningConfig(effort),
-        text=TextConfig(read_format(sent.response_format), sent.verbosity),
+        text=TextConfig(read_format(sent.response_format)),
         include=[_LOGPROBS] if sent.logprobs else None,
         store=False,
         max_output_tokens=limit,
@@ -145,11 +144,7 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequ
         stop=sent.stop_sequences or None,
         metadata=sent.read_metadata,
         prompt_cache_key=sent.prompt_cache_key,
-        prompt_cache_options=sent.prompt_cache_options,
-        prompt_cache_retention=sent.prompt_cache_retention,
         safety_identifier=sent.safety_identifier,
-        user=sent.user,
-        service_tier=sent.service_tier,
         moderation=sent.read_moderation,
         stream_options=StreamOptions(True) if padded else None,
         stream=sent.stream,
