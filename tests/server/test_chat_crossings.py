@@ -1,4 +1,4 @@
-"""Chat completions and what else a server does with turns: checks, quotas, recordings, slow clients, its end."""
+"""Chat completions and what else a server does with turns: checks, quotas, recordings, draining."""
 
 import asyncio
 import json
