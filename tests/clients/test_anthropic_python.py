@@ -19,13 +19,13 @@ pytestmark = pytest.mark.usefixtures("compiled_here")
 
 Json = dict[str, Any]
 ASK: Json = {"model": "simulated", "max_tokens": 2000}
-QUESTION: list[Json] = [{"role": "user", "content": "What is the weather in Rome?"}]
+QUESTION: Any = [{"role": "user", "content": "What is the weather in Rome?"}]
 WEATHER: Json = {
     "name": "get_weather",
     "description": "Weather of a city",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-THINKING: Json = {"type": "enabled", "budget_tokens": 1024}
+THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
 CALL = {"function_call": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
 
 
@@ -49,7 +49,7 @@ def weather(served: Served, tmp_path: Path) -> Iterator[Relay]:
 
 
 def test_a_loop_with_the_streaming_helper(weather: Relay) -> None:
-    messages = list(QUESTION)
+    messages: list[Any] = list(QUESTION)
     texts = []
     with Anthropic(**_settings(weather)) as client:
         for _ in range(2):
@@ -128,6 +128,8 @@ def test_errors(served: Served, tmp_path: Path) -> None:
             client.messages.create(**ASK, messages=QUESTION)
         with pytest.raises(anthropic.NotFoundError) as refusal:
             client.messages.create(**{**ASK, "model": "other"}, messages=QUESTION)
-        assert refusal.value.request_id == refusal.value.body["request_id"]
+        body: Any = refusal.value.body
+        assert refusal.value.request_id == body["request_id"]
+        bad: Any = [{"role": "user", "content": [{"type": "foo"}]}]
         with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0\.type: "):
-            client.messages.create(**ASK, messages=[{"role": "user", "content": [{"type": "foo"}]}])
+            client.messages.create(**ASK, messages=bad)

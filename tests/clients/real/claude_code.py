@@ -44,7 +44,7 @@ async def _ask(stage: Stage, relay: Relay, *words: str) -> Ended:
     (stage.directory / "work").mkdir(exist_ok=True)
     url = relay.url.removesuffix("/v1")
     return await stage.run(
-        *(_program(stage), *words, *_FLAGS), within_s=120, ANTHROPIC_BASE_URL=url, **_VARIABLES
+        _program(stage), *words, *_FLAGS, within_s=120, ANTHROPIC_BASE_URL=url, **_VARIABLES
     )
 
 
