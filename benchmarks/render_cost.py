@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from common import keep, spread, verdict
-from packaged import packaged_metadata
+from packaged import chatml_renderer, packaged_metadata
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
@@ -37,9 +37,8 @@ from slipring.core.session.session_state import SessionState
 from slipring.core.turn import endings
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Asked, Bound, Turn
-from slipring.prompts.dialects.dialect import CHATML
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
@@ -108,7 +107,7 @@ def begun(
     return turn, turn.planned.job
 
 
-def chain(renderer: DialectRenderer, tokens: int) -> ResponseState:
+def chain(renderer: TemplateRenderer, tokens: int) -> ResponseState:
     """Return a chain of turns, each rendered by delta, with at least ``tokens`` tokens."""
     state: ResponseState | None = None
     items: tuple[Item, ...] = (item(type="message", role="user", content="Mend the failing test."),)
@@ -140,7 +139,7 @@ def milliseconds(work: Callable[[], object], repeats: int) -> list[float]:
     return times
 
 
-def measure(renderer: DialectRenderer, tokens: int, repeats: int) -> dict[str, list[float]]:
+def measure(renderer: TemplateRenderer, tokens: int, repeats: int) -> dict[str, list[float]]:
     state = chain(renderer, tokens)
     position = state.position
     assert isinstance(position, Rendered)
@@ -157,12 +156,12 @@ def measure(renderer: DialectRenderer, tokens: int, repeats: int) -> dict[str, l
     return {"full": milliseconds(lambda: renderer.render(lost), repeats), **figures}
 
 
-def renderers() -> dict[str, DialectRenderer]:
+def renderers() -> dict[str, TemplateRenderer]:
     """Renderers of the packaged model, by the library that encodes text."""
     metadata = packaged_metadata()
     slow, fast = Tokenizer.from_gguf(metadata), Tokenizer.from_gguf(metadata)
     fast.accelerate()
-    return {"tokenizers": DialectRenderer(CHATML, slow), "fastokens": DialectRenderer(CHATML, fast)}
+    return {"tokenizers": chatml_renderer(slow), "fastokens": chatml_renderer(fast)}
 
 
 def medians(times: dict[str, list[float]]) -> dict[str, float]:

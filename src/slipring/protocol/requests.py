@@ -162,6 +162,12 @@ class CreateRequest(Struct, dict=True):
             _ = self.content_digests
 
     @property
+    def compared_id(self) -> str | None:
+        """The id of the response that the context is to be compared with."""
+        options = self.prompt_cache_options
+        return options.comparison_response_id if options is not None else None
+
+    @property
     def first_call(self) -> int | None:
         """The number of the first call of the answer, if its calls are numbered: their ids then follow from
         the context. None if their ids are random."""

@@ -444,7 +444,10 @@ class Driver:
         items: dict[str, Item] = {}
         if load.item_ids:
             items = await self.service.store.find_items(tenant, load.item_ids, load.conversation_id)
-        return Loaded(state, items, joined)
+        compared: ResponseState | None = None
+        if load.compared_id is not None:
+            compared = await self.states.find(tenant, load.compared_id)
+        return Loaded(state, items, joined, compared)
 
     async def _join(self, conversation_id: str) -> tuple[Joined, ResponseState | None]:
         """A conversation with the state to continue from; without such a state, with all its items."""

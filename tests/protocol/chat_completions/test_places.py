@@ -61,7 +61,6 @@ NAMES = {
     "text.format": "response_format",
     "text.format.type": "response_format.type",
     "text.format.schema": "response_format.json_schema.schema",
-    "text.verbosity": "verbosity",
     "reasoning.effort": "reasoning_effort",
     "max_output_tokens": "max_tokens",
     "include": "logprobs",

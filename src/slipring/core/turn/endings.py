@@ -12,6 +12,7 @@ from msgspec import UNSET, Raw, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import hosted_items, input_items
+from slipring.core.chain.cache_diagnostics import confirmed
 from slipring.core.chain.state import Position, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.core.generation import Finished
@@ -57,6 +58,7 @@ def finish(turn: Turn, now: float) -> tuple[list[Event], Ended]:
         output=turn.output.raw_items(),
         usage=response_object.usage(finished),
         stop_sequence=finished.stop_sequence or UNSET,
+        prompt_cache_diagnostics=confirmed(prepared.diagnostics, finished),
         moderation=prepared.checks.moderation if prepared.checks is not None else UNSET,
     )
     state = _new_state(turn, response, turn.output.items, finished.position, cut_off=not stopped)

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import input_items, item_ids
-from slipring.core.chain.head import NO_HEAD, Head
+from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import OpenCall, ResponseState
 from slipring.core.checks.gate import Emit, Inspection
@@ -49,7 +49,7 @@ from slipring.protocol.events import Event
 from slipring.protocol.hosted.mcp_items import error_text
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import Response
+from slipring.protocol.responses import CacheDiagnostics, Response
 from slipring.protocol.tools import ToolChoice
 
 _TERMINAL: dict[str, type[events.ResponseEvent]] = {
@@ -121,6 +121,8 @@ class Bound(Struct, frozen=True, eq=False):
     joined: Joined | None = None
     known_head: Head | None = None
     """A head that was read before and may be that of the request."""
+    compared: ResponseState | None = None
+    """The response that the client wants the context to be compared with, if it was found."""
 
     @property
     def history_bytes(self) -> int:
@@ -153,6 +155,8 @@ class Prepared(Struct, frozen=True, eq=False):
     """Set if a policy applies."""
     grammars: list[Compilable]
     """To be compiled before the engine gets a job."""
+    diagnostics: CacheDiagnostics | UnsetType = UNSET
+    """Where the context departs from another one, if the client wants to know."""
 
 
 class Planned(Struct, frozen=True, eq=False):
@@ -266,9 +270,8 @@ class Turn:
     @property
     def head(self) -> Head:
         """Instructions and tools, as far as these are known."""
-        if self.planned.job is not None:
-            return self.planned.job.head
-        return self.prepared.head if self.prepared is not None else NO_HEAD
+        assert self.prepared is not None
+        return self.planned.job.head if self.planned.job is not None else self.prepared.head
 
     @property
     def checks(self) -> TurnChecks | None:

@@ -115,11 +115,13 @@ class CompletionStream:
 
     def created(self, choice: _ChoiceState, event: Created) -> bytes:
         response = event.response
+        is_new = not choice.response_id
         choice.response_id = response.id
         if not self._id:
             self._id, self._created = completion_id(response), response.created_at
             self._model, self._tier = response.model, response.service_tier
-        return self._chunk(choice, ChunkDelta(role="assistant", content="", refusal=None))
+        # The first choice begins with the turn that processes the prompt for all.
+        return self._chunk(choice, ChunkDelta("", "assistant", None)) if is_new else b""
 
     def text(self, choice: _ChoiceState, event: OutputTextDelta) -> bytes:
         text = choice.content.piece(event.delta, (event.output_index, 0))

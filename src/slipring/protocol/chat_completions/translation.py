@@ -1,7 +1,5 @@
 """One request of the Chat Completions API: read as a create request, answered with what its events become."""
 
-from collections.abc import Sequence
-
 from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError
@@ -17,7 +15,7 @@ from slipring.protocol.chat_completions.tool_offer import ToolOffer
 from slipring.protocol.chat_completions.usage import usage_of
 from slipring.protocol.endpoints import event_blocks
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
-from slipring.protocol.events import Error, ErrorBody, Event
+from slipring.protocol.events import Error, ErrorBody, Event, Failed, ResponseEvent
 from slipring.protocol.requests import (
     CreateRequest,
     ReasoningConfig,
@@ -41,6 +39,8 @@ class ChatTranslation(Translation):
         self.streams = False
         self._places = _NO_PLACES
         self._stream = CompletionStream(self.form)
+        self._ended: dict[int, Response] = {}
+        """The responses that have ended, by the index of their choice."""
 
     def read(self, body: bytes) -> CreateRequest:
         """The create request that each choice answers. Raises ``ApiError`` in the client's terms."""
@@ -60,22 +60,24 @@ class ChatTranslation(Translation):
         return create
 
     def prefilled(self, prompt: Usage | None) -> None:
-        """The prompt was processed for all choices at once, by a job with this usage."""
-        self._stream.prompt = prompt
+        """The prompt was processed for all choices at once, by a job with this usage. An engine that has not
+        done so reports no tokens."""
+        self._stream.prompt = prompt if prompt is not None and prompt.input_tokens else None
 
     def frames(self, event: Event) -> bytes:
         """The SSE blocks for an event; empty if it has none."""
         return self._stream.frames(event)
 
+    def ends(self, event: ResponseEvent) -> bool:
+        lane = event.stream_id
+        self._ended[0 if lane is UNSET else int(lane)] = event.response
+        return isinstance(event, Failed) or len(self._ended) == self.form.choices
+
     def end(self) -> bytes:
-        """What follows the last event."""
         return b"" if self._stream.has_failed else event_blocks.DONE
 
     def body(self, response: Response) -> ChatCompletion:
-        return self.completion([response])
-
-    def completion(self, responses: Sequence[Response]) -> ChatCompletion:
-        """The whole answer, with a choice for each response."""
+        responses = [self._ended[index] for index in sorted(self._ended)]
         first = responses[0]
         used = [response.usage for response in responses if response.usage is not None]
         completion = ChatCompletion(
@@ -107,7 +109,6 @@ def _names(sent: ChatRequest) -> dict[str, str]:
     named = "function_call" if sent.has_legacy_functions else "tool_choice"
     return {
         "text.format": "response_format",
-        "text.verbosity": "verbosity",
         "reasoning.effort": "reasoning_effort",
         "max_output_tokens": sent.limit_field,
         "include": "logprobs",
@@ -129,7 +130,7 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequ
         # An answer has one ``function_call`` at most.
         parallel_tool_calls=False if sent.has_legacy_functions else sent.parallel_tool_calls,
         reasoning=None if effort is None else ReasoningConfig(effort),
-        text=TextConfig(read_format(sent.response_format), sent.verbosity),
+        text=TextConfig(read_format(sent.response_format)),
         include=[_LOGPROBS] if sent.logprobs else None,
         store=False,
         max_output_tokens=limit,
@@ -143,11 +144,7 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequ
         stop=sent.stop_sequences or None,
         metadata=sent.read_metadata,
         prompt_cache_key=sent.prompt_cache_key,
-        prompt_cache_options=sent.prompt_cache_options,
-        prompt_cache_retention=sent.prompt_cache_retention,
         safety_identifier=sent.safety_identifier,
-        user=sent.user,
-        service_tier=sent.service_tier,
         moderation=sent.read_moderation,
         stream_options=StreamOptions(True) if padded else None,
         stream=sent.stream,

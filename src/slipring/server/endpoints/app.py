@@ -23,7 +23,7 @@ from slipring.server.clock import now
 from slipring.server.cluster import peers
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.endpoints import conversations, messages
-from slipring.server.endpoints.chat_completions import complete
+from slipring.server.endpoints.chat_completions.endpoint import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.messages import speaks_messages
@@ -38,8 +38,11 @@ from slipring.server.transports.websocket import WebSocketConnection, serve_webs
 log = logging.getLogger("slipring")
 
 _Endpoint = Callable[[Service, web.Request, Caller], Awaitable[web.StreamResponse]]
-_OTHER_APIS = (("/completions", "the Completions API", "/v1/chat/completions"),)
-"""Path prefix, the API it belongs to, and the path to use here. The first match counts."""
+_HINTS = {
+    "/chat/completions": "Chat completions are not stored",
+    "/completions": "This server has chat completions, not the Completions API",
+}
+"""By path prefix, why a path below it does not exist. POST /v1/chat/completions is what to use instead."""
 
 
 class UpgradeRequired(InvalidRequest):
@@ -211,13 +214,13 @@ def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
 
 
 def _hint(path: str) -> str:
-    """Which path to use instead, if ``path`` belongs to another API than the Responses API."""
+    """What to use instead of a path that this server does not have."""
     inner = path.removeprefix("/v1")
     if inner in ("", "/"):
         return ". The API is below /v1: GET /v1/models lists the models, POST /v1/responses asks one."
-    for prefix, api, instead in _OTHER_APIS:
+    for prefix, reason in _HINTS.items():
         if inner == prefix or inner.startswith(f"{prefix}/"):
-            return f". This server has the Responses API, not {api}: use POST {instead}."
+            return f". {reason}: use POST /v1/chat/completions."
     return ""
 
 
