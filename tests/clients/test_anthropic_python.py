@@ -26,7 +26,7 @@ WEATHER: Json = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
-CALL = {"function_call": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+CALL: Json = {"function_call": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
 
 
 def scripted(directory: Path, *answers: list[Json]) -> str:
