@@ -313,6 +313,10 @@ class ChainMachine:
         context = tuple(asked.context())
         try:
             written, start = self._write(asked, (*context, *answer)), self._write(asked, context, prompt=True)
+            if not written.startswith(start):
+                # A template that begins otherwise if an answer is wanted: by what follows once it is there.
+                after = self._write(asked, (*context, *answer, message("user", "Next.")), prompt=True)
+                written = after if after.startswith(start) else written
         except InvalidRequest:
             return None
         if written.startswith(start):
@@ -332,7 +336,10 @@ class ChainMachine:
         if not contents:  # a template that writes no answers
             return None
         last = max(contents)
-        ends = [rest.find(name, last) for name in self._ends(any(each.call_id for each in answer))]
+        names = self._ends(any(each.call_id for each in answer))
+        if any(name in rest[:last] for name in names):  # a template that writes an answer as several
+            return None
+        ends = [rest.find(name, last) for name in names]
         end = min((at for at in ends if at >= 0), default=len(rest))
         return self._draft(asked, context).ids(rest[:end])
 

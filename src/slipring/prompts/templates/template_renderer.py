@@ -9,7 +9,7 @@ the first output is not a prefix of the second, or they do not meet at a control
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from msgspec import Struct, structs
@@ -41,6 +41,7 @@ from slipring.prompts.templates.chat_messages import (
 )
 from slipring.prompts.templates.chat_template import NO_VARIABLES, ChatTemplate, Variables
 from slipring.prompts.templates.detection.format_detection import detect_format
+from slipring.prompts.templates.detection.text_comparison import common_prefix
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
 from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
@@ -55,6 +56,7 @@ from slipring.prompts.templates.stand_ins import (
     THOUGHT_PLACEHOLDER,
     answer_stand_in,
     count_calls,
+    earlier_calls,
     loop_thoughts,
     stand_in,
     with_earlier_calls,
@@ -347,6 +349,9 @@ class TemplateRenderer(Renderer):
         end = whole.find(closer, at + len(mark)) if closer else -1
         if end < 0:
             raise CannotAppend(NO_BOUNDARY)
+        if self.model.eos_token:  # some templates end one call otherwise than several
+            stopped = whole.find(self.model.eos_token, at + len(mark), end)
+            end = stopped if stopped >= 0 else end
         return whole[end:]
 
     def _kept(self, draft: "_Draft", start: str, written: str) -> Set[ChainChoice] | None:
@@ -452,13 +457,22 @@ class TemplateRenderer(Renderer):
         """Whether the template writes another text for a call, or for its output, after other calls: for each
         of them, for the first one, or not."""
         question, *called = CALLED
+        in_a_loop = self._numbers_after(lambda count: [question, *earlier_calls(count)], called)
+        asked_again = self._numbers_after(lambda count: with_earlier_calls([question], count), called)
+        return "all" if "all" in (in_a_loop, asked_again) else in_a_loop or asked_again
+
+    def _numbers_after(
+        self, earlier: Callable[[int], Sequence[ChatMessage]], called: Sequence[ChatMessage]
+    ) -> Literal["all", "first", ""]:
+        """The same for a call after the messages with so many earlier ones."""
         written = []
         for count in range(3):
-            earlier = with_earlier_calls([question], count)
-            start, whole = (self._write_probe(messages) for messages in (earlier, [*earlier, *called]))
-            if start is None or whole is None or not whole.startswith(start):
+            before = earlier(count)
+            start, whole = (self._write_probe(messages) for messages in (before, [*before, *called]))
+            if start is None or whole is None:
                 return ""
-            written.append(whole[len(start) :])
+            # Some templates end a list of outputs only where nothing follows it.
+            written.append(whole[len(common_prefix(start, whole)) :])
         if written[1] != written[2]:
             return "all"
         return "first" if written[0] != written[1] else ""
