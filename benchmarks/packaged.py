@@ -1,8 +1,12 @@
-"""The vocabulary of the small model that comes as a wheel, for benchmarks that tokenize."""
+"""The vocabulary of the small model that comes as a wheel, and a renderer, for benchmarks that tokenize."""
 
 from typing import Any
 
+from slipring.engines.tokens.builtin_templates import builtin_template
 from slipring.engines.tokens.model_files import packaged_model, read_gguf
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
+from slipring.prompts.tokenization.tokenizer import Tokenizer
 
 
 def packaged_metadata() -> dict[str, Any]:
@@ -11,3 +15,8 @@ def packaged_metadata() -> dict[str, Any]:
     if path is None:
         raise RuntimeError("the packaged model is not installed: make install")
     return read_gguf("llama", path)
+
+
+def chatml_renderer(vocabulary: Tokenizer) -> TemplateRenderer:
+    """The renderer that ``dialect=chatml`` makes."""
+    return TemplateRenderer(ModelTemplate(source=builtin_template("chatml")), vocabulary)

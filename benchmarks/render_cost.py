@@ -15,28 +15,30 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common import keep, spread, verdict
-from packaged import packaged_metadata
+from packaged import chatml_renderer, packaged_metadata
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.known_heads import KnownHeads
 from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.state import ResponseState
+from slipring.core.chain.state_cache import NoCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
+from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.generation import Capabilities, Finished, Job, Model
 from slipring.core.limits import Limits
-from slipring.core.ports import Ports
-from slipring.core.session.turn_setup import new_definitions
-from slipring.core.turn import preparation
+from slipring.core.ports import NO_BETAS, Ports
+from slipring.core.session import preparation
+from slipring.core.session.session_state import SessionState
+from slipring.core.turn import endings
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Asked, Turn
-from slipring.prompts.dialects.dialect import CHATML
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
+from slipring.core.turn.turn import Asked, Bound, Turn
 from slipring.prompts.rendering import Rendered
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
@@ -51,6 +53,18 @@ MODEL = Model(name="smollm2", owner="benchmarks", capabilities=Capabilities())
 SOURCE = "\n".join(
     f"def handler_{n}(request: Request, retries: int = {n}) -> Response:  # line {n * 7}" for n in range(60)
 )
+
+
+class Served:
+    """One model, without safety checks."""
+
+    checks: Mapping[str, Check] = {}
+
+    def find(self, name: str | None) -> Model:
+        return MODEL
+
+    def policy_of(self, model: str) -> Policy:
+        return NO_POLICY
 
 
 def item(**fields: Any) -> Item:
@@ -75,7 +89,7 @@ def begun(
     request = CreateRequest(instructions="You mend code.", store=False)
     stages = Stages(time.perf_counter)
     ports = Ports(
-        mint=lambda prefix: prefix,
+        mint=lambda prefix: response_id,
         clock=time.perf_counter,
         seal=KeyedSeal([new_key()]),
         requests=Ledger(0, 0),
@@ -86,13 +100,14 @@ def begun(
     )
     asked = Asked(request=request, tenant="t", lane=None, size_bytes=0, parent=parent)
     turn = Turn(asked, ports, stages)
-    definitions = new_definitions(Limits(), frozenset())
-    job = preparation.begin(turn, response_id, MODEL, items, 0.0, definitions)
-    assert job is not None  # it has no lists of tools to wait for
-    return turn, job
+    shared = SessionState("t", Served(), Limits(), ports, NoCache(), 0.0, NO_BETAS, Served())
+    turn.bound = Bound(parent, items)
+    turn.prepared, turn.planned = preparation.prepare(turn, shared)
+    assert turn.planned.job is not None  # it has no lists of tools to wait for
+    return turn, turn.planned.job
 
 
-def chain(renderer: DialectRenderer, tokens: int) -> ResponseState:
+def chain(renderer: TemplateRenderer, tokens: int) -> ResponseState:
     """Return a chain of turns, each rendered by delta, with at least ``tokens`` tokens."""
     state: ResponseState | None = None
     items: tuple[Item, ...] = (item(type="message", role="user", content="Mend the failing test."),)
@@ -101,7 +116,8 @@ def chain(renderer: DialectRenderer, tokens: int) -> ResponseState:
         turn, job = begun(items, state)
         position = renderer.render(job).context
         turn.accept([Finished("stop", position.total, 0, 0, position=position)])
-        _, state = turn.finish(now=0.0)
+        state = endings.finish(turn, now=0.0)[1].state
+        assert state is not None
         if position.total >= tokens:
             return state
         items = exchange(number)
@@ -123,7 +139,7 @@ def milliseconds(work: Callable[[], object], repeats: int) -> list[float]:
     return times
 
 
-def measure(renderer: DialectRenderer, tokens: int, repeats: int) -> dict[str, list[float]]:
+def measure(renderer: TemplateRenderer, tokens: int, repeats: int) -> dict[str, list[float]]:
     state = chain(renderer, tokens)
     position = state.position
     assert isinstance(position, Rendered)
@@ -140,12 +156,12 @@ def measure(renderer: DialectRenderer, tokens: int, repeats: int) -> dict[str, l
     return {"full": milliseconds(lambda: renderer.render(lost), repeats), **figures}
 
 
-def renderers() -> dict[str, DialectRenderer]:
+def renderers() -> dict[str, TemplateRenderer]:
     """Renderers of the packaged model, by the library that encodes text."""
     metadata = packaged_metadata()
     slow, fast = Tokenizer.from_gguf(metadata), Tokenizer.from_gguf(metadata)
     fast.accelerate()
-    return {"tokenizers": DialectRenderer(CHATML, slow), "fastokens": DialectRenderer(CHATML, fast)}
+    return {"tokenizers": chatml_renderer(slow), "fastokens": chatml_renderer(fast)}
 
 
 def medians(times: dict[str, list[float]]) -> dict[str, float]:

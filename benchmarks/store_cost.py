@@ -37,15 +37,15 @@ import aiohttp
 import apsw
 from common import Process, keep, slipring, spread
 from databases import KINDS, places
-from packaged import packaged_metadata
+from packaged import chatml_renderer, packaged_metadata
 from render_cost import begun, exchange, item
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished
-from slipring.prompts.dialects.dialect import CHATML
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
+from slipring.core.turn import endings
 from slipring.prompts.rendering import Rendering
 from slipring.prompts.rendering_codec import RenderingCodec
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.stores.catalog import open_database
 from slipring.stores.store import Store
@@ -300,7 +300,7 @@ def continue_once(
 # Token ids: what storing them saves.
 
 
-def rendered_chain(renderer: DialectRenderer) -> Iterator[ResponseState]:
+def rendered_chain(renderer: TemplateRenderer) -> Iterator[ResponseState]:
     """Return turns of about 500 tokens, each rendered by delta, as by a token engine."""
     state: ResponseState | None = None
     items: tuple[Any, ...] = (item(type="message", role="user", content="Mend the failing test."),)
@@ -308,7 +308,8 @@ def rendered_chain(renderer: DialectRenderer) -> Iterator[ResponseState]:
         turn, job = begun(items, state, f"resp_{number + 1}")
         position = renderer.render(job).context
         turn.accept([Finished("stop", position.total, 0, 0, position=position)])
-        _, state = turn.finish(now=time.time())
+        state = endings.finish(turn, now=time.time())[1].state
+        assert state is not None
         yield state
         items = exchange(number, TURN_CHARACTERS)
 
@@ -321,7 +322,7 @@ async def spent(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
     return result, {"wall_ms": round(wall_ms, 3), "cpu_ms": round(cpu_ms, 3)}
 
 
-async def next_turn(store: Store, renderer: DialectRenderer, length: int) -> dict[str, Any]:
+async def next_turn(store: Store, renderer: TemplateRenderer, length: int) -> dict[str, Any]:
     """Read a chain and render a turn after it; return the time of each, and the ids."""
 
     async def load() -> ResponseState | None:
@@ -338,7 +339,7 @@ async def next_turn(store: Store, renderer: DialectRenderer, length: int) -> dic
     return {"load": load_took, "render": render_took, "ids": rendering.prompt.ids()}
 
 
-async def with_and_without(spec: str, renderer: DialectRenderer, rounds: int) -> dict[str, Any]:
+async def with_and_without(spec: str, renderer: TemplateRenderer, rounds: int) -> dict[str, Any]:
     """Read the same chain from the same database with its ids and without, alternating.
 
     PostgreSQL plans queries by statistics that it collects now and then: measured once with statistics older
@@ -364,7 +365,7 @@ async def with_and_without(spec: str, renderer: DialectRenderer, rounds: int) ->
     return figures
 
 
-async def read_all(stores: dict[str, Store], renderer: DialectRenderer, rounds: int) -> dict[int, Any]:
+async def read_all(stores: dict[str, Store], renderer: TemplateRenderer, rounds: int) -> dict[int, Any]:
     figures: dict[int, Any] = {length: {"ids": [], "items": []} for length in LENGTHS}
     for _ in range(rounds):
         for length in LENGTHS:
@@ -387,7 +388,7 @@ async def execute(url: str, *statements: str) -> None:
 
 
 def measure_ids(directory: Path, specs: dict[str, str], rounds: int) -> dict[str, dict[int, Any]]:
-    renderer = DialectRenderer(CHATML, Tokenizer.from_gguf(packaged_metadata()))
+    renderer = chatml_renderer(Tokenizer.from_gguf(packaged_metadata()))
     figures: dict[str, dict[int, Any]] = {}
     for kind, spec in specs.items():
         report_progress(f"token ids at {kind}")

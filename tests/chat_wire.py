@@ -6,6 +6,7 @@ the chunks of one stream. Every check raises AssertionError with a message of it
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -179,17 +180,21 @@ class Order:
             _require("name" not in piece, f"the name of a function call comes twice: {piece}")
 
 
-def read_blocks(text: str) -> list[str]:
-    """The data of the blocks of a stream, checked, with their order; comments are left out."""
-    order = Order()
-    found = []
+def blocks(text: str) -> Iterator[str]:
+    """The data of SSE blocks; comments are left out."""
+    _require(text.endswith("\n\n") or not text, f"half of a block: {text[-200:]}")
     for block in text.split("\n\n"):
-        if not block or block.startswith(":"):
-            continue
-        _require(block.startswith("data: ") and "\n" not in block, f"no block of this API: {block[:200]}")
-        data = block.removeprefix("data: ")
+        if block and block != ": keepalive":
+            is_data = block.startswith("data: ") and "\n" not in block
+            _require(is_data, f"no block of this API: {block[:200]}")
+            yield block.removeprefix("data: ")
+
+
+def read_blocks(text: str) -> list[str]:
+    """The data of the blocks of a stream, checked, with their order."""
+    order, found = Order(), list(blocks(text))
+    for data in found:
         order.see(data)
-        found.append(data)
     order.finished()
     return found
 

@@ -21,7 +21,7 @@ import aiohttp
 from aiohttp import WSMsgType, web
 
 from slipring.engines.base import Engine
-from tests import wire
+from tests import chat_wire, wire
 from tests.api import check_answer, check_rest
 from tests.harness import FAST, read_sse, serve
 
@@ -250,6 +250,11 @@ class Relay:
     def _check_answer(self, exchange: Exchange, content_type: str, content: bytes) -> Any:
         if exchange.status >= 400:
             return wire.check_http_error(content)
+        if exchange.path.endswith("/chat/completions"):
+            is_stream = content_type == "text/event-stream"
+            return (
+                chat_wire.read_stream(content.decode()) if is_stream else chat_wire.check_completion(content)
+            )
         if content_type == "text/event-stream":
             text = content.decode()
             exchange.keepalives = text.count(_KEEPALIVE)

@@ -16,13 +16,15 @@ from openai.types.responses import Tool
 
 from slipring.protocol.events import Event
 from slipring.server.transports.outbox import Outbox
-from tests import wire
+from tests import chat_wire, messages_wire, wire
 
 _KNOWN_TOOLS = frozenset(
     literal
     for model in get_args(get_args(Tool)[0])
     for literal in get_args(model.model_fields["type"].annotation)
 )
+_OF_MESSAGES = (b"event: message_", b"event: content_block_", b"event: ping", b"event: error")
+"""How events of the Messages API begin. Over SSE, the Responses API has no ``error``."""
 
 
 class Tap:
@@ -31,15 +33,24 @@ class Tap:
     def __init__(self) -> None:
         self.faults: list[str] = []
         self._orders: WeakKeyDictionary[Outbox, wire.Order] = WeakKeyDictionary()
+        self._chats: WeakKeyDictionary[Outbox, chat_wire.Order] = WeakKeyDictionary()
+        self._messages: WeakKeyDictionary[Outbox, messages_wire.Order] = WeakKeyDictionary()
 
     def reset(self) -> None:
         """Forget all messages and faults so far."""
         self.faults.clear()
         self._orders.clear()
+        self._chats.clear()
+        self._messages.clear()
 
     def check(self, outbox: Outbox, message: bytes) -> None:
         try:
-            _check(message, self._orders.setdefault(outbox, wire.Order()))
+            if message.startswith(b"data: {") or outbox in self._chats:
+                _check_chat(message, self._chats.setdefault(outbox, chat_wire.Order()))
+            elif message.startswith(_OF_MESSAGES):
+                _check_messages(message, self._messages.setdefault(outbox, messages_wire.Order()))
+            else:
+                _check(message, self._orders.setdefault(outbox, wire.Order()))
         except AssertionError as fault:
             self.faults.append(f"{fault}\nin {message[:2000]!r}")
 
@@ -74,6 +85,16 @@ def tapped() -> Iterator[Tap]:
         patch.setattr(Outbox, "post", checked_post)
         patch.setattr(Outbox, "deliver", checked_deliver)
         yield tap
+
+
+def _check_chat(message: bytes, order: chat_wire.Order) -> None:
+    for data in chat_wire.blocks(message.decode()):
+        order.see(data)
+
+
+def _check_messages(message: bytes, order: messages_wire.Order) -> None:
+    for event in messages_wire.read_blocks(message.decode()):
+        order.see(event)
 
 
 def _check(message: bytes, order: wire.Order) -> None:

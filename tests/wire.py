@@ -32,13 +32,13 @@ Json = dict[str, Any]
 NO_TYPES: frozenset[str] = frozenset()
 
 
-def _require(rule_holds: bool, complaint: str) -> None:
+def require(rule_holds: bool, complaint: str) -> None:
     if not rule_holds:
         raise AssertionError(complaint)
 
 
-def _require_equal(found: object, expected: object, what: str) -> None:
-    _require(found == expected, f"{what}: found {found!r}, expected {expected!r}")
+def require_equal(found: object, expected: object, what: str) -> None:
+    require(found == expected, f"{what}: found {found!r}, expected {expected!r}")
 
 
 # One document: JSON and the SDK's types ----------------------------------------------------------
@@ -46,7 +46,7 @@ def _require_equal(found: object, expected: object, what: str) -> None:
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> Json:
     keys = [key for key, _ in pairs]
-    _require(len(keys) == len(set(keys)), f"duplicate key in {keys}")
+    require(len(keys) == len(set(keys)), f"duplicate key in {keys}")
     return dict(pairs)
 
 
@@ -182,7 +182,7 @@ def _as_the_sdk_knows_it(response: Json, foreign_tool_types: frozenset[str]) -> 
     """Remove valid keys, codes and tools that the SDK's types do not have."""
     known = {key: value for key, value in response.items() if key not in _KEYS_THE_SDK_LACKS}
     if "stop_sequence" in known:
-        _require(isinstance(known.pop("stop_sequence"), str), "response.stop_sequence is no text")
+        require(isinstance(known.pop("stop_sequence"), str), "response.stop_sequence is no text")
     if isinstance(known.get("tools"), list):
         tools = known["tools"]
         known["tools"] = [tool for tool in tools if not _is_foreign(tool, foreign_tool_types)]
@@ -206,19 +206,19 @@ def _item_as_the_sdk_knows_it(item: Json) -> Json:
 def _check_response_rules(response: Json) -> None:
     """Require what clients and other schemas need, but the SDK's types do not."""
     missing = sorted((_NEVER_NULL | _MAYBE_NULL) - response.keys())
-    _require(not missing, f"response lacks the keys {missing}")
+    require(not missing, f"response lacks the keys {missing}")
     null = sorted(key for key in _NEVER_NULL if response[key] is None)
-    _require(not null, f"null in response: {null}")
+    require(not null, f"null in response: {null}")
     for key, types in _KEYS_THE_SDK_LACKS.items():
         value = response[key]
         is_right = isinstance(value, types) and isinstance(value, bool) == (types == (bool,))
-        _require(is_right, f"response.{key} has the wrong type: {value!r}")
+        require(is_right, f"response.{key} has the wrong type: {value!r}")
     text = response["text"]
-    _require(text.get("format") is not None, "response.text.format is missing or null")
-    _require(text.get("verbosity", "medium") is not None, "response.text.verbosity is null")
+    require(text.get("format") is not None, "response.text.format is missing or null")
+    require(text.get("verbosity", "medium") is not None, "response.text.verbosity is null")
     for tool in response["tools"]:
         missing = sorted(_FUNCTION_TOOL_KEYS - tool.keys()) if tool["type"] == "function" else []
-        _require(not missing, f"function tool lacks the keys {missing}")
+        require(not missing, f"function tool lacks the keys {missing}")
     for item in response["output"]:
         check_item(item, added=False)
     _check_outcome(response)
@@ -230,23 +230,23 @@ def _check_outcome(response: Json) -> None:
     reports = {"completed_at": "completed", "error": "failed", "incomplete_details": "incomplete"}
     for key, its_status in reports.items():
         is_set = response[key] is not None
-        _require(is_set == (status == its_status), f"{key} is {response[key]!r} when {status}")
+        require(is_set == (status == its_status), f"{key} is {response[key]!r} when {status}")
     usage = response["usage"]
     if status in {"completed", "incomplete"}:
-        _require(usage is not None, f"usage is null when {status}")
+        require(usage is not None, f"usage is null when {status}")
     if status in {"in_progress", "queued"}:
-        _require(usage is None, f"usage is already set when {status}")
+        require(usage is None, f"usage is already set when {status}")
     if usage is not None:
         _check_usage(usage)
 
 
 def _check_usage(usage: Json) -> None:
     read, written = usage["input_tokens"], usage["output_tokens"]
-    _require_equal(usage["total_tokens"], read + written, "usage.total_tokens")
+    require_equal(usage["total_tokens"], read + written, "usage.total_tokens")
     cached = usage["input_tokens_details"]["cached_tokens"]
-    _require(0 <= cached <= read, f"{cached} cached of {read} input tokens")
+    require(0 <= cached <= read, f"{cached} cached of {read} input tokens")
     reasoning = usage["output_tokens_details"]["reasoning_tokens"]
-    _require(0 <= reasoning <= written, f"{reasoning} reasoning of {written} output tokens")
+    require(0 <= reasoning <= written, f"{reasoning} reasoning of {written} output tokens")
 
 
 def check_response(body: Json | str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES) -> Json:
@@ -264,14 +264,14 @@ def check_window(body: Json) -> Json:
     """
     *messages, last = body["output"]
     validate(CompactedResponse, {**body, "output": [last]})
-    _require_equal(last["type"], "compaction", "type of the last item of a window")
-    _require(bool(last["encrypted_content"]), "a compaction holds nothing")
+    require_equal(last["type"], "compaction", "type of the last item of a window")
+    require(bool(last["encrypted_content"]), "a compaction holds nothing")
     _check_usage(body["usage"])
     for message in messages:
         validate(ResponseInputMessageItem, message)
-        _require_equal(message["role"], "user", "role of a message in a window")
+        require_equal(message["role"], "user", "role of a message in a window")
     ids = [item["id"] for item in body["output"]]
-    _require(len(ids) == len(set(ids)), f"items of a window share an id: {ids}")
+    require(len(ids) == len(set(ids)), f"items of a window share an id: {ids}")
     return body
 
 
@@ -357,7 +357,7 @@ def check_sse_event(
 def _check_sse_event(event_name: str, data: str, foreign_tool_types: frozenset[str]) -> None:
     """Check one server-sent event. The cache is for events that the tap has seen and a client then reads."""
     event = parse(data)
-    _require("stream_id" not in event, "lanes exist on the WebSocket only: stream_id over SSE")
+    require("stream_id" not in event, "lanes exist on the WebSocket only: stream_id over SSE")
     if event.get("type") == TIMING:
         _check_timing(event)
         return
@@ -365,11 +365,11 @@ def _check_sse_event(event_name: str, data: str, foreign_tool_types: frozenset[s
         _check_own(event)
         return
     _check_event(event, _SSE_EVENTS, foreign_tool_types)
-    _require_equal(event_name, event["type"], "name of the SSE event")
+    require_equal(event_name, event["type"], "name of the SSE event")
     if event["type"] == "error":
         missing = sorted({"code", "param"} - event.keys())
-        _require(not missing, f"error event lacks the keys {missing}")
-        _require(event["message"] != "", "error.message is empty")
+        require(not missing, f"error event lacks the keys {missing}")
+        require(event["message"] != "", "error.message is empty")
 
 
 TIMING = "slipring.timing"
@@ -392,14 +392,14 @@ _OWN_EVENTS: dict[str, frozenset[str]] = {
 
 def _check_own(event: Json) -> None:
     expected = {"type", "sequence_number", *_OWN_EVENTS[event["type"]]}
-    _require_equal(event.keys() - {"stream_id"}, expected, f"keys of {event['type']}")
+    require_equal(event.keys() - {"stream_id"}, expected, f"keys of {event['type']}")
     for stub in event.get("required_input", []):
-        _require(
+        require(
             stub.keys() <= {"type", "call_id", "name", "execution"} and stub["call_id"] != "", f"stub {stub}"
         )
-        _require(stub["type"].endswith("_output"), f"type of the stub {stub}")
+        require(stub["type"].endswith("_output"), f"type of the stub {stub}")
     if "error" in event:
-        _require_equal(set(event["error"]), {"type", "code", "message", "param"}, "keys of the error")
+        require_equal(set(event["error"]), {"type", "code", "message", "param"}, "keys of the error")
 
 
 def _check_timing(event: Json) -> None:
@@ -410,36 +410,36 @@ def _check_timing(event: Json) -> None:
     while any(name in _PAUSES for name in names):
         end_of_step = next(index for index, name in enumerate(names) if name in _PAUSES)
         step, names = names[:end_of_step], names[end_of_step + 1 :]
-        _require_equal(step, [name for name in _OF_A_STEP if name in step], "order of the stages of a step")
-    _require_equal(names, [name for name in _STAGES if name in names], "order of the stages")
+        require_equal(step, [name for name in _OF_A_STEP if name in step], "order of the stages of a step")
+    require_equal(names, [name for name in _STAGES if name in names], "order of the stages")
     end = 0.0
     for stage in timing["stages"]:
         begins_there = abs(stage["start_ms"] - end) < 0.01 and stage["duration_ms"] >= 0
-        _require(begins_there, f"stage {stage} does not follow one that ended at {end}")
+        require(begins_there, f"stage {stage} does not follow one that ended at {end}")
         end = stage["start_ms"] + stage["duration_ms"]
-    _require(abs(timing["total_ms"] - end) < 0.1, f"total_ms {timing['total_ms']}, stages end at {end}")
-    _require(timing["response_id"].startswith("resp_"), "response_id of a timing")
+    require(abs(timing["total_ms"] - end) < 0.1, f"total_ms {timing['total_ms']}, stages end at {end}")
+    require(timing["response_id"].startswith("resp_"), "response_id of a timing")
 
 
 def _check_websocket_error(event: Json) -> None:
     """Codex ignores an error without `status`, Open Responses one without `error.code`."""
     status = event.get("status")
-    _require(status is not None and 400 <= status <= 599, f"error has the status {status!r}")
+    require(status is not None and 400 <= status <= 599, f"error has the status {status!r}")
     for key in ("type", "code", "message"):
-        _require(bool(event["error"].get(key)), f"error.{key} is missing, null or empty")
+        require(bool(event["error"].get(key)), f"error.{key} is missing, null or empty")
 
 
 def check_http_error(body: Json | str | bytes) -> Json:
     """Check the body of an HTTP response with a status of 400 or more."""
     document = body if isinstance(body, dict) else parse(_decoded(body))
-    _require_equal(set(document), {"error"}, "keys of the error body")
+    require_equal(set(document), {"error"}, "keys of the error body")
     error = document["error"]
-    _require(isinstance(error, dict), f"error is not an object: {error!r}")
-    _require_equal(set(error), {"message", "type", "param", "code"}, "keys of the error")
+    require(isinstance(error, dict), f"error is not an object: {error!r}")
+    require_equal(set(error), {"message", "type", "param", "code"}, "keys of the error")
     for key in ("message", "type"):
-        _require(isinstance(error[key], str) and error[key] != "", f"error.{key}: {error[key]!r}")
+        require(isinstance(error[key], str) and error[key] != "", f"error.{key}: {error[key]!r}")
     for key in ("param", "code"):
-        _require(isinstance(error[key], str | None), f"error.{key}: {error[key]!r}")
+        require(isinstance(error[key], str | None), f"error.{key}: {error[key]!r}")
     return document
 
 
@@ -453,7 +453,7 @@ def _lane_of(event: Json) -> str | None:
     lane = event["stream_id"]
     if not isinstance(lane, str):
         raise AssertionError(f"stream_id is not a string: {lane!r}")
-    _require(_STREAM_ID.fullmatch(lane) is not None, f"no client can have sent stream_id {lane!r}")
+    require(_STREAM_ID.fullmatch(lane) is not None, f"no client can have sent stream_id {lane!r}")
     return lane
 
 
@@ -516,12 +516,12 @@ class _Text:
         return "".join(self.deltas)
 
     def append(self, delta: str) -> None:
-        _require(not self.is_done, "delta after its .done")
+        require(not self.is_done, "delta after its .done")
         self.deltas.append(delta)
 
     def finish(self, whole: str) -> None:
-        _require(not self.is_done, "second .done for one text")
-        _require_equal(whole, self.so_far, "text of .done against its deltas")
+        require(not self.is_done, "second .done for one text")
+        require_equal(whole, self.so_far, "text of .done against its deltas")
         self.is_done = True
 
 
@@ -533,18 +533,18 @@ class _Part:
         self.text = _Text()
         self.annotations: list[Json] = []
         self.stream = _STREAM_OF_PART[self.type]
-        _require_equal(part[self.stream.whole], "", "text of a part that was just added")
+        require_equal(part[self.stream.whole], "", "text of a part that was just added")
 
     def annotate(self, event: Json) -> None:
-        _require_equal(self.type, "output_text", "type of the part with an annotation")
-        _require_equal(event["annotation_index"], len(self.annotations), "annotation_index")
+        require_equal(self.type, "output_text", "type of the part with an annotation")
+        require_equal(event["annotation_index"], len(self.annotations), "annotation_index")
         self.annotations.append(event["annotation"])
 
     def check_done(self, part: Json) -> None:
-        _require_equal(part["type"], self.type, "type of the finished part")
-        _require(self.text.is_done, f"{self.type} part is done before its text is")
-        _require_equal(part[self.stream.whole], self.text.so_far, "text of the finished part")
-        _require_equal(part.get("annotations", []), self.annotations, "annotations of the part")
+        require_equal(part["type"], self.type, "type of the finished part")
+        require(self.text.is_done, f"{self.type} part is done before its text is")
+        require_equal(part[self.stream.whole], self.text.so_far, "text of the finished part")
+        require_equal(part.get("annotations", []), self.annotations, "annotations of the part")
 
 
 class _Item:
@@ -558,11 +558,11 @@ class _Item:
         self.progress: list[str] = []
         self.part: _Part | None = None
         self.parts: dict[str, list[Json]] = {"content": [], "summary": []}
-        _require(self.id != "", f"{self.type} item has no id")
+        require(self.id != "", f"{self.type} item has no id")
         # Items that a client appends are complete from the beginning.
         status = self.added.get("status") or "in_progress"
         appended = self.type.endswith("_output")
-        _require_equal(status, "completed" if appended else "in_progress", "status of the added item")
+        require_equal(status, "completed" if appended else "in_progress", "status of the added item")
         self._check_starts_empty()
 
     def _check_starts_empty(self) -> None:
@@ -570,7 +570,7 @@ class _Item:
         if self.type in _ALWAYS_STREAMED:
             texts = {_STREAM_OF_ITEM[self.type].whole}
         filled = sorted(key for key in texts if self.added.get(key))
-        _require(not filled, f"{self.type} item is added with {filled} before any delta")
+        require(not filled, f"{self.type} item is added with {filled} before any delta")
 
     def see(self, event: Json) -> None:
         self._check_identity(event)
@@ -585,9 +585,9 @@ class _Item:
             self._see_progress(event["type"])
 
     def _check_identity(self, event: Json) -> None:
-        _require_equal(event.get("output_index"), self.index, f"output_index of {event['type']}")
+        require_equal(event.get("output_index"), self.index, f"output_index of {event['type']}")
         if not event["type"].startswith("response.shell_call_command."):  # these have no item_id
-            _require_equal(event.get("item_id"), self.id, f"item_id of {event['type']}")
+            require_equal(event.get("item_id"), self.id, f"item_id of {event['type']}")
 
     def _see_part(self, place: str, verb: str, event: Json) -> None:
         if verb == "done":
@@ -595,26 +595,26 @@ class _Item:
             self.parts[place].append(event["part"])
             self.part = None
             return
-        _require(self.part is None, "a part is added while another one is open")
-        _require_equal(event[_INDEX_KEYS[place]], len(self.parts[place]), _INDEX_KEYS[place])
+        require(self.part is None, "a part is added while another one is open")
+        require_equal(event[_INDEX_KEYS[place]], len(self.parts[place]), _INDEX_KEYS[place])
         stream = _STREAM_OF_PART[event["part"]["type"]]
         belongs = (stream.item_type, stream.place) == (self.type, place)
-        _require(belongs, f"{stream.part_type} part in the {place} of a {self.type} item")
+        require(belongs, f"{stream.part_type} part in the {place} of a {self.type} item")
         self.part = _Part(event["part"], place, event[_INDEX_KEYS[place]])
 
     def _open_part(self, place: str, event: Json) -> _Part:
         part = self.part
         if part is None or part.place != place:
             raise AssertionError(f"{event['type']} outside of an open {place} part")
-        _require_equal(event[_INDEX_KEYS[place]], part.index, _INDEX_KEYS[place])
+        require_equal(event[_INDEX_KEYS[place]], part.index, _INDEX_KEYS[place])
         return part
 
     def _see_text(self, stream: _Stream, verb: str, event: Json) -> None:
-        _require_equal(self.type, stream.item_type, f"type of the item for {event['type']}")
+        require_equal(self.type, stream.item_type, f"type of the item for {event['type']}")
         text = self.text
         if stream.part_type is not None:
             part = self._open_part(stream.place, event)
-            _require_equal(part.type, stream.part_type, f"type of the part for {event['type']}")
+            require_equal(part.type, stream.part_type, f"type of the part for {event['type']}")
             text = part.text
         if verb == "delta":
             text.append(event["delta"])
@@ -624,7 +624,7 @@ class _Item:
     def _see_progress(self, kind: str) -> None:
         subject, verb = kind.split(".")[1:3]
         if subject in _PROGRESS:
-            _require_equal(self.type, subject, f"type of the item for {kind}")
+            require_equal(self.type, subject, f"type of the item for {kind}")
         if subject in _HOSTED:
             self._see_hosted_progress(verb)
         self.progress.append(kind)
@@ -633,13 +633,13 @@ class _Item:
         """A hosted call is in progress from the beginning, and reports so again while it runs; its end is its
         last event."""
         if not self.progress:
-            _require(verb == "in_progress" and not self.text.deltas, f"{verb} is the first event of an item")
+            require(verb == "in_progress" and not self.text.deltas, f"{verb} is the first event of an item")
             return
-        _require(not self.has_ended, f"{verb} after the end of a hosted call")
+        require(not self.has_ended, f"{verb} after the end of a hosted call")
         # Of an approved call, the arguments are known as a whole; the repetition is before their end.
         is_approved = self.added.get("approval_request_id") is not None and bool(self.text.deltas)
         is_written = self.text.is_done or (is_approved and verb == "in_progress")
-        _require(self.type == "mcp_list_tools" or is_written, f"{verb} before the arguments are complete")
+        require(self.type == "mcp_list_tools" or is_written, f"{verb} before the arguments are complete")
 
     @property
     def has_ended(self) -> bool:
@@ -658,39 +658,37 @@ class _Item:
 
     def check_done(self, item: Json) -> None:
         for key in ("id", "type", "call_id", "name"):
-            _require_equal(item.get(key), self.added.get(key), f"{key} of the finished item")
+            require_equal(item.get(key), self.added.get(key), f"{key} of the finished item")
         if self.type.endswith("_output"):
-            _require_equal(item, self.added, "what was appended")
+            require_equal(item, self.added, "what was appended")
         # The API has no status for a patch that was cut off.
         is_patch = item["type"] == "apply_patch_call"
-        _require(is_patch or item.get("status") != "in_progress", "finished item is still in_progress")
-        _require(self.part is None, "item is done while one of its parts is open")
+        require(is_patch or item.get("status") != "in_progress", "finished item is still in_progress")
+        require(self.part is None, "item is done while one of its parts is open")
         if self.type in {"message", "reasoning"}:
             for place, parts in self.parts.items():
-                _require_equal(item.get(place) or [], parts, f"{place} of the finished item")
+                require_equal(item.get(place) or [], parts, f"{place} of the finished item")
         elif self.type in _STREAM_OF_ITEM:
             self._check_done_text(item)
         if self.type in _HOSTED:
             self._check_done_hosted(item)
         elif self.type == "mcp_approval_request":
-            _require_equal(item, self.added, "what is to be approved")
+            require_equal(item, self.added, "what is to be approved")
         elif self.type == "compaction":
-            _require_equal(self.progress, ["response.compaction.compacting"], "progress of a compaction")
-            _require(bool(item["encrypted_content"]), "a finished compaction holds nothing")
+            require_equal(self.progress, ["response.compaction.compacting"], "progress of a compaction")
+            require(bool(item["encrypted_content"]), "a finished compaction holds nothing")
 
     def _check_done_hosted(self, item: Json) -> None:
         """The item says what its last event said. A call that was broken off has not run, and has no end."""
         end = self.progress[-1].rpartition(".")[2] if self.progress else None
         if self.type == "mcp_list_tools":
-            _require_equal(end, "failed" if item.get("error") else "completed", "end of a list")
+            require_equal(end, "failed" if item.get("error") else "completed", "end of a list")
             return
-        _require_equal(
-            end, {"incomplete": "in_progress"}.get(item["status"], item["status"]), "end of a call"
-        )
-        _require_equal(
+        require_equal(end, {"incomplete": "in_progress"}.get(item["status"], item["status"]), "end of a call")
+        require_equal(
             item.get("error") is not None, item["status"] == "failed", f"error when {item['status']}"
         )
-        _require_equal(
+        require_equal(
             item.get("output") is not None, item["status"] == "completed", f"output: {item['status']}"
         )
 
@@ -700,9 +698,9 @@ class _Item:
         if not is_streamed and self.type not in _ALWAYS_STREAMED:
             return
         is_whole = self.text.is_done or item.get("status") == "incomplete"
-        _require(is_whole, f"{self.type} item is done before its text is")
+        require(is_whole, f"{self.type} item is done before its text is")
         key = _STREAM_OF_ITEM[self.type].whole
-        _require_equal(item[key], self.text.so_far, f"{key} of the finished item")
+        require_equal(item[key], self.text.so_far, f"{key} of the finished item")
 
 
 _TERMINAL = {
@@ -736,16 +734,16 @@ class _Turn:
         return [self.finished[index] for index in sorted(self.finished)]
 
     def count(self, event: Json) -> None:
-        _require_equal(event.get("sequence_number"), self.next_number, "sequence_number")
+        require_equal(event.get("sequence_number"), self.next_number, "sequence_number")
         self.next_number += 1
 
     def _check_fresh(self, event: Json, status: str) -> None:
-        _require_equal(event["response"]["status"], status, f"status in {event['type']}")
-        _require_equal(event["response"]["output"], [], f"output in {event['type']}")
+        require_equal(event["response"]["status"], status, f"status in {event['type']}")
+        require_equal(event["response"]["output"], [], f"output in {event['type']}")
 
     def _check_same(self, event: Json) -> None:
         for key in ("id", "created_at", "previous_response_id"):
-            _require_equal(event["response"][key], self.response[key], f"{key} in {event['type']}")
+            require_equal(event["response"][key], self.response[key], f"{key} in {event['type']}")
 
     def see(self, event: Json) -> None:
         self.count(event)
@@ -753,22 +751,22 @@ class _Turn:
         if kind in _TERMINAL:
             self._end(event)
         elif kind == "response.in_progress":
-            _require(not self.is_in_progress, "second response.in_progress")
-            _require(not self.finished and self.item is None, "an item before response.in_progress")
-            _require_equal(self.is_queued, self.response["background"], "queued before it is in progress")
+            require(not self.is_in_progress, "second response.in_progress")
+            require(not self.finished and self.item is None, "an item before response.in_progress")
+            require_equal(self.is_queued, self.response["background"], "queued before it is in progress")
             self._check_same(event)
             self._check_fresh(event, "in_progress")
             self.is_in_progress = True
         elif kind == "response.queued":
-            _require(not self.is_queued and not self.is_in_progress, "response.queued out of place")
-            _require(self.response["background"], "response.queued of a response that is waited for")
+            require(not self.is_queued and not self.is_in_progress, "response.queued out of place")
+            require(self.response["background"], "response.queued of a response that is waited for")
             self._check_same(event)
             self._check_fresh(event, "queued")
             self.is_queued = True
         else:
             # A warmup, which is never in progress, lists tools.
             is_list = event.get("item", {}).get("type") == "mcp_list_tools" or "mcp_list_tools." in kind
-            _require(self.is_in_progress or is_list, f"{kind} before response.in_progress")
+            require(self.is_in_progress or is_list, f"{kind} before response.in_progress")
             self._see_output(event)
 
     def _see_output(self, event: Json) -> None:
@@ -782,7 +780,7 @@ class _Turn:
         if item is None:
             raise AssertionError(f"{event['type']} outside of an open item")
         if event["type"] == "response.output_item.done":
-            _require_equal(event["output_index"], item.index, "output_index of the done item")
+            require_equal(event["output_index"], item.index, "output_index of the done item")
             item.check_done(event["item"])
             self.finished[item.index] = event["item"]
             self.running.pop(item.index, None)
@@ -794,8 +792,8 @@ class _Turn:
 
     def _see_pause(self, event: Json) -> None:
         """Check that a waiting rollout lists every call that its client has not answered."""
-        _require(self.item is None and not self.running, "response.done while an item is open")
-        _require_equal(event["response_id"], self.response["id"], "response_id of response.done")
+        require(self.item is None and not self.running, "response.done while an item is open")
+        require_equal(event["response_id"], self.response["id"], "response_id of response.done")
         done = self.done
         answered = {item["call_id"] for item in done if item["type"].endswith("_output")}
         # A call that the model broke off needs no answer.
@@ -807,15 +805,15 @@ class _Turn:
             and item.get("status") != "incomplete"
         ]
         owed = [call for call in calls if call not in answered]
-        _require_equal([stub["call_id"] for stub in event["required_input"]], owed, "calls of response.done")
+        require_equal([stub["call_id"] for stub in event["required_input"]], owed, "calls of response.done")
 
     def _add_item(self, event: Json) -> None:
-        _require(self.item is None, "an item is added while another one is open")
+        require(self.item is None, "an item is added while another one is open")
         earlier = len(self.finished) + len(self.running)
-        _require_equal(event["output_index"], earlier, "output_index of the added item")
+        require_equal(event["output_index"], earlier, "output_index of the added item")
         item = _Item(event)
         known = {done["id"] for done in self.finished.values()} | {each.id for each in self.running.values()}
-        _require(item.id not in known, f"second item {item.id}")
+        require(item.id not in known, f"second item {item.id}")
         self.item = item
 
     def _end(self, event: Json) -> None:
@@ -823,17 +821,17 @@ class _Turn:
         self._check_same(event)
         if response["background"] and response["status"] == "cancelled":
             status = "cancelled" if status == "incomplete" else status
-        _require_equal(response["status"], status, f"status in {event['type']}")
+        require_equal(response["status"], status, f"status in {event['type']}")
         _check_outcome(response)
         if status == "failed" and response["usage"] is not None:
             # It can be continued: it has its finished steps, and no part of a later one is missing.
             kept = response["output"]
-            _require_equal(kept, self.done[: len(kept)], "output of a failed response that is kept")
+            require_equal(kept, self.done[: len(kept)], "output of a failed response that is kept")
         elif status in ("failed", "cancelled"):
             self._check_failed_output(response["output"])
         else:
-            _require(self.item is None and not self.running, f"{event['type']} while an item is open")
-            _require_equal(response["output"], self.done, f"output in {event['type']}")
+            require(self.item is None and not self.running, f"{event['type']} while an item is open")
+            require_equal(response["output"], self.done, f"output in {event['type']}")
         if not self.is_in_progress and not response["background"]:
             self._check_warmup(response)
         self.response = response
@@ -843,23 +841,23 @@ class _Turn:
         """A failed response may lack finished items and have part of the open one, but nothing else."""
         # Calls whose server process died have no events that end them.
         lost = {item.id for item in self.running.values()}
-        _require(
+        require(
             all(item["status"] == "failed" for item in output if item.get("id") in lost),
             "a lost call has not failed",
         )
         finished = output = [item for item in output if item.get("id") not in lost]
         if output and self.item is not None and output[-1].get("id") == self.item.id:
             finished = output[:-1]
-            _require_equal(output[-1]["type"], self.item.type, "type of the open item")
-            _require(output[-1].get("status") != "completed", "the open item is called completed")
-        _require(_is_sublist(finished, self.done), "output of response.failed has foreign items")
+            require_equal(output[-1]["type"], self.item.type, "type of the open item")
+            require(output[-1].get("status") != "completed", "the open item is called completed")
+        require(_is_sublist(finished, self.done), "output of response.failed has foreign items")
 
     def _check_warmup(self, response: Json) -> None:
         """Only a warmup skips `response.in_progress`, and a warmup generates nothing."""
         status = response["status"]
-        _require(status != "incomplete", "response.incomplete before response.in_progress")
+        require(status != "incomplete", "response.incomplete before response.in_progress")
         if status == "completed":
-            _require_equal(response["usage"]["output_tokens"], 0, "output tokens of a warmup")
+            require_equal(response["usage"]["output_tokens"], 0, "output tokens of a warmup")
 
 
 def _is_sublist(some: Iterable[Json], whole: Iterable[Json]) -> bool:
@@ -903,24 +901,24 @@ class Order:
     def finish(self, *, abandoned: bool = False) -> None:
         """Require that no response is open, unless the connection ended early."""
         left = {lane: turn.response["id"] for lane, turn in self._open.items()}
-        _require(abandoned or not left, f"responses without a terminal event: {left}")
+        require(abandoned or not left, f"responses without a terminal event: {left}")
 
     def _see_error(self, event: Json) -> None:
         number = event.get("sequence_number", 0)
-        _require(type(number) is int and number >= 0, f"sequence_number of an error: {number!r}")
+        require(type(number) is int and number >= 0, f"sequence_number of an error: {number!r}")
         self.errors.append(event)
 
     def _see_created(self, event: Json, lane: str | None) -> None:
-        _require(lane not in self._open, f"response.created while lane {lane!r} is busy")
+        require(lane not in self._open, f"response.created while lane {lane!r} is busy")
         response_id = event["response"]["id"]
-        _require(response_id not in self._turns, f"second response with the id {response_id}")
+        require(response_id not in self._turns, f"second response with the id {response_id}")
         self._open[lane] = self._turns[response_id] = _Turn(event, lane)
 
     def _see_timing(self, event: Json, lane: str | None) -> None:
         turn = self._turns.get(event["timing"]["response_id"])
         if turn is None or not turn.is_over:
             raise AssertionError("a timing of a response that is not over")
-        _require_equal(turn.lane, lane, "lane of a timing")
+        require_equal(turn.lane, lane, "lane of a timing")
         turn.count(event)
 
     def _see_turn(self, event: Json, lane: str | None) -> None:
@@ -938,9 +936,9 @@ class Order:
         turn = self._turns.get(event["response_id"])
         code = event.get("error", {}).get("code")
         if turn is None or turn.is_over:
-            _require(code is not None, f"{event['type']} of a response that is not being made")
+            require(code is not None, f"{event['type']} of a response that is not being made")
             return
-        _require_equal(lane, turn.lane, "lane of the response")
+        require_equal(lane, turn.lane, "lane of the response")
         turn.count(event)
 
     def _see_steer(self, event: Json, lane: str | None) -> None:
@@ -953,15 +951,15 @@ class Order:
         verb = event["type"].removeprefix("response.steer.")
         turn = self._turns.get(event["steer"]["previous_response_id"])
         if turn is None:
-            _require_equal(verb, "failed", "answer to steering an unknown response")
+            require_equal(verb, "failed", "answer to steering an unknown response")
             return
         if turn.is_over and event.get("error", {}).get("code") == "response_not_found":
             return
-        _require_equal(lane, turn.lane, "lane of the steered response")
+        require_equal(lane, turn.lane, "lane of the steered response")
         if not turn.is_over:
-            _require(verb != "pending", "steering is pending before its response is over")
+            require(verb != "pending", "steering is pending before its response is over")
             turn.count(event)
         elif verb != "failed":
-            _require_equal(verb, "pending", "answer to steering a finished response")
-            _require(event["sequence_number"] >= turn.next_number, "sequence_number runs back")
+            require_equal(verb, "pending", "answer to steering a finished response")
+            require(event["sequence_number"] >= turn.next_number, "sequence_number runs back")
             turn.next_number = event["sequence_number"] + 1

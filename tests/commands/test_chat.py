@@ -25,7 +25,7 @@ from slipring.commands.chat.options import ChatOptions
 from slipring.commands.chat.run import INTERRUPTED, NO_ANSWER, run
 from slipring.commands.chat.screen import Screen
 from slipring.commands.cli import main
-from slipring.core.generation import CallArguments, CallStarted, Job, Refused, Text, Thought
+from slipring.core.generation import CallArguments, CallStarted, Job, RefusalText, Text, Thought
 from slipring.core.limits import Limits
 from tests.harness import PuppetEngine, Running, serve
 
@@ -237,7 +237,7 @@ async def test_reasoning_is_dimmed_and_separate_from_the_answer() -> None:
         user.type("hello")
         performance = await engine.next()
         performance.emit(Thought("Hm."))
-        performance.emit(Refused("I \x1b[31mwill not."))
+        performance.emit(RefusalText("I \x1b[31mwill not."))
         performance.finish()
         answer, (reasoning, line, _) = await user.prompt()
         assert answer == "I \ufffd[31mwill not.\n"

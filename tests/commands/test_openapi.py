@@ -163,6 +163,14 @@ async def test_answers_match_the_schema() -> None:
         stream = await call(server, "createResponse", 200, json={"input": "hello", "stream": True})
         for line in re.findall(r"^data: (\{.*)$", stream, re.MULTILINE):
             assert complaints(schema("ServerEvent"), json.loads(line)) == []
+        tool = {"type": "function", "function": {"name": "f"}}
+        body = {"messages": [{"role": "user", "content": "hello"}], "tools": [tool]}
+        assert complaints(schema("ChatRequest"), body) == []
+        await call(server, "createChatCompletion", 200, json=body)
+        stream = await call(server, "createChatCompletion", 200, json={**body, "stream": True})
+        for line in re.findall(r"^data: (\{.*)$", stream, re.MULTILINE):
+            assert complaints(schema("ChatChunk"), json.loads(line)) == []
+        await call(server, "createChatCompletion", 400, json={})
         later = await call(server, "createResponse", 200, json={"input": "hello", "background": True})
         await call(server, "cancelResponse", 200, response_id=later["id"])
         await call(server, "getResponse", 200, response_id=first["id"])

@@ -36,7 +36,7 @@ class Ceiling(NamedTuple):
     turn_modules: int
 
 
-CEILINGS = {"vllm": Ceiling(15, 23, 106), "chat": Ceiling(15, 21, 99)}
+CEILINGS = {"vllm": Ceiling(11, 16, 118), "chat": Ceiling(9, 15, 102)}
 
 
 class Calls:

@@ -1,4 +1,4 @@
-"""Rendering by delta with dialects gives the tokens of the whole context, for any split into turns."""
+"""Rendering by delta gives the tokens of the whole context, for any split into turns."""
 
 import json
 from itertools import pairwise
@@ -8,26 +8,27 @@ from typing import Any
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from msgspec import Raw, structs
+from msgspec import Raw
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.prompts.dialects.dialect import CHATML, Block
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
-from slipring.prompts.rendering import Body, EncodedIds, Preface, Rendered, empty
+from slipring.prompts.rendering import Body, Preface, Rendered, empty
+from slipring.prompts.templates.template_renderer import HEAD_CHANGED, TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN, node
 from tests.prompts.vocabulary import (
+    CHATML_CONTROL,
     RENDERERS,
     VISIBLE,
     call,
     custom_call,
     item,
     message,
+    of_format,
     output,
     renderer,
     small,
@@ -83,7 +84,7 @@ def after(done: Job, position: Any, *, output: Items = ()) -> ResponseState:
     )
 
 
-def whole(writer: DialectRenderer, *items: Item, head: Head = HEAD) -> tuple[list[int], list[int]]:
+def whole(writer: TemplateRenderer, *items: Item, head: Head = HEAD) -> tuple[list[int], list[int]]:
     rendering = writer.render(job(items, head=head))
     assert rendering.fallback is None
     return rendering.context.ids(), rendering.prompt.ids()
@@ -109,7 +110,7 @@ def test_rendering_by_delta_gives_the_tokens_of_the_whole_context() -> None:
     the_same()
 
 
-def assert_rendered_by_delta(writes: DialectRenderer, steps: list[Items]) -> None:
+def assert_rendered_by_delta(writes: TemplateRenderer, steps: list[Items]) -> None:
     parent: ResponseState | None = None
     seen: Items = ()
     for items in steps:
@@ -117,11 +118,10 @@ def assert_rendered_by_delta(writes: DialectRenderer, steps: list[Items]) -> Non
         rendering = writes.render(step)
         seen += items
         context, prompt = whole(writes, *seen)
-        assert rendering.fallback is None
         assert rendering.context.ids() == context
         assert rendering.prompt.ids() == prompt
         assert (rendering.context.total, rendering.prompt.total) == (len(context), len(prompt))
-        before = 0 if parent is None else parent.position.total
+        before = 0 if parent is None or rendering.fallback is not None else parent.position.total
         assert rendering.new_tokens == len(prompt) - before
         parent = after(step, rendering.context)
 
@@ -145,26 +145,22 @@ def test_emitted_ids_are_kept_and_new_items_are_appended_to_them() -> None:
 
 
 def assert_emitted_ids_are_kept(
-    writes: DialectRenderer, turns: list[tuple[Items, list[int]]], last: Items
+    writes: TemplateRenderer, turns: list[tuple[Items, list[int]]], last: Items
 ) -> None:
     parent: ResponseState | None = None
-    ids: list[int] = whole(writes)[0]
-    for items, emitted in turns:
-        step = job(items, parent)
+    ids: list[int] = []
+    for items, emitted in [*turns, (last, [])]:
+        step = job((*items, user("go on")), parent)
         rendering = writes.render(step)
-        prompt = rendering.prompt
-        assert prompt.ids()[: len(ids)] == ids
+        prompt = rendering.prompt.ids()
+        if parent is not None and rendering.fallback is None:
+            assert prompt[: len(ids)] == ids
         answered = rendering.with_answer(emitted)
-        ids = prompt.ids() + emitted
+        ids = prompt + emitted
         assert answered.ids() == ids
         assert answered.total == len(ids)
         # The text of the item does not matter: the emitted ids are used.
         parent = after(step, answered, output=(message("assistant", "something else"),))
-    rendering = writes.render(job(last, parent))
-    opened = Block.ASSISTANT if turns else Block.NONE
-    written, block = writes.dialect.write_items(opened, last)
-    assert rendering.context.ids() == ids + writes.encode(written)
-    assert rendering.prompt.ids() == ids + writes.encode([*written, *writes.dialect.write_prompt(block)])
 
 
 @EVERY_WRITER
@@ -216,17 +212,16 @@ def test_an_unchanged_head_is_shared(writer: str) -> None:
 
 @EVERY_WRITER
 @pytest.mark.parametrize("head", [Head("Other.", TOOLS), Head("You help."), Head()])
-def test_a_changed_head_is_rendered_again_and_the_body_is_shared(writer: str, head: Head) -> None:
+def test_with_another_head_everything_is_rendered(writer: str, head: Head) -> None:
     writes = renderer(writer)
     first = job((user("hello"),))
     position = writes.render(first).context
     rendering = writes.render(job((user("more"),), after(first, position), head))
-    assert rendering.fallback is None
-    assert rendering.context.body.parent is position.body
+    assert rendering.fallback == HEAD_CHANGED
     assert (rendering.context.ids(), rendering.prompt.ids()) == whole(
         writes, user("hello"), user("more"), head=head
     )
-    assert rendering.new_tokens == rendering.prompt.total - position.body.total
+    assert rendering.new_tokens == rendering.prompt.total
     assert position.ids() == whole(writes, user("hello"))[0], "the parent is as it was"
 
 
@@ -239,38 +234,13 @@ def test_the_answer_format_is_part_of_the_head(writer: str) -> None:
     first = job((user("hello"),))
     position = writes.render(first).context
     formatted = writes.render(job((user("more"),), after(first, position), format=SCHEMA))
-    assert formatted.fallback is None
-    assert formatted.context.body.parent is position.body
+    assert formatted.fallback == HEAD_CHANGED
     whole_job = job((user("hello"), user("more")), format=SCHEMA)
     assert formatted.prompt.ids() == writes.render(whole_job).prompt.ids()
-    text = b"".join(map(writes.bytes_of, formatted.context.preface.step.ids)).decode()
-    assert '{"type":"object"}' in text
+    assert '{"type":"object"}' in b"".join(map(writes.bytes_of, formatted.context.ids())).decode()
 
 
 # Contexts that are too long
-
-
-KIND = DialectRenderer(structs.replace(CHATML, default_system="Be kind."), small())
-HEADS = st.tuples(st.sampled_from([Head(), Head("You help.")]), st.sampled_from([TEXT, SCHEMA]))
-
-
-@settings(max_examples=60)
-@given(st.lists(st.tuples(st.lists(ITEMS, max_size=3).map(tuple), HEADS), min_size=1, max_size=4))
-def test_a_default_system_message_is_written_where_no_head_is(
-    steps: list[tuple[Items, tuple[Head, TextFormat]]],
-) -> None:
-    """Whatever heads the turns before had."""
-    parent: ResponseState | None = None
-    seen: Items = ()
-    for items, (head, format) in steps:
-        step = job(items, parent, head, format)
-        rendering = KIND.render(step)
-        seen += items
-        expected = KIND.render(job(seen, head=head, format=format))
-        assert rendering.fallback is None
-        assert rendering.prompt.ids() == expected.prompt.ids()
-        assert rendering.context.ids() == expected.context.ids()
-        parent = after(step, rendering.context)
 
 
 @EVERY_WRITER
@@ -350,24 +320,14 @@ def test_positions_stay_valid_for_a_new_renderer_of_the_same_model() -> None:
 @EVERY_WRITER
 def test_answers_end_at_the_control_tokens_that_the_vocabulary_has(writer: str) -> None:
     writes = renderer(writer)
-    known = [token for token in writes.dialect.stop if writes.vocabulary.has_control(token)]
-    assert len(known) >= 2
-    assert writes.stop_ids() == {writes.vocabulary.control(token) for token in known}
-    assert writes.stop_ids() is writes.stop_ids()
-
-
-def test_a_dialect_needs_its_control_tokens_in_the_vocabulary() -> None:
-    smollm2 = renderer("chatml in smollm2").vocabulary
-    writes = DialectRenderer(renderer("llama3 in small").dialect, smollm2)
-    assert writes.stop_ids() == frozenset()
-    with pytest.raises(KeyError):
-        writes.render(job())
+    stops = {"chatml": CHATML_CONTROL[::2], "llama3": ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")}
+    assert writes.stop_ids() == {*map(writes.vocabulary.control, stops[writer.split()[0]])}
 
 
 def chain(length: int) -> Body:
-    body = empty(Block.NONE)
+    body = empty(None)
     for number in range(length):
-        body = body.then((number, number), Block.NONE)
+        body = body.then((number, number), None)
     return body
 
 
@@ -375,30 +335,28 @@ def test_a_very_long_chain_does_not_exceed_the_recursion_limit() -> None:
     body = chain(100_000)
     assert body.total == 200_000
     assert [step.ids[0] for step in body.steps() if step.ids] == list(range(100_000))
-    rendered = Rendered("w", Preface(HEAD, TEXT, EncodedIds.of((7,))), body)
+    rendered = Rendered("w", Preface(HEAD, TEXT), body)
     del body
-    assert rendered.total == len(rendered.ids()) == 200_001
+    assert rendered.total == len(rendered.ids()) == 200_000
     del rendered  # freeing the links recursively would overflow the stack here
 
 
 def test_appending_does_not_change_the_parent() -> None:
     body = chain(2)
-    longer = body.then([9], Block.TOOLS)
+    longer = body.then([9], "tail")
     assert (body.total, body.tail, [step.json for step in body.steps()]) == (
         4,
-        Block.NONE,
+        None,
         [b"", b"0,0", b"1,1"],
     )
-    assert (longer.total, longer.tail, longer.parent) == (5, Block.TOOLS, body)
+    assert (longer.total, longer.tail, longer.parent) == (5, "tail", body)
     assert longer.size_bytes > body.size_bytes
 
 
 def test_a_mark_is_a_token_if_the_vocabulary_has_it_and_text_never_becomes_one() -> None:
     writes = renderer("chatml in small")
     mark = writes.vocabulary.control(VISIBLE)
-    written, _ = CHATML.write_items(Block.NONE, [call("f", f'{{"a":"{VISIBLE}"}}')])
-    ids = writes.encode(written[-1:])
-    assert ids[0] == mark
+    ids = whole(writes, user("hello"), call("f", f'{{"a":"{VISIBLE}"}}'), head=Head())[0]
     assert ids.count(mark) == 1
     assert b"".join(map(writes.bytes_of, ids)).decode().count(VISIBLE) == 2
 
@@ -412,13 +370,13 @@ def test_marks_in_an_answer_are_text_and_other_control_tokens_are_not() -> None:
     assert set(writes.token_bytes) == set(ids[:-2]), "tokens without bytes are not cached"
 
 
-def test_the_prompt_of_a_dialect_does_not_open_a_thought() -> None:
+def test_the_prompt_of_a_format_without_thoughts_opens_none() -> None:
     writes = renderer("chatml in small")
     assert not writes.opens_thought(writes.render(job()).prompt)
 
 
 def test_a_renderer_names_the_control_tokens_of_its_marks() -> None:
-    writes = DialectRenderer(CHATML, small())
+    writes = of_format("chatml", small())
     for _ in range(2):
         assert writes.control_ids() == {VISIBLE: writes.vocabulary.control(VISIBLE)}
     assert writes.counted_calls(writes.render(job((user("a"),))).prompt) == 0
@@ -432,24 +390,22 @@ def test_the_size_of_a_context_grows_with_its_tokens() -> None:
 
 
 def test_a_context_shares_what_it_begins_with_and_a_rewritten_one_nothing() -> None:
-    preface = Preface(HEAD, TEXT, EncodedIds.of((7, 8)))
+    preface = Preface(HEAD, TEXT)
     first = Rendered("w", preface, chain(3))
-    longer = first.then((1, 2, 3), Block.NONE)
+    longer = first.then((1, 2, 3), None)
     assert longer.unshared_bytes(first) == longer.size_bytes - first.size_bytes
     assert first.unshared_bytes(longer) == first.unshared_bytes(first) == 0
-    fork = first.then((4,), Block.NONE).then((5,), Block.NONE)
+    fork = first.then((4,), None).then((5,), None)
     assert fork.unshared_bytes(longer) == fork.size_bytes - first.size_bytes
     for length in (0, 2, 3, 4):
         rewritten = Rendered("w", preface, chain(length))
         assert rewritten.unshared_bytes(first) == rewritten.body.size_bytes
-    other_head = Rendered("w", Preface(HEAD, TEXT, EncodedIds.of((7, 8))), longer.body)
-    assert other_head.unshared_bytes(first) == longer.unshared_bytes(first) + 22
     assert longer.unshared_bytes(SimpleNamespace(size_bytes=9)) == longer.size_bytes
 
 
 def test_the_first_tokens_of_a_context() -> None:
-    body = empty(None).then((3, 4), None).then((5,), None)
-    rendered = Rendered("w", Preface(HEAD, TEXT, EncodedIds.of((1, 2))), body)
+    body = empty(None).then((1, 2), None).then((3, 4), None).then((5,), None)
+    rendered = Rendered("w", Preface(HEAD, TEXT), body)
     for tokens in range(7):
         first = rendered.first(tokens)
         assert first.ids() == [1, 2, 3, 4, 5][:tokens]

@@ -3,7 +3,8 @@
 import json
 
 from slipring.prompts.tool_definitions import describe, flat_name
-from tests.prompts.dialects.test_dialects import (
+from tests.prompts.parsing.answers import function
+from tests.prompts.templates.test_builtin_formats import (
     FILES,
     PATCH,
     PATCH_LINE,
@@ -12,7 +13,6 @@ from tests.prompts.dialects.test_dialects import (
     WEATHER_LINE,
     toolset,
 )
-from tests.prompts.parsing.answers import function
 
 
 def test_a_flat_name_begins_with_the_namespace() -> None:

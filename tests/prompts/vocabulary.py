@@ -1,4 +1,4 @@
-"""Vocabularies of two real models, and a small one with the control tokens of both dialects.
+"""Vocabularies of two real models, and a small one with the control tokens of ChatML and Llama 3.
 
 SmolLM2 and Qwen2 use ChatML. Tests of the Llama 3 dialect add its control tokens to SmolLM2's vocabulary,
 because no installable package contains a vocabulary of the Llama family.
@@ -18,10 +18,11 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from slipring.prompts.dialects.dialect import CHATML, LLAMA3, Dialect
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
+from slipring.engines.tokens.builtin_templates import STOPS, builtin_template
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.gguf_metadata import read_metadata
-from slipring.prompts.tokenization.tokenizer import Tokenizer
+from slipring.prompts.tokenization.tokenizer import Tokenizer, Vocabulary
 from slipring.protocol.items import Item, read_item
 
 CHATML_CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -253,18 +254,26 @@ def control_tokens(metadata: dict[str, Any]) -> dict[str, int]:
     return {token: id for id, token in enumerate(tokens) if types[id] in (3, 4)}
 
 
-RENDERERS: dict[str, tuple[Dialect, Any]] = {
-    "chatml in smollm2": (CHATML, smollm2),
-    "chatml in qwen2": (CHATML, qwen2),
-    "chatml in small": (CHATML, small),
-    "llama3 in smollm2": (LLAMA3, smollm2_with_llama3),
-    "llama3 in small": (LLAMA3, small),
+RENDERERS: dict[str, tuple[str, Callable[[], Tokenizer]]] = {
+    "chatml in smollm2": ("chatml", smollm2),
+    "chatml in qwen2": ("chatml", qwen2),
+    "chatml in small": ("chatml", small),
+    "llama3 in smollm2": ("llama3", smollm2_with_llama3),
+    "llama3 in small": ("llama3", small),
 }
 
 
-def renderer(writer: str) -> DialectRenderer:
-    dialect, tokenizer = RENDERERS[writer]
-    return DialectRenderer(dialect, tokenizer())
+def renderer(writer: str) -> TemplateRenderer:
+    """The renderer that ``dialect=`` makes of a format, by a name of ``RENDERERS``."""
+    name, tokenizer = RENDERERS[writer]
+    return of_format(name, tokenizer())
+
+
+def of_format(name: str, vocabulary: Vocabulary) -> TemplateRenderer:
+    """The renderer that ``dialect=`` makes of a format."""
+    stops = filter(vocabulary.has_control, STOPS[name])
+    model = ModelTemplate(source=builtin_template(name), stop_ids=tuple(map(vocabulary.control, stops)))
+    return TemplateRenderer(model, vocabulary, keeps_thoughts=True)
 
 
 def item(type: str, **fields: Any) -> Item:

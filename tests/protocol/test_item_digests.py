@@ -42,6 +42,11 @@ def digest(item: dict[str, Any], **spelling: Any) -> bytes:
         (said(text("a"), text("b")), said("ab")),
         (said({"type": "refusal", "refusal": "no"}, role="assistant"), said("no", role="assistant")),
         ({**CALL, "id": "fc_1", "status": "completed"}, CALL),
+        (CALL, {**CALL, "arguments": ""}),
+        (
+            {**CALL, "arguments": '{"a": 1.0, "b": ["\\u00e9", 1e3, 0.5]}'},
+            {**CALL, "arguments": '{"b":["é",1000,0.5],"a":1}'},
+        ),
         ({**CUSTOM, "id": "ctc_1", "status": "completed"}, CUSTOM),
         ({**OUTPUT, "id": "fco_1"}, {**OUTPUT, "output": [text("sun"), text("ny")]}),
         ({**THOUGHT, "id": "rs_1", "status": "completed"}, {**THOUGHT, "encrypted_content": None}),
@@ -52,6 +57,11 @@ def test_an_item_that_a_client_spells_differently_has_the_same_digest(
 ) -> None:
     assert digest(emitted) == digest(sent)
     assert digest(emitted) == digest(dict(reversed(emitted.items())), indent=1)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "1e400", '{"a": 1e400}', "[" * 5000])
+def test_arguments_that_are_not_json_are_compared_as_they_are(arguments: str) -> None:
+    assert digest({**CALL, "arguments": arguments}) != digest({**CALL, "arguments": f"{arguments} "})
 
 
 def test_tools_are_compared_as_they_were_sent() -> None:
@@ -65,7 +75,7 @@ def test_items_that_a_model_reads_differently_have_different_digests() -> None:
         *(said("ho"), said("hi", role="assistant", phase="commentary")),
         *(said(IMAGE), said(text("hi"), IMAGE), said({**IMAGE, "detail": "high"})),
         said({"type": "input_file", "file_id": "f"}),
-        *(CALL, {**CALL, "call_id": "d"}, {**CALL, "name": "g"}, {**CALL, "arguments": "{} "}),
+        *(CALL, {**CALL, "call_id": "d"}, {**CALL, "name": "g"}, {**CALL, "arguments": '{"a": 1}'}),
         *({**CALL, "namespace": "n"}, CUSTOM, {**CUSTOM, "input": "y"}, {**CUSTOM, "namespace": "n"}),
         *(OUTPUT, {**OUTPUT, "call_id": "d"}, {**OUTPUT, "output": "rainy"}),
         *(THOUGHT, {**THOUGHT, "content": None}),

@@ -167,14 +167,14 @@ def test_an_invalid_conversation_is_refused_by_name(value, param):
 
 
 def test_an_outline_is_read_though_other_fields_are_invalid():
-    outline = requests.read_outline('{"type": 5, "stream_id": [], "temperature": "hot"}')
+    outline = requests.read_reply_routing('{"type": 5, "stream_id": [], "temperature": "hot"}')
     assert (outline.type, outline.stream_id, outline.previous_response_id) == (5, [], None)
 
 
 @pytest.mark.parametrize("frame", ["", "[]", "nope"])
 def test_an_outline_needs_a_json_object(frame):
     with pytest.raises(InvalidJson):
-        requests.read_outline(frame)
+        requests.read_reply_routing(frame)
 
 
 def test_no_stream_id_is_the_default_lane():

@@ -62,7 +62,7 @@ class Annotated(Struct):
     annotation: Raw
 
 
-class Refused(Struct):
+class RefusalText(Struct):
     """A piece of the text with which the model refuses."""
 
     text: str
@@ -132,10 +132,13 @@ class UpstreamItemEnded(Struct):
     item: Item
 
 
+FinishReason = Literal["stop", "max_output_tokens", "content_filter", "steered", "broken_off"]
+
+
 class Finished(Struct):
     """The last delta of every job, including warmups."""
 
-    reason: Literal["stop", "max_output_tokens", "content_filter", "steered", "broken_off"]
+    reason: FinishReason
     """``broken_off`` is set by the core only, for a rollout whose step was cancelled."""
     input_tokens: int
     cached_tokens: int
@@ -166,7 +169,7 @@ Delta = (
     | Prefilled
     | Text
     | Annotated
-    | Refused
+    | RefusalText
     | Thought
     | ThoughtSummary
     | CallStarted

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from slipring.core.chain.head import Head
 from slipring.core.generation import Job
 from slipring.protocol.items import Item
 
@@ -18,10 +19,15 @@ def estimated_tokens(job: Job) -> int:
     bytes."""
     parent = job.parent
     counted = parent.tokens if parent is not None else None
-    head = len(bytes(job.head.instructions_json)) + len(job.head.tools.raw)
     if parent is None or counted is None:
-        return (head + _bytes(job.context())) // _BYTES_PER_TOKEN
-    return counted + ((0 if parent.head == job.head else head) + _bytes(job.input)) // _BYTES_PER_TOKEN
+        return estimated_context_tokens(job.head, job.context())
+    return counted + estimated_context_tokens(None if parent.head == job.head else job.head, job.input)
+
+
+def estimated_context_tokens(head: Head | None, items: Iterable[Item]) -> int:
+    """The tokens of a part of a context, which begins with ``head`` unless that is None."""
+    size = len(bytes(head.instructions_json)) + len(head.tools.raw) if head is not None else 0
+    return (size + _bytes(items)) // _BYTES_PER_TOKEN
 
 
 def estimated_text_tokens(characters: int) -> int:

@@ -44,6 +44,6 @@ CALL_IDS = ChainChoice(
 ALL_THOUGHTS = ChainChoice(
     "all_thoughts",
     "thoughts of all earlier answers",
-    "the option thinking=keep says so, or a dialect, which always appends, writes the context",
+    "the option thinking=keep says so, or a built-in template for any model writes the context",
 )
 CHAIN_CHOICES = (EMPTY_THOUGHTS, WHITE_SPACE, CALL_IDS, CALL_TEXTS, LOOP_THOUGHTS, ALL_THOUGHTS)

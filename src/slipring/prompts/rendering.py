@@ -4,8 +4,7 @@
 delta cannot be appended (another model rendered the parent, the model's template rewrites earlier turns),
 the context is rendered from all its items and ``Rendering.fallback`` gives the reason.
 
-``Renderer`` is the base class. It has two implementations: ``dialects.dialect_renderer`` and
-``templates.template_renderer``.
+``templates.template_renderer`` has the ``Renderer`` that runs chat templates.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +45,7 @@ class EncodedIds(Struct, frozen=True, eq=False):
 
 
 class Body(Struct, frozen=True, eq=False, weakref=True):
-    """The ids of a context without its head, as a linked list: the newest step and its parent body.
+    """The ids of a context as a linked list: the newest step and its parent body.
 
     Engines refer to it weakly, to notice that the last position that holds it is gone."""
 
@@ -95,12 +94,11 @@ def empty(tail: object) -> Body:
     return Body(None, EncodedIds.of(()), 0, _STEP_BYTES, tail)
 
 
-class Preface(Struct, frozen=True, eq=False):
-    """The head of a context as tokens."""
+class Preface(Struct, frozen=True):
+    """The head and the answer format that the ids of a context begin with."""
 
     head: Head
     format: TextFormat
-    step: EncodedIds
 
     def covers(self, job: Job) -> bool:
         """Whether a job has the same head and answer format."""
@@ -118,25 +116,20 @@ class Rendered(Struct, frozen=True, eq=False):
 
     @property
     def total(self) -> int:
-        return len(self.preface.step.ids) + self.body.total
+        return self.body.total
 
     @property
     def size_bytes(self) -> int:
-        return self.body.size_bytes + _TOKEN_BYTES * len(self.preface.step.ids)
+        return self.body.size_bytes
 
     def unshared_bytes(self, earlier: object) -> int:
         """Memory of what it does not share with another position: all of it after a rewrite."""
-        if not isinstance(earlier, Rendered):
-            return self.size_bytes
-        own = self.body.size_bytes - self.body.shared_bytes(earlier.body)
-        return own if self.preface is earlier.preface else own + _TOKEN_BYTES * len(self.preface.step.ids)
-
-    def steps(self) -> Iterator[EncodedIds]:
-        return chain((self.preface.step,), self.body.steps())
+        shared = self.body.shared_bytes(earlier.body) if isinstance(earlier, Rendered) else 0
+        return self.size_bytes - shared
 
     def ids(self) -> list[int]:
         """All ids, copied: O(length of the context)."""
-        return list(chain.from_iterable(step.ids for step in self.steps()))
+        return list(chain.from_iterable(step.ids for step in self.body.steps()))
 
     def json(self) -> bytes:
         """All ids as a JSON array."""
@@ -144,30 +137,24 @@ class Rendered(Struct, frozen=True, eq=False):
 
     def json_pieces(self) -> list[bytes]:
         """The elements of that array as encoded pieces, to be joined by commas."""
-        # Hot path, called once per turn: a plain loop over the linked list is faster than ``steps()``.
+        # Hot path, called once per turn: a plain loop over the linked list is faster than ``Body.steps``.
         pieces: list[bytes] = []
         node: Body | None = self.body
         while node is not None:
             if piece := node.step.json:
                 pieces.append(piece)
             node = node.parent
-        if self.preface.step.json:
-            pieces.append(self.preface.step.json)
         pieces.reverse()
         return pieces
 
     def first(self, tokens: int) -> "Rendered":
         """The first tokens of this context, or all of them. It can be compared, and not appended to."""
-        head = self.preface.step.ids
         body = empty(None)
         for step in self.body.steps():
-            if (left := tokens - len(head) - body.total) <= 0:
+            if (left := tokens - body.total) <= 0:
                 break
             body = body.then(step.ids[:left], None)
-        preface = self.preface
-        if tokens < len(head):
-            preface = Preface(preface.head, preface.format, EncodedIds.of(head[:tokens]))
-        return Rendered(self.writer, preface, body)
+        return Rendered(self.writer, self.preface, body)
 
     def then(self, ids: Iterable[int], tail: object) -> "Rendered":
         """Return this context with ``ids`` appended."""
@@ -219,8 +206,8 @@ class Renderer(ABC):
     """Renders contexts for one model and knows the format of its output."""
 
     output_format: OutputFormat
-    always_appends: bool = False
-    """Whether ``append`` never raises ``CannotAppend``."""
+    appends_quickly: bool = False
+    """Whether ``continued`` takes time in proportion to the new items alone."""
     rewrites_answers: bool = False
     """Whether earlier answers are rendered in another way once a user message follows them."""
     chain_choices: tuple[ChainChoice, ...] = ()
@@ -270,19 +257,22 @@ class Renderer(ABC):
         Raises ``TooManyTokens`` as soon as it is clear that the context exceeds the budget.
         """
         if job.parent is None:
-            return self._render_all(job, job.input, self._encoder(budget))
-        position = job.parent.position
-        if not isinstance(position, Rendered) or not self.wrote(position):
-            reason = "the parent was not rendered by this model"
-            return self._render_all(job, tuple(job.context()), self._encoder(budget), reason)
-        covered = position.preface.covers(job)
-        kept = position.total if covered else position.body.total
+            return self._render_all(job, job.input, BudgetedEncoder(self.vocabulary, budget))
         try:
-            context = self.append(position, job, BudgetedEncoder(self.vocabulary, budget, used=kept))
+            return self.continued(job, budget)
         except CannotAppend as rewritten:
-            return self._render_all(job, tuple(job.context()), self._encoder(budget), str(rewritten))
+            encoder = BudgetedEncoder(self.vocabulary, budget)
+            return self._render_all(job, tuple(job.context()), encoder, str(rewritten))
+
+    def continued(self, job: Job, budget: TokenBudget = UNLIMITED) -> Rendering:
+        """Append a job's new items to its parent's tokens. Raises ``CannotAppend``, or as ``render``."""
+        position = job.parent.position if job.parent is not None else None
+        if not isinstance(position, Rendered) or not self.wrote(position):
+            raise CannotAppend("the parent was not rendered by this model")
+        encoder = BudgetedEncoder(self.vocabulary, budget, used=position.total)
+        context = self.append(position, job, encoder)
         prompt = self.open(context)
-        return Rendering(context, prompt, prompt.total - kept)
+        return Rendering(context, prompt, prompt.total - position.total)
 
     def shorten(self, job: Job, budget: TokenBudget) -> Rendering | None:
         """Render a job's context without its oldest items, dropping as few as the budget allows.
@@ -311,9 +301,6 @@ class Renderer(ABC):
             else:
                 low = middle + 1
         return fits
-
-    def _encoder(self, budget: TokenBudget) -> BudgetedEncoder:
-        return BudgetedEncoder(self.vocabulary, budget)
 
     def bytes_of(self, id: int) -> bytes:
         """The bytes of a token in an answer; markers of calls and thoughts count as text."""

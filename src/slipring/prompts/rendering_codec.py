@@ -18,7 +18,6 @@ from msgspec import Raw, Struct, msgpack, structs
 
 from slipring.core.chain.head import Head
 from slipring.prompts import shared_ids
-from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.rendering import EncodedIds, Preface, Rendered, empty
 from slipring.prompts.shared_ids import Piece
 from slipring.prompts.templates.template_renderer import Tail
@@ -26,8 +25,8 @@ from slipring.protocol.requests import TextFormat
 
 _IS_LITTLE_ENDIAN = array("I", [1]).tobytes()[0] == 1
 _VERSION = 2
-"""Of what is appended, and of whole contexts. Increase it when the format changes. ``Block`` values and
-``Tail`` fields are part of the format."""
+"""Of what is appended, and of whole contexts. Increase it when the format changes. ``Tail``'s fields are
+part of it."""
 _VERSION_REWRITTEN = 3
 """Of contexts that share ranges of ids with their parent's. Servers that read version 2 only render them."""
 _WORTH_SHARING_BYTES = 1024
@@ -42,9 +41,10 @@ class _Preface(Struct, frozen=True, array_like=True):
     echo: bytes
     schema: bytes | None
     ids: bytes
+    """Empty: the ids of a head are not apart from those that follow."""
 
 
-class _Addition(Struct, frozen=True, array_like=True):
+class _Addition(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a context appends to its parent, or a whole context."""
 
     writer: str
@@ -56,10 +56,10 @@ class _Addition(Struct, frozen=True, array_like=True):
     """Ids of all new steps except the last."""
     last: bytes | None
     """Ids of the last new step; None: no step was appended."""
-    tail: Block | Tail | None
+    tail: Tail | None
 
 
-class _Rewritten(_Addition, frozen=True, array_like=True):
+class _Rewritten(_Addition, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A context that was rendered anew, and has ids of its parent's in it."""
 
     checksum: int
@@ -81,12 +81,12 @@ class RenderingCodec:
         if not isinstance(position, Rendered):
             return None
         tail = position.body.tail
-        if tail is not None and not isinstance(tail, Block | Tail):
+        if tail is not None and not isinstance(tail, Tail):
             return None
         base = parent if isinstance(parent, Rendered) and _continues(position, parent) else None
         end = base.body if base is not None else None
         new = [node.step for node in takewhile(lambda node: node is not end, position.body.lineage())]
-        shares_preface = base is not None and _is_same(position.preface, base.preface)
+        shares_preface = base is not None and position.preface == base.preface
         addition = _Addition(
             writer=position.writer,
             after=base.body.total if base is not None else None,
@@ -117,15 +117,9 @@ def _continues(position: Rendered, parent: Rendered) -> bool:
     return position.writer == parent.writer and any(body is parent.body for body in position.body.lineage())
 
 
-def _is_same(one: Preface, other: Preface) -> bool:
-    return one is other or (
-        one.step.ids == other.step.ids and one.format == other.format and one.head == other.head
-    )
-
-
 def _pack_preface(preface: Preface) -> _Preface:
     format = preface.format
-    return _Preface(format.kind, bytes(format.echo), format.schema, _pack_ids(preface.step))
+    return _Preface(format.kind, bytes(format.echo), format.schema, b"")
 
 
 def _pack_steps(steps: Iterable[EncodedIds]) -> bytes:
@@ -191,7 +185,7 @@ def _append(addition: _Addition, parent: Rendered | None, head: Head) -> Rendere
 
 def _unpack_preface(packed: _Preface, head: Head) -> Preface:
     format = TextFormat(kind=packed.kind, echo=Raw(packed.echo), schema=packed.schema)
-    return Preface(head, format, EncodedIds.of(_unpack_ids(packed.ids)))
+    return Preface(head, format)
 
 
 def _unpack_ids(packed: bytes) -> tuple[int, ...]:

@@ -1,11 +1,13 @@
 """Digests of items: two items with the same digest are the same to a model.
 
 A digest covers what engines write into a prompt: roles, texts, calls, outputs, thoughts, images and tools. It
-leaves out what they do not read: ids, statuses, annotations, logprobs, summaries, the spelling of the JSON.
+leaves out what they do not read: ids, statuses, annotations, logprobs, summaries, the spelling of the JSON,
+that of the arguments of a call included.
 An item that clients send back after it was emitted therefore keeps its digest, whatever they do to the rest.
 """
 
 from hashlib import blake2b
+from math import inf
 
 import msgspec
 
@@ -27,6 +29,8 @@ from slipring.protocol.items import (
 
 _encode = msgspec.msgpack.Encoder().encode
 _DIGEST_BYTES = 32
+_EXACT = 2**53
+"""Whole numbers below are the same number whether they are written with a fraction or without."""
 
 
 def digest_of(data: bytes) -> bytes:
@@ -49,7 +53,7 @@ def _content(item: Item) -> bytes:
     if isinstance(body, CallOutput):
         return _encode(("output", body.call_id, _text_or_parts(body.output)))
     if isinstance(body, FunctionCall):
-        return _encode(("call", body.call_id, body.namespace, body.name, body.arguments))
+        return _encode(("call", body.call_id, body.namespace, body.name, _same_arguments(body.arguments)))
     if isinstance(body, Message):
         return _encode(("message", body.role, body.phase, _text_or_parts(body.content)))
     if isinstance(body, Reasoning):
@@ -59,6 +63,27 @@ def _content(item: Item) -> bytes:
     if isinstance(body, AdditionalTools):
         return _encode(("tools", bytes(body.tools)))
     return _encode(("other", item.raw))
+
+
+def _number(literal: str) -> int | float:
+    """A number as JavaScript writes it: 1.0 and 1 are the same."""
+    value = float(literal)
+    if value in (inf, -inf):
+        raise ValueError("JSON has no such number")
+    return int(value) if abs(value) < _EXACT and value.is_integer() else value
+
+
+_arguments = msgspec.json.Decoder(float_hook=_number)
+_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+def _same_arguments(arguments: str) -> bytes:
+    """The arguments of a call, whatever their spelling. A client of another API has them as an object, and
+    writes it anew. What is no JSON is itself."""
+    try:
+        return _sorted(_arguments.decode(arguments or "{}"))
+    except (msgspec.DecodeError, RecursionError):
+        return arguments.encode()
 
 
 def _text_or_parts(content: str | list[Part]) -> str | list[Part]:

@@ -607,6 +607,11 @@ def plain_text(content: str | Iterable[Part]) -> str:
     )
 
 
+def numbered_call(number: int) -> str:
+    """The id of a call that is known by its number in a context, and not by an id of its own."""
+    return f"call_{number}"
+
+
 def short_id(call_id: str) -> str:
     """A call's id for models: nine hexadecimal digits, a form that all chat templates accept."""
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]

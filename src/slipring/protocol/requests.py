@@ -143,6 +143,12 @@ class CreateRequest(Struct, dict=True):
             self.__dict__["items"] = read_input(self.input, known)
         return self.items
 
+    @property
+    def read(self) -> tuple[Item, ...]:
+        """The items that have been decoded so far: all or none."""
+        items: tuple[Item, ...] = self.__dict__.get("items", ())
+        return items
+
     @cached_property
     def content_digests(self) -> tuple[bytes, ...]:
         """The digests of ``items``, computed on first access. Those of sealed items have no meaning."""
@@ -156,6 +162,18 @@ class CreateRequest(Struct, dict=True):
             _ = self.content_digests
 
     @property
+    def compared_id(self) -> str | None:
+        """The id of the response that the context is to be compared with."""
+        options = self.prompt_cache_options
+        return options.comparison_response_id if options is not None else None
+
+    @property
+    def first_call(self) -> int | None:
+        """The number of the first call of the answer, if its calls are numbered: their ids then follow from
+        the context. None if their ids are random."""
+        return None
+
+    @property
     def warms_up(self) -> bool:
         """Whether the engine only prepares the context: ``generate: false``, or the ``prewarm`` option."""
         options = self.prompt_cache_options
@@ -163,12 +181,19 @@ class CreateRequest(Struct, dict=True):
 
 
 class ResentHistory(CreateRequest):
-    """A request of an API whose clients send their whole history, and may leave out its thoughts."""
+    """A request of an API whose clients send their whole history, and may leave out its thoughts and rename
+    its calls."""
 
     restores_thoughts: ClassVar[bool] = True
+    calls: int | None = None
+    """How many calls the history has, if they are numbered from zero on."""
+
+    @property
+    def first_call(self) -> int | None:
+        return self.calls
 
 
-class Outline(Struct):
+class ReplyRouting(Struct):
     """The fields that route the reply to a frame whose body is invalid."""
 
     type: Any = None
@@ -221,11 +246,11 @@ def _short(sent: Raw | UnsetType, name: str, decoder: wire.Decoder[T]) -> T | No
     return wire.decode(decoder, sent, where=name)
 
 
-def read_outline(frame: bytes | str) -> Outline:
+def read_reply_routing(frame: bytes | str) -> ReplyRouting:
     """Decode the routing fields of a frame. Raises if the frame is no JSON object or such a field is too
     long."""
     found = wire.decode(_routing, frame)
-    return Outline(
+    return ReplyRouting(
         _short(found.type, "type", _any),
         _short(found.stream_id, "stream_id", _any),
         _short(found.previous_response_id, "previous_response_id", _any),

@@ -348,6 +348,39 @@ class ResponseModeration(Struct):
     output: ResponseModerationResult | ResponseModerationError
 
 
+MissReason = Literal[
+    "model_changed",
+    "tools_changed",
+    "text_format_changed",
+    "reasoning_effort_changed",
+    "context_compacted",
+    "input_changed",
+]
+"""Why a context does not begin like another one. The API has more, which change no prompt here."""
+
+
+class CacheMiss(Struct, tag_field="type", tag="cache_miss"):
+    """The context departs from the compared one before its end."""
+
+    reason: MissReason
+    cache_missed_tokens: int
+    """Estimated tokens from where it departs."""
+    comparison_reusable_tokens: int
+    """Estimated tokens before that."""
+
+
+class CacheHit(Struct, tag_field="type", tag="cache_hit"): ...
+
+
+class ComparedNotFound(Struct, tag_field="type", tag="comparison_response_not_found"): ...
+
+
+class DiagnosticsUnavailable(Struct, tag_field="type", tag="unavailable"): ...
+
+
+CacheDiagnostics = CacheMiss | CacheHit | ComparedNotFound | DiagnosticsUnavailable
+
+
 class Response(Struct, gc=False):
     """The object in ``response.created``, ``response.in_progress`` and every terminal event.
 
@@ -389,4 +422,5 @@ class Response(Struct, gc=False):
     moderation: ResponseModeration | UnsetType = UNSET
     stop_sequence: str | UnsetType = UNSET
     """The one of the request's ``stop`` before which the text ends. Not in the API."""
+    prompt_cache_diagnostics: CacheDiagnostics | UnsetType = UNSET
     object: Literal["response"] = "response"

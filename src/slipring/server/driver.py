@@ -59,7 +59,7 @@ from slipring.server import inspections, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import States
-from slipring.server.hosted_tools import approvals, upstream_permission
+from slipring.server.hosted_tools import approvals, registry
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.conversations import Appended
@@ -366,7 +366,7 @@ class Driver:
         if isinstance(work, ClaimApprovals):
             return await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
         if isinstance(work, CountTokens):
-            upstream_permission.require_unbound(self.caller, work.job)
+            registry.require_unbound(self.caller, work.job)
             return await self.service.catalog.engine_of(work.job.model).count(work.job, work.enough)
         assert isinstance(work, Save)
         return await self._save(work.turn, work.state)
@@ -444,7 +444,10 @@ class Driver:
         items: dict[str, Item] = {}
         if load.item_ids:
             items = await self.service.store.find_items(tenant, load.item_ids, load.conversation_id)
-        return Loaded(state, items, joined)
+        compared: ResponseState | None = None
+        if load.compared_id is not None:
+            compared = await self.states.find(tenant, load.compared_id)
+        return Loaded(state, items, joined, compared)
 
     async def _join(self, conversation_id: str) -> tuple[Joined, ResponseState | None]:
         """A conversation with the state to continue from; without such a state, with all its items."""
@@ -462,7 +465,7 @@ class Driver:
 
     async def _generate(self, work: Generate) -> None:
         job = work.job
-        upstream_permission.require_unbound(self.caller, job)
+        registry.require_unbound(self.caller, job)
         engine = self.service.catalog.engine_of(job.model)
         await self.service.prefills.end_for(job)
         await custom_inputs.generate(engine, job, stop_sequences.watched(job, self._emitter(work)))
@@ -512,7 +515,7 @@ class Driver:
     async def _save(self, turn: Turn, state: ResponseState) -> None:
         store, tenant = self.service.store, self.session.tenant
         # A failed response adds nothing to its conversation: its client sends the same input again.
-        joined = turn.joined if not turn.has_failed else None
+        joined = turn.bound.joined if not turn.has_failed else None
         appended = _appended(joined, state) if joined is not None else None
         if turn.stores:
             # Shielded: the future is the run's, and must not be cancelled with this turn.
@@ -545,7 +548,7 @@ async def _timed(waiting: Awaitable[None], turn: Turn) -> None:
     """Wait for a slow client, and count the time as the turn's."""
     before = clock()
     await waiting
-    turn.stages.send_s += clock() - before
+    turn.stages.wait_for_client(clock() - before)
 
 
 def _compressed(states: Sequence[ResponseState]) -> list[bytes]:

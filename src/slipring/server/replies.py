@@ -10,6 +10,8 @@ from slipring.protocol.endpoints.translation import RESPONSES, ErrorReply, Trans
 from slipring.protocol.events import Error
 from slipring.server.id_minting import mint
 
+_REQUEST_ID = web.RequestKey("request_id", str)
+
 
 def json_response(body: object, status: int = 200) -> web.Response:
     return web.Response(body=wire.encode(body), status=status, content_type="application/json")
@@ -29,7 +31,15 @@ def error_reply(reply: ErrorReply) -> web.Response:
     )
 
 
-def add_standard_headers(headers: MutableMapping[str, str]) -> None:
+def add_standard_headers(headers: MutableMapping[str, str], request_id: str | None = None) -> None:
     """Set ``Server``, without a version that would help to look up known faults, and ``X-Request-Id``."""
     headers["Server"] = "slipring"
-    headers["X-Request-Id"] = mint("req")
+    headers["X-Request-Id"] = request_id or mint("req")
+
+
+def request_id_of(request: web.Request) -> str:
+    """The id of a request, for its client and for logs."""
+    request_id = request.get(_REQUEST_ID)
+    if request_id is None:
+        request_id = request[_REQUEST_ID] = mint("req")
+    return request_id

@@ -63,10 +63,11 @@ def test_the_packaged_model_works_and_says_how(capsys: pytest.CaptureFixture[str
     assert code == 0
     assert max(map(len, printed.splitlines())) <= 80
     assert "\x1b" not in printed
-    for part in ("smollm2-135m-instruct", "dialect chatml", "temperature 0.2", "pre-tokenizer smollm"):
+    for part in ("smollm2-135m-instruct", "chat template", "temperature 0.2", "pre-tokenizer smollm"):
         assert part in printed
     assert "[1 <|im_start|>]" not in printed
-    assert " tokens; --tokens shows them\n\nIt works." in printed
+    assert " tokens; --tokens shows them\n\n" in printed
+    assert printed.endswith("It works.\n")
     assert main(["inspect", "llama", "--tokens"]) == 0
     assert "[1 <|im_start|>]" in capsys.readouterr().out
     assert printed.endswith("It works.\n")
@@ -186,7 +187,11 @@ def test_options_after_a_path_are_those_of_engines(tmp_path: Path) -> None:
     assert report.warnings == ()
     named = inspected(f"{path},dialect=chatml").writer
     assert named is not None
-    assert (named.kind, named.name, named.why) == ("dialect", "chatml", "the option dialect names it")
+    assert (named.kind, named.name, named.why) == (
+        "builtin_template",
+        "chatml",
+        "the option dialect names it",
+    )
     assert [each.name for each in inspected(f"{path},dialect=chatml").kept] == ["all_thoughts"]
 
 
@@ -278,7 +283,7 @@ def test_a_stop_token_that_the_vocabulary_lacks_is_a_warning(tmp_path: Path) -> 
 def test_a_dialect_whose_control_tokens_are_missing_does_not_work(tmp_path: Path) -> None:
     path = write_family(tmp_path / "model", "qwen3")
     report = inspected(f"{path},dialect=llama3")
-    assert "the vocabulary has no control token <|begin_of_text|>" in whats(report.problems)
+    assert "do not meet at a control token" in whats(report.problems)
 
 
 def test_a_vocabulary_of_another_kind_does_not_work(tmp_path: Path) -> None:
@@ -329,7 +334,7 @@ async def test_a_vllm_server_that_tells_its_template_is_asked_for_everything() -
         plain = await report_of(f"vllm:{fake.url}")
         fake.tells_template = False
         silent = await report_of(f"vllm:{fake.url}")
-        local = await report_of(f"vllm:{fake.url},tokenizer={tokenizer_directory()}")
+        local = await report_of(f"vllm:{fake.url},tokenizer={tokenizer_directory()},dialect=chatml")
     finally:
         await fake.close()
     assert (report.model.name, report.model.context_tokens) == ("smollm2", 8192)
@@ -363,7 +368,7 @@ async def test_an_sglang_server_is_inspected_by_its_tokenizer() -> None:
     assert report.sampling is not None
     assert report.sampling["temperature"] == 0.6
     assert report.writer is not None
-    assert report.writer.name == "chatml"
+    assert report.writer.kind == "template"
 
 
 async def test_a_llama_server_is_inspected(real_model: SharedModel, monkeypatch: pytest.MonkeyPatch) -> None:

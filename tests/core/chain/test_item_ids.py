@@ -46,3 +46,9 @@ def test_other_ids_encode_no_position(foreign: str) -> None:
 )
 def test_ids_of_servers_have_a_form_of_their_own(item_id: str, is_minted: bool) -> None:
     assert item_ids.is_minted(item_id) is is_minted
+
+
+def test_calls_are_numbered_if_their_ids_must_follow_from_the_context() -> None:
+    mint = item_ids.call_minter(lambda prefix: f"{prefix}_random", 3)
+    assert [mint("call"), mint("rs"), mint("call")] == ["call_3", "rs_random", "call_4"]
+    assert item_ids.call_minter(str.upper, None)("call") == "CALL"

@@ -22,7 +22,7 @@ from slipring.core.generation import (
     CallStarted,
     Delta,
     Finished,
-    Refused,
+    RefusalText,
     Text,
     Thought,
     ThoughtSummary,
@@ -320,7 +320,7 @@ def test_an_incomplete_call_does_not_make_a_gate_full():
 
 _STRETCHES: dict[str, tuple[type, Kind]] = {
     "text": (Text, "answer"),
-    "refusal": (Refused, "answer"),
+    "refusal": (RefusalText, "answer"),
     "thought": (Thought, "reasoning"),
     "summary": (ThoughtSummary, "reasoning"),
     "call": (CallArguments, "call"),

@@ -78,3 +78,29 @@ def test_nothing_is_asked_any_more_for_a_rollout_that_has_ended() -> None:
     connection.end(ServerError("stop"))
     assert connection.cancelled == [turn]
     assert not connection.loads
+
+
+def test_a_rollout_keeps_its_finished_steps_when_its_client_leaves_before_the_next_may_begin() -> None:
+    """The check gives no answer about an appended output, and is asked again before a step reads it."""
+    server = Server()
+    check = Check("guard", action="block", mode="hold", on_error="open", subjects=("tool_output",))
+    server.policy = Policy((check,))
+    connection = Connection(server, betas=Betas(rollout=True))
+    connection.create(rollout=True, tools=[function("f")], store=True)
+    connection.finish(*CALL)
+    connection.append("resp_1", call_output("call_1", "unsure"))
+    connection.inspect(guard=None)
+    (turn,) = connection.session.running_and_queued()
+    assert turn.place == "inspecting"
+    connection.hang_up()
+    (save,) = connection.saves.values()
+    assert [item.type for item in save.state.output] == ["function_call"]  # not what has not passed
+    assert [*save.state.carry.open_calls] == ["call_1"]
+    assert save.state.response.status == "completed"
+    assert save.state.response.usage is not None
+    connection.save()
+    other = server.connect()
+    other.create(previous="resp_1", input=[call_output("call_1", "fine")])
+    other.load()
+    other.inspect_all()
+    assert [json.loads(item.raw)["output"] for item in other.job().input] == ["fine"]

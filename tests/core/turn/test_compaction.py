@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidRequest, ServerError
-from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought
+from slipring.core.generation import CallArguments, CallStarted, Delta, RefusalText, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.turn.compaction import _LEAD, is_users
 from slipring.protocol.items import user_message
@@ -284,7 +284,7 @@ def test_the_shortest_context_has_room_for_a_summary() -> None:
         ([], "stop"),
         ([Text(" \n")], "stop"),
         ([Thought("hm")], "stop"),
-        ([Refused("I will not")], "stop"),
+        ([RefusalText("I will not")], "stop"),
         ([Text("a")], "content_filter"),
     ],
 )

@@ -5,49 +5,32 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import ServerError
-from slipring.core.generation import Accepted, Finished, Job, Text
-from slipring.core.limits import Limits
-from slipring.core.session.turn_setup import new_definitions
-from slipring.core.turn import preparation
-from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Asked, Turn
+from slipring.core.generation import Accepted, Finished, Text
+from slipring.core.ports import Betas
+from slipring.core.turn import endings
+from slipring.core.turn.turn import Turn
 from slipring.protocol.events import OutputItemDone
-from slipring.protocol.items import user_message
-from slipring.protocol.requests import CreateRequest
-from tests.core.connection import PLAIN, Connection, Server, mcp, message, only_error, types
+from tests.core.connection import PLAIN, Connection, mcp, message, only_error, types
 
 DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 
 
-def turn_on(lane: str | None = None, **fields: Any) -> Turn:
-    stages = Stages(lambda: 0.0)
-    short_events = fields.pop("short_events", False)
-    asked = Asked(
-        request=CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, short_events=short_events
-    )
-    return Turn(asked, Server().ports, stages)
-
-
-def begin(turn: Turn) -> Job:
-    definitions = new_definitions(Limits(), frozenset())
-    job = preparation.begin(turn, "resp_1", PLAIN, (user_message("hi"),), 5.9, definitions)
-    assert job is not None
-    return job
-
-
-def begun(**fields: Any) -> Turn:
-    turn = turn_on(**fields)
-    begin(turn)
+def begun(*, short_events: bool = False, **fields: Any) -> Turn:
+    """A turn whose engine has its job, and has not accepted it."""
+    connection = Connection(accepts=lambda job: False, betas=Betas(short_events=short_events))
+    connection.create("a", **fields)
+    (turn,) = connection.session.running_and_queued()
     return turn
 
 
 def test_a_job_has_its_response_id_tenant_and_model():
-    turn = turn_on("a")
-    job = begin(turn)
-    assert (job.response_id, job.tenant, job.model) == ("resp_1", "t", PLAIN)
+    turn = begun()
+    job = turn.planned.job
+    assert job is not None
+    assert (job.response_id, job.tenant, job.model) == ("resp_1", "tenant", PLAIN)
     assert (job.parent, job.generate) == (None, True)
     assert turn.response is not None
-    assert turn.response.created_at == 5
+    assert turn.response.created_at == 1000
 
 
 def test_a_response_that_begins_is_in_progress_and_empty():
@@ -84,7 +67,7 @@ def test_an_event_does_not_change_after_it_was_returned():
     opening: list[Any] = turn.accept([Accepted()])
     created, in_progress = opening
     turn.feed([Text("hi"), DONE])
-    turn.finish(now=9.0)
+    endings.finish(turn, now=9.0)
     assert created.response.status == in_progress.response.status == "in_progress"
     assert created.response.output == []
 
@@ -93,7 +76,7 @@ def test_open_items_are_closed_before_the_terminal_event():
     turn = begun()
     turn.accept([Accepted()])
     turn.feed([Text("hi"), DONE])
-    closing, state = turn.finish(now=9.7)
+    closing, turn.ended = endings.finish(turn, now=9.7)
     assert [type(event).__name__ for event in closing] == [
         "OutputTextDone",
         "ContentPartDone",
@@ -101,7 +84,8 @@ def test_open_items_are_closed_before_the_terminal_event():
     ]
     terminal: Any = turn.terminal()
     assert terminal.response.completed_at == 9
-    assert terminal.response is state.response
+    assert turn.ended.state is not None
+    assert terminal.response is turn.ended.state.response
 
 
 def test_finished_may_arrive_in_a_separate_batch():
@@ -122,7 +106,7 @@ def test_finish_raises_without_a_finished_delta():
     turn = begun()
     turn.feed([Text("x")])
     with pytest.raises(RuntimeError):
-        turn.finish(now=0.0)
+        endings.finish(turn, now=0.0)
 
 
 @pytest.mark.parametrize("store", [None, True])
@@ -135,7 +119,8 @@ def test_a_failure_keeps_the_output_so_far():
     turn = begun()
     turn.accept([Accepted()])
     turn.feed([Text("half")])
-    assert isinstance(turn.fail(ServerError("Gone."))[-1], OutputItemDone)
+    closing, turn.ended = endings.fail(turn, ServerError("Gone."), keeps_steps=False)
+    assert isinstance(closing[-1], OutputItemDone)
     last: Any = turn.terminal()
     response = last.response
     assert (response.status, response.error.message, response.usage) == ("failed", "Gone.", None)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,15 +23,13 @@ from slipring.core.generation import (
     Job,
     Model,
     Prefilled,
-    Refused,
+    RefusalText,
     Settings,
     Text,
     Thought,
 )
 from slipring.engines.catalog import open_engine
 from slipring.engines.chat.answer import ChatAnswer
-from slipring.engines.chat.chunk_reader import ChunkReader
-from slipring.engines.chat.chunks import Chunk
 from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
@@ -466,29 +463,37 @@ def deltas_of(*payloads: Any, reason: str | None = "stop", think_tags: str = "fa
     ending = [delta_of(finish_reason=reason)] if reason else []
     deltas: list[Delta] = []
     for payload in (*payloads, *ending):
-        deltas += answer.take(msgspec.convert(payload, Chunk) if isinstance(payload, dict) else payload)
+        deltas += taken(answer, payload)
     deltas += answer.finish()
     assert isinstance(deltas[0], Prefilled)
     return joined(deltas[1:])
+
+
+def taken(answer: ChatAnswer, payload: Json) -> list[Delta]:
+    """The deltas of one payload. Raises the failure that it reports."""
+    deltas, fault = answer.read([json.dumps(payload).encode()])
+    if fault is not None:
+        raise fault
+    return deltas
 
 
 def joined(deltas: list[Delta]) -> list[Delta]:
     whole: list[Delta] = []
     for delta in deltas:
         last = whole[-1] if whole else None
-        if isinstance(delta, CallArguments | Text | Thought | Refused) and type(last) is type(delta):
+        if isinstance(delta, CallArguments | Text | Thought | RefusalText) and type(last) is type(delta):
             whole[-1] = type(delta)(last.text + delta.text)
         else:
             whole.append(delta)
     return whole
 
 
-def delta_of(finish_reason: Any = None, **fields: Any) -> Chunk:
+def delta_of(finish_reason: Any = None, **fields: Any) -> Json:
     choice = {"index": 0, "delta": fields, "finish_reason": finish_reason}
-    return ChunkReader().read(json.dumps({"choices": [choice]}).encode())
+    return {"choices": [choice]}
 
 
-def pieces_of(*calls: Json) -> Chunk:
+def pieces_of(*calls: Json) -> Json:
     return delta_of(tool_calls=list(calls))
 
 
@@ -564,20 +569,20 @@ def test_calls_are_assembled_however_their_pieces_are_cut_and_mixed(
 
 def test_arguments_are_emitted_as_they_come_and_their_last_brace_ends_the_call() -> None:
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
-    answer.take(pieces_of({"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": ""}}))
-    started = answer.take(pieces_of({"index": 0, "function": {"arguments": '{"city":'}}))
+    taken(answer, pieces_of({"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": ""}}))
+    started = taken(answer, pieces_of({"index": 0, "function": {"arguments": '{"city":'}}))
     assert started == [CallStarted("function", "get_weather"), CallArguments('{"city":')]
-    assert answer.take(pieces_of({"index": 0, "function": {"arguments": '"Rome"}'}})) == [
+    assert taken(answer, pieces_of({"index": 0, "function": {"arguments": '"Rome"}'}})) == [
         CallArguments('"Rome"}'),
         CallEnded(),
     ]
     second = {"index": 1, "id": "b", "function": {"name": "files__add", "arguments": "{"}}
-    assert answer.take(pieces_of(second)) == [CallStarted("function", "add", "files"), CallArguments("{")]
-    assert answer.take(pieces_of({"index": 0, "function": {"arguments": " "}})) == []
-    assert answer.take(pieces_of({"index": 1, "function": {"arguments": '"a": "}'}})) == [
+    assert taken(answer, pieces_of(second)) == [CallStarted("function", "add", "files"), CallArguments("{")]
+    assert taken(answer, pieces_of({"index": 0, "function": {"arguments": " "}})) == []
+    assert taken(answer, pieces_of({"index": 1, "function": {"arguments": '"a": "}'}})) == [
         CallArguments('"a": "}')
     ]
-    assert answer.take(pieces_of({"index": 1, "function": {"arguments": '"}\n'}})) == [
+    assert taken(answer, pieces_of({"index": 1, "function": {"arguments": '"}\n'}})) == [
         CallArguments('"}\n'),
         CallEnded(),
     ]
@@ -587,11 +592,11 @@ def test_an_empty_object_ends_a_call_only_when_something_else_begins() -> None:
     """Some servers send one before the arguments."""
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
     empty = {"function": {"name": "get_weather", "arguments": "{}"}}
-    started = answer.take(pieces_of({"index": 0, "id": "a", **empty}))
+    started = taken(answer, pieces_of({"index": 0, "id": "a", **empty}))
     assert started[1:] == [EXPECTED["get_weather"], CallArguments("{")]
     ended = [CallArguments("}"), CallEnded()]
-    assert answer.take(pieces_of({"index": 1, "id": "b", **empty})) == [*ended, *started[1:]]
-    assert answer.take(delta_of(content="so")) == [*ended, Text("so")]
+    assert taken(answer, pieces_of({"index": 1, "id": "b", **empty})) == [*ended, *started[1:]]
+    assert taken(answer, delta_of(content="so")) == [*ended, Text("so")]
 
 
 @pytest.mark.parametrize("empty", [["{}"], ["{", "}"], ["{ ", "}"]])
@@ -868,7 +873,7 @@ def test_content_may_come_in_parts() -> None:
 
 
 def test_refusals_become_refusal_deltas() -> None:
-    assert content_of(delta_of(refusal="I can"), delta_of(refusal="not")) == [Refused("I cannot")]
+    assert content_of(delta_of(refusal="I can"), delta_of(refusal="not")) == [RefusalText("I cannot")]
 
 
 def test_think_tags_are_parsed_if_the_option_is_set() -> None:
@@ -939,9 +944,7 @@ def test_logprobs_come_with_their_text() -> None:
     silent = {"delta": {"content": ""}, "logprobs": {"content": [half]}}
     spoken = {"delta": {"content": "yes"}, "logprobs": {"content": [token]}}
     for choice in (silent, spoken):
-        chunk = msgspec.convert({"choices": [choice]}, Chunk)
-        assert not chunk.is_empty
-        deltas = answer.take(chunk)
+        deltas = taken(answer, {"choices": [choice]})
     text = deltas[-1]
     assert isinstance(text, Text)
     assert [logprob.token for logprob in text.logprobs] == ["\\xf0", "yes"]
@@ -1031,10 +1034,10 @@ def test_half_of_a_character_joins_only_the_chunk_that_follows() -> None:
 
 
 def test_halves_of_characters_are_not_collected() -> None:
-    reader = ChunkReader()
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
     for number in range(100):
-        reader.read(b'{"x%d":"\\ud83d","choices":[{"delta":{"content":"\\ud83d"}}]}' % number)
-    assert len(reader._halves) == 2
+        answer.read([b'{"x%d":"\\ud83d","choices":[{"delta":{"content":"\\ud83d"}}]}' % number])
+    assert len(answer._odd_chunks.halves) == 2
 
 
 @pytest.mark.parametrize(
@@ -1121,8 +1124,7 @@ def test_a_whole_message_after_its_deltas_repeats_them() -> None:
     streamed = [delta_of(content="hi"), pieces_of({"index": 0, **called})]
     whole = {"content": "hi", "tool_calls": [{"function": called["function"]}]}
     last = {"choices": [{"index": 0, "message": whole, "finish_reason": "tool_calls"}]}
-    repeated = msgspec.json.decode(msgspec.json.encode(last), type=Chunk)
-    assert content_of(*streamed, repeated) == content_of(*streamed)
+    assert content_of(*streamed, last) == content_of(*streamed)
 
 
 def test_details_of_reasoning_are_joined_by_their_type_index_and_id() -> None:
@@ -1471,7 +1473,7 @@ def test_fields_that_are_too_large_are_not_kept() -> None:
     for extra, is_kept in ((SIGNATURE, True), (big, False)):
         answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
         deltas, _ = answer.read([json.dumps(signed_call("get_weather", extra)).encode()])
-        answer.take(delta_of(finish_reason="stop"))
+        taken(answer, delta_of(finish_reason="stop"))
         finished = answer.finish()[-1]
         assert isinstance(finished, Finished)
         assert isinstance(finished.position, Written)

@@ -18,15 +18,14 @@ from slipring.core.generation import Job, Settings
 from slipring.engines.constraints import answer_constraint, answer_grammar
 from slipring.engines.constraints.answer_grammar import constrains_calls
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
-from slipring.prompts.dialects.dialect import CHATML
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN
 from tests.prompts.parsing.family_formats import MISTRAL_NEMO, QWEN3_CODER
-from tests.prompts.vocabulary import renderer, small_metadata
+from tests.prompts.vocabulary import of_format, renderer, small_metadata
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CITY["additionalProperties"] = False
@@ -51,11 +50,11 @@ def schema_format(schema: Any, *, strict: bool = True) -> TextFormat:
     return format
 
 
-def grammar_of(job: Job, writes: DialectRenderer, *, opens_thought: bool = False) -> str | None:
+def grammar_of(job: Job, writes: TemplateRenderer, *, opens_thought: bool = False) -> str | None:
     return asyncio.run(answer_grammar.grammar_of(job, writes, IN_THREAD, opens_thought=opens_thought))
 
 
-def constraint_of(job: Job, writes: DialectRenderer, *, grammars: bool = True) -> Any:
+def constraint_of(job: Job, writes: TemplateRenderer, *, grammars: bool = True) -> Any:
     """The text of a grammar, a decoded schema, or None."""
     constraint = asyncio.run(answer_constraint.constraint_of(job, writes, IN_THREAD, grammars=grammars))
     if constraint is None:
@@ -63,16 +62,16 @@ def constraint_of(job: Job, writes: DialectRenderer, *, grammars: bool = True) -
     return constraint.text if constraint.kind == "grammar" else json.loads(constraint.text)
 
 
-def schema_of(job: Job, writes: DialectRenderer) -> Any:
+def schema_of(job: Job, writes: TemplateRenderer) -> Any:
     return constraint_of(job, writes, grammars=False)
 
 
 @cache
-def llama3() -> DialectRenderer:
+def llama3() -> TemplateRenderer:
     return renderer("llama3 in small")
 
 
-def allows(job: Job, text: str, writes: DialectRenderer | None = None, *, end: bool = True) -> bool:
+def allows(job: Job, text: str, writes: TemplateRenderer | None = None, *, end: bool = True) -> bool:
     """Whether the grammar of a job allows a text and, if ``end``, allows the model to stop after it."""
     writes = writes or renderer("chatml in smollm2")
     grammar = grammar_of(job, writes)
@@ -146,13 +145,13 @@ def test_bare_json_calls_are_constrained_from_their_first_brace() -> None:
     assert not allows(job_with(STRICT, required=True), "It is warm.", llama3())
 
 
-def with_marks() -> DialectRenderer:
+def with_marks() -> TemplateRenderer:
     """A renderer whose marks of calls and thoughts are single tokens, as in models trained for both."""
     metadata = small_metadata()
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     marks = ["</tool_call>", "<think>", "</think>"]
     metadata |= {"tokenizer.ggml.tokens": [*tokens, *marks], "tokenizer.ggml.token_type": [*types, 4, 4, 4]}
-    return DialectRenderer(CHATML, Tokenizer.from_gguf(metadata))
+    return of_format("chatml", Tokenizer.from_gguf(metadata))
 
 
 def test_marks_that_are_single_tokens_are_written_as_tokens() -> None:
@@ -325,8 +324,8 @@ def test_a_schema_contains_the_regular_expression_as_a_pattern() -> None:
     assert string["pattern"] == f"^(?:{DATE['definition']})$"
 
 
-def formatted(output: OutputFormat) -> DialectRenderer:
-    writes = DialectRenderer(CHATML, renderer("chatml in smollm2").vocabulary)
+def formatted(output: OutputFormat) -> TemplateRenderer:
+    writes = of_format("chatml", renderer("chatml in smollm2").vocabulary)
     writes.output_format = output
     return writes
 

@@ -19,9 +19,8 @@ from slipring.core.generation import CallArguments, CallStarted, Job, Settings
 from slipring.engines.constraints.answer_constraint import tag_of
 from slipring.engines.constraints.answer_grammar import grammar_of
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
-from slipring.prompts.dialects.dialect import CHATML
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.parsing.call_writer import Call, write_answer
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
 from slipring.protocol.tools import Offer, Toolset
@@ -29,7 +28,7 @@ from tests.core.connection import PLAIN
 from tests.engines.fakes.structural_tags import read_tag, schemas_of
 from tests.prompts.parsing import family_formats
 from tests.prompts.parsing.answers import parsed
-from tests.prompts.vocabulary import small_metadata
+from tests.prompts.vocabulary import of_format, small_metadata
 
 FORMATS = family_formats.FORMATS
 BARE = ("LLAMA3_JSON", "BARE_JSON", "PYTHON_LIST")
@@ -94,14 +93,14 @@ def schema_format(schema: Any, *, strict: bool = True) -> TextFormat:
 
 
 @cache
-def writes(name: str, with_controls: bool) -> DialectRenderer:
+def writes(name: str, with_controls: bool) -> TemplateRenderer:
     """A renderer of a format. ``with_controls``: the tokens in its marks are control tokens."""
     metadata = small_metadata()
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     marks = sorted(FORMATS[name].tokens() - set(tokens)) if with_controls else []
     metadata["tokenizer.ggml.tokens"] = [*tokens, *marks]
     metadata["tokenizer.ggml.token_type"] = [*types, *(4 for _ in marks)]
-    found = DialectRenderer(CHATML, Tokenizer.from_gguf(metadata))
+    found = of_format("chatml", Tokenizer.from_gguf(metadata))
     found.output_format = FORMATS[name]
     return found
 

@@ -1,7 +1,7 @@
 """A fake llama-server whose slots are lists of token ids, and jobs that use it through the real slots."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -11,33 +11,33 @@ from slipring.base.errors import Unavailable
 from slipring.core.chain.head import Head
 from slipring.engines.llama.saved_contexts import SavedContexts
 from slipring.engines.llama.slots import SlotRequest, Slots
-from slipring.prompts.rendering import EncodedIds, Preface, Rendered, empty
+from slipring.prompts.rendering import Preface, Rendered, empty
 from slipring.protocol.requests import TEXT
 
 PLENTY = 1_000_000
 BYTES_PER_TOKEN = 10
-HEAD = EncodedIds.of(range(8))
 fresh_ids = count(100)
 
 
-def preface(ids: EncodedIds = HEAD) -> Preface:
-    return Preface(Head(), TEXT, ids)
+def context_of(ids: Iterable[int]) -> Rendered:
+    return Rendered("w", Preface(Head(), TEXT), empty(None)).then(ids, None)
 
 
-SAME = preface()
+HEAD = context_of(range(8))
 
 
-def chain(tokens: int = 100, before: Preface = SAME) -> Rendered:
-    """The context of a new chain, with tokens that no other context has."""
-    return then(Rendered("w", before, empty(None)), tokens)
+def chain(tokens: int = 100, before: Rendered = HEAD) -> Rendered:
+    """The context of a new chain, with tokens that no other context has after the first."""
+    return then(before, tokens)
 
 
 def then(context: Rendered, tokens: int = 50) -> Rendered:
     return context.then([next(fresh_ids) for _ in range(tokens)], None)
 
 
-def with_head(context: Rendered, head: Preface) -> Rendered:
-    return Rendered(context.writer, head, context.body)
+def with_head(context: Rendered, head: Iterable[int]) -> Rendered:
+    """A context rendered anew, with another head."""
+    return context_of([*head, *context.ids()[HEAD.total :]])
 
 
 class FakeServer:

@@ -27,8 +27,7 @@ from slipring.engines.llama.request_body import completion_body
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.sampling import Sampling
-from slipring.prompts.dialects.dialect import Block
-from slipring.prompts.rendering import EncodedIds, Preface, Rendered, empty
+from slipring.prompts.rendering import Preface, Rendered, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol.requests import TEXT
 from slipring.protocol.tools import Offer, Toolset
@@ -202,8 +201,8 @@ async def test_logprobs_cover_every_token_of_the_answer(tiny: ServeModel) -> Non
 
 
 def test_the_request_body_has_the_tokens_and_the_sampling_settings() -> None:
-    body = empty(Block.NONE).then((3,), Block.NONE).then((4, 5), Block.ASSISTANT)
-    rendered = Rendered("w", Preface(Head(), TEXT, EncodedIds.of((1, 2))), body)
+    body = empty(None).then((1, 2, 3), None).then((4, 5), None)
+    rendered = Rendered("w", Preface(Head(), TEXT), body)
     settings = Settings(
         temperature=0.5, top_p=0.9, seed=7, logprobs=True, top_logprobs=3, presence_penalty=1.5
     )

@@ -23,18 +23,18 @@ from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.remote.answer_reader import Consumer
 from slipring.engines.sharing import Host
 from slipring.engines.tokens.sampling import Sampling
-from slipring.prompts.rendering import EncodedIds, Rendered, empty
+from slipring.prompts.rendering import Rendered
 from slipring.protocol.tools import Offer
 from tests.engines.emitting import deltas_of
 from tests.engines.llama.fake_llama import (
     BYTES_PER_TOKEN,
+    HEAD,
     PLENTY,
-    SAME,
     FakeLlama,
     FakeServer,
     chain,
+    context_of,
     fresh_ids,
-    preface,
     settle,
     then,
     with_head,
@@ -99,7 +99,7 @@ async def test_the_least_recently_used_slot_is_saved_and_restored() -> None:
 
 async def test_nothing_is_saved_if_the_bound_is_zero() -> None:
     engine = FakeLlama(limit=0)
-    chains = [chain(before=preface(EncodedIds.of([next(fresh_ids)]))) for _ in range(3)]
+    chains = [chain(before=context_of([next(fresh_ids)])) for _ in range(3)]
     for each in chains:
         await engine.run(each)
     assert [(await engine.run(then(each), each))[1] for each in chains] == [0, 0, 0]
@@ -110,7 +110,7 @@ async def test_a_history_sent_again_runs_in_the_slot_that_holds_it() -> None:
     engine = FakeLlama()
     first = chain()
     number, _ = await engine.run(first)
-    again = Rendered("w", preface(), empty(None)).then([*first.ids()[8:], next(fresh_ids)], None)
+    again = context_of([*first.ids(), next(fresh_ids)])
     assert await engine.run(again) == (number, first.total)
     assert engine.server.requests == []
 
@@ -119,7 +119,7 @@ async def test_a_history_that_shares_less_than_half_runs_in_another_slot() -> No
     engine = FakeLlama()
     first = chain(120)
     number, _ = await engine.run(first)
-    other = Rendered("w", preface(), empty(None)).then([*first.ids()[8:48], next(fresh_ids)], None)
+    other = context_of([*first.ids()[:48], next(fresh_ids)])
     assert await engine.run(other) == (1 - number, 48)
     assert await engine.run(then(first), first) == (number, first.total)
 
@@ -151,7 +151,7 @@ async def test_a_continuation_with_a_new_head_overwrites_its_parents_slot() -> N
     parent, other = chain(), chain()
     await engine.run(other)
     number, _ = await engine.run(parent)
-    new = then(with_head(parent, preface(EncodedIds.of(range(50, 90)))))
+    new = then(with_head(parent, range(50, 90)))
     assert await engine.run(new, parent) == (number, 0)
     assert engine.server.requests == [], "nothing was saved"
 
@@ -160,22 +160,22 @@ async def test_a_fork_with_a_new_head_copies_nothing() -> None:
     engine = FakeLlama()
     parent = chain()
     number, _ = await engine.run(parent)
-    new = then(with_head(parent, preface(EncodedIds.of(range(50, 90)))))
+    new = then(with_head(parent, range(50, 90)))
     assert await engine.run(new, parent, fork=True) == (1 - number, 0)
     assert engine.server.requests == []
 
 
-async def test_the_certain_context_has_the_head_of_the_job() -> None:
-    head = preface(EncodedIds.of(range(50, 90)))
+async def test_what_a_slot_holds_is_certain_if_it_holds_the_parent() -> None:
     parent = chain()
     slot = Slot(0)
     slot.record(parent, "t")
-    assert SlotRequest("t", then(with_head(parent, head)), parent, False).certain_context(slot) is None
+    another = then(with_head(parent, range(50, 90)))
+    assert SlotRequest("t", another, parent, False).certain_context(slot) is None
     assert SlotRequest("other", then(parent), parent, False).certain_context(slot) is None
-    slot.record(then(with_head(parent, head)), "t")
-    sure = SlotRequest("t", then(with_head(parent, head)), parent, False).certain_context(slot)
+    slot.record(then(parent), "t")
+    sure = SlotRequest("t", then(parent), parent, False).certain_context(slot)
     assert sure is not None
-    assert (sure.preface, sure.body) == (head, parent.body)
+    assert sure.body is parent.body
 
 
 # Tenants
@@ -183,7 +183,7 @@ async def test_the_certain_context_has_the_head_of_the_job() -> None:
 
 async def test_slots_and_files_are_not_reused_for_another_tenant() -> None:
     engine = FakeLlama(1)
-    words = Rendered("w", SAME, empty(None)).then(range(10, 90), None)
+    words = HEAD.then(range(10, 90), None)
     assert await engine.run(words, tenant="a") == (0, 0)
     assert await engine.run(words, tenant="b") == (0, 0)
     assert (await engine.run(words, tenant="a"))[1] == words.total, "its own context was restored"
@@ -208,7 +208,7 @@ async def test_the_tenant_of_a_slot_is_uncertain_until_the_engine_has_begun() ->
 @pytest.mark.parametrize("failure", ["refused", "lost"])
 async def test_a_job_that_failed_early_makes_no_slot_reusable(failure: str) -> None:
     engine = FakeLlama(1)
-    words = Rendered("w", SAME, empty(None)).then(range(10, 90), None)
+    words = HEAD.then(range(10, 90), None)
     await engine.run(chain(), tenant="a")
     await engine.run(words, tenant="a")
     with pytest.raises(Unavailable):
@@ -414,7 +414,7 @@ async def test_a_continuation_waits_while_its_slot_is_copied_and_other_jobs_do_n
     child = engine.start(then(parent), parent)
     await settle()
     assert not child.done()
-    await asyncio.wait_for(engine.run(chain(before=preface(EncodedIds.of([7])))), 60)
+    await asyncio.wait_for(engine.run(chain(before=context_of([7]))), 60)
     gate.set()
     assert await child == (number, parent.total)
     assert (await fork)[1] == parent.total
@@ -498,7 +498,7 @@ class Schedule:
         parent = known[-1 - which % len(known)] if known and kind != "start" else None
         prompt = chain(20 * (which + 1)) if parent is None else then(parent, 10 * which + 1)
         if parent is not None and kind == "head":
-            prompt = with_head(prompt, preface(EncodedIds.of(range(50, 50 + 10 * which))))
+            prompt = with_head(prompt, range(50, 50 + 10 * which))
         given = parent if kind != "history" else None
         self.largest = max(self.largest, prompt.total)
         job = self.job(prompt, given, tenant, fork=kind == "fork", failure=failure)

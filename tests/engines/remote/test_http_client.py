@@ -13,17 +13,15 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from slipring.engines.remote.http_client import (
+from slipring.engines.remote.http_client import HttpClient, _proxy_of, spliced
+from slipring.engines.remote.http_connection import Payloads
+from slipring.engines.remote.http_failures import (
     BadStatus,
-    HttpClient,
     HttpFailure,
     RedirectedElsewhere,
     TimedOut,
     Unreachable,
     Unreadable,
-    _Payloads,
-    _proxy_of,
-    spliced,
 )
 from tests.server.raw import until
 
@@ -417,7 +415,7 @@ async def test_without_a_limit_a_stream_may_be_silent() -> None:
 
 
 def test_events_without_data_are_skipped() -> None:
-    payloads = _Payloads()
+    payloads = Payloads()
     assert payloads.take(b"data:\n\ndata: \r\n\ndata: {}\n\n") == [b"{}"]
     assert payloads.take(b"data: [DONE]\n\n") == []
     assert payloads.ended
@@ -428,7 +426,7 @@ def test_events_without_data_are_skipped() -> None:
     [b'data: {"a":1}\n\n', b'data: {"a":1}\r\n\r\n', b'data:{"a":1}\n', b'event: x\ndata: {"a":1}\n\n'],
 )
 def test_an_event_that_comes_alone_is_the_same_however_it_is_written(read: bytes) -> None:
-    payloads = _Payloads()
+    payloads = Payloads()
     assert payloads.take(b"data: {") == []
     assert payloads.take(b"}\n\n") == [b"{}"]
     assert payloads.take(read) == [b'{"a":1}']
@@ -436,15 +434,15 @@ def test_an_event_that_comes_alone_is_the_same_however_it_is_written(read: bytes
 
 
 def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.engines.remote.http_client._LONGEST_LINE", 10)
-    payloads = _Payloads()
+    monkeypatch.setattr("slipring.engines.remote.http_connection.LONGEST_EVENT", 10)
+    payloads = Payloads()
     assert payloads.take(b"data: 0123456789") == []
     with pytest.raises(Unreadable):
         payloads.take(b"more")
 
 
 def test_a_long_line_costs_no_more_than_its_length() -> None:
-    payloads, read = _Payloads(), b"x" * 2**16
+    payloads, read = Payloads(), b"x" * 2**16
     began = time.process_time()
     assert payloads.take(b"data: ") == []
     for _ in range(48 * 16):
@@ -715,7 +713,7 @@ async def test_a_document_may_be_a_stream(body: bytes, expected: list[list[bytes
 
 
 def test_a_byte_order_mark_may_come_in_pieces() -> None:
-    payloads = _Payloads()
+    payloads = Payloads()
     found = [each for byte in b"\xef\xbb\xbfdata: 1\n\n" for each in payloads.take(bytes((byte,)))]
     assert found == [b"1"]
 
@@ -784,7 +782,7 @@ async def test_a_web_page_is_no_answer() -> None:
     ],
 )
 def test_payloads_of_odd_streams(lines: bytes, expected: list[bytes]) -> None:
-    assert _Payloads().take(lines) == expected
+    assert Payloads().take(lines) == expected
 
 
 @pytest.mark.parametrize(

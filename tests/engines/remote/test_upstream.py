@@ -11,7 +11,7 @@ from aiohttp import web
 
 from slipring.base.errors import InvalidRequest, RateLimited, ServerError, StartupError
 from slipring.engines.remote.admission_and_retries import Retryable
-from slipring.engines.remote.http_client import BadStatus, TimedOut, Unreachable, Unreadable
+from slipring.engines.remote.http_failures import BadStatus, TimedOut, Unreachable, Unreadable
 from slipring.engines.remote.upstream import (
     Upstream,
     UpstreamOptions,

@@ -121,7 +121,7 @@ async def test_other_instructions_are_another_context() -> None:
         await turns(socket, "three", after=two["id"], instructions="Be brief.")
         assert decoded(fake.prompts[2]).startswith("<|im_start|>system\nBe brief.")
         assert fake.requests[2]["input_ids"] == fake.prompts[2]
-        assert await fake.closed.get() == session_of(fake.requests[1])
+        assert session_of(fake.requests[2]) != session_of(fake.requests[1])
 
 
 async def test_a_continuation_of_an_older_response_gets_a_session_of_its_own() -> None:
@@ -217,7 +217,7 @@ async def test_a_client_that_leaves_ends_the_session_of_its_answer() -> None:
 
 async def test_an_answer_with_a_stop_token_in_its_middle_is_not_appended_to() -> None:
     (word,) = TOKENIZER.encode(" ha")
-    end = TOKENIZER.control("<|endoftext|>")
+    end = TOKENIZER.control("<|im_end|>")
     async with running() as (fake, server), server.connect() as socket:
         (one,) = await turns(socket, "one")
         fake.script(Ids((word, end, word)), Stop())
@@ -225,7 +225,7 @@ async def test_an_answer_with_a_stop_token_in_its_middle_is_not_appended_to() ->
         assert text_of(two) == " ha ha"
         # The server holds a token that the response does not have.
         assert fake.requests[2]["input_ids"] == fake.prompts[2]
-        assert "<|endoftext|>" not in decoded(fake.prompts[2])
+        assert " ha ha" in decoded(fake.prompts[2])
 
 
 async def test_a_server_that_reads_another_prompt_gets_no_more_sessions() -> None:

@@ -70,7 +70,7 @@ def written(name: str, messages: list[dict[str, Any]], **variables: Any) -> str:
     return template.render(messages, TOOLS, add_generation_prompt=True, variables=variables)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_is_written_in_the_familys_form(name: str) -> None:
     assert written(name, LOOP, **THINKING).endswith(LOOPS[name])
 

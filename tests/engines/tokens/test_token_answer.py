@@ -20,14 +20,13 @@ from slipring.core.generation import (
 )
 from slipring.engines.llama.answer import LlamaAnswer
 from slipring.engines.llama.api import Chunk, Probability, Progress, Timings
-from slipring.prompts.dialects.dialect import CHATML
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol import wire
 from slipring.protocol.tools import Offer, Toolset
 from tests.harness import WEATHER
-from tests.prompts.vocabulary import message, renderer, small_metadata
+from tests.prompts.vocabulary import message, of_format, renderer, small_metadata
 
 RENDERER = renderer("chatml in small")
 VOCABULARY = RENDERER.vocabulary
@@ -44,7 +43,7 @@ class Elsewhere(Tokenizer):
         return None
 
 
-ELSEWHERE = DialectRenderer(CHATML, Elsewhere.from_gguf(small_metadata()))
+ELSEWHERE = of_format("chatml", Elsewhere.from_gguf(small_metadata()))
 
 
 NO_TOOLS = Offer()
@@ -58,7 +57,7 @@ class Stream:
         limit: int = 100,
         *,
         generate: bool = True,
-        by: DialectRenderer = RENDERER,
+        by: TemplateRenderer = RENDERER,
         offer: Offer = NO_TOOLS,
         trusted: bool = False,
     ) -> None:

@@ -23,25 +23,17 @@ from slipring.core.generation import (
     Thought,
 )
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
-from slipring.prompts.dialects.dialect import CHATML
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob
 from slipring.protocol.tools import Offer, Toolset
 from tests.harness import WEATHER
-from tests.prompts.vocabulary import message, small
+from tests.prompts.vocabulary import message, of_format, small
 
 VOCABULARY = small()
 END = VOCABULARY.control("<|im_end|>")
 MODEL = Model(name="m", owner="tests", capabilities=Capabilities())
-
-
-class Thinker(DialectRenderer):
-    """Opens a thought with every turn of the model."""
-
-    def opens_thought(self, prompt: Rendered) -> bool:
-        return True
 
 
 def job(offer: Offer | None = None, *, generate: bool = True) -> Job:
@@ -59,9 +51,9 @@ def job(offer: Offer | None = None, *, generate: bool = True) -> Job:
 
 
 def played(
-    asked: Job, *pieces: Piece, by: DialectRenderer | None = None, constrained: bool = False
+    asked: Job, *pieces: Piece, by: TemplateRenderer | None = None, constrained: bool = False
 ) -> list[Delta]:
-    renderer = by or DialectRenderer(CHATML, VOCABULARY)
+    renderer = by or of_format("chatml", VOCABULARY)
     answer = TokenAnswer(asked, renderer.render(asked), renderer, constrained=constrained)
     return [*(delta for piece in pieces for delta in answer.take(piece)), *answer.finish()]
 
@@ -92,7 +84,7 @@ def test_an_answer_that_is_nothing_is_an_answer() -> None:
 
 
 def test_an_answer_begins_with_its_first_id_and_ends_when_that_is_said() -> None:
-    renderer = DialectRenderer(CHATML, VOCABULARY)
+    renderer = of_format("chatml", VOCABULARY)
     answer = TokenAnswer(job(), renderer.render(job()), renderer)
     seen = []
     for piece in (Piece(cached_tokens=3), said("hello"), Piece(), ENDED):
@@ -120,7 +112,7 @@ def test_what_one_read_brings_says_the_same_as_piece_by_piece(
     told = [Logprob(str(id), -1.0, [], []) for id in ids] if with_logprobs else []
     pieces = [Piece(ids[a:b], logprobs=told[a:b]) for a, b in pairwise([0, *cuts, len(ids)]) if a <= b]
     pieces += [ENDED, Piece(cached_tokens=7)]
-    renderer = DialectRenderer(CHATML, VOCABULARY)
+    renderer = of_format("chatml", VOCABULARY)
     answer = TokenAnswer(asked, renderer.render(asked), renderer)
     batches = [pieces[a:b] for a, b in pairwise([0, *reads, len(pieces)])]
     deltas = [*(delta for batch in batches for delta in answer.take_all(batch)), *answer.finish()]
@@ -149,10 +141,13 @@ def condensed(deltas: list[Delta]) -> list[Any]:
 
 
 @pytest.mark.parametrize("constrained", [False, True])
-def test_a_schema_holds_after_the_thought_or_instead_of_it(constrained: bool) -> None:
+def test_a_schema_holds_after_the_thought_or_instead_of_it(
+    constrained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     toolset = Toolset.read(Raw(wire.encode([WEATHER])))
     asked = job(Offer(toolset.callables, required=True))
-    thinker = Thinker(CHATML, VOCABULARY)
+    thinker = of_format("chatml", VOCABULARY)
+    monkeypatch.setattr(thinker, "opens_thought", lambda prompt: True)
     call = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
     at_once = played(asked, said(" "), said(call), ENDED, by=thinker, constrained=constrained)
     assert any(isinstance(delta, CallStarted) for delta in at_once) is constrained

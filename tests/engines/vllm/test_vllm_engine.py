@@ -13,7 +13,7 @@ import pytest
 from slipring.base.errors import InvalidRequest, StartupError, Unavailable
 from slipring.engines.catalog import KINDS, open_engine
 from slipring.engines.vllm.engine import VllmEngine
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from tests.engines.fakes.server import Call, Ids, Refuse, Say, Stall, Stop, set_patience, started
 from tests.engines.fakes.structural_tags import read_tag, schemas_of
 from tests.engines.fakes.tokens import END, TEMPLATE, TOKENIZER, decoded, tokenizer_directory
@@ -64,7 +64,7 @@ async def test_a_request_carries_the_clients_settings_and_no_others() -> None:
             False,
         )
         assert plain["stream_options"] == {"include_usage": True}
-        assert plain["stop_token_ids"] == sorted([END, TOKENIZER.control("<|endoftext|>")])
+        assert plain["stop_token_ids"] == [END]
         assert "seed" not in plain
         assert not {"logprobs", "structured_outputs"} & plain.keys()
 
@@ -466,12 +466,12 @@ async def test_the_template_is_the_servers_or_a_dialect_is_named(tmp_path: Path)
             async with started(fake.engine(tokenizer="")):
                 pass
         async with started(fake.engine(tokenizer="", dialect="chatml")) as engine:
-            assert isinstance(engine.renderer, DialectRenderer)
+            assert isinstance(engine.renderer, TemplateRenderer)
         only = tmp_path / "tokenizer.json"
         only.write_text(await asyncio.to_thread(Path(tokenizer_directory(), "tokenizer.json").read_text))
         fake.tells_template = True
         async with started(fake.engine(tokenizer=str(only))) as engine:
-            assert isinstance(engine.renderer, DialectRenderer)
+            assert isinstance(engine.renderer, TemplateRenderer)
             assert engine.renderer.vocabulary.is_local
 
 
@@ -527,7 +527,7 @@ async def test_a_template_may_be_a_separate_file_of_the_directory(tmp_path: Path
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     named = f"http://127.0.0.1:9,model=m,context=99,tokenizer={tmp_path}"
     async with started(VllmEngine.from_options(named)) as engine:
-        assert isinstance(engine.renderer, DialectRenderer)
+        assert isinstance(engine.renderer, TemplateRenderer)
         assert engine.models()[0].name == "m"
 
 
@@ -539,7 +539,7 @@ async def test_a_server_that_answers_again_gets_jobs_again() -> None:
         assert (await socket.response(**ASK))["status"] == "failed"
         assert (await socket.error(**ASK))["status"] == 503
         fake.is_healthy = True
-        gate = server.server.catalog.engines[0]._gate  # type: ignore[attr-defined]
+        gate = server.server.catalog.engines[0]._admission  # type: ignore[attr-defined]
         probing = gate._breakers[""]._probing
         await asyncio.wait_for(probing, 60)
         assert server.server.catalog.engines[0].trouble is None

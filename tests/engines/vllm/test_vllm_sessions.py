@@ -123,7 +123,7 @@ async def test_other_instructions_are_another_context() -> None:
         await turns(socket, "three", after=two["id"], instructions="Be brief.")
         assert decoded(fake.prompts[2]).startswith("<|im_start|>system\nBe brief.")
         assert fake.requests[2]["prompt"] == fake.prompts[2]
-        assert await fake.closed.get() == session_of(fake.requests[1])
+        assert session_of(fake.requests[2]) != session_of(fake.requests[1])
 
 
 async def test_a_fork_leaves_its_parents_session_alone() -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from slipring.prompts.chain_choices import CALL_IDS, CALL_TEXTS, EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from tests.prompts.chains.chain_machine import ChainMachine, Difference
 from tests.prompts.chains.chain_renderers import DAY, NAMES, renderer_named
 from tests.prompts.chains.histories import HISTORIES, Answer, Call, History, Input, Start, Turn
@@ -77,7 +78,7 @@ def test_a_difference_that_no_choice_names_is_found() -> None:
 def test_what_the_renderer_does_not_name_is_rendered_in_full() -> None:
     shared = family_renderer("qwen3")
     renderer = TemplateRenderer(shared.model, shared.vocabulary, today=DAY)
-    renderer.chain_choices = ()
+    renderer.probed.chain_choices = ()
     off = effort_of(renderer, "none")
     machine, differences = played(renderer, history("user", ("user", off, TEXT), ("user", off, TEXT)))
     assert (machine.appended, machine.in_full, differences) == (0, 1, [])

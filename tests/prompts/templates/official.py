@@ -29,9 +29,10 @@ from slipring.commands.inspection.sample_conversation import (
 )
 from slipring.core.generation import Settings
 from slipring.prompts.parsing.call_writer import Call
+from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_engines import TemplateError
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
-from slipring.prompts.tokenization.token_budget import UNLIMITED
+from slipring.prompts.templates.template_renderer import TemplateRenderer
+from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.prompts.templates.family_templates import control_tokens_of
 from tests.prompts.vocabulary import small_metadata
@@ -165,7 +166,7 @@ def _is_template(renderer: TemplateRenderer, step: AnsweredTurn) -> bool:
     of thoughts."""
     items = tuple(step.job.context())
     whole = renderer.open(
-        renderer.start(step.job.head, step.job.settings, items, renderer._encoder(UNLIMITED))
+        renderer.start(step.job.head, step.job.settings, items, BudgetedEncoder(renderer.vocabulary))
     )
     texts = (spell(renderer.vocabulary, each.ids()) for each in (whole, step.rendering.prompt))
     return len({_without_marks(renderer, text) for text in texts}) == 1

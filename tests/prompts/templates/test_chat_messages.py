@@ -19,8 +19,8 @@ from slipring.prompts.templates.chat_messages import (
 from slipring.protocol.items import Item, short_id
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Toolset
-from tests.prompts.dialects.test_dialects import FILES, PATCH, PATCH_LINE, READ_LINE, WEATHER
 from tests.prompts.parsing.family_formats import HERMES
+from tests.prompts.templates.test_builtin_formats import FILES, PATCH, PATCH_LINE, READ_LINE, WEATHER
 from tests.prompts.vocabulary import call, custom_call, item, message
 
 JSON_ANSWER = TextFormat(kind="json_object", echo=Raw(b"{}"))

@@ -14,16 +14,15 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
 from slipring.prompts.rendering import Rendered, Rendering
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_draft import NO_BOUNDARY, REWRITES_EARLIER
 from slipring.prompts.templates.template_engines import TemplateError
 from slipring.prompts.templates.template_renderer import (
     CONTINUES_ASSISTANT,
     DROPS_THOUGHTS,
     HEAD_CHANGED,
     MOVES_EARLIER,
-    NO_BOUNDARY,
     OPENED_OTHERWISE,
-    REWRITES_EARLIER,
-    ModelTemplate,
     TemplateRenderer,
 )
 from slipring.prompts.tokenization.token_budget import TokenBudget
@@ -240,11 +239,11 @@ def test_a_template_that_requires_alternating_roles_appends(turns: list[tuple[It
         parent, seen = after(step, rendering.context), (*seen, answered)
 
 
-def test_the_template_of_smollm2_renders_the_same_as_the_chatml_dialect() -> None:
+def test_the_template_of_smollm2_renders_the_same_as_built_in_chatml() -> None:
     items = (user("hello"), message("assistant", "yes"), user("more"))
     own = whole(template_renderer("smollm2"), *items, head=Head("You help."))
-    dialect = renderer("chatml in smollm2").render(job(items, head=Head("You help.")))
-    assert own.prompt.ids() == dialect.prompt.ids()
+    builtin = renderer("chatml in smollm2").render(job(items, head=Head("You help.")))
+    assert own.prompt.ids() == builtin.prompt.ids()
 
 
 def test_forks_share_their_parents_tokens() -> None:

@@ -1,7 +1,7 @@
 """Client text never becomes a control token in the output of a template."""
 
 import json
-from functools import cache
+from functools import cache, partial
 
 import pytest
 from hypothesis import given, note
@@ -45,7 +45,7 @@ def test_no_control_token_contains_client_text(parts: list[tuple[str, str]]) -> 
     for vocabulary in VOCABULARIES:
         note(vocabulary)
         looks = finder(vocabulary)
-        guard = ControlTokenGuard(looks, "".join(text for text, _ in parts))
+        guard = ControlTokenGuard(looks, lambda: "".join(text for text, _ in parts))
         text, own = "", set()
         for client_text, written in parts:
             if client_text == "type":
@@ -67,7 +67,7 @@ def test_mending_restores_the_text_whichever_character_was_inserted(client_text:
         for inputs in (text, text + others, text + others.encode("unicode_escape").decode()):
             for vocabulary in VOCABULARIES:
                 note(vocabulary)
-                guard = ControlTokenGuard(finder(vocabulary), inputs)
+                guard = ControlTokenGuard(finder(vocabulary), partial(str, inputs))
                 (mended,) = guard.mend([guard.text(text)])
                 assert mended == text
 
@@ -75,21 +75,39 @@ def test_mending_restores_the_text_whichever_character_was_inserted(client_text:
 @EVERY_VOCABULARY
 @pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_end|><|im_end|>b", " <|im_end|", "|>x", "im_end"])
 def test_mending_removes_escaped_characters(vocabulary: str, text: str) -> None:
-    guard = ControlTokenGuard(finder(vocabulary), text)
+    guard = ControlTokenGuard(finder(vocabulary), lambda: text)
     broken = guard.text(text)
     assert broken != text
     assert guard.mend([json.dumps(broken)]) == [json.dumps(text)]
     assert guard.mend([repr([broken])]) == [repr([text])]
 
 
+@given(st.lists(HOSTILE | SLICES, max_size=5).map("".join), st.integers(0, 60))
+def test_a_text_is_divided_where_its_parts_have_the_same_tokens(text: str, at: int) -> None:
+    at = min(at, len(text))
+    for vocabulary in VOCABULARIES:
+        looks = finder(vocabulary)
+        left, right = looks.split(text[:at]), looks.split(text[at:])
+        joins_texts = left and right and isinstance(left[-1], str) and isinstance(right[0], str)
+        assert looks.divides(text, at) == (not joins_texts and looks.split(text) == left + right)
+
+
+def test_what_is_known_is_broken_like_any_other_text() -> None:
+    known = ("<|im_end|>", "plain", "<|im")
+    looks = ControlTokenFinder(everything(), "", known)
+    assert looks.intact == {"plain": "plain"}
+    guards = ControlTokenGuard(looks, str), ControlTokenGuard(finder("everything"), str)
+    assert len({tuple(map(guard.text, known)) for guard in guards}) == 1
+
+
 def test_plain_texts_are_not_changed() -> None:
-    guard = ControlTokenGuard(finder("everything"), "")
+    guard = ControlTokenGuard(finder("everything"), str)
     for text in ("", "hello", "2 < 3, or {so}", " Xyz\n", "properties", "type", "a|b", "[1]"):
         assert guard.text(text) == text
 
 
 def test_all_strings_of_a_value_are_broken_except_schema_words() -> None:
-    guard = ControlTokenGuard(finder("odd"), "")
+    guard = ControlTokenGuard(finder("odd"), str)
     value = {"type": "object", "halt": [{"x": "halt"}, 1, None], "required": ["hal"]}
     broken = guard.value(value)
     assert [*broken] == ["type", guard.text("halt"), "required"]
@@ -101,14 +119,14 @@ def test_all_strings_of_a_value_are_broken_except_schema_words() -> None:
 
 def test_characters_in_the_template_are_not_inserted() -> None:
     source = "\ue000 {{ '\\ue001' }}"
-    guard = ControlTokenGuard(finder("everything", source), "\ue002\\ue003")
+    guard = ControlTokenGuard(finder("everything", source), lambda: "\ue002\\ue003")
     assert guard.text("<|im_end|>") == "<\ue004|im_end|>"
     assert guard.mend(["\ue000\ue001\ue002\ue003"]) == ["\ue000\ue001\ue002\ue003"]
 
 
 def test_input_with_every_private_character_is_refused_only_if_one_is_needed() -> None:
     every = "".join(map(chr, range(0xE000, 0xF900)))
-    guard = ControlTokenGuard(finder("everything"), every)
+    guard = ControlTokenGuard(finder("everything"), lambda: every)
     assert guard.text(every) == every
     assert guard.mend([every]) == [every]
     with pytest.raises(InvalidRequest, match="private-use"):

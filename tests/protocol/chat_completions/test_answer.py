@@ -1,7 +1,7 @@
 """Answers: the message of a response, and the chunks of its events."""
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from msgspec import UNSET, Raw, UnsetType, structs
@@ -38,6 +38,7 @@ from tests.protocol.chat_completions.sent import USER, Json, translated
 CITATION = {"type": "url_citation", "url": "https://x", "title": "X", "start_index": 0, "end_index": 1}
 OTHER_ANNOTATION = {"type": "file_path", "file_id": "f", "index": 0}
 RESPONSE_ID = "resp_" + "0123456789abcdef" * 2
+E = TypeVar("E", bound=Event)
 USAGE = Usage(10, InputTokensDetails(4, 6), 5, OutputTokensDetails(2), 15)
 
 
@@ -62,9 +63,10 @@ def custom(number: int) -> CustomToolCallItem:
     return CustomToolCallItem("ctc_1", f"call_{number}", "run", "ls", "completed")
 
 
-def body(*responses: Response, **fields: Any) -> Json:
+def body(answer: Response, **fields: Any) -> Json:
     translation, _ = translated(USER, **fields)
-    return check_completion(wire.encode(translation.body(*responses)))
+    assert translation.ends(Stage().event(events.Completed, response=answer))
+    return check_completion(wire.encode(translation.body(answer)))
 
 
 def choice(answer: Response, **fields: Any) -> Json:
@@ -157,7 +159,9 @@ def test_an_answer_without_anything_has_an_empty_content() -> None:
 
 def test_a_response_without_usage_has_none() -> None:
     translation, _ = translated(USER)
-    assert translation.body(response(text("hi"), usage=None)).usage is None
+    silent = response(text("hi"), usage=None)
+    assert translation.ends(Stage().event(events.Completed, response=silent))
+    assert translation.body(silent).usage is None
 
 
 def test_annotations_and_logprobs_are_passed_on() -> None:
@@ -181,14 +185,24 @@ def test_what_checks_found_is_passed_on() -> None:
     assert found["output"] == {"type": "error", "code": "timeout", "message": "Too slow."}
 
 
-def test_several_choices_share_their_prompt() -> None:
+@pytest.mark.parametrize(("prompt_tokens", "cached"), [(10, 1), (0, 4)])
+def test_several_choices_share_their_prompt(prompt_tokens: int, cached: int) -> None:
     translation, _ = translated(USER, n=2)
-    translation.prefilled(Usage(10, InputTokensDetails(1, 9), 0, OutputTokensDetails(0), 10))
-    found = check_completion(wire.encode(translation.body(response(text("a")), response(text("b")))))
+    prompt = Usage(prompt_tokens, InputTokensDetails(1, 9), 0, OutputTokensDetails(0), prompt_tokens)
+    translation.prefilled(prompt)
+    two, one = response(text("b")), response(text("a"))
+    assert not translation.ends(Stage("1").event(events.Completed, response=two))
+    assert translation.ends(Stage("0").event(events.Completed, response=one))
+    found = check_completion(wire.encode(translation.body(one)))
     assert [each["message"]["content"] for each in found["choices"]] == ["a", "b"]
     usage = found["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (10, 10, 20)
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 1
+    assert usage["prompt_tokens_details"]["cached_tokens"] == cached
+
+
+def test_a_failure_of_one_choice_is_that_of_all() -> None:
+    translation, _ = translated(USER, n=2)
+    assert translation.ends(Stage("1").event(events.Failed, response=response()))
 
 
 # Streams -----------------------------------------------------------------------------------------
@@ -201,7 +215,7 @@ class Stage:
         self._lane = UNSET if lane is None else lane
         self._number = 0
 
-    def event(self, kind: type[Event], **fields: Any) -> Event:
+    def event(self, kind: type[E], **fields: Any) -> E:
         self._number += 1
         return kind(sequence_number=self._number, stream_id=self._lane, **fields)
 
@@ -410,6 +424,13 @@ def test_choices_are_told_apart_by_their_lane() -> None:
     *chunks, last = read_stream(text)
     assert [chunk["choices"][0]["index"] for chunk in chunks] == [0, 1, 1, 0, 0, 1]
     assert last["usage"]["completion_tokens"] == 10
+
+
+def test_the_first_choice_begins_with_the_prompt() -> None:
+    one, two = Stage("0"), Stage("1")
+    sent = (Stage().created(), one.created(), two.created(), one.completed(), two.completed())
+    chunks = read_stream(stream(*sent, n=2))
+    assert [chunk["choices"][0]["index"] for chunk in chunks] == [0, 1, 0, 1]
 
 
 def test_a_translation_that_has_read_nothing_can_name_an_error() -> None:

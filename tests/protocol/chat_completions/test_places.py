@@ -9,7 +9,7 @@ from slipring.core.chain import input_items
 from slipring.protocol import requests
 from slipring.protocol.chat_completions.translation import ChatTranslation
 from slipring.protocol.definitions import Definitions
-from slipring.protocol.events import Error
+from slipring.protocol.events import Error, ErrorAnswer
 from slipring.protocol.tools import Toolset
 from tests.protocol.chat_completions.sent import FINGERPRINT, USER, Json, translated
 
@@ -61,7 +61,6 @@ NAMES = {
     "text.format": "response_format",
     "text.format.type": "response_format.type",
     "text.format.schema": "response_format.json_schema.schema",
-    "text.verbosity": "verbosity",
     "reasoning.effort": "reasoning_effort",
     "max_output_tokens": "max_tokens",
     "include": "logprobs",
@@ -70,8 +69,11 @@ NAMES = {
 
 
 def renamed(translation: ChatTranslation, error: ApiError) -> tuple[str, str | None]:
-    body = translation.renamed(Error.of(error)).error
-    return body.message, body.param
+    reply = translation.error(Error.of(error)).body
+    assert isinstance(reply, ErrorAnswer)
+    translation.rename(error)
+    assert (error.message, error.param) == (reply.error.message, reply.error.param)
+    return reply.error.message, reply.error.param
 
 
 @pytest.mark.parametrize("own", NAMES)

@@ -37,10 +37,7 @@ def test_settings_have_the_same_names_in_a_create_request() -> None:
         "parallel_tool_calls": False,
         "metadata": {"a": "b"},
         "prompt_cache_key": "k",
-        "prompt_cache_retention": "24h",
         "safety_identifier": "s",
-        "user": "u",
-        "service_tier": "flex",
     }
     request = create(USER, **same)
     assert {name: getattr(request, name) for name in same} == same
@@ -104,12 +101,11 @@ def test_a_switch_that_is_on_leaves_the_effort_as_it_is(fields: dict[str, Any]) 
     assert reasoning.effort == "low"
 
 
-def test_verbosity_and_format_become_the_text_settings() -> None:
+def test_a_schema_becomes_a_text_format() -> None:
     schema = {"type": "object", "properties": {}}
     given = {"name": "n", "schema": schema, "strict": True, "description": "d"}
-    text = create(USER, verbosity="low", response_format={"type": "json_schema", "json_schema": given}).text
+    text = create(USER, response_format={"type": "json_schema", "json_schema": given}).text
     assert text is not None
-    assert text.verbosity == "low"
     assert json.loads(bytes(text.format)) == {"type": "json_schema", **given}  # type: ignore[arg-type]
 
 

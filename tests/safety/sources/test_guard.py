@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 import pytest
 
 from slipring.base.errors import ServerError, StartupError
-from slipring.core.generation import Accepted, Delta, Emit, Finished, Job, Model, Refused, deliver
+from slipring.core.generation import Accepted, Delta, Emit, Finished, Job, Model, RefusalText, deliver
 from slipring.engines.catalog import Catalog
 from slipring.safety.source import SourceFailed
 from slipring.safety.sources.guard import Guard, GuardSettings
@@ -142,7 +142,7 @@ class FailingEngine(GuardEngine):
     ("outcome", "reason"),
     [
         (ServerError("the text was: tea"), "the guard model failed: server_error"),
-        (Refused("I will not read tea"), "the guard model refused to answer"),
+        (RefusalText("I will not read tea"), "the guard model refused to answer"),
         (None, "the guard model gave no answer"),
         (SourceFailed("anything"), "anything"),
     ],

@@ -73,10 +73,11 @@ async def test_a_stream_of_a_run_with_a_corrupted_event_is_cut_off(tmp_path: Pat
         performance.say("a", "b")
         performance.finish()
         await api.ended(begun["id"])
+        await until(lambda: not api.server.server.background._runs)  # every event has been written
         with apsw.Connection(str(path)) as database:
             database.set_busy_timeout(60_000)
             database.execute("UPDATE slipring_run_events SET data = x'7b' WHERE sequence_number = 5")
-        await until(lambda: not api.server.server.background._runs)
+            assert database.changes() == 1
         url = f"{api.server.url}/responses/{begun['id']}?stream=true"
         async with api.server.http.get(url, headers=KEY) as answer:
             received = await is_cut_off(answer)

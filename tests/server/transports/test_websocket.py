@@ -14,7 +14,7 @@ from slipring.core.generation import (
     Delta,
     Emit,
     Job,
-    Refused,
+    RefusalText,
     Text,
     Thought,
     ThoughtSummary,
@@ -138,7 +138,7 @@ async def test_a_reasoning_summary_is_streamed_in_parts() -> None:
 async def test_a_refusal_is_a_part_of_the_message() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
-        events = await played(socket, engine, Refused("I will "), Refused("not."))
+        events = await played(socket, engine, RefusalText("I will "), RefusalText("not."))
         assert kinds(events)[3:8] == [
             "content_part.added",
             "refusal.delta",

@@ -18,11 +18,11 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 class WriterFacts(Struct, frozen=True, kw_only=True):
     """What writes contexts."""
 
-    kind: Literal["template", "builtin_template", "dialect"]
+    kind: Literal["template", "builtin_template"]
     name: str
-    """Of the built-in template or the dialect; empty for the model's own template."""
+    """Of the built-in template; empty for the model's own template."""
     template_engine: str
-    """The library that runs the template; empty for a dialect."""
+    """The library that runs the template."""
     why: str
 
 
@@ -46,8 +46,7 @@ class FormatFacts(Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...]
     """Marks that have no meaning."""
     tools_described_by: str
-    """``template``, ``dialect`` or ``slipring``, which does it in the system message if the template does
-    not."""
+    """``template``, or ``slipring``, which does it in the system message if the template does not."""
 
 
 class StopToken(Struct, frozen=True, kw_only=True):
@@ -55,7 +54,7 @@ class StopToken(Struct, frozen=True, kw_only=True):
     """None if the vocabulary does not have it."""
     name: str | None
     sources: tuple[str, ...]
-    """Of ``eos_token``, ``files``, ``template``, ``dialect``."""
+    """Of ``eos_token``, ``files``, ``template``."""
 
 
 class VariableFacts(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Collects the facts about a model: makes its renderer, and tries it with a sample conversation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -45,14 +45,11 @@ from slipring.commands.inspection.sample_conversation import (
 )
 from slipring.commands.inspection.spelled_vocabulary import SpelledVocabulary
 from slipring.core.generation import Settings
-from slipring.engines.tokens.builtin_templates import NAMES, find_builtin
+from slipring.engines.tokens.builtin_templates import NAMES, STOPS, find_builtin
 from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.rendering_options import read_variables
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.rendering import Renderer
-from slipring.prompts.templates.detection.format_detection import layout_in_words
-from slipring.prompts.templates.message_forms import MessageForms
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 
@@ -73,8 +70,8 @@ class Inspected(Struct, frozen=True):
     """A model with its renderer."""
 
     source: ModelSource
-    renderer: Renderer
-    readable: Renderer
+    renderer: TemplateRenderer
+    readable: TemplateRenderer
     """Renders like ``renderer`` to ids that can be decoded in this process."""
 
 
@@ -115,16 +112,6 @@ def sampling_facts(source: ModelSource) -> dict[str, float | None]:
 
 def writer_facts(model: Inspected) -> WriterFacts:
     renderer, source = model.renderer, model.source
-    if isinstance(renderer, DialectRenderer):
-        named = "the option dialect names it"
-        same = "it writes exactly what the model's template writes"
-        return WriterFacts(
-            kind="dialect",
-            name=renderer.dialect.name,
-            template_engine="",
-            why=named if source.options.dialect else same,
-        )
-    assert isinstance(renderer, TemplateRenderer)
     engine = renderer.template.engine
     dialect = source.options.dialect
     if renderer.model.source == source.info.template:
@@ -145,13 +132,9 @@ def format_facts(model: Inspected) -> FormatFacts:
     format = renderer.output_format
     calls = msgspec.to_builtins(format.calls) if format.calls is not None else None
     tag = calls.pop("type") if calls is not None else ""
-    if isinstance(renderer, TemplateRenderer):
-        detected = renderer.detected
-        describer = "template" if detected.writes_tools else "slipring"
-        has_own = _has_calls(detected.format) or not _has_calls(format)
-        found = detected.found if has_own else "JSON calls of Hermes, because the template writes none"
-    else:
-        found, describer = f"{layout_in_words(format)}, as the dialect has them", "dialect"
+    detected = renderer.detected
+    has_own = _has_calls(detected.format) or not _has_calls(format)
+    found = detected.found if has_own else "JSON calls of Hermes, because the template writes none"
     thoughts = MarksFacts(open=format.think_open, close=format.think_close)
     return FormatFacts(
         found=found,
@@ -160,7 +143,7 @@ def format_facts(model: Inspected) -> FormatFacts:
         thoughts=thoughts if format.think_close else None,
         calls_end_thoughts=format.calls_end_thoughts,
         ignored=format.ignored,
-        tools_described_by=describer,
+        tools_described_by="template" if detected.writes_tools else "slipring",
     )
 
 
@@ -169,15 +152,12 @@ def stop_tokens(model: Inspected) -> tuple[StopToken, ...]:
     renderer = model.renderer
     vocabulary = renderer.vocabulary
     named: dict[str, list[str]] = {}
-    ids: Mapping[int, list[str]] = {}
-    if isinstance(renderer, TemplateRenderer):
-        if renderer.model.eos_token:
-            named.setdefault(renderer.model.eos_token, []).append("eos_token")
-        for stop in renderer.output_format.stops:
-            named.setdefault(stop, []).append("template")
-        ids = {id: ["files"] for id in renderer.model.stop_ids}
-    elif isinstance(renderer, DialectRenderer):
-        named = {stop: ["dialect"] for stop in renderer.dialect.stop if vocabulary.has_control(stop)}
+    if renderer.model.eos_token:
+        named.setdefault(renderer.model.eos_token, []).append("eos_token")
+    further = filter(vocabulary.has_control, STOPS.get(model.source.options.dialect, ()))
+    for stop in (*renderer.output_format.stops, *further):
+        named.setdefault(stop, []).append("template")
+    ids = {id: ["files"] for id in model.source.info.stop_ids}
     known = {vocabulary.control(name): name for name in named if vocabulary.has_control(name)}
     names = control_names(vocabulary) | known
     found = [
@@ -196,11 +176,8 @@ def stop_tokens(model: Inspected) -> tuple[StopToken, ...]:
     return (*found, *missing)
 
 
-def variable_facts(model: Inspected) -> VariableFacts | None:
-    renderer, options = model.renderer, model.source.options
-    if not isinstance(renderer, TemplateRenderer):
-        return None
-    switches = renderer.detected.thinking
+def variable_facts(model: Inspected) -> VariableFacts:
+    options, switches = model.source.options, model.renderer.detected.thinking
     return VariableFacts(
         thinking=options.thinking,
         given=dict(read_variables(model.source.kind, options)),
@@ -213,8 +190,8 @@ def variable_facts(model: Inspected) -> VariableFacts | None:
 
 
 def adapted_forms(model: Inspected) -> tuple[AdaptedForm, ...]:
-    forms = model.renderer.forms if isinstance(model.renderer, TemplateRenderer) else MessageForms()
-    refused = [name for name, is_taken in structs.asdict(forms).items() if is_taken is False]
+    forms = structs.asdict(model.renderer.forms)
+    refused = [name for name, is_taken in forms.items() if is_taken is False]
     hidden = {"systems"} if "system" in refused else set()
     return tuple(
         AdaptedForm(form=_FORMS[name][0], adaptation=_FORMS[name][1])
@@ -319,8 +296,6 @@ def _steps(model: Inspected, renderer: Renderer, *, thinks: bool, loops: int) ->
 
 def _effort(model: Inspected, *, thinks: bool) -> str | None:
     """The effort with which a model thinks, or does not; None where that is its default."""
-    if not isinstance(model.renderer, TemplateRenderer):
-        return None
     switches = model.renderer.detected.thinking
     if thinks:
         return "high" if switches.thinks_by_default is False else None

@@ -27,7 +27,6 @@ _SOURCES = {
     "eos_token": "eos_token",
     "files": "the model's files",
     "template": "the template ends answers with it",
-    "dialect": "the dialect",
 }
 Row = tuple[str, str | Text]
 
@@ -100,7 +99,6 @@ def _format_rows(writer: WriterFacts, format: FormatFacts) -> Iterator[Row]:
     names = {
         "template": "the model's chat template",
         "builtin_template": f"built-in template {writer.name}",
-        "dialect": f"dialect {writer.name}",
     }
     runs = f", run by {writer.template_engine}" if writer.template_engine else ""
     yield "written by", f"{names[writer.kind]}{runs}"

@@ -6,15 +6,16 @@ from typing import Any
 
 from slipring import __version__
 from slipring.commands.openapi.operations import OPERATIONS, Operation
-from slipring.commands.openapi.schemas import EVENT, Schema, components, ref
+from slipring.commands.openapi.schemas import Schema, components, ref
 from slipring.protocol.events import ErrorAnswer
 
 _JSON = "application/json"
 _COMMON_ERRORS = (401, 403, 500, 503)
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _DESCRIPTION = (
-    "The OpenAI Responses API. `/v1` may be left out of any path. The server accepts and ignores fields that"
-    " are not described here. `null` is the same as leaving an optional field out."
+    "The OpenAI Responses API, and Chat Completions over the same models. `/v1` may be left out of any path."
+    " The server accepts and ignores fields that are not described here. `null` is the same as leaving an"
+    " optional field out."
 )
 
 
@@ -105,9 +106,12 @@ def _answer(operation: Operation, status: int) -> dict[str, Any]:
     if operation.answer is None:
         return {"description": _phrase(status)}
     content: dict[str, Any] = {_JSON: {"schema": ref(operation.answer)}}
-    if operation.streams:
+    if operation.streams is not None:
         # OpenAPI 3.1 cannot describe the events of a stream.
-        content["text/event-stream"] = {"schema": {"type": "string"}, "x-slipring-event": ref(EVENT)}
+        content["text/event-stream"] = {
+            "schema": {"type": "string"},
+            "x-slipring-event": ref(operation.streams),
+        }
     return {"description": _phrase(status), "content": content}
 
 

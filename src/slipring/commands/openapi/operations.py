@@ -7,7 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from slipring.commands.openapi.schemas import Schema
+from slipring.commands.openapi.schemas import EVENT, Schema
+from slipring.protocol.chat_completions.chunks import ChatChunk
+from slipring.protocol.chat_completions.completion import ChatCompletion
+from slipring.protocol.chat_completions.request import ChatRequest
 from slipring.protocol.endpoints.compact import CompactRequest, Window
 from slipring.protocol.endpoints.conversations import (
     AddItems,
@@ -53,8 +56,8 @@ class Operation(Struct, frozen=True):
     query: dict[str, Any] = {}
     errors: tuple[int, ...] = ()
     """Statuses of errors, in addition to those that all operations share."""
-    streams: bool = False
-    """Whether the answer can also be a stream of events."""
+    streams: type[Struct] | str | None = None
+    """What the answer can also be a stream of: a type, or the name of a schema."""
     is_open: bool = False
     """Whether the operation works without an API key."""
 
@@ -79,7 +82,7 @@ OPERATIONS = (
         Response,
         body=CreateRequest,
         errors=(400, 404, 413, 415, 424, 429),
-        streams=True,
+        streams=EVENT,
     ),
     Operation(
         "POST",
@@ -111,7 +114,7 @@ OPERATIONS = (
             "starting_after": {"type": "integer", "minimum": 0},
         },
         errors=(400, 404),
-        streams=True,
+        streams=EVENT,
     ),
     Operation(
         "DELETE", _RESPONSE, "deleteResponse", "Delete a stored response.", DeletedResponse, errors=(404,)
@@ -198,6 +201,16 @@ OPERATIONS = (
         "Remove an item from a conversation.",
         ConversationObject,
         errors=(404,),
+    ),
+    Operation(
+        "POST",
+        "/v1/chat/completions",
+        "createChatCompletion",
+        "Create a chat completion.",
+        ChatCompletion,
+        body=ChatRequest,
+        errors=(400, 404, 413, 415, 429),
+        streams=ChatChunk,
     ),
     Operation(
         "POST",

@@ -10,6 +10,19 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, inspect, structs
 
+from slipring.protocol.chat_completions.answer_format import ChatFormat, ChatSchema
+from slipring.protocol.chat_completions.chunks import ChatChunk
+from slipring.protocol.chat_completions.completion import ChatCompletion
+from slipring.protocol.chat_completions.history import ChatMessage
+from slipring.protocol.chat_completions.request import ChatRequest
+from slipring.protocol.chat_completions.tool_offer import (
+    ChatFunction,
+    ChatTool,
+    ChatToolChoice,
+    ChatToolName,
+    FunctionChoices,
+    ToolChoices,
+)
 from slipring.protocol.endpoints.compact import CompactRequest, Window
 from slipring.protocol.endpoints.conversations import (
     AddItems,
@@ -62,6 +75,10 @@ from slipring.protocol.requests import (
     CreateRequest,
     JsonSchemaFormat,
     Management,
+    Metadata,
+    ModerationConfig,
+    StopSequence,
+    StopSequences,
     TextConfig,
 )
 from slipring.protocol.responses import OutputItem, OutputTextPart, Response, TextEcho, ToolSearchCallItem
@@ -80,11 +97,13 @@ _REQUEST_TYPES: tuple[Any, ...] = (
     *(TextPart, ImagePart),
     *(FunctionTool, CustomTool, NamespaceTool, McpTool, NamedTool, ChoiceObject),
     *(ConversationRef, Management, JsonSchemaFormat),
+    *(ChatRequest, ChatMessage, ChatTool, ChatFunction, ChatToolChoice, ChatToolName, ChatFormat),
     *_ITEM_BODIES,
 )
 _ANSWER_TYPES: tuple[Any, ...] = (
     *(Response, Window, ItemPage, DeletedResponse, DeletedConversation, ConversationObject, InputTokens),
     *(ModelObject, ModelList, TurnList, Health, Readiness, ModerationAnswer, ErrorAnswer),
+    *(ChatCompletion, ChatChunk),
 )
 
 _OTHER_TOOL = (
@@ -136,6 +155,20 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
             "context_management": _or_null(_list_of(ref(Management))),
         },
         CompactRequest: {"input": input_, "tools": tools},
+        ChatRequest: {
+            "messages": _list_of(ref(ChatMessage), maxItems=MOST_ITEMS),
+            "tools": _or_null(_list_of(ref(ChatTool))),
+            "tool_choice": _or_null(_inline(ToolChoices)),
+            "functions": _or_null(_list_of(ref(ChatFunction))),
+            "function_call": _or_null(_inline(FunctionChoices)),
+            "response_format": _or_null(ref(ChatFormat)),
+            "chat_template_kwargs": _or_null(_OBJECT),
+            "stop": _inline(StopSequence | StopSequences | None),
+            "metadata": _inline(Metadata | None),
+            "moderation": _or_null(ref(ModerationConfig)),
+        },
+        ChatFunction: {"parameters": _or_null(_OBJECT)},
+        ChatSchema: {"schema": _or_null(_OBJECT)},
         CreateConversation: {"items": _or_null(new_items)},
         AddItems: {"items": new_items},
         ModerationRequest: {"input": {"anyOf": [_inline(Inputs), _inline(Parts)]}},

@@ -130,11 +130,19 @@ class OpenCarry:
     __slots__ = ("_observed", "current", "settled")
 
     def __init__(self, carry: Carry) -> None:
+        self.replace(carry)
+
+    def replace(self, carry: Carry, observed: int = 0) -> None:
+        """``carry`` covers the context, with so many finished output items."""
         self.settled = carry
         """Covers the input, and the output up to the client's last append."""
         self.current = carry
         """Covers every finished output item and every accepted append too."""
-        self._observed = 0
+        self._observed = observed
+
+    def extend(self, carry: Carry) -> None:
+        """``carry`` covers an append that was accepted, too."""
+        self.current = carry
 
     def observe(self, output: list[Item]) -> tuple[Item, ...]:
         """Add the output items that are new since the last call to ``current``; returns them."""

@@ -8,12 +8,15 @@ again so tell which calls were made at once, and the context is rendered as it w
 """
 
 import re
+from collections.abc import Callable
+from itertools import count
 
 from msgspec import Struct
 
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, numbered_call
 
 RESPONSE = "resp_"
+_CALL = "call"
 _DIGITS = 4
 _OF_INPUT = "i"
 _SAME_STEP = "s"
@@ -45,6 +48,14 @@ _PREFIXES = {
     "mcp_approval_request": "mcpr",
     "mcp_approval_response": "mcpa",
 }
+
+
+def call_minter(mint: Callable[[str], str], first: int | None) -> Callable[[str], str]:
+    """``mint``, but that it numbers calls from ``first`` on, unless that is None."""
+    if first is None:
+        return mint
+    numbers = count(first)
+    return lambda prefix: numbered_call(next(numbers)) if prefix == _CALL else mint(prefix)
 
 
 class Place(Struct, frozen=True):

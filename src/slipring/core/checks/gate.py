@@ -36,7 +36,7 @@ from slipring.core.generation import (
     CallStarted,
     Delta,
     Finished,
-    Refused,
+    RefusalText,
     Text,
     Thought,
     ThoughtSummary,
@@ -52,13 +52,13 @@ MOST_BYTES = 64 * 1024
 
 _KINDS: dict[type, Kind] = {
     Text: "answer",
-    Refused: "answer",
+    RefusalText: "answer",
     Thought: "reasoning",
     ThoughtSummary: "reasoning",
     CallStarted: "call",
 }
 """The deltas that begin or continue a stretch of an answer."""
-_WITH_TEXT = (Text, Refused, Thought, ThoughtSummary, CallArguments)
+_WITH_TEXT = (Text, RefusalText, Thought, ThoughtSummary, CallArguments)
 _WHOLE = frozenset({Annotated, UpstreamItemStarted, UpstreamItemEvent, UpstreamItemEnded, Finished})
 """The deltas that may begin or end something that is inspected as a whole."""
 Emit = Callable[[], None]

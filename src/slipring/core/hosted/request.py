@@ -67,6 +67,9 @@ class HostedRequest:
         they are, and models of other engines do not see them."""
         self.upstream_tools: UpstreamTools | None = None
         """What that server gets, if the request has any."""
+        self.input: tuple[Item, ...] = ()
+        """The input as the model reads it: its hosted items are opened, and results of approved calls are in
+        it once these have run."""
         self._input: tuple[Item, ...] = ()
         """The input before its hosted items were opened."""
 
@@ -88,6 +91,12 @@ class HostedRequest:
             return
         self.servers = read_servers(request.tools)
         self.builtins = read_builtins(request.tools)
+
+    def resolve(
+        self, servers: Mapping[str, ResolvedServer], answers: Mapping[BuiltinKind, ResolvedBuiltin]
+    ) -> None:
+        """The driver has looked up the servers, and what answers the built-in tools."""
+        self.resolved, self.answers = servers, answers
 
     @property
     def must_resolve(self) -> bool:
@@ -117,11 +126,11 @@ class HostedRequest:
             self.servers, self.builtins, self.answers = before.servers, before.builtins, before.answers
             self.resolved = before.resolved
 
-    def read_input(self, before: Carry, items: tuple[Item, ...], *, complete: bool) -> tuple[Item, ...]:
-        """Find the calls that the input approves; returns the input with its hosted items opened.
-        ``complete``: a response will be generated."""
+    def read_input(self, before: Carry, items: tuple[Item, ...], *, complete: bool) -> None:
+        """Set the input, and find the calls that it approves. ``complete``: a response will be generated."""
+        self.input = items
         if self.is_upstream:
-            return items
+            return
         self.approved = approvals.read(before.approvals, items)
         if self.approved and not complete:
             where = self.approved[0].where
@@ -130,13 +139,12 @@ class HostedRequest:
             )
         self._input = items
         opened = hosted_items.opened(items)
-        return approvals.with_denials(before.approvals, opened) if complete else opened
+        self.input = approvals.with_denials(before.approvals, opened) if complete else opened
 
-    def input_with(self, results: Mapping[str, str], before: Carry) -> tuple[Item, ...]:
-        """The opened input, once the approved calls have returned these results: they stand where the client
-        approved the calls."""
+    def take_results(self, results: Mapping[str, str], before: Carry) -> None:
+        """The approved calls have returned these results: they stand where the client approved the calls."""
         self.approved = []
-        return approvals.with_denials(before.approvals, hosted_items.opened(self._input, results))
+        self.input = approvals.with_denials(before.approvals, hosted_items.opened(self._input, results))
 
     def offer(self, request: CreateRequest, carry: Carry) -> Offered | None:
         """Put the tools of the servers into the request, which loses its secrets, and check the approvals.

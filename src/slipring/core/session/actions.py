@@ -44,6 +44,7 @@ class Loaded(Struct, frozen=True):
     """The requested response; for a conversation, the response that it continues, if any."""
     items: dict[str, Item] = {}
     joined: Joined | None = None
+    compared: ResponseState | None = None
 
 
 class Load(Work[Loaded], frozen=True, eq=False):
@@ -54,11 +55,14 @@ class Load(Work[Loaded], frozen=True, eq=False):
     response_id: str | None = None
     item_ids: frozenset[str] = frozenset()
     conversation_id: str | None = None
+    compared_id: str | None = None
+    """Of the response that the request is to be compared with."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to load."""
-        return self.response_id is None and not self.item_ids and self.conversation_id is None
+        named = (self.response_id, self.conversation_id, self.compared_id)
+        return not self.item_ids and all(each is None for each in named)
 
 
 class Resolved(Struct, frozen=True):
@@ -111,7 +115,7 @@ class CountTokens(Work[int], frozen=True, eq=False):
     def enough(self) -> int | None:
         """The number of tokens at which counting may stop, because the context is compacted from there on;
         None: count all of them."""
-        compaction = self.turn.compaction
+        compaction = self.turn.planned.compaction
         return compaction.plan.threshold if compaction is not None and not compaction.plan.alone else None
 
 

@@ -60,7 +60,7 @@ def read(frame: bytes | str, betas: Betas) -> ClientEvent | None:
             return Create(request, len(data))
     except ApiError as error:
         try:
-            outline = requests.read_outline(data)
+            outline = requests.read_reply_routing(data)
         except ApiError:
             raise error from None
         kind = outline.type
@@ -113,7 +113,7 @@ def _utf8(frame: bytes | str) -> bytes | str:
         raise InvalidJson("The request is not valid UTF-8.") from None
 
 
-def _invalid_create(outline: requests.Outline, size_bytes: int, error: ApiError) -> Create:
+def _invalid_create(outline: requests.ReplyRouting, size_bytes: int, error: ApiError) -> Create:
     """A create whose body is invalid, with the fields that route its refusal."""
     previous = outline.previous_response_id
     request = CreateRequest(

@@ -246,7 +246,8 @@ class GrowingOutputs:
             job = pauses.foreseen_job(turn)
             if job is None or turn.is_calling:
                 return job, nothing
-            open_calls = turn.rollout.open_calls if turn.rollout is not None else nothing
+            rollout = turn.planned.rollout
+            open_calls = rollout.open_calls if rollout is not None else nothing
         elif (state := cache.find(response_id)) is not None:
             job = foreseen_job(state, self._tenant, self._models)
             open_calls = state.carry.open_calls
@@ -287,9 +288,10 @@ class GrowingOutputs:
 def _has_moved_on(growth: _Growth, turn: Turn | None) -> bool:
     """Whether other calls of a paused rollout wait for their outputs than at the last prefill: outputs were
     appended, or hosted calls have ended."""
-    if growth.seen_calls is None or turn is None or turn.rollout is None or turn.is_calling:
+    rollout = turn.planned.rollout if turn is not None and not turn.is_calling else None
+    if growth.seen_calls is None or rollout is None:
         return False
-    return turn.rollout.open_calls is not growth.seen_calls
+    return rollout.open_calls is not growth.seen_calls
 
 
 def _failed_event(

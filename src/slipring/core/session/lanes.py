@@ -11,7 +11,6 @@ from slipring.base.errors import OVERLOAD_RETRY_S, LaneLimitReached, RateLimited
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.limits import Limits
 from slipring.core.turn.turn import Turn
-from slipring.core.turn.waits import ENDED
 
 MOST_ENDED = 128
 """Responses of named lanes that have ended and whose lanes are remembered, per connection."""
@@ -124,7 +123,7 @@ class Lanes:
     def find(self, response_id: str) -> Turn | None:
         """The running turn of this response; None before ``response.created`` and after the end."""
         for turn in self.running():
-            is_known = turn.is_created and turn.wait.place != ENDED.place
+            is_known = turn.is_created and not turn.is_over
             if is_known and turn.output.response_id == response_id:
                 return turn
         return None

@@ -11,9 +11,9 @@ from slipring.core.chain import input_items
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.limits import Limits
 from slipring.core.session.lanes import Lanes
+from slipring.core.session.preparation import new_definitions
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
-from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn.steps import pauses, rollout, steer_queue
 from slipring.core.turn.steps.rollout import AppendRefused
 from slipring.core.turn.turn import Turn
@@ -42,7 +42,7 @@ class LiveInput(Struct, frozen=True):
     def grammars_in(self, append: Append) -> list[Compilable]:
         """The grammars to compile before an append is handled. Raises ``ApiError`` for invalid tools."""
         turn = self.lanes.find(append.target)
-        if append.error is not None or turn is None or turn.rollout is None:
+        if append.error is not None or turn is None or turn.planned.rollout is None:
             return []
         definitions = new_definitions(self.limits, self.ignored_tools)
         input_items.take_definitions(append.items, definitions)
@@ -66,7 +66,7 @@ class LiveInput(Struct, frozen=True):
         if turn.is_listing and turn.asked.request.rollout:
             message = "The response waits for lists of tools, and for no output of a call."
             raise AppendRefused("invalid_input", message)
-        if turn.rollout is None:
+        if turn.planned.rollout is None:
             raise AppendRefused("append_not_supported", "This response is not a rollout.")
         if turn.is_closed:
             message = "The response has been completed. Continue it instead."
@@ -77,7 +77,7 @@ class LiveInput(Struct, frozen=True):
         return emitted
 
     def _require_room(self, append: Append) -> None:
-        rollouts = [turn.rollout for turn in self.lanes.running() if turn.rollout is not None]
+        rollouts = [each for turn in self.lanes.running() if (each := turn.planned.rollout) is not None]
         held, new = sum(each.held_bytes for each in rollouts), append.size_bytes
         total = held + sum(each.size_bytes for each in rollouts)
         if held + new > self.limits.max_queued_bytes or total + new > self.limits.connection_cache_bytes:

@@ -15,7 +15,7 @@ from slipring.core.checks.turn_policy import Policies
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
-from slipring.core.session import client_events, turn_setup
+from slipring.core.session import client_events, preparation
 from slipring.core.session.actions import (
     Action,
     Close,
@@ -152,7 +152,7 @@ class Session:
         try:
             lane_id = requests.read_lane(request.stream_id)
             lane = shared.lanes.open(lane_id)
-            forked = turn_setup.forked_state(request, lane_id, shared.cache)
+            forked = preparation.forked_state(request, lane_id, shared.cache)
             waits = shared.lanes.must_wait(lane)
             pinned = forked if waits else None
             if waits:

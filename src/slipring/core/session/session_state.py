@@ -13,7 +13,7 @@ from slipring.core.session.growing_outputs import GrowingOutputs
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
-from slipring.core.turn import turn_reports
+from slipring.core.turn import endings, turn_reports
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import Event
 from slipring.protocol.timing import TurnReport
@@ -95,9 +95,9 @@ class SessionState:
         """Let later turns continue a response, by its id or by its items."""
         self.cache.remember(state, turn.asked.lane)
         if not self.betas.keeps_nothing and not turn.has_failed:
-            turn.remember(state, self.now)
+            endings.remember(turn, state, self.now)
             self.ports.heads.remember(turn.asked.tenant, turn.asked.request.model, state.head, self.now)
-            if turn.parent is None:
+            if state.parent is None:
                 self.ports.items.remember(turn.asked.tenant, turn.asked.request.items, self.now)
         self.compress(self.cache)
 

@@ -17,9 +17,9 @@ from slipring.core.turn import request_validation
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import steer_queue
 from slipring.core.turn.steps.steer_queue import SteerRefused, Steers
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import Inserted, Turn
 from slipring.protocol.events import Event, SteerErrorCode
-from slipring.protocol.items import CALL_OF_OUTPUT
+from slipring.protocol.items import CALL_OF_OUTPUT, Item
 from slipring.protocol.live_input import Steer
 
 _ANSWERS = frozenset({*CALL_OF_OUTPUT, "mcp_approval_response"})
@@ -29,7 +29,7 @@ _ANSWERS = frozenset({*CALL_OF_OUTPUT, "mcp_approval_response"})
 class Successors:
     """The accepted steers of one connection, and the turns that they lead to."""
 
-    __slots__ = ("_charges", "_limits", "_models", "_ports", "_size_bytes", "_waiting")
+    __slots__ = ("_charges", "_in_input", "_limits", "_models", "_ports", "_size_bytes", "_waiting")
 
     def __init__(self, limits: Limits, ports: Ports, models: Models, charges: Charges) -> None:
         self._charges = charges
@@ -39,6 +39,8 @@ class Successors:
         self._size_bytes = 0
         self._waiting: dict[str, Steers] = {}
         """By response id: steers of ended responses that only the client can continue."""
+        self._in_input: dict[Turn, Steers] = {}
+        """Steers in the input of turns whose responses are not created yet."""
 
     def steer(self, steer: Steer, turn: Turn, refusing: ApiError | None) -> Event:
         """Accept or refuse a steer of a running turn; ``refusing``: why no response may follow."""
@@ -62,7 +64,7 @@ class Successors:
 
         ``state``: the response's state, None if it failed. ``refusing``: why no response may follow.
         """
-        steers, turn.steers = turn.steers, None
+        steers = turn.take_steers()
         if steers is None:
             return [], None
         if state is None:
@@ -75,32 +77,31 @@ class Successors:
             return steers.pending(steer_queue.required_input(state.output, state.carry)), None
         return [], self._successor(turn, state, steers)
 
-    def add_steers(self, turn: Turn) -> None:
-        """Put the waiting steers of a turn's parent into its input: after the outputs, which models expect
+    def add_steers(self, turn: Turn, sent: tuple[Item, ...]) -> tuple[tuple[Item, ...], Inserted]:
+        """The input of a turn, with the waiting steers of its parent: after the outputs, which models expect
         right after their calls, and before what the client says next. Warmups leave them waiting."""
-        if turn.steered_by is None and not turn.asked.request.warms_up:
-            turn.steered_by = self._take(turn)
-        if turn.steered_by is not None:
-            sent = turn.input
-            at = turn.steered_by.at = max(
-                (index + 1 for index, item in enumerate(sent) if item.type in _ANSWERS), default=0
-            )
-            turn.input = sent[:at] + turn.steered_by.items + sent[at:]
+        steers = self._in_input.get(turn)
+        if steers is None and not turn.asked.request.warms_up:
+            steers = self._take(turn)
+        if steers is None:
+            return sent, Inserted()
+        self._in_input[turn] = steers
+        at = max((index + 1 for index, item in enumerate(sent) if item.type in _ANSWERS), default=0)
+        inserted = Inserted(len(steers.items), at, "previous_response_id")
+        return sent[:at] + steers.items + sent[at:], inserted
 
     def commit(self, turn: Turn) -> None:
         """A response is created: the steers in its input are part of it now."""
-        if turn.steered_by is not None:
-            self._size_bytes -= turn.steered_by.size_bytes
-            self._charges.hand_over(turn.steered_by, turn)
-            turn.steered_by = None
+        if (steers := self._in_input.pop(turn, None)) is not None:
+            self._size_bytes -= steers.size_bytes
+            self._charges.hand_over(steers, turn)
 
     def return_steers(self, turn: Turn, error: ApiError) -> list[Event]:
         """A turn has failed: returns the steers in its input, and those that wait for a continuation of its
         parent, which the cache may have lost with this failure."""
         emitted: list[Event] = []
-        for steers in (turn.steered_by, None if turn.asked.follows else self._take(turn)):
+        for steers in (self._in_input.pop(turn, None), None if turn.asked.follows else self._take(turn)):
             emitted += self._fail_successor(steers, error) if steers is not None else []
-        turn.steered_by = None
         return emitted
 
     def return_all(self, error: ApiError) -> list[Event]:
@@ -127,6 +128,7 @@ class Successors:
         )
         successor = Turn(asked, self._ports, Stages(self._ports.clock))
         successor.hosted.follow(turn.hosted)
+        self._in_input[successor] = steers
         return successor
 
     def _require_steerable(self, turn: Turn, steer: Steer, refusing: ApiError | None) -> None:

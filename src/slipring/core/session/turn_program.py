@@ -20,13 +20,11 @@ prefill, no running call.
 
 from contextlib import suppress
 
-from msgspec import Struct
-
-from slipring.base.errors import ApiError, InvalidPrompt, ServerError, forget_frames
+from slipring.base.errors import ApiError, ServerError, forget_frames
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job
-from slipring.core.session import turn_setup
+from slipring.core.session import preparation
 from slipring.core.session.actions import (
     CancelCalls,
     ClaimApprovals,
@@ -37,31 +35,21 @@ from slipring.core.session.actions import (
     Generate,
     ListTools,
     Load,
+    Loaded,
     LogFault,
     ResolveTools,
-    Result,
     Save,
-    Work,
 )
 from slipring.core.session.session_state import SessionState
-from slipring.core.turn import turn_reports, waits
-from slipring.core.turn.steps import failed_steps, pauses
-from slipring.core.turn.turn import Turn
+from slipring.core.turn import endings, turn_reports, waits
+from slipring.core.turn.steps import pauses
+from slipring.core.turn.turn import Ended, Turn
 from slipring.core.turn.waits import Blocked, CutShort, Interrupted
-from slipring.protocol.events import Error, Event
-
-
-class Settled(Struct, frozen=True):
-    """What a turn with a response leaves."""
-
-    successor: Turn | None
-    """The turn that follows it in its lane, for steers."""
-    state: ResponseState | None
-    """Of its response; None if nothing of it is kept."""
+from slipring.protocol.events import Event
 
 
 class TurnProgram:
-    """Runs one turn. It is the only writer of its turn, but for what arrives while the turn runs."""
+    """Runs one turn, and sets what the turn is bound to, prepared and planned as, and how it ends."""
 
     __slots__ = ("_pinned", "_shared", "turn")
 
@@ -71,8 +59,8 @@ class TurnProgram:
         self._pinned: tuple[ConnectionCache, ResponseState] | None = None
         """What the turn continues, and where it is counted."""
 
-    async def run(self) -> Settled | None:
-        """The whole life of the turn. Returns None if it had no response."""
+    async def run(self) -> Turn | None:
+        """The whole life of the turn. Returns the turn that follows it in its lane, for steers."""
         turn, shared = self.turn, self._shared
         try:
             job = await self._prepare()
@@ -80,31 +68,28 @@ class TurnProgram:
             self._refuse(self._error(failure))
             return None
 
-        state: ResponseState | None = None
-        error: ApiError | None = None
         try:
             if shared.counts_only:
                 await self._count(job)
                 return None
-            state = await self._respond(job)
+            ended = await self._respond(job)
         except Exception as failure:
             error = self._error(failure)
             if not turn.is_created:
-                self._refuse(turn_setup.of_job(turn, error) if failure is error else error)
+                self._refuse(preparation.of_job(turn, error) if failure is error else error)
                 return None
-            state = self._fail(error, keeps_steps=True)
-        if state is not None and turn.saves:
+            ended = self._fail(error, keeps_steps=True)
+        if ended.state is not None and turn.saves:
             try:
-                await Save(turn, state)
+                await Save(turn, ended.state)
                 turn.stages.lap("store")
             except Exception as failure:
-                error, state = self._error(failure), None
-                self._fail(error, keeps_steps=False)
+                ended = self._fail(self._error(failure), keeps_steps=False)
 
-        shared.send(self._last_events(state, error))
+        shared.send(self._last_events(ended))
         with suppress(Interrupted):  # it has ended, whether or not that could be written
             await Flush(turn)
-        return self._settle(state)
+        return self._settle(ended)
 
     # Bind, validate.
 
@@ -115,54 +100,63 @@ class TurnProgram:
         turn.stages.lap("queue")
         if (refusal := shared.lifetime.refusal or turn.asked.error) is not None:
             raise refusal
-        missing = turn_setup.bind(turn, shared)
-        self._pin()
+        known, missing = preparation.look_up(turn, shared)
+        self._pin(known.parent)
         if not turn.asked.forks:
             self._end_growth(turn.asked.request.previous_response_id)
-        if shared.asks_each_turn or not missing.is_empty:
-            turn_setup.bind_loaded(turn, await self._of_request(missing), shared.cache)
-            self._pin()
-            if turn.parent is not None and not turn.asked.forks:
-                self._end_growth(turn.parent.id)  # a conversation is continued at its last response
+        must_load = shared.asks_each_turn or not missing.is_empty
+        turn.bound = preparation.bind(turn, known, await missing if must_load else Loaded(), shared)
+        self._pin(turn.bound.parent)
+        if must_load and turn.bound.parent is not None and not turn.asked.forks:
+            self._end_growth(turn.bound.parent.id)  # a conversation is continued at its last response
         turn.stages.lap("resolve")
-        heads, request, parent = shared.ports.heads, turn.asked.request, turn.parent
-        turn.known_head = parent.head if parent is not None else heads.find(turn.asked.tenant, request)
-        if not turn.hosted.is_read:
-            hosting = shared.models.find(request.model).hosted_tools
-            turn.hosted.read_servers(request, hosting, turn.known_head)
-            if turn.hosted.must_resolve:
-                kinds = frozenset(tool.kind for tool in turn.hosted.builtins)
-                found = await self._of_request(ResolveTools(turn, turn.hosted.servers, kinds))
-                turn.hosted.resolved, turn.hosted.answers = found.servers, found.answers
-        job, grammars = turn_setup.begin(turn, shared)
-        if grammars:
-            await self._of_request(CompileGrammars(turn, grammars))
+        with preparation.in_clients_terms(turn):
+            await self._resolve_tools()
+            turn.prepared, turn.planned = preparation.prepare(turn, shared)
+            if not shared.counts_only:
+                preparation.inspect(turn)
+            if turn.prepared.grammars:
+                await CompileGrammars(turn, turn.prepared.grammars)
         turn.stages.lap("validate")
-        return job
+        return turn.planned.job
 
-    async def _of_request(self, work: Work[Result]) -> Result:
-        """Wait for work whose errors name fields of the request; they then name what the client sent."""
-        try:
-            return await work
-        except ApiError as error:
-            raise turn_setup.in_clients_terms(self.turn, error) from None
+    async def _resolve_tools(self) -> None:
+        """Look up the hosted tools of the request, unless the turn before it has."""
+        turn, hosted = self.turn, self.turn.hosted
+        if hosted.is_read:
+            return
+        request = turn.asked.request
+        hosting = self._shared.models.find(request.model).hosted_tools
+        hosted.read_servers(request, hosting, turn.bound.known_head)
+        if hosted.must_resolve:
+            kinds = frozenset(tool.kind for tool in hosted.builtins)
+            found = await ResolveTools(turn, hosted.servers, kinds)
+            hosted.resolve(found.servers, found.answers)
+
+    def _plan(self) -> Job:
+        """All lists of tools are there: plan the jobs, and return the first."""
+        turn = self.turn
+        turn.stages.lap("list")
+        with preparation.in_clients_terms(turn):
+            turn.planned = preparation.plan(turn, self._shared)
+        assert turn.planned.job is not None
+        return turn.planned.job
 
     async def _count(self, job: Job | None) -> None:
         """Count the tokens of the context, for a client that asks for nothing else."""
         turn, shared = self.turn, self._shared
         if job is None:
             await ListTools(turn, dict(turn.hosted.awaited))
-            turn.stages.lap("list")
-            job = turn_setup.complete(turn)
+            job = self._plan()
         tokens = await CountTokens(turn, turn.first_job(job))
         turn.stages.lap("weigh")
-        self._release()
+        self.release()
         shared.actions.append(Counted(tokens))
 
     # Generate, in steps.
 
-    async def _respond(self, job: Job | None) -> ResponseState:
-        """Generate the response, step by step, and close its output. Returns its state."""
+    async def _respond(self, job: Job | None) -> Ended:
+        """Generate the response, step by step, and close its output."""
         turn, shared = self.turn, self._shared
         if turn.asked.detached:
             shared.send(turn.enqueue())
@@ -176,9 +170,9 @@ class TurnProgram:
                 job = await self._next_job()
         except CutShort:
             turn.break_off()
-        closing, state = turn.finish(shared.now)
+        closing, turn.ended = endings.finish(turn, shared.now)
         shared.send(closing)
-        return state
+        return turn.ended
 
     async def _fetch_lists(self) -> Job | None:
         """Begin a response whose tools are not known yet: only their servers know how long they take. Returns
@@ -193,8 +187,7 @@ class TurnProgram:
             turn.stages.lap("list")
             shared.send(turn.end_waiting("steered"))
             return None
-        turn.stages.lap("list")
-        return turn_setup.complete(turn)
+        return self._plan()
 
     async def _first_job(self, job: Job) -> Job | None:
         """The job to begin with: that of the answer, or of a summary; after the calls that the client has
@@ -220,8 +213,12 @@ class TurnProgram:
         turn, checks = self.turn, self.turn.checks
         self._shared.begin_due(turn)
         if checks is not None and checks.holds_work(is_call=is_call):
-            while checks.holds_input:
-                await waits.VERDICTS_ON_INPUT
+            try:
+                while checks.holds_input:
+                    await waits.VERDICTS_ON_INPUT
+            except CutShort:
+                pauses.withdraw(turn)
+                raise
             turn.stages.lap("check")
 
     async def _next_job(self) -> Job | None:
@@ -236,7 +233,7 @@ class TurnProgram:
             shared.begin_due(turn)
             while not checks.is_settled:
                 await waits.VERDICTS_ON_ANSWER
-        if turn.steps is None:
+        if turn.planned.steps is None:
             return None
         most_bytes, may_wait = shared.limits.connection_cache_bytes, shared.lifetime.ending is None
         paused, emitted = pauses.end_step(turn, self._waits_until(), most_bytes, may_wait=may_wait)
@@ -262,7 +259,7 @@ class TurnProgram:
         while not (turn.may_resume and may_go_on):
             if turn.must_end:
                 # Pieces of outputs that a rollout waits for can arrive after its end.
-                if turn.rollout is None:
+                if turn.planned.rollout is None:
                     self._end_growth(response_id)
                 return None
             asks = turn.may_resume
@@ -315,71 +312,71 @@ class TurnProgram:
         """End a turn whose response was never created."""
         turn, shared = self.turn, self._shared
         turn_reports.cut_off_stage(turn)
-        turn.is_blocked = isinstance(error, InvalidPrompt)
+        turn.ended = Ended(error)
         emitted = shared.successors.return_steers(turn, error)
         if not turn.asked.follows:
             shared.evict_parent(turn, error)
-            emitted.append(Error.of(error, turn.asked.lane))
-        self._release()
+            emitted.append(turn.refusal(error))
+        self.release()
         turn.stages.lap("terminal")
         shared.send(emitted)
         shared.actions += shared.growing_outputs.end_unreachable(shared.cache)
         shared.record(turn, turn_reports.report(turn, error))
 
-    def _fail(self, error: ApiError, *, keeps_steps: bool) -> ResponseState | None:
-        """Close the output of a response that fails. Returns the state of its finished steps, if any is kept:
-        then they are saved before the terminal event."""
+    def _fail(self, error: ApiError, *, keeps_steps: bool) -> Ended:
+        """Close the output of a response that fails. If its finished steps are kept, they are saved before
+        the terminal event."""
         turn, shared = self.turn, self._shared
         turn_reports.cut_off_stage(turn)
         if turn.is_calling:
             shared.actions.append(CancelCalls(turn))
         self._end_growth(turn.output.response_id)
-        closing = turn.fail(error)
-        state = failed_steps.keep(turn, error) if keeps_steps else None
-        if state is None:
+        closing, turn.ended = endings.fail(turn, error, keeps_steps=keeps_steps)
+        if turn.ended.state is None:
             shared.evict_parent(turn, error)
         else:
             closing += shared.successors.return_steers(turn, error)
         shared.send(closing)
-        return state
+        return turn.ended
 
-    def _last_events(self, state: ResponseState | None, error: ApiError | None) -> list[Event]:
+    def _last_events(self, ended: Ended) -> list[Event]:
         """The terminal event, and what follows it."""
         turn, shared = self.turn, self._shared
         last = [turn.terminal()]
-        if state is None and error is not None:
-            last += shared.successors.return_steers(turn, error)
+        if ended.state is None and ended.error is not None:
+            last += shared.successors.return_steers(turn, ended.error)
         turn.stages.lap("terminal")
         if shared.betas.timing:
             last.append(turn.output.timing_event(turn_reports.report(turn)))
         return last
 
-    def _settle(self, state: ResponseState | None) -> Settled:
+    def _settle(self, ended: Ended) -> Turn | None:
         """The last events of the turn are on their way: remember its response, report the turn, and give its
         lane to its successor, if it has one."""
-        turn, shared = self.turn, self._shared
+        turn, shared, state = self.turn, self._shared, ended.state
+        report = turn_reports.report(turn)
         self.unpin()
         shared.charges.release(turn)
         if state is not None:
             shared.remember(turn, state)
         about_steers, successor = shared.successors.after(
-            turn, state if not turn.has_failed else None, shared.lifetime.refusal
+            turn, state if not ended.has_failed else None, shared.lifetime.refusal
         )
         shared.send(about_steers)
-        shared.record(turn, turn_reports.report(turn))
+        shared.record(turn, report)
         if successor is None:
             shared.lanes.release(turn)
         else:
             shared.lanes.succeed(turn, successor)
-        return Settled(successor, state)
+        return successor
 
     # What the turn holds.
 
-    def _pin(self) -> None:
+    def _pin(self, state: ResponseState | None) -> None:
         """Count the state that the turn continues for as long as the turn runs."""
-        if self.turn.parent is not None and self._pinned is None:
-            self._pinned = self._shared.cache, self.turn.parent
-            self._shared.cache.pin(self.turn.parent)
+        if state is not None and self._pinned is None:
+            self._pinned = self._shared.cache, state
+            self._shared.cache.pin(state)
 
     def unpin(self) -> None:
         """Count it no longer. For a program that is closed, its ``Turns`` call this."""
@@ -392,8 +389,10 @@ class TurnProgram:
         """A response is continued, or has ended: nothing is prefilled for it any more."""
         self._shared.actions += self._shared.growing_outputs.end(response_id)
 
-    def _release(self) -> None:
-        """Let go of all that a turn without a response holds, and let the next one of its lane run."""
+    def release(self) -> None:
+        """Let go of all that a turn without a response holds, and let the next one of its lane run. If the
+        end of a turn fails itself, its ``Turns`` call this."""
         self.unpin()
         self._shared.charges.release(self.turn)
-        self._shared.lanes.release(self.turn)
+        if self.turn in self._shared.lanes.running():
+            self._shared.lanes.release(self.turn)

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from slipring.base.errors import ApiError, ServerError
+from slipring.core.chain.state import ResponseState
 from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import Delta, Prefill
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
@@ -21,22 +22,22 @@ from slipring.core.session.actions import (
     Generate,
     Inspect,
     ListTools,
+    LogFault,
     Result,
-    Save,
     StartAudit,
     StartPrefill,
     Work,
 )
 from slipring.core.session.foreseen_job import foreseen_job
 from slipring.core.session.session_state import SessionState
-from slipring.core.session.turn_program import Settled, TurnProgram
+from slipring.core.session.turn_program import TurnProgram
 from slipring.core.turn import turn_reports
 from slipring.core.turn.steps import pauses
 from slipring.core.turn.turn import Turn
-from slipring.core.turn.waits import ENDED, QUEUED, Blocked, CutShort, Interrupted, News, Wait
+from slipring.core.turn.waits import ENDED, Blocked, CutShort, Interrupted, News, Wait
 from slipring.protocol.events import Error, Event
 
-_Run = Coroutine[Wait[Any], Any, Settled | None]
+_Run = Coroutine[Wait[Any], Any, Turn | None]
 
 
 class Turns:
@@ -85,14 +86,17 @@ class Turns:
 
     def _resume(self, turn: Turn, result: Any = None, error: Exception | None = None) -> None:
         """Let a turn's program run to its next wait. ``error``: what its current wait ends with."""
-        _, run = self._programs[turn]
+        program, run = self._programs[turn]
         try:
             wait = run.send(result) if error is None else run.throw(error)
             while self._ends_several and isinstance(wait, Flush):
                 turn.wait = wait
                 wait = run.send(None)
         except StopIteration as ended:
-            settled = ended.value
+            successor = ended.value
+        except Exception as fault:
+            successor = None
+            self._give_up(program, fault)
         else:
             turn.wait = wait
             if isinstance(wait, Work):
@@ -100,27 +104,37 @@ class Turns:
             return
         turn.wait = ENDED
         del self._programs[turn]
-        self._after(turn, settled)
+        self._after(turn, successor)
 
-    def _after(self, turn: Turn, settled: Settled | None) -> None:
+    def _give_up(self, program: TurnProgram, fault: Exception) -> None:
+        """The end of a turn has failed itself: the turn then holds nothing either, and its client gets the
+        one event that ends it."""
+        turn, shared, error = program.turn, self._shared, ServerError()
+        shared.actions += [LogFault(fault), Cancel(turn)]
+        shared.actions += shared.growing_outputs.end(turn.output.response_id)
+        program.release()
+        if turn.is_created or not turn.asked.follows:
+            shared.send(turn.broken_end(error))
+        shared.send(shared.successors.return_steers(turn, error))
+        shared.send(shared.successors.after(turn, None, error)[0])
+
+    def _after(self, turn: Turn, successor: Turn | None) -> None:
         """A turn has ended: begin its successor and whatever may run now."""
-        shared = self._shared
-        if settled is None:
-            self.advance()
-            return
-        if settled.successor is not None:
-            self._begin(settled.successor)
-        shared.actions += shared.growing_outputs.end_unreachable(shared.cache)
+        shared, ended = self._shared, turn.ended
+        if successor is not None:
+            self._begin(successor)
+        if turn.response is not None:
+            shared.actions += shared.growing_outputs.end_unreachable(shared.cache)
         self.advance()
-        if (state := settled.state) is not None:
-            if (audit := turn.audit(state)) is not None:
+        if ended is not None and (state := ended.state) is not None:
+            audit = turn.checks.audit(state, is_stored=turn.stores) if turn.checks is not None else None
+            if audit is not None:
                 shared.actions.append(StartAudit(audit))
-            self._foresee(turn, settled)
+            self._foresee(turn, state)
 
-    def _foresee(self, turn: Turn, settled: Settled) -> None:
+    def _foresee(self, turn: Turn, state: ResponseState) -> None:
         """Have the engine prefill what will probably continue a response that has just ended."""
-        shared, state = self._shared, settled.state
-        assert state is not None
+        shared = self._shared
         if not shared.lifetime.accepts_turns or shared.lanes.is_busy(turn.asked.lane):
             return
         if state.carry.open_calls:
@@ -197,7 +211,7 @@ class Turns:
 
     def _is_open(self, turn: Turn) -> bool:
         """Whether the turn can still take something from outside: it runs, and its output is not closed."""
-        return turn in self._programs and not isinstance(turn.wait, Save | Flush)
+        return turn in self._programs and not turn.is_closed
 
     def due(self, turn: Turn) -> list[Action]:
         """The inspections and hosted calls that a batch of deltas has made possible."""
@@ -291,7 +305,7 @@ class Turns:
         """End paused rollouts, or only those past their deadline. Their calls stay open."""
         now = self._shared.now
         paused = [turn for turn in self._shared.lanes.running() if turn.waits_for_client]
-        late = [turn for turn in paused if turn.rollout is not None and now >= turn.rollout.waits_until]
+        late = [turn for turn in paused if (each := turn.planned.rollout) and now >= each.waits_until]
         self._cut_short(late if only_late else paused)
 
     def break_off(self) -> None:
@@ -316,11 +330,13 @@ class Turns:
         """The connection is closed: cancel what runs, except saves, and release all memory."""
         shared = self._shared
         for turn in [*shared.lanes.running(), *shared.lanes.queued()]:
-            if isinstance(turn.wait, Save):
+            if turn.wait is ENDED:
+                continue  # the session was closed before
+            if turn.is_closed:
                 shared.record(turn, turn_reports.report(turn))
-            elif turn.wait is not ENDED:
+            else:
                 turn_reports.cut_off_stage(turn)
-                if turn.wait is not QUEUED:
+                if turn in self._programs:
                     shared.actions.append(Cancel(turn))
                 shared.record(turn, turn_reports.report(turn, cancelled=True))
             turn.wait = ENDED

@@ -95,8 +95,8 @@ class Compaction:
     """The compaction of one turn's context."""
 
     __slots__ = (
-        *("_carry", "_continues", "_job", "_most_chars", "_pieces", "_stop", "_written"),
-        *("finished", "is_running", "plan"),
+        *("_carry", "_continues", "_most_chars", "_pieces", "_stop", "_written"),
+        *("finished", "is_done", "is_running", "job", "plan"),
     )
 
     def __init__(self, plan: Plan, job: Job, carry: Carry, *, continues: bool) -> None:
@@ -107,7 +107,10 @@ class Compaction:
         """Whether the engine is writing the summary."""
         self.finished: Finished | None = None
         """The end of the summary's job."""
-        self._job = job
+        self.is_done = False
+        """Whether the summary has replaced the context."""
+        self.job = job
+        """The turn's own job, with the context that it has now."""
         self._carry = carry
         self._continues = continues
         self._pieces: list[str] = []
@@ -123,7 +126,7 @@ class Compaction:
         """Whether the engine must count the tokens: not if an upper bound is below the threshold."""
         if self.plan.alone:
             return False
-        job, parent = self._job, self._job.parent
+        job, parent = self.job, self.job.parent
         before: int | None = 0
         if parent is not None:
             # Token counts of another model do not apply.
@@ -143,7 +146,7 @@ class Compaction:
     def summary_job(self) -> Job:
         """Begin: the job that asks the model for the summary."""
         self.is_running = True
-        job = self._job
+        job = self.job
         settings = structs.replace(
             job.settings,
             format=TEXT,
@@ -181,7 +184,8 @@ class Compaction:
         return self._written
 
     def conclude(self) -> tuple[Item, ...]:
-        """End: the items that replace the context. Raises ``ServerError`` if there is no usable summary."""
+        """End: replace the context of the job. Returns the items that it has now. Raises ``ServerError`` if
+        there is no usable summary."""
         summary = "".join(self._pieces).strip()[: self._most_chars]
         self.is_running = False
         if self.finished is None:
@@ -189,14 +193,13 @@ class Compaction:
         if not summary or self.finished.reason == "content_filter":
             # Continuing without a summary would silently drop the whole context.
             raise ServerError("The context could not be compacted: the model wrote no summary.")
-        context = tuple(self._job.context())
+        context = tuple(self.job.context())
         # In a history that the client sends itself, only the order shows what was answered.
-        seen = len(context) - len(self._job.input) if self._continues else len(context)
-        return condensed(context, seen, summary, self._carry, self.plan.kept_bytes)
-
-    def job_after(self, items: tuple[Item, ...]) -> Job:
-        """The turn's own job with the compacted context."""
-        return structs.replace(self._job, parent=None, input=items, fork=False, recognised=False)
+        seen = len(context) - len(self.job.input) if self._continues else len(context)
+        items = condensed(context, seen, summary, self._carry, self.plan.kept_bytes)
+        self.job = structs.replace(self.job, parent=None, input=items, fork=False, recognised=False)
+        self.is_done = True
+        return items
 
     def together(self, finished: Finished) -> Finished:
         """The end of the turn, with the tokens of the summary added unless the turn was only a compaction."""

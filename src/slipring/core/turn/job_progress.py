@@ -39,6 +39,10 @@ class JobProgress:
             self._stages.lap("prefill")
         return rest
 
+    def open(self) -> None:
+        """The response is created, before or with the first report."""
+        self.accepted = Accepted()
+
     def end_job(self) -> None:
         """The next job begins anew."""
         self.is_rendered = self.is_begun = self.is_prefilled = False

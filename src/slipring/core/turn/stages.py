@@ -17,7 +17,7 @@ class Stages:
         """When the request arrived, by the clock."""
         self.laps: list[Stage] = []
         self.send_s = 0.0
-        """Time in which generation waited for the client to read; added by the driver."""
+        """Time in which generation waited for the client to read."""
 
     def lap(self, name: StageName) -> None:
         """End the current stage under this name."""
@@ -26,6 +26,10 @@ class Stages:
         start_ms = int((start - self.arrived) * 1e6 + 0.5) / 1000
         self.laps.append(Stage(name, start_ms, int((now - start) * 1e6 + 0.5) / 1000))
         self._last = now
+
+    def wait_for_client(self, seconds: float) -> None:
+        """Generation has waited for the client to read."""
+        self.send_s += seconds
 
     def fold(self) -> None:
         """Bound the list: above 400 stages, replace the oldest 200 by one named ``rollout``."""

@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
-from slipring.core.chain import hosted_items, input_items
-from slipring.core.chain.head import NO_HEAD, Head
+from slipring.core.chain import input_items, item_ids
+from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import Carry, OpenCall, Position, ResponseState
+from slipring.core.chain.state import OpenCall, ResponseState
 from slipring.core.checks.gate import Emit, Inspection
-from slipring.core.checks.verdicts import NodeVerdicts, Verdict
+from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import (
-    Accepted,
     Delta,
     Finished,
+    FinishReason,
     Job,
     Model,
     Settings,
@@ -41,18 +41,15 @@ from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps.rollout import Rollout
 from slipring.core.turn.steps.steer_queue import Steers
 from slipring.core.turn.steps.steps import Steps
-from slipring.core.turn.turn_checks import Audit, TurnChecks, is_audited
+from slipring.core.turn.turn_checks import TurnChecks
 from slipring.core.turn.waits import QUEUED, Wait
 from slipring.protocol import events
-from slipring.protocol.definitions import Definitions
+from slipring.protocol.definitions import Compilable, Definitions
 from slipring.protocol.events import Event
 from slipring.protocol.hosted.mcp_items import error_text
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import (
-    IncompleteDetails,
-    Response,
-)
+from slipring.protocol.responses import CacheDiagnostics, Response
 from slipring.protocol.tools import ToolChoice
 
 _TERMINAL: dict[str, type[events.ResponseEvent]] = {
@@ -60,7 +57,7 @@ _TERMINAL: dict[str, type[events.ResponseEvent]] = {
     "incomplete": events.Incomplete,
     "failed": events.Failed,
 }
-_NOTHING = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
+NO_TOKENS = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
 """The end of a job that did not run to its end."""
 
 
@@ -103,116 +100,190 @@ class Asked(Struct, frozen=True, eq=False, kw_only=True):
         return self.parent is not None and self.steers is None
 
 
+class Inserted(Struct, frozen=True):
+    """Items of a turn's input that its client has not sent with the request."""
+
+    count: int = 0
+    at: int = 0
+    """The index of the first of them."""
+    source: str = ""
+    """The field of the request through which they came in."""
+
+
+class Bound(Struct, frozen=True, eq=False):
+    """What a turn continues, and its input as it was sent. Made when the turn has left its lane's queue."""
+
+    parent: ResponseState | None = None
+    input: tuple[Item, ...] = ()
+    found: Mapping[str, Item] = {}
+    """Items that the input refers to by id."""
+    inserted: Inserted = Inserted()
+    joined: Joined | None = None
+    known_head: Head | None = None
+    """A head that was read before and may be that of the request."""
+    compared: ResponseState | None = None
+    """The response that the client wants the context to be compared with, if it was found."""
+
+    @property
+    def history_bytes(self) -> int:
+        """Length of the items that the request continues and does not contain."""
+        return self.parent.context_bytes if self.parent is not None else 0
+
+
 class Draft(Struct, frozen=True, eq=False):
-    """What a valid request asks for, until its job can be made."""
+    """What a valid request asks for: its jobs are made of this."""
 
     response_id: str
     model: Model
-    carry: Carry
-    """Of the context with the input."""
     settings: Settings
     choice: ToolChoice
-    plan: Plan | None
-    now: float
+    compaction: Plan | None
     definitions: Definitions
     """Those that the input brings."""
-    recognise: bool
-    """Whether the job may continue a context that the items repeat."""
+
+
+class Prepared(Struct, frozen=True, eq=False):
+    """The response of a valid request, before anything is generated."""
+
+    draft: Draft
+    response: Response
+    head: Head
+    """Without the tools of lists that are still to be fetched."""
+    carry: OpenCarry
+    """Of the context with the input; then with the output, too."""
+    checks: TurnChecks | None
+    """Set if a policy applies."""
+    grammars: list[Compilable]
+    """To be compiled before the engine gets a job."""
+    diagnostics: CacheDiagnostics | UnsetType = UNSET
+    """Where the context departs from another one, if the client wants to know."""
+
+
+class Planned(Struct, frozen=True, eq=False):
+    """The jobs of a response. Made once all its tools are known."""
+
+    job: Job | None = None
+    """The first one for the answer."""
+    compaction: Compaction | None = None
+    """Set if the context may have to be compacted."""
+    steps: Steps | None = None
+    """Set if the response may continue after calls."""
+    rollout: Rollout | None = None
+    """Set if it continues after calls that its client answers."""
+
+
+class Ended(Struct, frozen=True, eq=False):
+    """How a turn ends. Made when its output is closed, or when it is refused."""
+
+    error: ApiError | None = None
+    """Why it fails, or is refused."""
+    response: Response | None = None
+    """As its terminal event shows it; None if it was never created."""
+    finished: Finished | None = None
+    """The tokens of all jobs, and the engine's position."""
+    state: ResponseState | None = None
+    """What later turns can continue; None if nothing of it is kept."""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a safety check has refused it: nothing of its content is kept."""
+        return isinstance(self.error, InvalidPrompt)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the response ends with ``response.failed``."""
+        return self.response is not None and self.response.status == "failed"
+
+
+UNBOUND, UNPLANNED = Bound(), Planned()
 
 
 class Turn:
-    """One response in progress."""
+    """One response in progress. Its state is split by time: what was asked, bound, prepared, planned, and how
+    it ended are values, each made once and complete; the rest changes while it runs. Each attribute is
+    assigned by one module only (``tests/core/test_writers.py``)."""
 
     __slots__ = (
         "_ports",
         "asked",
-        "carry",
-        "checks",
-        "compaction",
-        "draft",
+        "bound",
+        "ended",
         "finished",
-        "found",
         "has_begun",
-        "head",
-        "history_bytes",
         "hosted",
-        "input",
-        "is_blocked",
-        "job",
-        "joined",
-        "known_head",
+        "is_over",
         "lists",
         "output",
-        "parent",
+        "planned",
+        "prepared",
         "progress",
         "recognition",
-        "response",
-        "rollout",
         "stages",
-        "steered_by",
         "steers",
-        "steps",
         "stop",
         "wait",
     )
 
-    checks: TurnChecks | None
-    """Set if a policy applies."""
-    compaction: Compaction | None
-    """Set if the context may have to be compacted."""
-    draft: Draft | None
-    """Set while lists of tools are fetched on which the job depends."""
     lists: HostedLists | None
     """Set if lists of tools are fetched for the response, once it is created."""
-    steps: Steps | None
-    """Set if the response may continue after calls."""
-    rollout: Rollout | None
-    """Set if it continues after calls that its client answers."""
-    has_begun: bool
-    """Whether the engine has accepted the first job."""
-    is_blocked: bool
-    """Whether a safety check has refused it: nothing of its content is kept."""
     steers: Steers | None
     """Steers added to this response, to be used when it ends."""
-    steered_by: Steers | None
-    """Steers of its parent that are in its input, until the response is created."""
+    finished: Finished | None
+    """The end of the current job, once it has ended."""
+    has_begun: bool
+    """Whether the engine has accepted the first job."""
+    is_over: bool
+    """Whether the event that ends it has been made: nothing more can happen to it."""
 
     def __init__(self, asked: Asked, ports: Ports, stages: Stages) -> None:
         self._ports = ports
+
+        # Values of a time, written by the turn's program.
         self.asked = asked
+        self.bound = UNBOUND
+        self.prepared: Prepared | None = None
+        self.planned = UNPLANNED
+        self.ended: Ended | None = None
 
-        # The context, bound when the turn leaves its lane's queue.
-        self.parent = asked.parent
-        self.joined: Joined | None = None
-        self.input: tuple[Item, ...] = ()
-        self.found: dict[str, Item] = {}
-        """Items that the input refers to by id."""
-        self.recognition = Recognition(ports.known, asked.tenant)
-        self.hosted = HostedRequest(ports.seal, asked.tenant)
-        self.known_head: Head | None = None
-        """A head that was read before and may be that of the request."""
-        self.head = NO_HEAD
-        self.carry = OpenCarry(input_items.NOTHING)
-        self.history_bytes = 0
-        """Length of the items that the request continues and does not contain."""
-
-        # Steering.
-        self.steers, self.steered_by = None, asked.steers
-        self.stop = Stop()
-
-        # Progress.
+        # What changes.
         self.wait: Wait[Any] = QUEUED
-        """What the turn's program waits for."""
-        self.is_blocked = self.has_begun = False
+        """What the turn's program waits for; written by ``Turns``."""
         self.stages = stages
-        self.response: Response | None = None
-        self.output = Output(ports.mint, UNSET if asked.lane is None else asked.lane)
-        self.checks = self.compaction = self.draft = self.lists = self.steps = self.rollout = None
+        self.hosted = HostedRequest(ports.seal, asked.tenant)
+        self.recognition = Recognition(ports.known, asked.tenant)
+        self.output = Output(
+            item_ids.call_minter(ports.mint, asked.request.first_call),
+            UNSET if asked.lane is None else asked.lane,
+        )
         self.progress = JobProgress(stages)
-        self.finished: Finished | None = None
-        """The end of the current job, once it has ended; then that of the response."""
-        self.job: Job | None = None
-        """The first job for the answer, once it is known."""
+        self.stop = Stop()
+        self.lists = self.steers = self.finished = None
+        self.has_begun = self.is_over = False
+
+    @property
+    def input(self) -> tuple[Item, ...]:
+        """The items that the request adds to its context: as its model reads them, once it is valid."""
+        if self.prepared is not None:
+            return self.hosted.input
+        return self.bound.input or self.asked.request.read
+
+    @property
+    def head(self) -> Head:
+        """Instructions and tools, as far as these are known."""
+        assert self.prepared is not None
+        return self.planned.job.head if self.planned.job is not None else self.prepared.head
+
+    @property
+    def checks(self) -> TurnChecks | None:
+        """Set if a policy applies."""
+        return self.prepared.checks if self.prepared is not None else None
+
+    @property
+    def response(self) -> Response | None:
+        """The response object of a valid request; its output is in it when it has ended."""
+        if self.ended is not None and self.ended.response is not None:
+            return self.ended.response
+        return self.prepared.response if self.prepared is not None else None
 
     @property
     def stores(self) -> bool:
@@ -222,24 +293,29 @@ class Turn:
     @property
     def saves(self) -> bool:
         """Whether the store must save something before the response ends."""
-        return self.stores or (self.joined is not None and not self.has_failed)
+        return self.stores or (self.bound.joined is not None and not self.has_failed)
 
     @property
     def has_failed(self) -> bool:
         """Whether the response ends with ``response.failed``."""
-        return self.response is not None and self.response.status == "failed"
+        return self.ended is not None and self.ended.has_failed
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a safety check has refused it: nothing of its content is kept."""
+        return self.ended is not None and self.ended.is_blocked
 
     # Before the engine starts.
 
     def new_input(self) -> tuple[Item, ...]:
         """The input of the first job: what its parent left unread, and the request's items."""
-        left = self.parent.unread if self.parent is not None else ()
-        return (*left, *in_context(self.input[self.recognition.items :]))
+        left = self.bound.parent.unread if self.bound.parent is not None else ()
+        return (*left, *in_context(self.hosted.input[self.recognition.items :]))
 
     @property
     def is_listing(self) -> bool:
         """Whether lists of tools are being fetched for the response, which is created."""
-        return self.wait.place == "listing" and self.lists is not None
+        return self.lists is not None and self.planned.job is None and not self.is_closed
 
     @property
     def yields_while_listing(self) -> bool:
@@ -256,12 +332,12 @@ class Turn:
     @property
     def is_closed(self) -> bool:
         """Whether the output is complete: what remains is to save the response and to send its last event."""
-        return self.response is not None and self.response.status in _TERMINAL
+        return self.ended is not None
 
     @property
     def is_paused(self) -> bool:
         """Whether the turn is between two steps."""
-        return self.steps is not None and self.steps.is_paused and not self.is_closed
+        return self.planned.steps is not None and self.planned.steps.is_paused and not self.is_closed
 
     @property
     def is_created(self) -> bool:
@@ -276,17 +352,17 @@ class Turn:
     @property
     def must_weigh(self) -> bool:
         """Whether the engine must count the context's tokens before ``first_job``."""
-        return self.compaction is not None and self.compaction.must_weigh()
+        return self.planned.compaction is not None and self.planned.compaction.must_weigh()
 
     def first_job(self, job: Job, tokens: int = 0) -> Job:
         """The job to start with: ``job``, or that of a summary if a context of ``tokens`` is to be
         compacted."""
-        compaction = self.compaction
+        compaction = self.planned.compaction
         return compaction.summary_job() if compaction is not None and compaction.is_due(tokens) else job
 
     def enqueue(self) -> list[Event]:
         """The events that create a background response, before its engine accepts the job."""
-        shown = self._shown()
+        shown = structs.replace(self._shown(), status="queued")
         return [self.output.announce(events.Created, shown), self.output.announce(events.Queued, shown)]
 
     # While the engine runs.
@@ -302,32 +378,27 @@ class Turn:
 
     def opening(self) -> list[Event]:
         """The events that begin the response; none if it has begun."""
-        assert self.response is not None
         if self.progress.accepted is not None:
             return []
-        self.progress.accepted = Accepted()
-        announce = self.output.announce
-        if self.asked.detached:
-            self.response = structs.replace(self.response, status="in_progress")
-            opening = [announce(events.InProgress, self._shown())]
-        else:
-            shown = self._shown()
-            opening = [announce(events.Created, shown)]
-            if not self.asked.request.warms_up:
-                opening.append(announce(events.InProgress, shown))
-        return opening
+        self.progress.open()
+        shown = self._shown()
+        kinds = [events.InProgress] if self.asked.detached else [events.Created, events.InProgress]
+        if self.asked.request.warms_up:
+            kinds = kinds[:1]
+        return [self.output.announce(kind, shown) for kind in kinds]
 
     def _shown(self) -> Response:
         """The response as its first events show it: without what has not passed, and without what the client
         does not want to see."""
-        shown = self._passed()
+        shown = self.passed()
         return response_object.shortened(shown) if self.asked.short_events else shown
 
-    def _passed(self) -> Response:
+    def passed(self, *, is_blocked: bool = False) -> Response:
         """The response without instructions, tools and format, if these have not passed."""
-        assert self.response is not None
-        holds = self.is_blocked or (self.checks is not None and self.checks.holds_definitions)
-        return response_object.without_definitions(self.response) if holds else self.response
+        assert self.prepared is not None
+        response, checks = self.prepared.response, self.prepared.checks
+        holds = is_blocked or (checks is not None and checks.holds_definitions)
+        return response_object.without_definitions(response) if holds else response
 
     def emit(self, emit: Emit) -> None:
         """Emit something once the input has passed. What is emitted now is among the events of the output."""
@@ -362,7 +433,8 @@ class Turn:
         self.emit(partial(self.lists.show, self.output))
         return self.output.take_events()
 
-    def _end_lists(self) -> list[Event]:
+    def end_lists(self) -> list[Event]:
+        """Fetch no list any longer."""
         if self.lists is None:
             return []
         self.lists.end_all(self.output)
@@ -370,11 +442,12 @@ class Turn:
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Process deltas of the engine; the last delta of a job is ``Finished``."""
-        if self.compaction is not None and self.compaction.is_running:
-            self.compaction.take(deltas)
+        compaction, prepared = self.planned.compaction, self.prepared
+        if compaction is not None and compaction.is_running:
+            compaction.take(deltas)
             return []
-        if self.checks is not None:
-            return self._feed_gate(self.checks, deltas)
+        if prepared is not None and prepared.checks is not None:
+            return self._feed_gate(prepared.checks, deltas)
         if deltas and type(last := deltas[-1]) is Finished:
             self.finished = last
             deltas = deltas[:-1]
@@ -389,7 +462,8 @@ class Turn:
         """Process deltas of the engine that checks may hold back."""
         if not self.progress.is_prefilled:
             deltas = self.progress.read(deltas, has_ended=self.finished is not None)
-            checks.is_held = self.progress.is_prefilled and checks.holds_input
+            if self.progress.is_prefilled:
+                checks.begin_answer()
         return self._release(checks, checks.feed(deltas))
 
     def judge(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Event]:
@@ -399,8 +473,7 @@ class Turn:
 
     def _release(self, checks: TurnChecks, deltas: list[Delta]) -> list[Event]:
         """Process deltas that the checks have released."""
-        if checks.is_held and not checks.holds_input:
-            checks.is_held = False
+        if checks.stops_holding():
             self.stages.lap("held")
         self.emit_passed()
         if deltas and isinstance(last := deltas[-1], Finished):
@@ -416,32 +489,29 @@ class Turn:
     @property
     def is_compacting(self) -> bool:
         """Whether the running job writes a summary of the context instead of the answer."""
-        return self.compaction is not None and self.compaction.is_running
+        return self.planned.compaction is not None and self.planned.compaction.is_running
 
     def compacted(self) -> tuple[list[Event], Job | None]:
         """The summary is finished: its events, and the turn's own job unless only a compaction was asked
         for."""
-        compaction = self.compaction
+        prepared, compaction, steps = self.prepared, self.planned.compaction, self.planned.steps
+        assert prepared is not None
         assert compaction is not None
         items = compaction.conclude()
-        self.parent, self.carry = (
-            None,
-            OpenCarry(input_items.join(input_items.NOTHING, items, complete=False)),
-        )
-        if self.checks is not None:
-            self.checks.add(items)
+        prepared.carry.replace(input_items.join(input_items.NOTHING, items, complete=False))
+        if prepared.checks is not None:
+            prepared.checks.add(items)
         self.emit(partial(self.output.close_compaction, items, self.conceal(items)))
         emitted = self.output.take_events()
         self.stages.lap("compact")
-        job = self.job = compaction.job_after(items)
-        if self.steps is not None:
-            self.steps.begin(job)
+        if steps is not None:
+            steps.begin(compaction.job)
         if compaction.plan.alone:
             assert compaction.finished is not None
             # A truncated summary counts as complete. The engine's position is that of the old context.
             self.finished = structs.replace(compaction.finished, reason="stop", position=None, context=None)
             return emitted, None
-        return emitted, job
+        return emitted, compaction.job
 
     def conceal(self, items: tuple[Item, ...]) -> str:
         """Encrypt items for the client to keep."""
@@ -452,6 +522,11 @@ class Turn:
         self.steers = steers
         self.stop.asked = steers.may_end([])
 
+    def take_steers(self) -> Steers | None:
+        """Its steers, which are used now."""
+        steers, self.steers = self.steers, None
+        return steers
+
     @property
     def cannot_be_steered(self) -> str | None:
         """Why this response refuses steers, as a sentence for the client; None if it accepts them."""
@@ -459,16 +534,17 @@ class Turn:
             return "It is a warmup and generates nothing."
         if self.asked.detached:
             return "It runs in the background."
-        if self.joined is not None:
+        if self.bound.joined is not None:
             return "It is part of a conversation."
-        if self.compaction is not None or self.asked.request.context_management:
+        if self.planned.compaction is not None or self.asked.request.context_management:
             return "Its context may be compacted."
         return None
 
     @property
     def open_calls(self) -> Mapping[str, OpenCall]:
         """The calls that wait for their outputs, including those of the running answer that are complete."""
-        return self.carry.with_output(self.output.finished).open_calls
+        assert self.prepared is not None
+        return self.prepared.carry.with_output(self.output.finished).open_calls
 
     # Between two steps.
 
@@ -516,25 +592,34 @@ class Turn:
         hosted = self.output.hosted
         if hosted is not None:
             hosted.end_all(self.output)
-        if self.steps is not None:
-            self.steps.is_last = True
+        if self.planned.steps is not None:
+            self.planned.steps.make_last()
         return self.output.take_events()
 
     def end_waiting(self, reason: Literal["steered", "broken_off"]) -> list[Event]:
         """End a response that waits for hosted calls, or for lists. The caller cancels both."""
-        self.finished = structs.replace(self.finished or _NOTHING, reason=reason)
+        self.end_job(reason)
         return self.end_calls()
+
+    def end_job(self, reason: FinishReason) -> None:
+        """The current job ends for this reason, whatever its engine says."""
+        self.finished = structs.replace(self.finished or NO_TOKENS, reason=reason)
+
+    def begin_job(self) -> None:
+        """The job of the next step begins."""
+        self.finished = None
+        self.stop.asked = self.steers is not None and self.steers.may_end([])
 
     def observe(self) -> None:
         """Count the output items that the steps have finished since the last call."""
-        assert self.steps is not None
-        new = self.carry.observe(self.output.finished)
-        self.steps.size_bytes += sum(item.size_bytes for item in new)
+        assert self.prepared is not None
+        assert self.planned.steps is not None
+        self.planned.steps.grow(self.prepared.carry.observe(self.output.finished))
 
     @property
     def must_end(self) -> bool:
         """Whether this is a paused response that no step continues."""
-        is_last = self.steps is not None and self.steps.is_last
+        is_last = self.planned.steps is not None and self.planned.steps.is_last
         return self.is_paused and is_last and not self.is_calling
 
     @property
@@ -542,159 +627,73 @@ class Turn:
         """Whether this is a paused response that has all outputs for its next step."""
         if not self.is_paused or self.must_end or self.is_calling:
             return False
-        return self.rollout is None or (self.rollout.is_answered and not self.rollout.holds_appends)
+        return self.planned.rollout is None or (
+            self.planned.rollout.is_answered and not self.planned.rollout.holds_appends
+        )
 
     @property
     def waits_for_client(self) -> bool:
         """Whether this is a paused rollout whose client has to send outputs."""
-        return self.is_paused and self.rollout is not None and not self.is_calling
+        return self.is_paused and self.planned.rollout is not None and not self.is_calling
 
     @property
     def can_be_broken_off(self) -> bool:
         """Whether this is a rollout with at least one finished step or hosted call, which is worth keeping,
         and does not wait for its client."""
-        if self.rollout is None or self.steps is None:
+        if self.planned.rollout is None or self.planned.steps is None:
             return False
         if self.is_paused:
             return self.is_calling
-        return self.place == "running" and self.steps.spent is not None
+        return self.planned.steps.spent is not None and not self.is_closed
 
     def break_off(self) -> None:
         """End the running step of a rollout where it is. The caller cancels the job."""
-        self.finished = self.cut_off() or _NOTHING
+        self.finished = self.cut_off() or NO_TOKENS
 
-    def _return_held(self, *, is_blocked: bool = False) -> list[Event]:
-        if self.rollout is None:
+    def return_held(self, *, is_blocked: bool = False) -> list[Event]:
+        """Return the appends to the client that were accepted and have no place in the response."""
+        if self.planned.rollout is None:
             return []
-        return self.rollout.return_held(self.output, is_blocked=is_blocked)
+        return self.planned.rollout.return_held(self.output, is_blocked=is_blocked)
 
     # The end.
 
-    def finish(self, now: float) -> tuple[list[Event], ResponseState]:
-        """The engine is done: the events that close the output, and the new state.
-
-        ``terminal`` returns the last event, once the state is saved.
-        """
-        finished, response, steps = self.finished, self.response, self.steps
-        if steps is not None and self.is_paused and self.rollout is None and not steps.is_last:
-            # It may not go on, though the model has not read the results of its calls.
-            finished, steps.is_last = structs.replace(finished or _NOTHING, reason="broken_off"), True
-        if finished is None or response is None:
-            raise RuntimeError("the engine ended its stream without a Finished delta")
-        if steps is not None:
-            finished = steps.total(finished)
-        if self.compaction is not None:
-            finished = self.compaction.together(finished)
-        if self.progress.is_rendered:
-            self.stages.lap("generate")
-        elif self.waits_for_client:
-            self.stages.lap("client")
-        reason = finished.reason
-        if reason == "steered" and self.output.asks_client:
-            reason = "stop"  # the client must answer first
-        stopped = reason == "stop"
-        # A steered answer ends after whole reasoning items, but possibly within a message.
-        is_whole = stopped or (reason == "steered" and self.output.last_words is None)
-        closing = self._end_lists() + self.output.finish("completed" if is_whole else "incomplete")
-        closing += [*(self.end_calls() if self.is_calling else ()), *self._return_held()]
-        finished = self.finished = self.without_dropped(finished)
-        self.response = response = structs.replace(
-            response,
-            status="completed" if stopped else "incomplete",
-            completed_at=int(now) if stopped else None,
-            incomplete_details=None if reason == "stop" else IncompleteDetails.of(reason),
-            output=self.output.raw_items(),
-            usage=response_object.usage(finished),
-            stop_sequence=finished.stop_sequence or UNSET,
-            moderation=self.checks.moderation if self.checks is not None else UNSET,
-        )
-        state = self.new_state(self.output.items, finished.position, cut_off=not stopped)
-        if state.unread and self.progress.is_rendered:
-            # Its last step answered nothing, so that the items do not show that it has read the outputs.
-            state.position = None
-        return closing, state
-
-    def new_state(self, items: list[Item], position: Position | None, *, cut_off: bool) -> ResponseState:
-        """The state of the response, which has ended with these output items: all, or the first ones.
-        ``cut_off``: the last one is incomplete."""
-        assert self.response is not None
-        # Without the appends that were held and have just been returned.
-        latest = tuple(items[self.output.since :])
-        carry = input_items.after_output(self.carry.settled, latest, cut_off=cut_off)
-        self.carry.current = carry = self.hosted.carry_on(carry)
-        self.carry.settle(self.output.finished)
-        state = ResponseState(
-            response=self.response,
-            parent=self.parent,
-            head=self.head,
-            input=self.input,
-            output=self._opened(items),
-            carry=carry,
-            position=position,
-            fork=self.asked.forks,
-        )
-        state.verdicts = self._verdicts()
-        return state
-
-    def _opened(self, items: list[Item]) -> tuple[Item, ...]:
-        """Output items, of which those of hosted tools stand for what the model has seen of them."""
-        if self.hosted.is_upstream:
-            return tuple(items)
-        hosted = self.output.hosted
-        return hosted_items.opened(items, hosted.approved_results if hosted is not None else None)
-
-    def _verdicts(self) -> NodeVerdicts | None:
-        if self.checks is not None:
-            return self.checks.verdicts(self.parent)
-        return NodeVerdicts(b"", is_audited=True) if is_audited(self.parent) else None
-
-    def audit(self, state: ResponseState) -> Audit | None:
-        """What remains to be inspected of the finished response."""
-        return self.checks.audit(state, is_stored=self.stores) if self.checks is not None else None
-
-    def remember(self, state: ResponseState, now: float) -> None:
-        """Let later requests that send the context of the finished response again continue it."""
-        assert self.finished is not None
-        accepted = self.progress.accepted
-        if accepted is not None and accepted.dropped_items:
-            return  # the context is not what its items say, and neither is any that continues it
-        is_shared = accepted is not None and accepted.fallback is None and self.compaction is None
-        self.recognition.remember(state, self.finished, is_shared=is_shared, now=now)
-
     def terminal(self) -> Event:
         """The terminal event of a response that has finished or failed."""
-        assert self.response is not None
-        return self.output.announce(_TERMINAL[self.response.status], self.response)
+        assert self.ended is not None
+        assert self.ended.response is not None
+        self.is_over = True
+        return self.output.announce(_TERMINAL[self.ended.response.status], self.ended.response)
 
-    def fail(self, error: ApiError) -> list[Event]:
-        """The engine or the store failed: the events that close the output. ``terminal`` returns the last
-        event."""
-        assert self.response is not None
-        is_blocked = self.is_blocked = isinstance(error, InvalidPrompt)
-        closing = self._end_lists() + self.output.finish("incomplete")
-        closing += self.end_calls() + self._return_held(is_blocked=is_blocked)
-        self.response = structs.replace(
-            self._passed(),
-            status="failed",
-            completed_at=None,
-            incomplete_details=None,
-            output=self.output.raw_items(),
-            usage=None,
-            error=response_object.failure(error),
-            moderation=self.checks.moderation if self.checks is not None else UNSET,
-        )
-        return closing
+    def refusal(self, error: ApiError) -> Event:
+        """The event that ends a turn whose response was never created."""
+        self.is_over = True
+        return events.Error.of(error, self.asked.lane)
+
+    def broken_end(self, error: ApiError) -> list[Event]:
+        """The event that ends a turn whose end could not be made, unless there was one."""
+        if self.is_over:
+            return []
+        if not self.is_created:
+            return [self.refusal(error)]
+        self.is_over = True
+        closing = self.output.finish("incomplete")
+        output, failure = self.output.raw_items(), response_object.failure(error)
+        failed = structs.replace(self.passed(is_blocked=True), status="failed", output=output, error=failure)
+        return [*closing, self.output.announce(events.Failed, failed)]
 
     def cut_off(self) -> Finished | None:
         """An estimate of the tokens of the running job; None if its engine has not begun it."""
-        job = self.job
+        job, compaction, steps = self.planned.job, self.planned.compaction, self.planned.steps
         if job is None or not (self.progress.is_begun or self.is_compacting):
             return None
-        if self.compaction is not None and self.compaction.is_running:
-            written = self.compaction.written_chars
-        else:
-            written = self.output.written_chars
-            job = self.steps.foreseen_job() if self.steps is not None else job
+        written = self.output.written_chars
+        if compaction is not None:
+            job = compaction.job
+        if compaction is not None and compaction.is_running:
+            written = compaction.written_chars
+        elif steps is not None:
+            job = steps.foreseen_job()
         return structs.replace(
-            _NOTHING, input_tokens=estimated_tokens(job), output_tokens=estimated_text_tokens(written)
+            NO_TOKENS, input_tokens=estimated_tokens(job), output_tokens=estimated_text_tokens(written)
         )

@@ -15,7 +15,7 @@ from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
 from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
-from slipring.core.generation import Delta, Finished, Job, Refused
+from slipring.core.generation import Delta, Finished, Job, RefusalText
 from slipring.core.hosted.tools import CallOutcome
 from slipring.core.turn.inspected_items import InspectedItems
 from slipring.protocol.hosted.mcp_tools import ListedTool
@@ -206,6 +206,16 @@ class TurnChecks:
         """The inspections to begin now."""
         return self._gate.take_due()
 
+    def begin_answer(self) -> None:
+        """The engine begins its answer: it may have to wait for verdicts about the input."""
+        self.is_held = self._gate.holds_input
+
+    def stops_holding(self) -> bool:
+        """Whether the engine has waited for those verdicts until now."""
+        has_passed = self.is_held and not self._gate.holds_input
+        self.is_held = self.is_held and not has_passed
+        return has_passed
+
     def feed(self, deltas: list[Delta]) -> list[Delta]:
         """Deltas of the engine: returns those that are released now."""
         return self._gate.feed(deltas)
@@ -229,7 +239,7 @@ class TurnChecks:
             return [], finished
         finished = structs.replace(finished, reason="content_filter", position=None, context=None)
         if decision.ending == "refusal" and may_refuse:
-            return [Refused(REFUSAL)], structs.replace(finished, reason="stop")
+            return [RefusalText(REFUSAL)], structs.replace(finished, reason="stop")
         return [], finished
 
     # The end.

@@ -59,7 +59,7 @@ def _running_stage(turn: Turn) -> StageName:
         return stage
     if turn.checks is not None and turn.checks.is_held:
         return "held"
-    if ended in ("validate", "weigh") and (compaction := turn.compaction) is not None:
+    if ended in ("validate", "weigh") and (compaction := turn.planned.compaction) is not None:
         if compaction.is_running or compaction.finished is not None:
             return "compact"
         if ended == "validate" and compaction.must_weigh():
@@ -70,11 +70,12 @@ def _running_stage(turn: Turn) -> StageName:
 def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False) -> TurnReport:
     """The report of a turn that has ended. ``error``: why it was refused. ``cancelled``: its client
     disconnected before it had ended."""
-    accepted, finished, stages = turn.progress.accepted, turn.finished, turn.stages
+    accepted, stages, steps = turn.progress.accepted, turn.stages, turn.planned.steps
+    finished = turn.finished if turn.ended is None else turn.ended.finished
     if finished is None and cancelled:
         finished = _spent(turn)
-    elif finished is None and turn.steps is not None:
-        finished = turn.steps.spent
+    elif finished is None and steps is not None:
+        finished = steps.spent
     previous = turn.asked.request.previous_response_id
     report = TurnReport(
         status="cancelled" if cancelled else "refused",
@@ -93,7 +94,7 @@ def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False
     failure, hosted = turn.response.error, turn.output.hosted
     return structs.replace(
         report,
-        history_bytes=turn.history_bytes or UNSET,
+        history_bytes=turn.bound.history_bytes or UNSET,
         marks=_marks(turn) or UNSET,
         status="cancelled" if cancelled else turn.response.status,
         response_id=turn.response.id,
@@ -104,7 +105,7 @@ def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False
         tokens=response_object.counts(accepted, finished) if finished is not None else UNSET,
         fallback=accepted.fallback or UNSET,
         dropped_items=accepted.dropped_items or UNSET,
-        steps=turn.steps.counts if turn.steps is not None and len(turn.steps.counts) > 1 else UNSET,
+        steps=steps.counts if steps is not None and len(steps.counts) > 1 else UNSET,
         hosted_calls=hosted.made if hosted is not None and hosted.made else UNSET,
         error_code=failure.code if failure is not None else UNSET,
     )
@@ -113,10 +114,10 @@ def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False
 def _spent(turn: Turn) -> Finished | None:
     """The tokens of the jobs that have finished, and an estimate for the one that is cut off."""
     jobs = [turn.cut_off()]
-    if turn.steps is not None:
-        jobs.append(turn.steps.spent)
-    if turn.compaction is not None:
-        jobs.append(turn.compaction.finished)
+    if turn.planned.steps is not None:
+        jobs.append(turn.planned.steps.spent)
+    if turn.planned.compaction is not None:
+        jobs.append(turn.planned.compaction.finished)
     spent = [job for job in jobs if job is not None]
     return reduce(Finished.after, spent) if spent else None
 
@@ -133,7 +134,7 @@ def progress(turn: Turn) -> TurnReport:
         previous_response_id=previous[:_ID_LENGTH] if previous is not None else UNSET,
         model=response.model if response is not None else UNSET,
         input_items=len(turn.input),
-        history_bytes=turn.history_bytes or UNSET,
+        history_bytes=turn.bound.history_bytes or UNSET,
         marks=_marks(turn) or UNSET,
     )
 
@@ -145,12 +146,13 @@ def traceparent(turn: Turn) -> str | None:
 
 
 def _marks(turn: Turn) -> tuple[Mark, ...]:
+    compaction = turn.planned.compaction
     marks: dict[Mark, bool] = {
         "fork": turn.asked.forks,
         "warmup": turn.asked.request.warms_up,
         "steered": turn.asked.follows,
-        "compaction": turn.compaction is not None and turn.compaction.finished is not None,
-        "rollout": turn.rollout is not None,
+        "compaction": compaction is not None and compaction.finished is not None,
+        "rollout": turn.planned.rollout is not None,
         "background": turn.asked.detached,
     }
     return tuple(mark for mark, applies in marks.items() if applies)

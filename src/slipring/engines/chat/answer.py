@@ -1,15 +1,14 @@
 """Translates the chunks of a Chat Completions stream into deltas."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, structs
 
 from slipring.base.errors import ApiError, ServerError
-from slipring.core.generation import Delta, Finished, Prefilled, Refused, Text, Thought
+from slipring.core.generation import Delta, Emit, Finished, Job, Prefilled, RefusalText, Text, Thought
 from slipring.engines.chat.call_assembly import CallAssembly
-from slipring.engines.chat.chunk_reader import ChunkReader
 from slipring.engines.chat.chunks import (
     Choice,
     Chunk,
@@ -18,8 +17,11 @@ from slipring.engines.chat.chunks import (
     Usage,
     read_logprobs,
 )
+from slipring.engines.chat.odd_chunks import OddChunks, is_error
 from slipring.engines.chat.request_body import Written
 from slipring.engines.chat.returned_fields import NONE, Details, ReturnedAnswer, ReturnedFields, kept
+from slipring.engines.remote.answer_reader import AnswerReader, SteeredCut
+from slipring.engines.remote.upstream_errors import reported
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.protocol.responses import Logprob
@@ -48,6 +50,7 @@ _REASONS: dict[str, Reason] = {
 }
 """Finish reasons, in lower case, of answers that are complete or were cut off. After those in ``_FAILED`` an
 answer has failed. After any other it is complete if its calls are."""
+_chunk = msgspec.json.Decoder(Chunk)
 _THINK_TAGS = OutputFormat(think_open="<think>", think_close="</think>")
 
 
@@ -65,7 +68,7 @@ class ChatAnswer:
             if think_tags != "false"
             else None
         )
-        self._chunks = ChunkReader()
+        self._odd_chunks = OddChunks()
         self._is_plain = self._parser is None and not logprobs
         """Whether text is emitted as it comes: nothing is parsed, attached to it or emitted before it."""
         self._begun = self._streams = False
@@ -84,7 +87,7 @@ class ChatAnswer:
         deltas: list[Delta] = []
         try:
             for payload in payloads:
-                self._take(self._chunks.read(payload), deltas)
+                self._take(payload, deltas)
         except ApiError as fault:
             return deltas, fault
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -94,13 +97,16 @@ class ChatAnswer:
             return deltas, unreadable
         return deltas, None
 
-    def take(self, chunk: Chunk) -> list[Delta]:
-        """Return the deltas of a chunk. The answer begins with the first chunk that is not empty."""
-        deltas: list[Delta] = []
-        self._take(chunk, deltas)
-        return deltas
-
-    def _take(self, chunk: Chunk, deltas: list[Delta]) -> None:
+    def _take(self, payload: bytes, deltas: list[Delta]) -> None:
+        """Add the deltas of a chunk. The answer begins with the first one that is not empty."""
+        try:
+            chunk = _chunk.decode(payload)
+            if self._odd_chunks.halves:
+                self._odd_chunks.halves = {}
+        except msgspec.DecodeError as error:
+            chunk = self._odd_chunks.read(payload, error)
+        if chunk.error or (not chunk.choices and chunk.usage is None and is_error(payload)):
+            raise reported(payload)
         if not self._begun:
             if chunk.is_empty:
                 return
@@ -211,7 +217,7 @@ class ChatAnswer:
         elif delta.content:
             deltas += self._text(delta.content)
         if delta.refusal:
-            deltas.append(Refused(delta.refusal))
+            deltas.append(RefusalText(delta.refusal))
         return deltas
 
     def _part(self, part: ContentPart) -> list[Delta]:
@@ -238,3 +244,28 @@ class ChatAnswer:
         settled, ending = self._calls.settle() if not self._held else (False, [])
         deltas += ending
         (deltas if settled else self._held).extend(new)
+
+
+class ChatReader(AnswerReader[bytes]):
+    """Reads the chunks of an answer. Until it has begun, ``answer`` is unchanged, for another attempt."""
+
+    def __init__(
+        self, job: Job, answer: ChatAnswer, cut: SteeredCut, emit: Emit, begin: Callable[[], None]
+    ) -> None:
+        super().__init__(job, emit if job.generate else _drop, begin)
+        self.answer = answer
+        self._cut = cut
+
+    def read(self, batch: list[bytes]) -> tuple[list[Delta], Exception | None]:
+        deltas, fault = self.answer.read(batch)
+        self._cut.count(deltas)
+        if fault is not None and self.answer.has_reason:
+            self.has_ended, fault = True, None  # the answer is complete: only its usage may be missing
+        return deltas, fault
+
+    def may_be_cut(self) -> bool:
+        return self._cut.may_be_made()
+
+
+def _drop(deltas: list[Delta]) -> None:
+    """The deltas of a warmup are not wanted."""

@@ -13,24 +13,22 @@ from slipring.base.errors import ApiError, InvalidRequest, NotFound, RateLimited
 from slipring.core.generation import Accepted, Capabilities, Delta, Emit, Finished, Job, Model, deliver
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
-from slipring.engines.chat.answer import ChatAnswer
+from slipring.engines.chat.answer import ChatAnswer, ChatReader
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.position_codec import PositionCodec
 from slipring.engines.chat.request_body import Request, write_request
 from slipring.engines.remote.admission_and_retries import Admission
-from slipring.engines.remote.answer_reader import AnswerReader, CutOff
-from slipring.engines.remote.gated_engine import GatedEngine
-from slipring.engines.remote.http_client import HttpFailure
-from slipring.engines.remote.steered_cut import SteeredCut
-from slipring.engines.remote.upstream import Upstream
+from slipring.engines.remote.answer_reader import CutOff, SteeredCut
+from slipring.engines.remote.http_failures import HttpFailure
+from slipring.engines.remote.upstream import RemoteEngine, Upstream
 
 _PATH = "/chat/completions"
 _LAST_CHUNK_S = 10.0
 """How long a server may take to send the usage after the finish reason."""
 
 
-class ChatEngine(GatedEngine):
+class ChatEngine(RemoteEngine):
     """One server and its models."""
 
     name = "chat"
@@ -40,7 +38,7 @@ class ChatEngine(GatedEngine):
         self.options = options
         self._names = [name.strip() for name in options.model.split(";") if name.strip()]
         self._upstream = Upstream("chat", options)
-        self._gate = Admission("the chat server", options, self._probe)
+        self._admission = Admission("the chat server", options, self._probe)
         self._writer = Writer(send_reasoning=options.send_reasoning)
         self.positions = PositionCodec(self._writer, options)
 
@@ -58,28 +56,28 @@ class ChatEngine(GatedEngine):
             self._names = await self._upstream.list_models("/models")
 
     async def close(self) -> None:
-        await self._gate.close()
+        await self._admission.close()
         await self._upstream.close()
 
     async def generate(self, job: Job, emit: Emit) -> None:
         if job.generate:
-            self._gate.require_admission(job.tenant, job.model.name)
+            self._admission.require_admission(job.tenant, job.model.name)
         request = await self.tokenizing.prepare(job, write_request, job, self.options, self._writer)
         accepted, position = Accepted(fallback=request.fallback), request.position
         if not job.generate and not (self.options.warmup and request.has_messages):
             finished = Finished("stop", 0, 0, 0, position=position, context=position)
             await deliver(emit, [accepted, finished])
             return
-        with self._gate.admission(job.tenant, job.model.name) as ticket:
+        with self._admission.admission(job.tenant, job.model.name) as ticket:
             await ticket.begin(accepted, emit)
             answer = ChatAnswer(position, logprobs=job.settings.logprobs, think_tags=self.options.think_tags)
             cut = SteeredCut(job)
 
             async def attempt(begin: Callable[[], None]) -> None:
-                await self._attempt(job, request, _ChatReader(job, answer, cut, emit, begin))
+                await self._attempt(job, request, ChatReader(job, answer, cut, emit, begin))
 
             with suppress(CutOff):
-                await self._gate.run(attempt, job.model.name)
+                await self._admission.run(attempt, job.model.name)
             if cut.is_made:
                 last: list[Delta] = [structs.replace(cut.finished(), position=position, context=position)]
             else:
@@ -90,7 +88,7 @@ class ChatEngine(GatedEngine):
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await self.tokenizing.prepare(job, estimated_tokens, job)
 
-    async def _attempt(self, job: Job, request: Request, reader: "_ChatReader") -> None:
+    async def _attempt(self, job: Job, request: Request, reader: ChatReader) -> None:
         """Send the request once."""
         answer, headers = reader.answer, self._upstream.affinity_headers(job)
 
@@ -108,28 +106,3 @@ class ChatEngine(GatedEngine):
         # A server that refuses to list its models is up.
         with suppress(InvalidRequest, NotFound, RateLimited, ServerError):
             await self._upstream.get("/models")
-
-
-class _ChatReader(AnswerReader[bytes]):
-    """Reads the chunks of an answer. Until it has begun, ``answer`` is unchanged, for another attempt."""
-
-    def __init__(
-        self, job: Job, answer: ChatAnswer, cut: SteeredCut, emit: Emit, begin: Callable[[], None]
-    ) -> None:
-        super().__init__(job, emit if job.generate else _drop, begin)
-        self.answer = answer
-        self._cut = cut
-
-    def read(self, batch: list[bytes]) -> tuple[list[Delta], Exception | None]:
-        deltas, fault = self.answer.read(batch)
-        self._cut.count(deltas)
-        if fault is not None and self.answer.has_reason:
-            self.has_ended, fault = True, None  # the answer is complete: only its usage may be missing
-        return deltas, fault
-
-    def may_be_cut(self) -> bool:
-        return self._cut.may_be_made()
-
-
-def _drop(deltas: list[Delta]) -> None:
-    """The deltas of a warmup are not wanted."""

@@ -1,17 +1,24 @@
-"""Chunks whose fields have other types than the API's: what they mean is read, and nothing else is lost.
+"""Chunks that are not as the API has them: what they mean is read, and nothing else is lost.
 
 Content comes as an object, as a list of strings or as a number, a finish reason as `false`, arguments as an
 object, one call without a list around it. Only the frame has to be right: choices are objects in a list, and
-deltas and calls are objects.
+deltas and calls are objects. A character may be split between two chunks, and an error may be in the place of
+one.
 """
 
+import json
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from slipring.base.surrogates import repaired
 from slipring.engines.chat.chunks import CallPiece, Choice, Chunk, ChunkDelta, ContentPart, FunctionPiece
+from slipring.engines.remote.upstream_errors import reported
 
+_SURROGATE = b"\\ud"
+_OTHER_ERRORS = (b"[{", b'"')
+"""How errors begin that are no object: a list of objects, a text."""
 _NULL = Raw(b"null")
 _DEEPEST = 4
 """How many objects and lists may be around a text."""
@@ -57,11 +64,72 @@ class _OddChunk(Struct):
     error: Any = None
 
 
+class _BareError(Struct):
+    """What a payload without choices may be: an error that is not in a field of its own."""
+
+    object: Any = None
+    type: Any = None
+    message: Any = None
+    detail: Any = None
+    error_message: Any = None
+
+    @property
+    def is_error(self) -> bool:
+        return "error" in (self.object, self.type) or bool(self.message or self.detail or self.error_message)
+
+
 _odd = msgspec.json.Decoder(_OddChunk)
+_bare_error = msgspec.json.Decoder(_BareError)
 _string: msgspec.json.Decoder[str | None] = msgspec.json.Decoder(str | None)
 
 
-def read_odd_chunk(payload: bytes) -> Chunk:
+def is_error(payload: bytes) -> bool:
+    """Whether a payload without choices is an error that is not in a field of its own."""
+    return _bare_error.decode(repaired(payload)).is_error
+
+
+class OddChunks:
+    """Those of one answer."""
+
+    __slots__ = ("halves",)
+
+    def __init__(self) -> None:
+        self.halves: dict[str, str] = {}
+        """The first halves of surrogate pairs that a server has split between two chunks, by their place
+        in the chunk before."""
+
+    def read(self, payload: bytes, error: msgspec.DecodeError) -> Chunk:
+        """Read what is no chunk as it is: one with fields of other types or with half of a surrogate pair.
+        Raises the error that comes in its place, or ``msgspec.DecodeError``."""
+        if isinstance(error, msgspec.ValidationError):
+            if payload.startswith(_OTHER_ERRORS):
+                raise reported(payload)
+            return _read_chunk(payload)
+        if _SURROGATE not in payload.lower():
+            raise error
+        earlier, self.halves = self.halves, {}
+        try:
+            parsed = json.loads(payload)
+        except ValueError:
+            raise error from None
+        return _read_chunk(msgspec.json.encode(self._joined(parsed, "", earlier)))
+
+    def _joined(self, value: Any, place: str, earlier: dict[str, str]) -> Any:
+        """The same value without lone surrogates: halves that belong together are joined, others replaced.
+        ``earlier``: the halves of the chunk before."""
+        if isinstance(value, dict):
+            return {name: self._joined(each, f"{place}.{name}", earlier) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self._joined(each, f"{place}.{index}", earlier) for index, each in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        text = earlier.get(place, "") + value
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self.halves[place] = text[:-1], text[-1]
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _read_chunk(payload: bytes) -> Chunk:
     """Decode a chunk. Raises ``msgspec.ValidationError`` if its frame is wrong."""
     odd = _odd.decode(payload)
     return Chunk([_choice(each) for each in odd.choices or ()], odd.usage, odd.error)

@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 from slipring.engines.remote.answer_reader import Consumer
-from slipring.engines.remote.http_client import (
+from slipring.engines.remote.http_client import HttpClient
+from slipring.engines.remote.http_failures import (
     BadStatus,
     ConnectTimedOut,
-    HttpClient,
     TimedOut,
     Unreachable,
     Unreadable,

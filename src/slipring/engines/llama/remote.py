@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from slipring.engines.remote.http_client import HttpClient, HttpFailure
+from slipring.engines.remote.http_client import HttpClient
+from slipring.engines.remote.http_failures import HttpFailure
 from slipring.engines.remote.upstream import startup_errors
 from slipring.engines.tokens.remote_vocabulary import (
     MARKS,

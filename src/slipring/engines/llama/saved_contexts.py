@@ -105,7 +105,7 @@ class SavedContexts:
         if context is None or tenant is None or not self.is_enabled or context.total < MIN_TOKENS:
             return
         for saved in self._saved:
-            if saved.context.body is context.body and saved.context.preface is context.preface:
+            if saved.context.body is context.body:
                 self._saved.move_to_end(saved)
                 return
         name = self._free_names.pop() if self._free_names else self._new_name()

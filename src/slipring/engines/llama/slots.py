@@ -259,16 +259,13 @@ def _may_overwrite(slot: Slot, request: SlotRequest) -> bool:
 
 def shared_tokens(one: Rendered, other: Rendered) -> int:
     """How many tokens two contexts of one renderer share because both continue the same context."""
-    if one.body is other.body and one.preface is other.preface:
+    if one.body is other.body:
         return one.total
-    if one.preface.step.ids != other.preface.step.ids:
-        return 0
     ancestors = {id(body) for body in other.body.lineage()}
-    common = next((body.total for body in one.body.lineage() if id(body) in ancestors), 0)
-    return len(one.preface.step.ids) + common
+    return next((body.total for body in one.body.lineage() if id(body) in ancestors), 0)
 
 
 def common_tokens(one: Rendered, other: Rendered) -> int:
     """The length of the longest common prefix of two contexts, by comparing tokens."""
-    left, right = (b"".join(step.ids.tobytes() for step in each.steps()) for each in (one, other))
+    left, right = (b"".join(step.ids.tobytes() for step in each.body.steps()) for each in (one, other))
     return shared_ids.common_tokens(left, right)

@@ -58,7 +58,7 @@ class Retryable(Unavailable):
 
 
 class RequestFailed(Retryable):
-    """The engine answered with a failure of this one request. Does not count towards closing the gate."""
+    """The engine answered with a failure of this one request. The breaker does not count it."""
 
 
 class JobQueue:

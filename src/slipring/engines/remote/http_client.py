@@ -1,18 +1,14 @@
 """The HTTP client of all engines: queries and streams of one server.
 
-It raises its own failures (subclasses of ``HttpFailure``), which callers translate for operators or API
-clients.
+It raises the failures of ``http_failures``.
 """
 
 import asyncio
 import concurrent.futures
 import contextlib
-import re
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from http.client import HTTPException, responses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from http.client import responses
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
@@ -20,18 +16,24 @@ from urllib.request import getproxies_environment, proxy_bypass
 import aiohttp
 import msgspec
 
-from slipring.base.connection_failures import reason
 from slipring.base.surrogates import repaired
-from slipring.engines.remote.answer_reader import Consumer, raise_fault
-from slipring.engines.remote.http_connection import Answer, CannotConnect, ConnectionPool, header_lines
-from slipring.engines.remote.silence import Patience, Silence
+from slipring.engines.remote.answer_reader import Consumer, Patience, raise_fault
+from slipring.engines.remote.connection_pool import ConnectionPool, header_lines
+from slipring.engines.remote.http_connection import BOM, LONGEST_EVENT, Answer, EventStream, Payloads
+from slipring.engines.remote.http_failures import (
+    FAILURES,
+    BadStatus,
+    RedirectedElsewhere,
+    Unreachable,
+    Unreadable,
+    failures,
+)
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
 _FAILING = 400
-_LONGEST_LINE = 64 * 2**20
 _LONGEST_ANSWER = 256 * 2**20
 """Bytes of a JSON answer that are read."""
 _LONGEST_ERROR = 2**16
@@ -39,48 +41,7 @@ _LONGEST_ERROR = 2**16
 _LAST_BYTES_S = 1.0
 _ERROR_BODY_S = 5.0
 _QUERY_TIMEOUT_S = 30.0
-_DONE = b"[DONE]"
 _MOST_ADDRESSES = 16
-_BOM = b"\xef\xbb\xbf"
-_PAYLOAD = re.compile(rb"^(?:(?:data|error):|(?={))(.*)", re.MULTILINE)
-"""The data of events, and errors that servers write as a field of its own, or as a bare line of JSON."""
-
-
-class HttpFailure(Exception):
-    """A request got no usable answer."""
-
-
-class Unreachable(HttpFailure):
-    """No connection could be made, or it broke. The message says why, for operators."""
-
-
-class ConnectTimedOut(Unreachable):
-    """The server did not accept a connection in time."""
-
-
-class TimedOut(HttpFailure):
-    """The server accepted the request and then sent nothing for too long."""
-
-
-class BadStatus(HttpFailure):
-    """The server answered with a status that is no success."""
-
-    def __init__(self, status: int, reason: str, body: bytes, headers: Mapping[str, str]) -> None:
-        super().__init__(f"{status} {reason}".rstrip())
-        self.status = status
-        self.body = body
-        self.headers = headers
-
-
-class Unreadable(HttpFailure):
-    """The answer is not what its content type promises: no JSON, or an event line without end."""
-
-
-class RedirectedElsewhere(HttpFailure):
-    """The server redirects to another host, which is given neither the key nor the context."""
-
-    def __init__(self, host: str) -> None:
-        super().__init__(f"it redirects to {host}, which is another host: name that one if it is right")
 
 
 def spliced(opening: bytes, items: Iterable[bytes], closing: bytes) -> list[bytes]:
@@ -186,7 +147,7 @@ class HttpClient:
         Only for requests that may be repeated: a server may close a kept connection just when it is used
         again, so a request whose connection breaks is sent once more.
         """
-        with _failures():
+        with failures():
             async with asyncio.timeout(timeout_s):
                 try:
                     return await self._query(path, pieces)
@@ -234,7 +195,7 @@ class HttpClient:
 
     async def status(self, path: str) -> int:
         """GET a path and return the status, whatever the body."""
-        with _failures():
+        with failures():
             answer = await self._ask(path, None)
             answer.release()
             return answer.status
@@ -253,10 +214,23 @@ class HttpClient:
 
         ``idle_s`` bounds the silence between two reads, not before the first.
         """
-        patience: Patience = idle_s if self._read_timeout_s is None else lambda: self._read_timeout_s
-        stream = EventStream(lambda: self._ask(path, pieces, headers), patience, self._drain)
-        async with stream as events:
-            await events.read(consumer)
+        with failures():
+            answer = await self._ask(path, pieces, headers)
+            if answer.status // 100 != 2:
+                raise await _bad_status(answer)
+        is_read = False
+        try:
+            if (whole := await _whole(answer)) is not None:
+                await _take(consumer, whole)
+                return
+            patience: Patience = idle_s if self._read_timeout_s is None else lambda: self._read_timeout_s
+            await EventStream(answer, consumer, patience).read()
+            is_read = True
+        finally:
+            if is_read and not answer.is_complete:
+                self._drain(answer)
+            else:
+                answer.release()
 
     async def _ask(
         self, path: str, pieces: Sequence[bytes] | None, headers: Mapping[str, str] | None = None
@@ -317,159 +291,9 @@ class HttpClient:
         task.add_done_callback(forget)
 
 
-class EventStream:
-    """An answer that consists of server-sent events.
-
-    To be entered with ``async with``, which sends the request. Leaving before the end cancels it.
-    """
-
-    def __init__(
-        self,
-        post: Callable[[], Awaitable[Answer]],
-        idle_s: Patience,
-        drain: Callable[[Answer], None],
-    ) -> None:
-        self._post = post
-        self._idle_s = idle_s
-        self._drain = drain
-        self._is_held = False
-        """Whether the answer is to be released here."""
-        self._payloads = _Payloads()
-        self._has_read = self._at_end = False
-        self._waiting: Awaitable[None] | None = None
-        """What has to be awaited before more of the answer is taken."""
-        self._whole: list[bytes] = []
-        """The answer of a server that streams nothing: one JSON document, an error for example."""
-
-    async def __aenter__(self) -> "EventStream":
-        try:
-            self._answer = answer = await self._post()
-            if answer.status // 100 != 2:
-                raise await _bad_status(answer)
-            kind = _content_type(answer)
-            if kind == "text/html":
-                answer.release()
-                raise Unreadable("a web page instead of an answer")
-            if kind == "application/json" or kind.endswith("+json"):
-                try:
-                    whole = (await _read(answer, _LONGEST_LINE)).removeprefix(_BOM)
-                finally:
-                    answer.release()
-                # Some servers stream events under the type of a document.
-                is_stream = whole.startswith((b"data:", b"event:", b":"))
-                self._whole = self._payloads.take(whole + b"\n") if is_stream else [whole]
-                self._at_end = True
-        except _FAILURES as error:
-            raise _failure(error) from error
-        self._is_held = True
-        self._silence = Silence(partial(answer.fail, TimeoutError("silence")), self._idle_s)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._silence.forget()
-        if self._is_held:
-            self._answer.release()
-
-    async def read(self, consumer: Consumer[bytes]) -> None:
-        """Read the answer to its end, and give each batch to ``consumer`` as soon as it has arrived, before
-        the event loop does anything else."""
-        answer, silence, push = self._answer, self._silence, self._pusher(consumer)
-        if self._whole:
-            self._waiting = consumer.take(self._whole)
-        while True:
-            if self._waiting is not None:
-                await self._waiting
-                self._waiting = None
-            if consumer.fault is not None:
-                raise_fault(consumer)
-            if self._is_complete(consumer):
-                return
-            if self._has_read:
-                silence.begins()
-            with _failures():
-                await answer.push(push)
-                if self._waiting is None and not self._is_complete(consumer):
-                    # What was not pushed: it has arrived already, or is the end.
-                    chunk = await answer.read()
-                    self._at_end = not chunk
-                    push(chunk or b"\n")  # the last line need not end
-            silence.since = None
-
-    def _pusher(self, consumer: Consumer[bytes]) -> Callable[[bytes], bool]:
-        """What gives bytes of the answer to ``consumer``; returns whether it can take more at once."""
-        silence, splitter, take = self._silence, self._payloads, consumer.take
-        clock, split = silence.clock, splitter.take
-
-        def push(chunk: bytes) -> bool:
-            # Hot path: runs once per token of every answer.
-            silence.since = clock()
-            if not self._has_read:
-                self._has_read = True
-                silence.begins()
-            is_one_line = chunk.find(b"\n") == len(chunk) - 2 and chunk.endswith(b"\n\n")
-            if is_one_line and not splitter.rest and chunk.startswith(b"data: {"):
-                payloads = [chunk[6:-2]]  # one event by itself: most reads of a stream that is generated
-            else:
-                payloads = split(chunk)
-            if payloads:
-                try:
-                    self._waiting = take(payloads)
-                except Exception as error:  # a failure of the consumer's, of whatever type, is none of ours
-                    consumer.fault, consumer.has_ended = error, True
-            return self._waiting is None and not splitter.ended and not consumer.has_ended
-
-        return push
-
-    def _is_complete(self, consumer: Consumer[bytes]) -> bool:
-        if self._at_end:
-            return True
-        if not self._payloads.ended and not consumer.has_ended:
-            return False
-        self._at_end = True
-        if consumer.fault is None and not self._answer.is_complete:
-            self._is_held = False
-            self._drain(self._answer)
-        return True
-
-
-class _Payloads:
-    """Splits a stream of bytes into the data of server-sent events; ``[DONE]`` ends them."""
-
-    __slots__ = ("_has_begun", "_rest_bytes", "ended", "rest")
-
-    def __init__(self) -> None:
-        self.rest: list[bytes] = []
-        """The beginning of a line that has not ended, in pieces: it may be an image, and is joined once."""
-        self._rest_bytes = 0
-        self._has_begun = False
-        self.ended = False
-
-    def take(self, chunk: bytes) -> list[bytes]:
-        """The payloads that are complete with this chunk."""
-        if self._rest_bytes > _LONGEST_LINE:
-            raise Unreadable("a line of the stream is too long")
-        lines, end, rest = chunk.rpartition(b"\n")
-        if not end:
-            self.rest.append(chunk)
-            self._rest_bytes += len(chunk)
-            return []
-        if self.rest:
-            lines = b"".join([*self.rest, lines])
-        if not self._has_begun:
-            self._has_begun = True
-            lines = lines.removeprefix(_BOM)
-        # Empty data keeps a connection alive.
-        found = [payload for each in _PAYLOAD.findall(lines) if (payload := each.strip())]
-        self.rest, self._rest_bytes = [rest] if rest else [], len(rest)
-        if _DONE in found:
-            self.ended = True
-            del found[found.index(_DONE) :]
-        return found
-
-
 async def _read_last(answer: Answer) -> None:
     # However the connection ends now, the answer is complete.
-    with contextlib.suppress(*_FAILURES):
+    with contextlib.suppress(*FAILURES):
         async with asyncio.timeout(_LAST_BYTES_S):
             while await answer.read():
                 pass
@@ -479,7 +303,7 @@ async def _bad_status(answer: Answer) -> BadStatus:
     """The failure of an answer that is no success, with the beginning of its body."""
     try:
         body = b""
-        with contextlib.suppress(*_FAILURES, TimeoutError):  # the status alone says enough
+        with contextlib.suppress(*FAILURES, TimeoutError):  # the status alone says enough
             async with asyncio.timeout(_ERROR_BODY_S):
                 while len(body) < _LONGEST_ERROR and (piece := await answer.read()):
                     body += piece
@@ -488,6 +312,27 @@ async def _bad_status(answer: Answer) -> BadStatus:
         return BadStatus(answer.status, phrase, body[:_LONGEST_ERROR], answer.headers)
     finally:
         answer.release()
+
+
+async def _whole(answer: Answer) -> list[bytes] | None:
+    """The payloads of an answer that is one document, an error for example; None if it is a stream."""
+    kind = _content_type(answer)
+    if kind == "text/html":
+        raise Unreadable("a web page instead of an answer")
+    if kind != "application/json" and not kind.endswith("+json"):
+        return None
+    with failures():
+        whole = (await _read(answer, LONGEST_EVENT)).removeprefix(BOM)
+    answer.release()
+    # Some servers stream events under the type of a document.
+    return Payloads().take(whole + b"\n") if whole.startswith((b"data:", b"event:", b":")) else [whole]
+
+
+async def _take(consumer: Consumer[bytes], payloads: list[bytes]) -> None:
+    if payloads and (waiting := consumer.take(payloads)) is not None:
+        await waiting
+    if consumer.fault is not None:
+        raise_fault(consumer)
 
 
 async def _read(answer: Answer, most_bytes: int) -> bytes:
@@ -546,24 +391,3 @@ def _redirect_guard() -> aiohttp.TraceConfig:
     guard = aiohttp.TraceConfig()
     guard.on_request_redirect.append(check)
     return guard
-
-
-_FAILURES = (HTTPException, OSError)
-"""What is raised if a request fails on the way. ``TimeoutError`` is an ``OSError``."""
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Raise what goes wrong on the way as an ``HttpFailure``."""
-    try:
-        yield
-    except _FAILURES as error:
-        raise _failure(error) from error
-
-
-def _failure(error: Exception) -> HttpFailure:
-    if isinstance(error, CannotConnect) and isinstance(error.__cause__, TimeoutError):
-        return ConnectTimedOut("timed out")
-    if isinstance(error, TimeoutError):
-        return TimedOut("timed out")
-    return Unreachable(reason(error))

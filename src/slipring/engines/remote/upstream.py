@@ -17,20 +17,21 @@ from urllib.parse import quote
 
 from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import Job
+from slipring.engines.base import Engine
 from slipring.engines.options import option
-from slipring.engines.remote.admission_and_retries import AdmissionPolicy, Retryable
-from slipring.engines.remote.answer_reader import Consumer
-from slipring.engines.remote.http_client import (
+from slipring.engines.remote.admission_and_retries import Admission, AdmissionPolicy, Retryable
+from slipring.engines.remote.answer_reader import Consumer, Patience
+from slipring.engines.remote.http_client import HttpClient
+from slipring.engines.remote.http_failures import (
     BadStatus,
-    HttpClient,
     HttpFailure,
     RedirectedElsewhere,
     TimedOut,
     Unreachable,
     Unreadable,
 )
-from slipring.engines.remote.silence import Patience
 from slipring.engines.remote.upstream_errors import refusal
+from slipring.observation import live
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
 _KEYED = hmac.new(_SECRET, digestmod="sha256")
@@ -188,7 +189,7 @@ class Upstream:
     ) -> None:
         """POST a body in pieces, and give the payloads of the events that answer it to ``consumer``.
 
-        See ``HttpClient.stream``. How long an answer may take to begin is the gate's concern.
+        See ``HttpClient.stream``. How long an answer may take to begin is bounded by ``Admission.run``.
         """
         with self.api_errors():
             await self.client.stream(
@@ -214,6 +215,19 @@ class Upstream:
 
     def _idle_s(self) -> float:
         return self._options.idle_timeout_s
+
+
+class RemoteEngine(Engine):
+    """An engine in front of a server that can fail: operators see its trouble, its queue and its breaker."""
+
+    _admission: Admission
+
+    @property
+    def trouble(self) -> str | None:
+        return self._admission.trouble
+
+    def status(self) -> live.Engine:
+        return self._admission.described(super().status())
 
 
 def without_secret(text: str, secret: str) -> str:

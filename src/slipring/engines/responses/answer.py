@@ -22,7 +22,7 @@ from slipring.core.generation import (
     Delta,
     Finished,
     Job,
-    Refused,
+    RefusalText,
     Text,
     Thought,
     ThoughtSummary,
@@ -30,7 +30,7 @@ from slipring.core.generation import (
     UpstreamItemEvent,
     UpstreamItemStarted,
 )
-from slipring.engines.remote.token_counts import token_count
+from slipring.engines.remote.answer_reader import token_count
 from slipring.engines.responses import faults
 from slipring.engines.responses.context import without_id
 from slipring.engines.responses.events import Event, EventLogprob, EventTokenLogprobs, OtherEvent
@@ -39,7 +39,7 @@ from slipring.protocol.items import Item
 from slipring.protocol.responses import Logprob, TopLogprob
 from slipring.protocol.tools import Kind
 
-_Piece = Text | Refused | Thought | ThoughtSummary | CallArguments
+_Piece = Text | RefusalText | Thought | ThoughtSummary | CallArguments
 _CALLS: dict[str, Kind] = {
     "function_call": "function",
     "custom_tool_call": "custom",
@@ -446,10 +446,12 @@ class ResponsesAnswer:
         return self._append(opened, ("annotation", number), Annotated(event.annotation.copy()))
 
     def _refusal(self, event: Event) -> list[Delta]:
-        return self._piece(event, "message", ("refusal", event.content_index), Refused(event.delta))
+        return self._piece(event, "message", ("refusal", event.content_index), RefusalText(event.delta))
 
     def _refusal_done(self, event: Event) -> list[Delta]:
-        return self._piece_done(event, "message", ("refusal", event.content_index), Refused(event.refusal))
+        return self._piece_done(
+            event, "message", ("refusal", event.content_index), RefusalText(event.refusal)
+        )
 
     def _thought(self, event: Event) -> list[Delta]:
         return self._piece(event, "reasoning", ("reasoning_text", event.content_index), Thought(event.delta))
@@ -583,7 +585,7 @@ def _read_passed(raw: Raw) -> Item | None:
 
 def _of_part(part: _Part) -> Delta | None:
     if part.type == "refusal":
-        return Refused(part.refusal) if part.refusal else None
+        return RefusalText(part.refusal) if part.refusal else None
     if part.type == "reasoning_text":
         return Thought(part.text) if part.text else None
     if part.type == "output_text":

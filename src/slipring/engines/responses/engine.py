@@ -28,11 +28,8 @@ from slipring.core.generation import (
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
 from slipring.engines.remote.admission_and_retries import Admission, Retryable
-from slipring.engines.remote.answer_reader import AnswerReader, CutOff
-from slipring.engines.remote.gated_engine import GatedEngine
-from slipring.engines.remote.silence import Patience
-from slipring.engines.remote.steered_cut import SteeredCut
-from slipring.engines.remote.upstream import Upstream
+from slipring.engines.remote.answer_reader import AnswerReader, CutOff, Patience, SteeredCut
+from slipring.engines.remote.upstream import RemoteEngine, Upstream
 from slipring.engines.responses import context, faults
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import Event, decode_event
@@ -63,7 +60,7 @@ class _Counted(msgspec.Struct):
     input_tokens: int
 
 
-class ResponsesEngine(GatedEngine):
+class ResponsesEngine(RemoteEngine):
     """One upstream and its models."""
 
     name = "responses"
@@ -77,7 +74,7 @@ class ResponsesEngine(GatedEngine):
         """Whether the upstream may have an endpoint for counts."""
         self._upstream = Upstream("responses", options)
         self._pool = Pool(self._upstream, options)
-        self._gate = Admission("the Responses server", options, self._probe)
+        self._admission = Admission("the Responses server", options, self._probe)
         if options.chain or options.reasoning == "encrypted":
             self.positions = PositionCodec(self, options)
         self._posts = options.transport == "sse"
@@ -100,7 +97,7 @@ class ResponsesEngine(GatedEngine):
         await self._pool.start()
 
     async def close(self) -> None:
-        await self._gate.close()
+        await self._admission.close()
         await self._pool.close()
         await self._upstream.close()
 
@@ -108,11 +105,11 @@ class ResponsesEngine(GatedEngine):
         await self._upstream.get("/models")
 
     async def generate(self, job: Job, emit: Emit) -> None:
-        with self._gate.admission(job.tenant, job.model.name) as ticket:
+        with self._admission.admission(job.tenant, job.model.name) as ticket:
             await ticket.begin(Accepted(), emit)
             run = _Run(job, emit)
             try:
-                await self._gate.run(partial(self._attempt, run), job.model.name)
+                await self._admission.run(partial(self._attempt, run), job.model.name)
             except CutOff:
                 finished = run.cut.finished()
                 finished.position = self._position_of_cut(job)
@@ -264,7 +261,7 @@ class ResponsesEngine(GatedEngine):
         run.leave(self._position(run.job, reader.answer, parent, None))
 
     def _idle_s(self, run: "_Run") -> Patience:
-        """How long an answer may be silent. The gate bounds the time until it begins."""
+        """How long an answer may be silent. ``Admission`` bounds the time until it begins."""
         return lambda: self.options.idle_timeout_s if run.has_begun else None
 
     def _body(

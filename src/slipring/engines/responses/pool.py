@@ -18,7 +18,7 @@ import aiohttp
 from slipring.base.errors import ApiError
 from slipring.core.generation import Job
 from slipring.engines.remote.admission_and_retries import Retryable
-from slipring.engines.remote.http_client import HttpFailure
+from slipring.engines.remote.http_failures import HttpFailure
 from slipring.engines.remote.upstream import Upstream, api_failure
 from slipring.engines.remote.upstream_errors import refusal
 from slipring.engines.responses.options import ResponsesOptions

@@ -17,7 +17,8 @@ from slipring.base.errors import ServerError, StartupError
 from slipring.base.surrogates import repaired
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
-from slipring.engines.remote.http_client import BadStatus, HttpFailure, Unreadable, spliced
+from slipring.engines.remote.http_client import spliced
+from slipring.engines.remote.http_failures import BadStatus, HttpFailure, Unreadable
 from slipring.engines.remote.upstream import branch_keys, startup_errors, tenant_salt
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
@@ -28,10 +29,9 @@ from slipring.engines.tokens.session_server import (
     SessionServerOptions,
 )
 from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
-from slipring.engines.tokens.token_answer import Piece
+from slipring.engines.tokens.token_answer import Piece, PieceParser
 from slipring.engines.tokens.token_server import (
     Fault,
-    Reader,
     Request,
     Served,
     failure,
@@ -143,7 +143,7 @@ class SglangEngine(SessionServer):
         pieces = spliced(b'{"input_ids":[', ids, b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         expected = sent.total if session else None
-        return Request("/generate", pieces, headers, partial(_Reader, self, expected))
+        return Request("/generate", pieces, headers, partial(_Parser, self, expected))
 
     def _open_sessions(self, info: dict[str, Any]) -> Sessions | None:
         """Where sessions are kept; None if there are none at this server."""
@@ -267,7 +267,7 @@ class _Chunk(Struct):
 _chunk = msgspec.json.Decoder(_Chunk)
 
 
-class _Reader(Reader):
+class _Parser(PieceParser):
     """Parses a stream whose chunks hold all ids so far, or only new ones, depending on the server's flags."""
 
     def __init__(self, engine: SglangEngine, prompt_tokens: int | None = None) -> None:

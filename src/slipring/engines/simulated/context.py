@@ -13,7 +13,7 @@ from itertools import islice
 from msgspec import Struct
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Refused, Text
+from slipring.core.generation import CallArguments, CallStarted, Delta, Job, RefusalText, Text
 from slipring.engines.simulated.trace import Trace
 from slipring.protocol.items import CallOutput, CustomToolCall, FunctionCall, Item, Message, plain_text
 
@@ -187,7 +187,7 @@ def _render_deltas(deltas: Iterable[Delta]) -> list[str]:
     items: list[list[str]] = []
     in_message = False
     for delta in deltas:
-        if type(delta) is Text or isinstance(delta, Refused):  # first: most deltas are text
+        if type(delta) is Text or isinstance(delta, RefusalText):  # first: most deltas are text
             if not in_message:
                 items.append(["assistant\n"])
             items[-1].append(delta.text)

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from slipring.base.errors import RateLimited, ServerError, StartupError
-from slipring.core.generation import CallStarted, Refused, Text, Thought, ThoughtSummary
+from slipring.core.generation import CallStarted, RefusalText, Text, Thought, ThoughtSummary
 from slipring.engines.simulated.plan import AnswerStep, Emit, Fail, Stall, call_steps
 from slipring.protocol import wire
 from slipring.protocol.tools import Kind
@@ -61,7 +61,12 @@ class _Line(Struct, forbid_unknown_fields=True):
 
 _decoder = msgspec.json.Decoder(list[_Line])
 _WORD = re.compile(r"\s*\S+\s*$|\s*\S+|\s+")
-_TEXT_DELTAS = {"text": Text, "refusal": Refused, "reasoning": Thought, "reasoning_summary": ThoughtSummary}
+_TEXT_DELTAS = {
+    "text": Text,
+    "refusal": RefusalText,
+    "reasoning": Thought,
+    "reasoning_summary": ThoughtSummary,
+}
 
 
 class Script:

@@ -156,7 +156,7 @@ class TokenizedEngine(Engine):
         new_tokens = foreseen.context.total - max(known, prefill.done_tokens)
         if rate := options.prefill_tokens_per_s:
             await asyncio.sleep(max(new_tokens, 0) / rate)
-        self._cache.read(self._cache.start(prefill.job.tenant), foreseen.context.steps())
+        self._cache.read(self._cache.start(prefill.job.tenant), foreseen.context.body.steps())
         return foreseen.context.total
 
     async def count(self, job: Job, enough: int | None = None) -> int:
@@ -194,7 +194,7 @@ class TokenizedEngine(Engine):
             trace = trace_job(job, trace, rendering.dropped_items)
         cached = 0
         if self.options.prefix_cache:
-            read = list(context.steps()) if steps is None else steps
+            read = list(context.body.steps()) if steps is None else steps
             blocks, cached = self._cache.read(blocks or self._cache.start(job.tenant), read)
         return _known(context, blocks, outputs, trace), cached
 
@@ -212,8 +212,6 @@ def _known(context: Rendered, blocks: Blocks | None, tool_outputs: int, trace: T
 
 def _added(context: Rendered, earlier: Rendered) -> list[EncodedIds] | None:
     """The steps that a context adds to an earlier one, oldest first; None if it does not extend it."""
-    if context.preface is not earlier.preface:
-        return None
     steps: list[EncodedIds] = []
     for body in context.body.lineage():
         if body is earlier.body:

@@ -12,7 +12,6 @@ from itertools import cycle, islice
 from slipring.core.generation import Job
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.plan import WORDS, Content, input_of, padded
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
@@ -29,8 +28,6 @@ class Wording:
         self._format = renderer.output_format
         self._options = options
         self._finder = ControlTokenFinder(renderer.vocabulary, "")
-        # Dialects keep the arguments of calls as they are; templates write them with spaces.
-        self._is_compact = isinstance(renderer, DialectRenderer)
         words = [f" {word}" for word in WORDS]
         self._words = [word for word in words if len(renderer.vocabulary.encode(word)) == 1] or words
         """Of one token each if possible, so that an answer has exactly the configured length."""
@@ -79,8 +76,8 @@ class Wording:
         return encoded(calls)
 
     def _arguments(self, text: str) -> str:
-        """Arguments as the renderer writes them in a history."""
-        return text if self._is_compact else json.dumps(json.loads(text), ensure_ascii=False)
+        """Arguments as templates write them in a history."""
+        return json.dumps(json.loads(text), ensure_ascii=False)
 
     def _filler(self, tokens: int, answers: int) -> str:
         """Words that lengthen so many tokens to ``answers`` times ``output_tokens``."""

@@ -7,8 +7,8 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 HARMONY, DEEPSEEK_V3_1 = "harmony", "deepseek-v3.1"
 DEEPSEEK_V3_2, DEEPSEEK_V4, DEEPSEEK_V4_1 = "deepseek-v3.2", "deepseek-v4", "deepseek-v4.1"
-KIMI_K3 = "kimi-k3"
-NAMES = (HARMONY, DEEPSEEK_V3_1, DEEPSEEK_V3_2, DEEPSEEK_V4, DEEPSEEK_V4_1, KIMI_K3)
+KIMI_K3, CHATML, LLAMA3 = "kimi-k3", "chatml", "llama3"
+NAMES = (HARMONY, DEEPSEEK_V3_1, DEEPSEEK_V3_2, DEEPSEEK_V4, DEEPSEEK_V4_1, KIMI_K3, CHATML, LLAMA3)
 _FAMILIES = {
     "deepseek_v32": DEEPSEEK_V3_2,
     "deepseek32": DEEPSEEK_V3_2,
@@ -21,6 +21,8 @@ _FAMILIES = {
     "gpt-oss": HARMONY,
 }
 """Names of architectures in ``config.json`` and in GGUF files, of models that may have no template."""
+STOPS = {CHATML: ("<|endoftext|>",), LLAMA3: ("<|eom_id|>", "<|end_of_text|>")}
+"""Tokens that end answers besides those that a template writes, for models whose files name none."""
 
 
 def builtin_template(name: str) -> str:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 
 from slipring.base.errors import ApiError
-from slipring.engines.remote.http_client import HttpFailure
+from slipring.engines.remote.http_failures import HttpFailure
 from slipring.prompts.rendering import Body, Rendered
 
 log = logging.getLogger("slipring")

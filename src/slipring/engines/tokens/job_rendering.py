@@ -7,7 +7,7 @@ from slipring.core.generation import Job, Prefill
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.prompts import foreseen_context
 from slipring.prompts.foreseen_context import Foreseen
-from slipring.prompts.rendering import Rendered, Renderer, Rendering
+from slipring.prompts.rendering import CannotAppend, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
 
 _AT_ONCE_BYTES = 8192
@@ -57,8 +57,6 @@ async def foresee(
     """Render what is certain of a context that is not complete; None if that is nothing new or too long."""
     budget = tokenizing.budget(context)
     try:
-        if prefill.expects == "output" and _is_short(prefill.job, renderer):
-            return foreseen_context.foresee(renderer, prefill, budget)
         work, is_local = foreseen_context.foresee, renderer.vocabulary.is_local
         return await tokenizing.run_spare(
             prefill.job.tenant, work, renderer, prefill, budget, is_local=is_local
@@ -88,7 +86,14 @@ async def _rendered(
     """Render in a thread, or on the event loop if that is certain to be short."""
     try:
         if _is_short(job, renderer):
-            return renderer.render(job, budget)
+            try:
+                return (
+                    renderer.continued(job, budget)
+                    if job.parent is not None
+                    else renderer.render(job, budget)
+                )
+            except CannotAppend:
+                pass  # the whole context is rendered
         return await tokenizing.run(
             job.tenant, renderer.render, job, budget, is_local=renderer.vocabulary.is_local
         )
@@ -97,13 +102,12 @@ async def _rendered(
 
 
 def _is_short(job: Job, renderer: Renderer) -> bool:
-    """Whether rendering only appends a few bytes, with a local vocabulary and a renderer that never renders
-    the whole context again."""
-    position = position_of(job)
-    appends = position is not None and renderer.wrote(position)
+    """Whether a job has only a few bytes to render, with a local vocabulary, if its parent's tokens can be
+    continued."""
     size_bytes = sum(len(item.raw) for item in job.input)
-    if position is None or not appends or not position.preface.covers(job):
+    if job.parent is None:
         size_bytes += len(bytes(job.head.instructions_json)) + len(job.head.tools.raw)
-    if not renderer.vocabulary.is_local or size_bytes > _AT_ONCE_BYTES:
-        return False
-    return job.parent is None or (renderer.always_appends and appends)
+    else:
+        size_bytes += sum(len(item.raw) for item in job.parent.answer)
+    is_quick = job.parent is None or renderer.appends_quickly
+    return is_quick and renderer.vocabulary.is_local and size_bytes <= _AT_ONCE_BYTES

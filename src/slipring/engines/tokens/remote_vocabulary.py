@@ -12,12 +12,12 @@ from hashlib import sha256
 from itertools import pairwise
 
 from slipring.base.errors import InvalidRequest, Unavailable
-from slipring.engines.remote.http_client import HttpFailure
+from slipring.engines.remote.http_failures import HttpFailure
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 _CACHED_CHARS = 16
-"""Length in characters up to which ids are cached: the texts that dialects write around contents. Caching
+"""Length in characters up to which ids are cached: the texts that templates write around contents. Caching
 longer texts would reveal to a tenant, by response times, what others sent."""
 _MAX_PIECES = 4096
 _STEP_CHARS = 16_384
@@ -42,7 +42,7 @@ class ServerVocabulary(Vocabulary):
         self._control = dict(control or {})
         self.fingerprint = sha256(name.encode()).hexdigest()
         self._tokenize_cached = lru_cache(maxsize=4096)(self._tokenize_text)
-        # Unbounded: names come from dialects and templates, never from clients. Ids looked up at start must
+        # Unbounded: names come from templates, never from clients. Ids looked up at start must
         # stay cached: later the event loop needs them, where a request would block.
         self._find_control = cache(self._ask_control)
 

@@ -11,11 +11,10 @@ from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
-from slipring.engines.tokens.token_answer import TokenAnswer
+from slipring.engines.tokens.token_answer import TokenAnswer, TokenReader
 from slipring.engines.tokens.token_server import (
     JobExchange,
     Request,
-    TokenReader,
     TokenServer,
     TokenServerOptions,
     Unended,
@@ -113,7 +112,7 @@ class SessionServer(TokenServer):
             nonlocal was_read
             was_read = await sessions.read_ahead(job, sent, send)
 
-        return await self._gate.run_spare(self.options.max_jobs // 2, read) and was_read
+        return await self._admission.run_spare(self.options.max_jobs // 2, read) and was_read
 
     def exchange(
         self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer

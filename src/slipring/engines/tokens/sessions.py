@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Job
-from slipring.engines.remote.http_client import HttpFailure, TimedOut
+from slipring.engines.remote.http_failures import HttpFailure, TimedOut
 from slipring.prompts.rendering import Body, EncodedIds, Rendered
 from slipring.protocol import wire
 
@@ -69,7 +69,7 @@ class Session:
     """A session at the server, and the context that the server holds in it."""
 
     __slots__ = (
-        *("body", "id", "is_busy", "later_ids", "missing_ids", "preface"),
+        *("body", "id", "is_busy", "later_ids", "missing_ids"),
         *("reading", "tenant", "tokens", "used_at"),
     )
 
@@ -80,7 +80,6 @@ class Session:
         self.is_busy = True
         self.tokens = 0
         """What it holds, or will hold when the running turn has been prefilled."""
-        self.preface: EncodedIds | None = None
         self.body: weakref.ref[Body] | None = None
         """Of the position that the session belongs to; None while a turn runs."""
         self.later_ids: list[int] = []
@@ -150,7 +149,7 @@ class Sessions:
         if found is not None and not found[0].is_busy:
             session, steps = found
             self._unbind(session)
-            if (addressed := _appended(session, sent, steps)) is None:
+            if (addressed := _appended(session, steps)) is None:
                 self._discard(session)
             else:
                 session.is_busy, session.tokens = True, sent.total
@@ -169,7 +168,7 @@ class Sessions:
         if found is None or found[0].is_busy or not self._fit(sent.total - found[0].tokens):
             return False
         session, steps = found
-        if session.id not in self._open or (addressed := _appended(session, sent, steps)) is None:
+        if session.id not in self._open or (addressed := _appended(session, steps)) is None:
             return False
         later_ids = [id for step in steps for id in step.ids]
         session.is_busy = True
@@ -299,7 +298,7 @@ class Sessions:
             return
         body = position.body
         session.is_busy, session.used_at = False, time.monotonic()
-        session.preface, session.later_ids, session.missing_ids = position.preface.step, closing_ids, []
+        session.later_ids, session.missing_ids = closing_ids, []
         if has_answer and not self._protocol.keeps_last:
             session.later_ids = closing_ids[:-1]
             session.missing_ids = [] if closing_ids else list(body.step.ids[-1:])
@@ -350,12 +349,9 @@ class Sessions:
             log.info("a session could not be closed at %s: %s", self._protocol.maker, error)
 
 
-def _appended(session: Session, sent: Rendered, steps: list[EncodedIds]) -> Addressed | None:
+def _appended(session: Session, steps: list[EncodedIds]) -> Addressed | None:
     """The ids of a prompt after those that a session holds; None if the session does not hold the prompt's
     beginning, or holds all of it."""
-    preface = session.preface
-    if preface is None or (sent.preface.step is not preface and sent.preface.step.ids != preface.ids):
-        return None
     held = session.later_ids
     pieces = [_encoded(session.missing_ids)] if session.missing_ids else []
     if not held:

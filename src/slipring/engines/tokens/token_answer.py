@@ -1,16 +1,22 @@
 """Decodes the answers of engines that exchange token ids."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
 
+import msgspec
 from msgspec import Struct, structs
 
-from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Text
+from slipring.base.errors import ApiError, ServerError
+from slipring.core.generation import CallArguments, Delta, Emit, Finished, Job, Prefilled, Text
+from slipring.engines.remote.answer_reader import AnswerReader
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat, PythonCalls
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.prompts.parsing.utf8 import Utf8Stream
 from slipring.prompts.rendering import Renderer, Rendering
 from slipring.protocol.responses import Logprob
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""What parsers raise for a payload that they cannot decode."""
 
 
 class OutputDecoder:
@@ -236,3 +242,54 @@ class TokenAnswer:
         kept = [number for number in range(count) if ids[number] not in self._stop_ids]
         logprobs = [piece.logprobs[number] for number in kept] if piece.logprobs else []
         return [ids[number] for number in kept], logprobs
+
+
+class PieceParser(Protocol):
+    """Parses the stream that answers one request."""
+
+    def read(self, payload: bytes) -> Piece:
+        """Parse one payload. Raises an ``ApiError`` if it reports a failure."""
+
+
+def read_payload(parser: PieceParser, payload: bytes) -> Piece:
+    """``parser.read``, which also raises an ``ApiError`` for what it cannot decode."""
+    try:
+        return parser.read(payload)
+    except _UNREADABLE as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> ServerError:
+    fault = ServerError("The engine's answer cannot be read.")
+    fault.__cause__ = error
+    return fault
+
+
+class TokenReader(AnswerReader[bytes]):
+    """Reads an answer of token ids. Until it has begun, ``answer`` is unchanged, for another attempt."""
+
+    def __init__(
+        self, job: Job, parser: PieceParser, answer: TokenAnswer, emit: Emit, begin: Callable[[], None]
+    ) -> None:
+        super().__init__(job, emit, begin)
+        self.answer = answer
+        self._parser = parser
+
+    def read(self, batch: list[bytes]) -> tuple[list[Delta], Exception | None]:
+        pieces: list[Piece] = []
+        fault: ApiError | None = None
+        try:
+            pieces.extend(map(self._parser.read, batch))
+        except ApiError as error:
+            fault = error
+        except _UNREADABLE as error:
+            fault = _unreadable(error)
+        if len(pieces) == 1:  # hot path: a token that arrives by itself
+            return self.answer.take(pieces[0]), fault
+        return self.answer.take_all(pieces), fault
+
+    def may_be_cut(self) -> bool:
+        return self.answer.ends_here()
+
+    def begins_without_deltas(self) -> bool:
+        return self.answer.has_begun

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from slipring.base.errors import ApiError, ServerError, StartupError
@@ -30,9 +29,9 @@ from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.admission_and_retries import Admission, Retryable
-from slipring.engines.remote.answer_reader import AnswerReader, CutOff
-from slipring.engines.remote.gated_engine import GatedEngine
+from slipring.engines.remote.answer_reader import CutOff
 from slipring.engines.remote.upstream import (
+    RemoteEngine,
     Upstream,
     UpstreamOptions,
     branch_keys,
@@ -46,7 +45,7 @@ from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
-from slipring.engines.tokens.token_answer import Piece, TokenAnswer
+from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer, TokenReader, read_payload
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -57,8 +56,6 @@ _BLOCK_TOKENS = 16
 _LEAST_PREFILL_TOKENS = 128
 """Fewer new tokens are not worth a request that sends all ids."""
 _MOST_PREFILLS = 4
-_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""What parsers raise for a payload that they cannot decode."""
 _REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
@@ -114,32 +111,11 @@ class Request(NamedTuple):
     path: str
     pieces: Sequence[bytes]
     headers: dict[str, str]
-    read: Callable[[], "Reader"]
+    read: Callable[[], PieceParser]
     """Makes a parser for one answer to it."""
 
 
-class Reader(Protocol):
-    """Parses the stream that answers one request."""
-
-    def read(self, payload: bytes) -> Piece:
-        """Parse one payload. Raises an ``ApiError`` if it reports a failure."""
-
-
-def read_payload(reader: Reader, payload: bytes) -> Piece:
-    """``reader.read``, which also raises an ``ApiError`` for what it cannot decode."""
-    try:
-        return reader.read(payload)
-    except _UNREADABLE as error:
-        raise _unreadable(error) from error
-
-
-def _unreadable(error: Exception) -> ServerError:
-    fault = ServerError("The engine's answer cannot be read.")
-    fault.__cause__ = error
-    return fault
-
-
-class TokenServer(GatedEngine):
+class TokenServer(RemoteEngine):
     """One server and the model that it serves."""
 
     level = Level.TOKENS
@@ -159,7 +135,7 @@ class TokenServer(GatedEngine):
     def __init__(self, options: TokenServerOptions) -> None:
         self.options = options
         self._upstream = Upstream(self.name, options)
-        self._gate = Admission(f"{self.maker} at {options.url}", options, self._probe)
+        self._admission = Admission(f"{self.maker} at {options.url}", options, self._probe)
         self._models: list[Model] = []
         self._prefilling = asyncio.Semaphore(_MOST_PREFILLS)
         self._constraints = ServerConstraints(self._may_send_tags, self._try_out)
@@ -201,15 +177,15 @@ class TokenServer(GatedEngine):
     async def close(self) -> None:
         if self.chain_ends is not None:
             await self.chain_ends.close()
-        await self._gate.close()
+        await self._admission.close()
         await self._upstream.close()
 
     async def generate(self, job: Job, emit: Emit) -> None:
-        self._gate.require_admission(job.tenant)
+        self._admission.require_admission(job.tenant)
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
         constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
-        with self._gate.admission(job.tenant) as ticket:
+        with self._admission.admission(job.tenant) as ticket:
             accepted = Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)
             await ticket.begin(accepted, emit)
             if not sent.total:  # a warmup of an empty context, which servers refuse
@@ -227,7 +203,7 @@ class TokenServer(GatedEngine):
             with closing(self.exchange(job, sent, self._limit(job, sent), constraint, answer)) as exchange:
                 await exchange.prepare()  # its answer is not due yet
                 with suppress(CutOff):
-                    await self._gate.run(partial(exchange.attempt, emit))
+                    await self._admission.run(partial(exchange.attempt, emit))
                 last = answer.finish()
                 exchange.keep(last)
                 self._watch(job, last)
@@ -253,12 +229,14 @@ class TokenServer(GatedEngine):
             return done
         request = self.write(prefill.job, foreseen.first(total), 1, None)
         async with self._prefilling:
-            completed = await self._gate.run_spare(self.options.max_jobs // 2, lambda: self.process(request))
+            completed = await self._admission.run_spare(
+                self.options.max_jobs // 2, lambda: self.process(request)
+            )
         return total if completed else done
 
     async def foresee(self, prefill: Prefill) -> Foreseen | None:
         """What is certain of the context; None if there is nothing to do, or the server does not answer."""
-        if self._gate.trouble is not None:
+        if self._admission.trouble is not None:
             return None
         return await foresee(prefill, self.renderer, self.served.context - self.spared, self.tokenizing)
 
@@ -272,8 +250,8 @@ class TokenServer(GatedEngine):
         return [read_payload(parser, payload) for payload in await self._aside(request)]
 
     async def _aside(self, request: Request) -> list[bytes]:
-        """Send a request whose answer no gate bounds, and whose end is near when it begins: all of it must
-        come in the time that other answers have to begin. Raises an ``ApiError`` otherwise."""
+        """Send a request without admission. Its answer is short: all of it must come in the time that other
+        answers have to begin. Raises an ``ApiError`` otherwise."""
         answer = _WholeAnswer()
         try:
             async with asyncio.timeout(self.options.first_token_timeout_s):
@@ -355,41 +333,11 @@ class TokenServer(GatedEngine):
         if status >= 500:
             raise Retryable(f"/health answers with {status}")
 
-    async def attempt(self, request: Request, reader: "TokenReader") -> None:
+    async def attempt(self, request: Request, reader: TokenReader) -> None:
         """Send a request once. Raises ``CutOff`` where the answer is cut."""
         await self._upstream.stream(request.path, request.pieces, request.headers, reader)
         if not reader.answer.has_ended:
             raise Unended
-
-
-class TokenReader(AnswerReader[bytes]):
-    """Reads an answer of token ids. Until it has begun, ``answer`` is unchanged, for another attempt."""
-
-    def __init__(
-        self, job: Job, parser: "Reader", answer: TokenAnswer, emit: Emit, begin: Callable[[], None]
-    ) -> None:
-        super().__init__(job, emit, begin)
-        self.answer = answer
-        self._parser = parser
-
-    def read(self, batch: list[bytes]) -> tuple[list[Delta], Exception | None]:
-        pieces: list[Piece] = []
-        fault: ApiError | None = None
-        try:
-            pieces.extend(map(self._parser.read, batch))
-        except ApiError as error:
-            fault = error
-        except _UNREADABLE as error:
-            fault = _unreadable(error)
-        if len(pieces) == 1:  # hot path: a token that arrives by itself
-            return self.answer.take(pieces[0]), fault
-        return self.answer.take_all(pieces), fault
-
-    def may_be_cut(self) -> bool:
-        return self.answer.ends_here()
-
-    def begins_without_deltas(self) -> bool:
-        return self.answer.has_begun
 
 
 class _WholeAnswer:
@@ -406,7 +354,7 @@ class _WholeAnswer:
 
 
 class JobExchange:
-    """One job's request and its answer: sends it whole, as often as the gate asks for."""
+    """One job's request and its answer: sends it whole, as often as ``Admission`` asks for."""
 
     def __init__(self, server: TokenServer, job: Job, request: Request, answer: TokenAnswer) -> None:
         self._server = server

@@ -19,7 +19,8 @@ from slipring.base.surrogates import repaired
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
-from slipring.engines.remote.http_client import HttpFailure, spliced
+from slipring.engines.remote.http_client import spliced
+from slipring.engines.remote.http_failures import HttpFailure
 from slipring.engines.remote.upstream import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
@@ -33,10 +34,9 @@ from slipring.engines.tokens.remote_vocabulary import (
 from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.session_server import SessionServer, SessionServerOptions
 from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
-from slipring.engines.tokens.token_answer import Piece
+from slipring.engines.tokens.token_answer import Piece, PieceParser
 from slipring.engines.tokens.token_server import (
     Fault,
-    Reader,
     Request,
     Served,
     failure,
@@ -94,7 +94,7 @@ class VllmEngine(SessionServer):
         stop = min(self.renderer.stop_ids())  # any token of the model
         asked = {"model": self.served.name, "prompt": [stop], "max_tokens": 1, "stream": True}
         headers = {DYNAMO_SESSION: key, DYNAMO_FINAL: "true"}
-        request = Request("/v1/completions", [wire.encode(asked)], headers, partial(_Reader, self, 0))
+        request = Request("/v1/completions", [wire.encode(asked)], headers, partial(_Parser, self, 0))
         await self.process(request)
 
     async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
@@ -137,7 +137,7 @@ class VllmEngine(SessionServer):
             body["structured_outputs"] = _structured_outputs(constraint)
         pieces = spliced(b'{"prompt":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
-        return Request("/v1/completions", pieces, headers, partial(_Reader, self, job.settings.top_logprobs))
+        return Request("/v1/completions", pieces, headers, partial(_Parser, self, job.settings.top_logprobs))
 
     def takes_session(self, job: Job, constraint: Constraint | None) -> bool:
         # vLLM reads these from the first turn of a session only.
@@ -162,7 +162,7 @@ class VllmEngine(SessionServer):
         }
         pieces = spliced(b'{"prompt":[', addressed.pieces, b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
-        return Request(_SESSIONS, pieces, headers, partial(_Reader, self, 0))
+        return Request(_SESSIONS, pieces, headers, partial(_Parser, self, 0))
 
     async def _open_sessions(self) -> Sessions | None:
         """Where sessions are kept; None if there are none at this server."""
@@ -254,7 +254,7 @@ class _Chunk(Struct):
 _chunk = msgspec.json.Decoder(_Chunk)
 
 
-class _Reader(Reader):
+class _Parser(PieceParser):
     """Parses a streamed completion."""
 
     def __init__(self, engine: VllmEngine, top_logprobs: int) -> None:

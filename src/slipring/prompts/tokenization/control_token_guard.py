@@ -11,7 +11,7 @@ character of a client.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from slipring.base.errors import InvalidRequest
@@ -35,9 +35,13 @@ Piece = str | int
 
 
 class ControlTokenFinder:
-    """Finds the control tokens of a vocabulary in text. ``source`` is the source of the template."""
+    """Finds the control tokens of a vocabulary in text.
 
-    def __init__(self, vocabulary: Vocabulary, source: str) -> None:
+    ``source`` is the source of the template. ``known`` are texts that many conversations have: which of them
+    need not be broken is found once.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, source: str, known: Iterable[str] = ()) -> None:
         # White space counts as text even if the vocabulary lists it; a single character cannot be broken.
         tokens = [token for token in vocabulary.control_tokens() if len(token) > 1 and not token.isspace()]
         tokens.sort(key=len, reverse=True)
@@ -49,6 +53,8 @@ class ControlTokenFinder:
         self._longest = max(map(len, tokens), default=0)
         self._joined = "\n".join(tokens)
         self.reserved = _private_characters(source + self._joined)
+        self.intact = {text: text for text in known if not self.breaks(text)}
+        """Known texts that are not broken."""
 
     def split(self, text: str) -> list[Piece]:
         """Split a text at the control tokens that it spells. Of several at one place, the longest counts."""
@@ -75,6 +81,14 @@ class ControlTokenFinder:
             else:
                 yield match
                 at = match.end()
+
+    def divides(self, text: str, at: int) -> bool:
+        """Whether a text can be split at a place without changing its tokens: a control token begins or ends
+        there, or the text does."""
+        for match in self._matches(self._tokens, text):
+            if match.end() >= at:
+                return at in (0, match.start(), match.end())
+        return at in (0, len(text))
 
     def breaks(self, text: str) -> list[int]:
         """The positions at which a text must be broken."""
@@ -111,16 +125,16 @@ def _starts(tokens: list[str]) -> re.Pattern[str]:
 class ControlTokenGuard:
     """Breaks control tokens in the texts of one conversation, and removes the breaks from the output.
 
-    ``conversation`` contains all texts, so that an unused character can be chosen.
+    ``conversation`` returns all texts in one. It is called once a text has to be broken, for a character that
+    occurs nowhere in them.
     """
 
-    def __init__(self, finder: ControlTokenFinder, conversation: str) -> None:
+    def __init__(self, finder: ControlTokenFinder, conversation: Callable[[], str]) -> None:
         self._finder = finder
-        used = finder.reserved | _private_characters(conversation)
-        free = (code for code in range(_FIRST_PRIVATE, _LAST_PRIVATE + 1) if code not in used)
-        code = next(free, None)
-        self._character = None if code is None else chr(code)
-        self._broken: dict[str, str] = {}
+        self._conversation = conversation
+        self._character = ""
+        """The inserted character; empty as long as no text was broken."""
+        self._broken = finder.intact.copy()
 
     def text(self, text: str) -> str:
         """Return the text with every (partial) control token broken."""
@@ -133,12 +147,18 @@ class ControlTokenGuard:
         breaks = self._finder.breaks(text)
         if not breaks:
             return text
-        if self._character is None:
-            raise InvalidRequest("The input spells control tokens and uses every private-use character.")
+        self._character = self._character or self._unused_character()
         ends = [*breaks, len(text)]
         return self._character.join(
             [text[: breaks[0]], *(text[at:end] for at, end in zip(breaks, ends[1:], strict=True))]
         )
+
+    def _unused_character(self) -> str:
+        used = self._finder.reserved | _private_characters(self._conversation())
+        for code in range(_FIRST_PRIVATE, _LAST_PRIVATE + 1):
+            if code not in used:
+                return chr(code)
+        raise InvalidRequest("The input spells control tokens and uses every private-use character.")
 
     def value(self, value: Any) -> Any:
         """Return a JSON value with ``text`` applied to all strings, keys included."""
@@ -153,7 +173,7 @@ class ControlTokenGuard:
     def mend(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Remove the inserted characters from the pieces that ``ControlTokenFinder.split`` returned."""
         character = self._character
-        if character is None:
+        if not character:
             return list(pieces)
         escaped = f"\\u{ord(character):04x}"  # its form after ``repr`` or an escaping filter
         return [

@@ -36,7 +36,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _ALL_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _CACHED_CHARS = 16
-"""Characters of a text that is cached: enough for what dialects write around messages. Caching longer texts
+"""Characters of a text that is cached: enough for what templates write around messages. Caching longer texts
 would let one tenant find out by timing what others sent."""
 _ACCELERATED_CHARS = 262_144
 """So much text takes tokenizers nearly as long as it takes to load fastokens."""

@@ -8,6 +8,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.protocol import wire
 from slipring.protocol.chat_completions import logprobs
+from slipring.protocol.chat_completions.calls import CalledCustomTool, CalledFunction
 from slipring.protocol.chat_completions.logprobs import ChoiceLogprobs, TokenLogprob
 from slipring.protocol.responses import (
     CustomToolCallItem,
@@ -39,22 +40,12 @@ class AnswerForm(Struct, frozen=True):
     """``system_fingerprint``: names the version of the server."""
 
 
-class CalledFunction(Struct):
-    name: str
-    arguments: str
-
-
-class CalledCustomTool(Struct):
-    name: str
-    input: str
-
-
-class FunctionToolCall(Struct, tag_field="type", tag="function"):
+class ChatFunctionCall(Struct, tag_field="type", tag="function"):
     id: str
     function: CalledFunction
 
 
-class CustomToolCall(Struct, tag_field="type", tag="custom"):
+class ChatCustomCall(Struct, tag_field="type", tag="custom"):
     id: str
     custom: CalledCustomTool
 
@@ -70,21 +61,21 @@ class Annotation(Struct, tag_field="type", tag="url_citation"):
     url_citation: UrlCitation
 
 
-class Message(Struct):
+class AnswerMessage(Struct):
     """The message of a choice."""
 
     content: str | None
     refusal: str | None
     annotations: list[Annotation]
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[FunctionToolCall | CustomToolCall] | UnsetType = UNSET
+    tool_calls: list[ChatFunctionCall | ChatCustomCall] | UnsetType = UNSET
     function_call: CalledFunction | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
 
 
-class Choice(Struct):
+class ChatChoice(Struct):
     index: int
-    message: Message
+    message: AnswerMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason
 
@@ -143,11 +134,11 @@ class _Texts:
         return SEPARATOR.join(self._texts) if self._texts else None
 
 
-def choice_of(response: Response, index: int, form: AnswerForm) -> Choice:
+def choice_of(response: Response, index: int, form: AnswerForm) -> ChatChoice:
     """The choice that a response has become."""
     content, refusal, thoughts = _Texts(), _Texts(), _Texts()
     annotations: list[Annotation] = []
-    calls: list[FunctionToolCall | CustomToolCall] = []
+    calls: list[ChatFunctionCall | ChatCustomCall] = []
     tokens: list[TokenLogprob] = []
     for item in _items(response.output):
         if isinstance(item, OutputMessage):
@@ -161,17 +152,17 @@ def choice_of(response: Response, index: int, form: AnswerForm) -> Choice:
             thoughts.add(_thought(item))
         else:
             calls.append(_call(item, response.id))
-    message = Message(content.whole(), refusal.whole(), annotations)
+    message = AnswerMessage(content.whole(), refusal.whole(), annotations)
     if message.content is None and message.refusal is None and not calls:
         message.content = ""
     if (thought := thoughts.whole()) is not None:
         message.reasoning_content = thought
-    if form.legacy and calls and isinstance(calls[0], FunctionToolCall):
+    if form.legacy and calls and isinstance(calls[0], ChatFunctionCall):
         message.function_call = calls[0].function
     elif calls:
         message.tool_calls = calls
     reason = finish_reason(response, form, has_calls=bool(calls))
-    return Choice(index, message, ChoiceLogprobs(tokens) if form.logprobs else None, reason)
+    return ChatChoice(index, message, ChoiceLogprobs(tokens) if form.logprobs else None, reason)
 
 
 def _items(
@@ -191,8 +182,8 @@ def _thought(item: ReasoningItem) -> str:
     return SEPARATOR.join(part.text for part in item.summary)
 
 
-def _call(item: FunctionCallItem | CustomToolCallItem, response_id: str) -> FunctionToolCall | CustomToolCall:
+def _call(item: FunctionCallItem | CustomToolCallItem, response_id: str) -> ChatFunctionCall | ChatCustomCall:
     sent_id = call_id(response_id, item.call_id)
     if isinstance(item, CustomToolCallItem):
-        return CustomToolCall(sent_id, CalledCustomTool(item.name, item.input))
-    return FunctionToolCall(sent_id, CalledFunction(item.name, item.arguments))
+        return ChatCustomCall(sent_id, CalledCustomTool(item.name, item.input))
+    return ChatFunctionCall(sent_id, CalledFunction(item.name, item.arguments))

@@ -8,7 +8,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from slipring.protocol import wire
 
 
-class SentSchema(Struct, omit_defaults=True):
+class ChatSchema(Struct, omit_defaults=True):
     """A ``json_schema`` as a client sends it. Its fields are checked where the protocol's own format is."""
 
     name: str | UnsetType = UNSET
@@ -17,9 +17,9 @@ class SentSchema(Struct, omit_defaults=True):
     description: str | UnsetType | None = UNSET
 
 
-class SentFormat(Struct):
+class ChatFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: SentSchema | None = None
+    json_schema: ChatSchema | None = None
 
 
 class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
@@ -31,7 +31,7 @@ class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
     description: str | UnsetType
 
 
-_format = msgspec.json.Decoder(SentFormat)
+_format = msgspec.json.Decoder(ChatFormat)
 
 
 def read_format(sent: Raw | UnsetType) -> Raw | UnsetType:

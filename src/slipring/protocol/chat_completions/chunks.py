@@ -8,7 +8,7 @@ from slipring.protocol import wire
 from slipring.protocol.chat_completions.answer import Annotation, FinishReason
 from slipring.protocol.chat_completions.logprobs import ChoiceLogprobs
 from slipring.protocol.chat_completions.moderation import Moderation
-from slipring.protocol.chat_completions.usage import Usage
+from slipring.protocol.chat_completions.usage import CompletionUsage
 
 
 class FunctionDelta(Struct, gc=False):
@@ -31,7 +31,7 @@ class ToolCallDelta(Struct, gc=False):
     custom: CustomDelta | UnsetType = UNSET
 
 
-class Delta(Struct, gc=False):
+class ChunkDelta(Struct, gc=False):
     """What a chunk adds to the message of its choice."""
 
     content: str | UnsetType | None = UNSET
@@ -45,19 +45,19 @@ class Delta(Struct, gc=False):
 
 class ChunkChoice(Struct, gc=False):
     index: int
-    delta: Delta
+    delta: ChunkDelta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None = None
 
 
-class Chunk(Struct, gc=False):
+class ChatChunk(Struct, gc=False):
     id: str
     created: int
     model: str
     service_tier: str
     system_fingerprint: str
     choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
     """Null in all chunks but the last if the client asks for usage."""
     moderation: Moderation | UnsetType = UNSET
     obfuscation: str | UnsetType = UNSET

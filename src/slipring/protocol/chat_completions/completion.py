@@ -1,26 +1,25 @@
 """The body of a chat completion that is not streamed."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from slipring.protocol.chat_completions.answer import Choice
+from slipring.protocol.chat_completions.answer import ChatChoice
 from slipring.protocol.chat_completions.moderation import Moderation
-from slipring.protocol.chat_completions.usage import Usage
+from slipring.protocol.chat_completions.usage import CompletionUsage
 from slipring.protocol.responses import Response
 
 _ID = "chatcmpl-"
 
 
-class Completion(Struct):
+class ChatCompletion(Struct):
     """The whole answer to a request."""
 
     id: str
     created: int
     model: str
-    choices: Sequence[Choice]
-    usage: Usage | None
+    choices: list[ChatChoice]
+    usage: CompletionUsage | None
     service_tier: str
     system_fingerprint: str
     metadata: dict[str, str] | UnsetType = UNSET

@@ -12,6 +12,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
+from slipring.protocol.chat_completions.calls import CalledCustomTool, CalledFunction
 from slipring.protocol.chat_completions.places import (
     CALL,
     CUSTOM_CALL,
@@ -21,12 +22,12 @@ from slipring.protocol.chat_completions.places import (
     THOUGHT,
     Place,
 )
-from slipring.protocol.items import MOST_ITEMS, MOST_PARTS
+from slipring.protocol.items import MOST_ITEMS, MOST_PARTS, numbered_call
 
 # Messages as clients send them -------------------------------------------------------------------
 
 
-class TextPart(Struct, tag_field="type", tag="text"):
+class TextContent(Struct, tag_field="type", tag="text"):
     text: str
 
 
@@ -35,41 +36,31 @@ class ImageUrl(Struct):
     detail: str | None = None
 
 
-class ImagePart(Struct, tag_field="type", tag="image_url"):
+class ImageContent(Struct, tag_field="type", tag="image_url"):
     image_url: ImageUrl | str
 
 
-class SentFile(Struct):
+class FileReference(Struct):
     file_data: str | None = None
     file_id: str | None = None
     filename: str | None = None
 
 
-class FilePart(Struct, tag_field="type", tag="file"):
-    file: SentFile
+class FileContent(Struct, tag_field="type", tag="file"):
+    file: FileReference
 
 
-class AudioPart(Struct, tag_field="type", tag="input_audio"): ...
+class AudioContent(Struct, tag_field="type", tag="input_audio"): ...
 
 
-class RefusalPart(Struct, tag_field="type", tag="refusal"):
+class RefusalContent(Struct, tag_field="type", tag="refusal"):
     refusal: str
 
 
-Part = TextPart | ImagePart | FilePart | AudioPart | RefusalPart
+Part = TextContent | ImageContent | FileContent | AudioContent | RefusalContent
 
 
-class CalledFunction(Struct):
-    name: str
-    arguments: str = ""
-
-
-class CalledCustomTool(Struct):
-    name: str
-    input: str
-
-
-class ToolCall(Struct):
+class ChatToolCall(Struct):
     id: str | None = None
     type: Literal["function", "custom"] | None = None
     function: CalledFunction | None = None
@@ -79,7 +70,7 @@ class ToolCall(Struct):
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
-class Message(Struct):
+class ChatMessage(Struct):
     """A message of any role: the union of their fields."""
 
     role: Role
@@ -88,7 +79,7 @@ class Message(Struct):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ChatToolCall] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: str | None = None
 
@@ -101,7 +92,7 @@ class _Long(Struct):
 
 
 _messages = msgspec.json.Decoder(list[Raw])
-_message = msgspec.json.Decoder(Message)
+_message = msgspec.json.Decoder(ChatMessage)
 _long = msgspec.json.Decoder(_Long)
 
 # Items, as they are written ----------------------------------------------------------------------
@@ -130,7 +121,7 @@ class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
     text: str
 
 
-_Parts = list[InputText | OutputText | InputImage | InputFile | RefusalPart]
+_Parts = list[InputText | OutputText | InputImage | InputFile | RefusalContent]
 _Content = str | _Parts
 
 
@@ -218,9 +209,7 @@ class History:
             where = f"messages[{index}]"
             self._add_message(_read_message(raw, where), where)
         if not self._items:
-            raise InvalidRequest(
-                "Invalid 'messages': no message has a content.", param="messages", code="empty_array"
-            )
+            raise InvalidRequest("Invalid 'messages': no message has a content.", param="messages")
 
     @property
     def items(self) -> Raw:
@@ -239,7 +228,7 @@ class History:
         self._items.append(item)
         self.places.append(place)
 
-    def _add_message(self, message: Message, where: str) -> None:
+    def _add_message(self, message: ChatMessage, where: str) -> None:
         role = message.role
         if role == "assistant":
             self._add_answer(message, where)
@@ -249,7 +238,7 @@ class History:
             content = _content(_required(message, where), where)
             self._add(MessageItem(role, content), Place(where, MESSAGE))
 
-    def _add_answer(self, message: Message, where: str) -> None:
+    def _add_answer(self, message: ChatMessage, where: str) -> None:
         for field in ("reasoning_content", "reasoning"):
             thought = getattr(message, field)
             if thought:
@@ -265,7 +254,7 @@ class History:
             item = FunctionCallItem(call_id, function.name, function.arguments)
             self._add(item, Place(f"{where}.function_call", LEGACY_CALL))
 
-    def _add_call(self, call: ToolCall, where: str) -> None:
+    def _add_call(self, call: ChatToolCall, where: str) -> None:
         function, custom = call.function, call.custom
         if call.type == "custom" or (call.type is None and function is None and custom is not None):
             if custom is None:
@@ -282,16 +271,16 @@ class History:
         number = len(self._calls)
         self._calls.append(call)
         self._open_calls.add(number, call)
-        return call_id_of(number)
+        return numbered_call(number)
 
-    def _add_output(self, message: Message, where: str) -> None:
+    def _add_output(self, message: ChatMessage, where: str) -> None:
         content = _content(_required(message, where), where)
         number = self._answered(message, where)
         self._open_calls.take(number)
         kind = CustomToolCallOutputItem if self._calls[number].is_custom else FunctionCallOutputItem
-        self._add(kind(call_id_of(number), content), Place(where, OUTPUT))
+        self._add(kind(numbered_call(number), content), Place(where, OUTPUT))
 
-    def _answered(self, message: Message, where: str) -> int:
+    def _answered(self, message: ChatMessage, where: str) -> int:
         """The number of the call that a message answers: by its id, or else by the function's name, or else
         the first that waits for a result."""
         sent_id, name = message.tool_call_id, message.name
@@ -313,12 +302,7 @@ class History:
         return number
 
 
-def call_id_of(number: int) -> str:
-    """The id of a call in a context: it follows from the calls before it alone."""
-    return f"call_{number}"
-
-
-def _read_message(raw: Raw, where: str) -> Message:
+def _read_message(raw: Raw, where: str) -> ChatMessage:
     if len(raw) > wire.LONG_BYTES:
         long = wire.decode(_long, raw, where=where)
         for name in ("content", "tool_calls"):
@@ -327,7 +311,7 @@ def _read_message(raw: Raw, where: str) -> Message:
     return wire.decode(_message, raw, where=where)
 
 
-def _required(message: Message, where: str) -> str | list[Part]:
+def _required(message: ChatMessage, where: str) -> str | list[Part]:
     if message.content is None:
         raise wire.explain("Object missing required field `content`", where)
     return message.content
@@ -337,23 +321,23 @@ def _content(content: str | list[Part], where: str) -> _Content:
     """The content of a message that is not the model's: one text, unless it has images or files."""
     if isinstance(content, str):
         return content
-    if all(type(part) is TextPart for part in content):
-        return "".join(part.text for part in content if isinstance(part, TextPart))
+    if all(type(part) is TextContent for part in content):
+        return "".join(part.text for part in content if isinstance(part, TextContent))
     return [_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
 
 
 def _part(part: Part, where: str) -> InputText | InputImage | InputFile:
-    if isinstance(part, TextPart):
+    if isinstance(part, TextContent):
         return InputText(part.text)
-    if isinstance(part, ImagePart):
+    if isinstance(part, ImageContent):
         image = ImageUrl(part.image_url) if isinstance(part.image_url, str) else part.image_url
         return InputImage(image.url, None if image.detail == "auto" else image.detail)
-    if isinstance(part, FilePart):
+    if isinstance(part, FileContent):
         return InputFile(part.file.file_data, part.file.file_id, part.file.filename)
     raise _unsupported_part(part, where)
 
 
-def _answer_content(message: Message, where: str) -> _Content:
+def _answer_content(message: ChatMessage, where: str) -> _Content:
     """The content of an assistant's message: empty if it has none."""
     content = message.content or ""
     if isinstance(content, str):
@@ -361,16 +345,16 @@ def _answer_content(message: Message, where: str) -> _Content:
     else:
         parts = [_answer_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
     if message.refusal:
-        parts.append(RefusalPart(message.refusal))
+        parts.append(RefusalContent(message.refusal))
     if all(type(part) is OutputText for part in parts):
         return "".join(part.text for part in parts if isinstance(part, OutputText))
     return parts
 
 
-def _answer_part(part: Part, where: str) -> OutputText | RefusalPart:
-    if isinstance(part, TextPart):
+def _answer_part(part: Part, where: str) -> OutputText | RefusalContent:
+    if isinstance(part, TextContent):
         return OutputText(part.text)
-    if isinstance(part, RefusalPart):
+    if isinstance(part, RefusalContent):
         return part
     raise _unsupported_part(part, where)
 
@@ -379,7 +363,7 @@ def _unsupported_part(part: Part, where: str) -> UnsupportedParameter:
     kind = type(part).__struct_config__.tag
     return UnsupportedParameter(
         f"Unsupported parameter: '{where}': a message of this role has no '{kind}'."
-        if not isinstance(part, AudioPart)
+        if not isinstance(part, AudioContent)
         else f"Unsupported parameter: '{where}': this server takes no audio.",
         param=where,
     )

@@ -10,7 +10,7 @@ from slipring.protocol.responses import Logprob
 _REPLACED = "\ufffd"
 
 
-class TopLogprob(Struct):
+class TokenAlternative(Struct):
     token: str
     logprob: float
     bytes: list[int] | None
@@ -20,7 +20,7 @@ class TokenLogprob(Struct):
     token: str
     logprob: float
     bytes: list[int] | None
-    top_logprobs: list[TopLogprob]
+    top_logprobs: list[TokenAlternative]
 
 
 class ChoiceLogprobs(Struct):
@@ -34,7 +34,7 @@ def of_tokens(logprobs: Sequence[Logprob]) -> list[TokenLogprob]:
             each.token,
             each.logprob,
             each.bytes,
-            [TopLogprob(top.token, top.logprob, top.bytes) for top in each.top_logprobs],
+            [TokenAlternative(top.token, top.logprob, top.bytes) for top in each.top_logprobs],
         )
         for each in logprobs
     ]
@@ -48,7 +48,7 @@ def of_event(logprobs: Sequence[EventLogprob]) -> ChoiceLogprobs:
                 each.token,
                 each.logprob,
                 _bytes_of(each.token),
-                [TopLogprob(top.token, top.logprob, _bytes_of(top.token)) for top in each.top_logprobs],
+                [TokenAlternative(top.token, top.logprob, _bytes_of(top.token)) for top in each.top_logprobs],
             )
             for each in logprobs
         ]

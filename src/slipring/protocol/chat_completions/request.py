@@ -49,12 +49,12 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 null: with any other one, the request is refused."""
 
 
-class StreamOptions(Struct):
+class ChatStreamOptions(Struct):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class Thinking(Struct):
+class ThinkingSwitch(Struct):
     """``thinking``, by which several servers switch the reasoning of a model on or off."""
 
     type: Literal["enabled", "disabled", "auto", "adaptive"]
@@ -74,7 +74,7 @@ class ChatRequest(Struct, dict=True):
     verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingSwitch | None = None
     chat_template_kwargs: Raw | UnsetType = UNSET
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -89,7 +89,7 @@ class ChatRequest(Struct, dict=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChatStreamOptions | None = None
     metadata: Raw | UnsetType = UNSET
     store: bool | None = None
     moderation: Raw | UnsetType = UNSET

@@ -11,10 +11,10 @@ from msgspec import UNSET, UnsetType
 from slipring.protocol.chat_completions import answer, logprobs
 from slipring.protocol.chat_completions.answer import SEPARATOR, AnswerForm
 from slipring.protocol.chat_completions.chunks import (
-    Chunk,
+    ChatChunk,
     ChunkChoice,
+    ChunkDelta,
     CustomDelta,
-    Delta,
     FunctionDelta,
     ToolCallDelta,
     block,
@@ -22,7 +22,7 @@ from slipring.protocol.chat_completions.chunks import (
 from slipring.protocol.chat_completions.completion import completion_id
 from slipring.protocol.chat_completions.logprobs import ChoiceLogprobs
 from slipring.protocol.chat_completions.moderation import moderation_of
-from slipring.protocol.chat_completions.usage import Usage, usage_of
+from slipring.protocol.chat_completions.usage import CompletionUsage, usage_of
 from slipring.protocol.events import (
     PADDED,
     Completed,
@@ -42,8 +42,7 @@ from slipring.protocol.events import (
     RefusalDelta,
     ResponseEvent,
 )
-from slipring.protocol.responses import CustomToolCallItem, FunctionCallItem
-from slipring.protocol.responses import Usage as ResponseUsage
+from slipring.protocol.responses import CustomToolCallItem, FunctionCallItem, Usage
 
 _NOWHERE = (-1, -1)
 _ERROR_TYPES = {
@@ -97,9 +96,9 @@ class CompletionStream:
         """``usage`` of all chunks but the last."""
         self._id = self._model = self._tier = ""
         self._created = 0
-        self._used: list[ResponseUsage] = []
+        self._used: list[Usage] = []
         self._running = form.choices
-        self.prompt: ResponseUsage | None = None
+        self.prompt: Usage | None = None
         """The usage of the job that processed the prompt for all choices, if there was one."""
         self.has_failed = False
         """Whether the stream has ended with an error."""
@@ -116,32 +115,34 @@ class CompletionStream:
 
     def created(self, choice: _ChoiceState, event: Created) -> bytes:
         response = event.response
+        is_new = not choice.response_id
         choice.response_id = response.id
         if not self._id:
             self._id, self._created = completion_id(response), response.created_at
             self._model, self._tier = response.model, response.service_tier
-        return self._chunk(choice, Delta(role="assistant", content="", refusal=None))
+        # The first choice begins with the turn that processes the prompt for all.
+        return self._chunk(choice, ChunkDelta("", "assistant", None)) if is_new else b""
 
     def text(self, choice: _ChoiceState, event: OutputTextDelta) -> bytes:
         text = choice.content.piece(event.delta, (event.output_index, 0))
         found = logprobs.of_event(event.logprobs) if self._form.logprobs else None
-        return self._chunk(choice, Delta(text), found)
+        return self._chunk(choice, ChunkDelta(text), found)
 
     def refusal(self, choice: _ChoiceState, event: RefusalDelta) -> bytes:
         text = choice.refusal.piece(event.delta, (event.output_index, 0))
-        return self._chunk(choice, Delta(refusal=text))
+        return self._chunk(choice, ChunkDelta(refusal=text))
 
     def thought(self, choice: _ChoiceState, event: ReasoningTextDelta) -> bytes:
         text = choice.thought.piece(event.delta, (event.output_index, 0))
-        return self._chunk(choice, Delta(reasoning_content=text))
+        return self._chunk(choice, ChunkDelta(reasoning_content=text))
 
     def summary(self, choice: _ChoiceState, event: ReasoningSummaryTextDelta) -> bytes:
         text = choice.thought.piece(event.delta, (event.output_index, event.summary_index))
-        return self._chunk(choice, Delta(reasoning_content=text))
+        return self._chunk(choice, ChunkDelta(reasoning_content=text))
 
     def annotation(self, choice: _ChoiceState, event: OutputTextAnnotationAdded) -> bytes:
         found = answer.annotation_of(event.annotation)
-        return b"" if found is None else self._chunk(choice, Delta(annotations=[found]))
+        return b"" if found is None else self._chunk(choice, ChunkDelta(annotations=[found]))
 
     def item(self, choice: _ChoiceState, event: OutputItemAdded) -> bytes:
         """The beginning of a call: its id and its name."""
@@ -153,26 +154,26 @@ class CompletionStream:
         if isinstance(item, CustomToolCallItem):
             begun.type, begun.custom = "custom", CustomDelta(item.name, "")
         elif self._form.legacy:
-            return self._chunk(choice, Delta(function_call=FunctionDelta(item.name, "")))
+            return self._chunk(choice, ChunkDelta(function_call=FunctionDelta(item.name, "")))
         else:
             begun.type, begun.function = "function", FunctionDelta(item.name, "")
-        return self._chunk(choice, Delta(tool_calls=[begun]))
+        return self._chunk(choice, ChunkDelta(tool_calls=[begun]))
 
     def arguments(self, choice: _ChoiceState, event: FunctionCallArgumentsDelta) -> bytes:
         piece = FunctionDelta(arguments=event.delta)
         if self._form.legacy:
-            return self._chunk(choice, Delta(function_call=piece))
-        return self._chunk(choice, Delta(tool_calls=[ToolCallDelta(choice.call_index, function=piece)]))
+            return self._chunk(choice, ChunkDelta(function_call=piece))
+        return self._chunk(choice, ChunkDelta(tool_calls=[ToolCallDelta(choice.call_index, function=piece)]))
 
     def input(self, choice: _ChoiceState, event: CustomToolCallInputDelta) -> bytes:
         piece = CustomDelta(input=event.delta)
-        return self._chunk(choice, Delta(tool_calls=[ToolCallDelta(choice.call_index, custom=piece)]))
+        return self._chunk(choice, ChunkDelta(tool_calls=[ToolCallDelta(choice.call_index, custom=piece)]))
 
     def ended(self, choice: _ChoiceState, event: ResponseEvent) -> bytes:
         """The last chunk of a choice, and after that of the last one the usage of all."""
         response = event.response
         reason = answer.finish_reason(response, self._form, has_calls=choice.call_index >= 0)
-        chunk = self._of([ChunkChoice(choice.index, Delta(), None, reason)])
+        chunk = self._of([ChunkChoice(choice.index, ChunkDelta(), None, reason)])
         if (found := response.moderation) is not UNSET:
             chunk.moderation = moderation_of(found)
         self._running -= 1
@@ -191,11 +192,11 @@ class CompletionStream:
         kind = _ERROR_TYPES.get(error.code, "server_error")
         return block(ErrorAnswer(ErrorBody(kind, error.code, error.message, None)))
 
-    def _chunk(self, choice: _ChoiceState, delta: Delta, found: ChoiceLogprobs | None = None) -> bytes:
+    def _chunk(self, choice: _ChoiceState, delta: ChunkDelta, found: ChoiceLogprobs | None = None) -> bytes:
         return block(self._of([ChunkChoice(choice.index, delta, found)]))
 
-    def _of(self, choices: list[ChunkChoice], usage: Usage | None = None) -> Chunk:
-        return Chunk(
+    def _of(self, choices: list[ChunkChoice], usage: CompletionUsage | None = None) -> ChatChunk:
+        return ChatChunk(
             self._id,
             self._created,
             self._model,

@@ -15,35 +15,35 @@ from slipring.protocol.chat_completions.request import ChatRequest, short
 from slipring.protocol.definitions import MOST_TOOLS
 
 
-class Function(Struct):
+class ChatFunction(Struct):
     name: str
     description: str | None = None
     parameters: Raw | UnsetType = UNSET
     strict: bool | None = None
 
 
-class Grammar(Struct):
+class ChatGrammar(Struct):
     syntax: str
     definition: str
 
 
-class CustomFormat(Struct):
+class ChatCustomFormat(Struct):
     type: Literal["text", "grammar"]
-    grammar: Grammar | None = None
+    grammar: ChatGrammar | None = None
 
 
-class Custom(Struct):
+class ChatCustomTool(Struct):
     name: str
     description: str | None = None
-    format: CustomFormat | None = None
+    format: ChatCustomFormat | None = None
 
 
-class SentTool(Struct):
+class ChatTool(Struct):
     """A tool as a client sends it."""
 
     type: str
-    function: Function | None = None
-    custom: Custom | None = None
+    function: ChatFunction | None = None
+    custom: ChatCustomTool | None = None
 
 
 class FunctionTool(Struct, tag_field="type", tag="function", omit_defaults=True):
@@ -64,23 +64,27 @@ class CustomTool(Struct, tag_field="type", tag="custom", omit_defaults=True):
     format: GrammarFormat | None = None
 
 
-class _Name(Struct):
+class ChatToolName(Struct):
     name: str
 
 
-class _Named(Struct):
+class ChatNamedTool(Struct):
     type: str
-    function: _Name | None = None
-    custom: _Name | None = None
+    function: ChatToolName | None = None
+    custom: ChatToolName | None = None
 
 
-class _Allowed(Struct):
+class ChatAllowedTools(Struct):
     mode: Literal["auto", "required"]
-    tools: list[_Named]
+    tools: list[ChatNamedTool]
 
 
-class _Choice(_Named):
-    allowed_tools: _Allowed | None = None
+class ChatToolChoice(ChatNamedTool):
+    allowed_tools: ChatAllowedTools | None = None
+
+
+ToolChoices = Literal["none", "auto", "required"] | ChatToolChoice
+FunctionChoices = Literal["none", "auto"] | ChatToolName
 
 
 class NamedTool(Struct):
@@ -94,12 +98,10 @@ class AllowedTools(Struct, tag_field="type", tag="allowed_tools"):
 
 
 _entries = msgspec.json.Decoder(list[Raw])
-_tool = msgspec.json.Decoder(SentTool)
-_function = msgspec.json.Decoder(Function)
-_choice: msgspec.json.Decoder[str | _Choice] = msgspec.json.Decoder(
-    Literal["none", "auto", "required"] | _Choice
-)
-_function_choice: msgspec.json.Decoder[str | _Name] = msgspec.json.Decoder(Literal["none", "auto"] | _Name)
+_tool = msgspec.json.Decoder(ChatTool)
+_function = msgspec.json.Decoder(ChatFunction)
+_choice: msgspec.json.Decoder[str | ChatToolChoice] = msgspec.json.Decoder(ToolChoices)
+_function_choice: msgspec.json.Decoder[str | ChatToolName] = msgspec.json.Decoder(FunctionChoices)
 
 
 class ToolOffer:
@@ -157,7 +159,7 @@ def _list(sent: Raw | UnsetType, name: str) -> list[Raw]:
     return wire.decode(_entries, given, where=name)
 
 
-def _function_tool(function: Function) -> FunctionTool:
+def _function_tool(function: ChatFunction) -> FunctionTool:
     parameters = wire.given(function.parameters)
     return FunctionTool(
         function.name,
@@ -167,7 +169,7 @@ def _function_tool(function: Function) -> FunctionTool:
     )
 
 
-def _custom_tool(custom: Custom, where: str) -> CustomTool:
+def _custom_tool(custom: ChatCustomTool, where: str) -> CustomTool:
     form = custom.format
     grammar: GrammarFormat | None = None
     if form is not None and form.type == "grammar":
@@ -202,7 +204,7 @@ def _read_function_choice(sent: Raw | UnsetType) -> Raw | UnsetType:
     return wire.raw(choice if isinstance(choice, str) else NamedTool("function", choice.name))
 
 
-def _named(tool: _Named, where: str) -> NamedTool:
+def _named(tool: ChatNamedTool, where: str) -> NamedTool:
     if tool.type not in ("function", "custom"):
         raise UnsupportedParameter(
             f"Unsupported parameter: '{where}.type': {quoted(tool.type)} is no tool of this endpoint.",

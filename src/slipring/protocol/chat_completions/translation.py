@@ -2,9 +2,10 @@
 
 from msgspec import UNSET, structs
 
+from slipring.base.errors import ApiError
 from slipring.protocol.chat_completions.answer import AnswerForm, choice_of
 from slipring.protocol.chat_completions.answer_format import read_format
-from slipring.protocol.chat_completions.completion import Completion, completion_id
+from slipring.protocol.chat_completions.completion import ChatCompletion, completion_id
 from slipring.protocol.chat_completions.history import History
 from slipring.protocol.chat_completions.moderation import moderation_of
 from slipring.protocol.chat_completions.places import Places
@@ -12,19 +13,24 @@ from slipring.protocol.chat_completions.request import ChatRequest, read_request
 from slipring.protocol.chat_completions.stream import CompletionStream
 from slipring.protocol.chat_completions.tool_offer import ToolOffer
 from slipring.protocol.chat_completions.usage import usage_of
-from slipring.protocol.events import Error, Event
-from slipring.protocol.requests import CreateRequest, ReasoningConfig, StreamOptions, TextConfig
+from slipring.protocol.endpoints import event_blocks
+from slipring.protocol.endpoints.translation import ErrorReply, Translation
+from slipring.protocol.events import Error, ErrorBody, Event, Failed, ResponseEvent
+from slipring.protocol.requests import (
+    CreateRequest,
+    ReasoningConfig,
+    ResentHistory,
+    StreamOptions,
+    TextConfig,
+)
 from slipring.protocol.responses import Response, Usage
 
 _LOGPROBS = "message.output_text.logprobs"
-_DONE = b"data: [DONE]\n\n"
 _NO_PLACES = Places((), (), {}, lambda number: None)
 
 
-class ChatTranslation:
+class ChatTranslation(Translation):
     """Translates one request and its answer. ``read`` comes first."""
-
-    keepalive = b": keepalive\n\n"
 
     def __init__(self, fingerprint: str) -> None:
         """``fingerprint``: names the version of the server, as ``system_fingerprint``."""
@@ -33,11 +39,14 @@ class ChatTranslation:
         self.streams = False
         self._places = _NO_PLACES
         self._stream = CompletionStream(self.form)
+        self._ended: dict[int, Response] = {}
+        """The responses that have ended, by the index of their choice."""
 
     def read(self, body: bytes) -> CreateRequest:
         """The create request that each choice answers. Raises ``ApiError`` in the client's terms."""
         sent = read_request(body)
         history, offer = History(sent.messages), ToolOffer(sent)
+        create = _create(sent, history, offer)
         self._places = Places(history.places, offer.places, _names(sent), history.sent_id)
         self.streams, options = sent.stream is True, sent.stream_options
         self.form = AnswerForm(
@@ -48,25 +57,30 @@ class ChatTranslation:
             fingerprint=self.form.fingerprint,
         )
         self._stream = CompletionStream(self.form)
-        return _create(sent, history, offer)
+        return create
 
     def prefilled(self, prompt: Usage | None) -> None:
-        """The prompt was processed for all choices at once, by a job with this usage."""
-        self._stream.prompt = prompt
+        """The prompt was processed for all choices at once, by a job with this usage. An engine that has not
+        done so reports no tokens."""
+        self._stream.prompt = prompt if prompt is not None and prompt.input_tokens else None
 
     def frames(self, event: Event) -> bytes:
         """The SSE blocks for an event; empty if it has none."""
         return self._stream.frames(event)
 
-    def end(self) -> bytes:
-        """What follows the last event."""
-        return b"" if self._stream.has_failed else _DONE
+    def ends(self, event: ResponseEvent) -> bool:
+        lane = event.stream_id
+        self._ended[0 if lane is UNSET else int(lane)] = event.response
+        return isinstance(event, Failed) or len(self._ended) == self.form.choices
 
-    def body(self, *responses: Response) -> Completion:
-        """The whole answer, with a choice for each response."""
+    def end(self) -> bytes:
+        return b"" if self._stream.has_failed else event_blocks.DONE
+
+    def body(self, response: Response) -> ChatCompletion:
+        responses = [self._ended[index] for index in sorted(self._ended)]
         first = responses[0]
         used = [response.usage for response in responses if response.usage is not None]
-        completion = Completion(
+        completion = ChatCompletion(
             completion_id(first),
             first.created_at,
             first.model,
@@ -81,9 +95,13 @@ class ChatTranslation:
             completion.moderation = moderation_of(first.moderation)
         return completion
 
-    def renamed(self, error: Error) -> Error:
-        """The error in the client's terms: it names fields of the client's own request."""
-        return structs.replace(error, error=self._places.renamed(error.error))
+    def error(self, error: Error) -> ErrorReply:
+        return super().error(structs.replace(error, error=self._places.renamed(error.error)))
+
+    def rename(self, error: ApiError) -> None:
+        """Let an error of the core name the fields of the client's own request."""
+        renamed = self._places.renamed(ErrorBody.of(error))
+        error.message, error.param = renamed.message, renamed.param
 
 
 def _names(sent: ChatRequest) -> dict[str, str]:
@@ -91,7 +109,6 @@ def _names(sent: ChatRequest) -> dict[str, str]:
     named = "function_call" if sent.has_legacy_functions else "tool_choice"
     return {
         "text.format": "response_format",
-        "text.verbosity": "verbosity",
         "reasoning.effort": "reasoning_effort",
         "max_output_tokens": sent.limit_field,
         "include": "logprobs",
@@ -104,7 +121,8 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequ
     options, effort = sent.stream_options, sent.effort
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
     padded = options is not None and options.include_obfuscation is True
-    return CreateRequest(
+    return ResentHistory(
+        calls=history.call_count,
         model=sent.model,
         input=history.items,
         tools=offer.tools,
@@ -112,7 +130,7 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequ
         # An answer has one ``function_call`` at most.
         parallel_tool_calls=False if sent.has_legacy_functions else sent.parallel_tool_calls,
         reasoning=None if effort is None else ReasoningConfig(effort),
-        text=TextConfig(read_format(sent.response_format), sent.verbosity),
+        text=TextConfig(read_format(sent.response_format)),
         include=[_LOGPROBS] if sent.logprobs else None,
         store=False,
         max_output_tokens=limit,
@@ -126,11 +144,7 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequ
         stop=sent.stop_sequences or None,
         metadata=sent.read_metadata,
         prompt_cache_key=sent.prompt_cache_key,
-        prompt_cache_options=sent.prompt_cache_options,
-        prompt_cache_retention=sent.prompt_cache_retention,
         safety_identifier=sent.safety_identifier,
-        user=sent.user,
-        service_tier=sent.service_tier,
         moderation=sent.read_moderation,
         stream_options=StreamOptions(True) if padded else None,
         stream=sent.stream,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from slipring.protocol.responses import Usage as ResponseUsage
+from slipring.protocol.responses import Usage
 
 
 class PromptTokensDetails(Struct):
@@ -20,7 +20,7 @@ class CompletionTokensDetails(Struct):
     rejected_prediction_tokens: int = 0
 
 
-class Usage(Struct):
+class CompletionUsage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -28,13 +28,13 @@ class Usage(Struct):
     completion_tokens_details: CompletionTokensDetails
 
 
-def usage_of(choices: Sequence[ResponseUsage], prompt: ResponseUsage | None = None) -> Usage:
+def usage_of(choices: Sequence[Usage], prompt: Usage | None = None) -> CompletionUsage:
     """The usage of a completion with these choices, which have the same prompt. ``prompt``: of the job that
     processed it for all of them, if that was one of its own: what it found in a cache is what the whole
     completion found there."""
     asked = choices[0] if prompt is None else prompt
     written = sum(choice.output_tokens for choice in choices)
-    return Usage(
+    return CompletionUsage(
         prompt_tokens=choices[0].input_tokens,
         completion_tokens=written,
         total_tokens=choices[0].input_tokens + written,

@@ -18,7 +18,7 @@ from slipring.base.errors import (
 from slipring.protocol import requests
 from slipring.protocol.endpoints import event_blocks
 from slipring.protocol.endpoints.reply_bodies import InputTokens
-from slipring.protocol.events import Error, ErrorAnswer, Event
+from slipring.protocol.events import Error, ErrorAnswer, Event, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import ConnectorFailure, Outage, Response, ResponseError, TemporaryError
 
@@ -59,6 +59,10 @@ class Translation:
         """The SSE blocks for an event of the turn, the terminal one included; empty if it has none. Called
         for every token."""
         return event_blocks.block(event)
+
+    def ends(self, event: ResponseEvent) -> bool:
+        """Whether the answer is complete with this terminal event."""
+        return True
 
     def end(self) -> bytes:
         """The SSE blocks that follow those of the terminal event."""

@@ -20,7 +20,7 @@ from slipring.base.errors import ApiError, ModelNotFound, StartupError
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.checks.verdicts import Subject
-from slipring.core.generation import Delta, Emit, Finished, Job, Model, Refused, Settings, Text
+from slipring.core.generation import Delta, Emit, Finished, Job, Model, RefusalText, Settings, Text
 from slipring.core.turn.response_object import new_response
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
@@ -246,7 +246,7 @@ class Guard:
                 if isinstance(delta, Text):
                     texts.append(delta.text)
                     logprobs += delta.logprobs
-                elif isinstance(delta, Refused):
+                elif isinstance(delta, RefusalText):
                     raise SourceFailed("the guard model refused to answer")
             last = deltas[-1]
 

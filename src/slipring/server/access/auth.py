@@ -1,4 +1,4 @@
-"""Authentication: finds the caller for an Authorization header, and rechecks callers later.
+"""Authentication: finds the caller for the key in a request's headers, and rechecks callers later.
 
 HTTP and WebSocket use it alike. Keys come from the configuration and from the store; as soon as there is one
 of either kind, requests need a key. Keys are held as digests and compared in constant time: a request is
@@ -85,8 +85,7 @@ class Keyring:
         origin = headers.get("Origin")
         if origin is not None and origin.rstrip("/").lower() not in self._origins:
             raise PermissionDenied(f"Requests from the origin '{origin}' are not allowed by this server.")
-        scheme, _, key = headers.get("Authorization", "").partition(" ")
-        presented = key.strip() if scheme.lower() == "bearer" else ""
+        presented = _presented(headers)
         caller = self._find_configured(presented) or await self._find_stored(presented)
         if caller is not None:
             return caller
@@ -125,9 +124,18 @@ class Keyring:
         return Caller(key.tenant, key) if is_right and key.revoked_at is None else None
 
 
+def _presented(headers: Mapping[str, str]) -> str:
+    """The key of a request: that of the Authorization header, or else of the one that clients of the Messages
+    API send; empty if it has none."""
+    scheme, _, key = headers.get("Authorization", "").partition(" ")
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
+    return bearer or headers.get("x-api-key", "").strip()
+
+
 def _no_key() -> AuthenticationFailed:
     return AuthenticationFailed(
-        "You didn't provide an API key. Send it in an Authorization header, as 'Bearer KEY'."
+        "You didn't provide an API key. Send it in an Authorization header, as 'Bearer KEY', or in an"
+        " x-api-key header."
     )
 
 

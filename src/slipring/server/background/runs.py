@@ -212,7 +212,7 @@ class LiveRun(Sink):
         if self._has_sent_last:
             # It has ended already: its end is written with the response that ends it.
             first, self._unwritten = first[:1], first[1:]
-        parent_id = turn.parent.id if turn.parent is not None else None
+        parent_id = turn.bound.parent.id if turn.bound.parent is not None else None
         self._beginning = Beginning(parent_id, turn.head, turn.input, turn.hosted.is_upstream)
         beginning = self._take_beginning()
         lease = await self._store.runs.open(

@@ -16,19 +16,21 @@ from slipring.base.errors import ApiError, InvalidRequest, NotFound, ServerError
 from slipring.core.generation import Model
 from slipring.protocol.endpoints.reply_bodies import ModelList, ModelObject, TurnList
 from slipring.protocol.endpoints.translation import RESPONSES, Translation
+from slipring.protocol.messages.translation import MessagesTranslation
 from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
 from slipring.server.cluster import peers
 from slipring.server.connections.http_connection import connection_of
-from slipring.server.endpoints import conversations
+from slipring.server.endpoints import conversations, messages
+from slipring.server.endpoints.chat_completions.endpoint import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
-from slipring.server.endpoints.input_tokens import count_tokens
+from slipring.server.endpoints.messages import speaks_messages
 from slipring.server.endpoints.moderations import moderate
-from slipring.server.endpoints.responses import Responses
+from slipring.server.endpoints.responses import Responses, count_tokens
 from slipring.server.observation.health import StoreHealth, health_of, readiness_of
-from slipring.server.replies import add_standard_headers, error_response, json_response
+from slipring.server.replies import add_standard_headers, error_response, json_response, request_id_of
 from slipring.server.service import Service, shutting_down
 from slipring.server.transports import echo
 from slipring.server.transports.websocket import WebSocketConnection, serve_websocket
@@ -36,13 +38,11 @@ from slipring.server.transports.websocket import WebSocketConnection, serve_webs
 log = logging.getLogger("slipring")
 
 _Endpoint = Callable[[Service, web.Request, Caller], Awaitable[web.StreamResponse]]
-_OTHER_APIS = (
-    ("/messages/count_tokens", "the Messages API", "/v1/responses/input_tokens"),
-    ("/messages", "the Messages API", "/v1/responses"),
-    ("/chat/completions", "the Chat Completions API", "/v1/responses"),
-    ("/completions", "the Completions API", "/v1/responses"),
-)
-"""Path prefix, the API it belongs to, and the path to use here. The first match counts."""
+_HINTS = {
+    "/chat/completions": "Chat completions are not stored",
+    "/completions": "This server has chat completions, not the Completions API",
+}
+"""By path prefix, why a path below it does not exist. POST /v1/chat/completions is what to use instead."""
 
 
 class UpgradeRequired(InvalidRequest):
@@ -73,7 +73,10 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("POST", "/conversations/{conversation_id}/items", conversations.add_items),
         ("GET", "/conversations/{conversation_id}/items/{item_id}", conversations.retrieve_item),
         ("DELETE", "/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
+        ("POST", "/chat/completions", complete),
         ("POST", "/moderations", moderate),
+        ("POST", "/messages", messages.create),
+        ("POST", "/messages/count_tokens", messages.count_tokens),
         ("GET", "/slipring/turns", _list_turns),
         ("GET", "/models", _list_models),
         ("GET", "/models/{model:.+}", _show_model),
@@ -104,6 +107,7 @@ def build_app(service: Service, background: Background) -> web.Application:
     async def parked(request: web.Request) -> web.Response:
         return _show_parked(service, request)
 
+    app.router.add_route("*", "/", _answer_root)
     app.router.add_get("/health", health)
     app.router.add_get("/ready", ready)
     app.router.add_get("/ready/store", ready_to_store)
@@ -115,7 +119,10 @@ def build_app(service: Service, background: Background) -> web.Application:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    add_standard_headers(response.headers)
+    request_id = request_id_of(request)
+    add_standard_headers(response.headers, request_id)
+    if speaks_messages(request):
+        response.headers["request-id"] = request_id
 
 
 def _authenticated(service: Service, endpoint: _Endpoint) -> Handler:
@@ -174,7 +181,14 @@ def _refuse(
 
 def _translation_of(request: web.Request) -> Translation:
     """That of the API whose path was asked for: errors that come before its endpoint have its shape too."""
-    return RESPONSES
+    return MessagesTranslation(request_id_of(request)) if speaks_messages(request) else RESPONSES
+
+
+async def _answer_root(request: web.Request) -> web.Response:
+    """Some clients ask with HEAD whether there is a server. There is nothing else at this path."""
+    if request.method != "HEAD":
+        raise web.HTTPNotFound
+    return web.Response()
 
 
 def _is_disconnected(request: web.Request) -> bool:
@@ -200,13 +214,13 @@ def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
 
 
 def _hint(path: str) -> str:
-    """Which path to use instead, if ``path`` belongs to another API than the Responses API."""
+    """What to use instead of a path that this server does not have."""
     inner = path.removeprefix("/v1")
     if inner in ("", "/"):
         return ". The API is below /v1: GET /v1/models lists the models, POST /v1/responses asks one."
-    for prefix, api, instead in _OTHER_APIS:
+    for prefix, reason in _HINTS.items():
         if inner == prefix or inner.startswith(f"{prefix}/"):
-            return f". This server has the Responses API, not {api}: use POST {instead}."
+            return f". {reason}: use POST /v1/chat/completions."
     return ""
 
 
@@ -242,12 +256,16 @@ def _describe(model: Model) -> ModelObject:
 
 
 async def _list_models(service: Service, request: web.Request, caller: Caller) -> web.Response:
+    if speaks_messages(request):
+        return await messages.list_models(service, request, caller)
     models = service.models_of(caller)
     described = describe_for_codex(models) if request.query.get("client_version") else UNSET
     return json_response(ModelList([_describe(model) for model in models], models=described))
 
 
 async def _show_model(service: Service, request: web.Request, caller: Caller) -> web.Response:
+    if speaks_messages(request):
+        return await messages.show_model(service, request, caller)
     return json_response(_describe(service.models_of(caller).find(request.match_info["model"])))
 
 

@@ -1,4 +1,5 @@
-"""``/v1/responses`` over HTTP: create, retrieve, stream, list input items, cancel and delete.
+"""``/v1/responses`` over HTTP: create, count tokens, retrieve, stream, list
+input items, cancel and delete.
 
 A response of another tenant is answered like one that does not exist.
 """
@@ -178,3 +179,13 @@ def _starting_after(request: web.Request) -> int:
     if not (given.isascii() and given.isdigit()):
         raise InvalidRequest("Invalid 'starting_after': must be a whole number.", param="starting_after")
     return int(given[:18])
+
+
+async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    """Load, check and render a request like any other turn; then its engine counts instead of generating."""
+    posted = await read_posted(service, request, caller, RESPONSES.read)
+    create = posted.request
+    create.store, create.background, create.context_management = False, None, None
+    session = service.open_exchange(caller)
+    session.shared.counts_only = True
+    return await answer(service, caller, session, JsonReply(), posted)

@@ -7,9 +7,10 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from slipring.base.errors import StartupError
+from slipring.base.errors import PermissionDenied, StartupError, quoted
 from slipring.config.mcp_registrations import BuiltinMapping, McpRegistration
 from slipring.config.settings import Config
+from slipring.core.generation import Job
 from slipring.core.limits import Limits
 from slipring.mcp import (
     Credential,
@@ -26,6 +27,7 @@ from slipring.mcp import (
 )
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_tools import McpTool
+from slipring.server.access.auth import Caller
 from slipring.stores.keys import Key
 
 _ENVELOPE_BYTES = 64 * 1024
@@ -253,3 +255,16 @@ def _credential(tool: McpTool) -> Credential:
         return Credential(tool.authorization, tool.headers)
     except RequestRefused as refusal:
         raise ServerRefused("headers", refusal.message) from None
+
+
+def require_unbound(caller: Caller, job: Job) -> None:
+    """Refuse a key that is limited to MCP servers or tools: its permissions are for servers that are
+    registered here, and the engine's server would not apply them."""
+    tools, key = job.upstream_tools, caller.key
+    if tools is None or not tools.labels or key is None or not key.limits_mcp:
+        return
+    raise PermissionDenied(
+        f"The MCP server {quoted(tools.labels[0])} would be called by the server of this model, where the"
+        " limits of your API key do not apply.",
+        param="tools",
+    )

@@ -10,7 +10,7 @@ from aiohttp import WSMsgType, web
 from slipring.server.access.auth import Caller
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.service import Service
-from slipring.server.transports.websocket_frames import answer_close, new_socket, text_head
+from slipring.server.transports.websocket import answer_close, new_socket, text_head
 
 PATH = "/slipring/echo"
 

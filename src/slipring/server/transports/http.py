@@ -6,8 +6,9 @@ from the store.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import ClassVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import ClassVar, cast
 
 from aiohttp import web
 from msgspec import Struct
@@ -66,18 +67,33 @@ async def answer(
     service: Service, caller: Caller, session: Session, reply: "JsonReply | SseReply", posted: PostedCreate
 ) -> web.StreamResponse:
     """Run the single turn of a session and return its HTTP response. What it continues is in the store."""
+    async with driving(service, caller, session, reply, posted) as driver:
+        driver.run(session.create(posted.request, posted.stages, size_bytes=posted.size_bytes, now=now()))
+        return await reply.finished()
+
+
+@asynccontextmanager
+async def driving(
+    service: Service,
+    caller: Caller,
+    session: Session,
+    reply: "JsonReply | SseReply",
+    posted: PostedCreate,
+    sink: Sink | None = None,
+) -> AsyncIterator[Driver]:
+    """The driver of a session that answers one request, which ends with the block. ``sink``: what its events
+    go to on their way to the reply."""
     driver = Driver(
         service,
         caller,
         session,
-        reply,
+        sink or reply,
         origin=Origin(reply.transport, traceparent=posted.traceparent),
         states=StoredStates(service.store.responses, service.lookups),
     )
     with service.serving(_HttpExchange(driver, reply)):
         try:
-            driver.run(session.create(posted.request, posted.stages, size_bytes=posted.size_bytes, now=now()))
-            return await reply.finished()
+            yield driver
         finally:
             await driver.stop()
 
@@ -97,7 +113,7 @@ class JsonReply(Sink):
                 return  # answered already, or the client has disconnected
             if isinstance(event, Error):
                 self._answer.set_result(error_reply(self._translation.error(event)))
-            elif isinstance(event, TERMINAL):
+            elif isinstance(event, TERMINAL) and self._translation.ends(event):
                 try:
                     self._answer.set_result(self._final_response(event))
                 except Exception as error:  # nothing follows that could be answered instead
@@ -170,7 +186,8 @@ class SseReply(Sink):
                         self._opened.set_result(event)
                     return
                 self._outbox.post(self._translation.frames(event))
-                ends = ends or type(event) in TERMINAL
+                if type(event) in TERMINAL:
+                    ends = self._translation.ends(cast(ResponseEvent, event))
         except Exception as error:
             self._fail(error)
             raise

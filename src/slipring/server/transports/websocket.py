@@ -10,12 +10,15 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from struct import Struct
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 from slipring.base.aiohttp_internals import drop_messages, waiting_bytes_of
 from slipring.base.errors import ApiError
+from slipring.config.settings import Config
 from slipring.core.session.actions import Action
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now
@@ -26,13 +29,67 @@ from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox, run_until_waiting
-from slipring.server.transports.websocket_frames import (
-    CLOSE_TIMEOUT_S,
-    ServerSocket,
-    answer_close,
-    new_socket,
-    text_head,
-)
+
+CLOSE_TIMEOUT_S = 5.0
+"""How long the closing handshake may take, everything that is queued included."""
+_NORMAL = 1000
+_PROTOCOL_ERROR = 1002
+_NEVER_SENT = frozenset({1004, 1005, 1006, 1015})
+"""Codes that are reserved and must not appear in a close frame (RFC 6455, 7.4.1)."""
+_NO_CODE = 0
+"""What aiohttp reports for a close frame without a code."""
+_TEXT = 0x81
+"""First byte of a text frame that is final, i.e. a whole message."""
+_short = Struct("!BB").pack
+_medium = Struct("!BBH").pack
+_long = Struct("!BBQ").pack
+
+
+class ServerSocket(web.WebSocketResponse):
+    """A WebSocket that reports when it begins to close, for whatever reason: no message may follow its close
+    frame."""
+
+    before_close: Callable[[], None] | None = None
+
+    async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
+        if self.before_close is not None:
+            self.before_close()
+            self.before_close = None
+        return await super().close(code=code, message=message, drain=drain)
+
+
+def new_socket(config: Config) -> ServerSocket:
+    """A WebSocket with the server's settings, not yet accepted."""
+    return ServerSocket(
+        autoping=False,  # the reader answers pings, and notes that the client is alive
+        autoclose=False,  # would answer every close frame with 1000, even one with a code that is never sent
+        compress=config.compression,
+        max_msg_size=config.limits.max_frame_bytes + 1,  # aiohttp refuses messages of this size and above
+        timeout=CLOSE_TIMEOUT_S,
+    )
+
+
+@lru_cache(maxsize=4096)
+def text_head(size: int) -> bytes:
+    """The header of a message of this size as one text frame: final, uncompressed, without a mask (RFC 6455,
+    5.2)."""
+    # Cached: a stream has thousands of frames of few different sizes.
+    if size < 126:
+        return _short(_TEXT, size)
+    if size < 65536:
+        return _medium(_TEXT, 126, size)
+    return _long(_TEXT, 127, size)
+
+
+async def answer_close(socket: web.WebSocketResponse, code: int) -> bool:
+    """Answer a client's close frame with the same code, or with 1002 if a client must not send that code;
+    returns whether it may."""
+    is_valid = code == _NO_CODE or (1000 <= code < 5000 and code not in _NEVER_SENT)
+    reply = (code or _NORMAL) if is_valid else _PROTOCOL_ERROR
+    # Not drained: a client that has sent its close frame may have disconnected, and draining would raise.
+    await socket.close(code=reply, drain=False)
+    return is_valid
+
 
 _RECENT_TURNS = 16
 _READ_AT_ONCE = 4

@@ -15,7 +15,7 @@ from slipring.core.generation import (
     CallEnded,
     CallStarted,
     Delta,
-    Refused,
+    RefusalText,
     Text,
     Thought,
     ThoughtSummary,
@@ -67,13 +67,13 @@ def test_logprobs_are_sent_with_their_text():
 
 
 def test_a_refusal_is_a_separate_part():
-    (item,) = items(Text("I "), Refused("will "), Refused("not."))
+    (item,) = items(Text("I "), RefusalText("will "), RefusalText("not."))
     assert [part["type"] for part in item["content"]] == ["output_text", "refusal"]
     assert item["content"][1] == {"type": "refusal", "refusal": "will not."}
 
 
 def test_text_after_a_refusal_is_another_part():
-    (item,) = items(Text("a"), Refused("b"), Text("c"))
+    (item,) = items(Text("a"), RefusalText("b"), Text("c"))
     assert [part.get("text", part.get("refusal")) for part in item["content"]] == ["a", "b", "c"]
 
 
@@ -242,7 +242,7 @@ def test_sequence_numbers_have_no_gap_after_a_batch_failed_midway():
 _LETTERS = "αβγδεζ"
 _PIECES: list[list[Delta]] = [
     [Text("α")],
-    [Refused("β")],
+    [RefusalText("β")],
     [Thought("γ")],
     [ThoughtSummary("δ")],
     [ThoughtSummary("δ", index=1)],

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidRequest, ModelNotFound, ServerError, Unavailable
-from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought, ThoughtSummary
+from slipring.core.generation import (
+    CallArguments,
+    CallStarted,
+    Delta,
+    RefusalText,
+    Text,
+    Thought,
+    ThoughtSummary,
+)
 from slipring.core.ports import Betas
 from slipring.core.session.lanes import MOST_ENDED
 from tests.core.connection import (
@@ -236,7 +244,7 @@ def test_an_answer_without_sentences_ends_after_the_limit_of_pieces():
     connection.steer("resp_1")
     connection.generate(Text("much "), Text("and "))
     assert not asked_to_stop(connection)
-    connection.generate(Refused("more "))
+    connection.generate(RefusalText("more "))
     assert asked_to_stop(connection)
 
 

@@ -34,7 +34,7 @@ class TurnFailed(Exception):
     """A turn has no usable answer. The text is one line with the reason."""
 
 
-class RequestRefused(TurnFailed):
+class RefusedByServer(TurnFailed):
     """The server answered with an error. The text is the server's message."""
 
     def __init__(self, reason: str, status: int | None = None) -> None:
@@ -165,13 +165,13 @@ def decode(text: str | bytes) -> Event:
     return event
 
 
-def refusal(event: Mapping[str, Any]) -> RequestRefused:
+def refusal(event: Mapping[str, Any]) -> RefusedByServer:
     """The exception for an error event or an error body."""
     error = event.get("error")
     body = error if isinstance(error, dict) else event
     text = body.get("message") or (error if isinstance(error, str) else None) or _detail(body.get("detail"))
     message, code = text or "the server gave no reason", body.get("code")
-    return RequestRefused(f"{message} ({code})" if code else str(message))
+    return RefusedByServer(f"{message} ({code})" if code else str(message))
 
 
 def _detail(detail: object) -> str | None:

@@ -25,7 +25,7 @@ from slipring.commands.bench.client.exchange import (
     Event,
     Fields,
     MalformedAnswer,
-    RequestRefused,
+    RefusedByServer,
     TurnExchange,
     TurnFailed,
     decode,
@@ -268,7 +268,7 @@ class _WebSocketTransport(Transport):
             )
         except aiohttp.WSServerHandshakeError as error:
             reason = f"the WebSocket upgrade was answered with {error.status}"
-            raise RequestRefused(reason, error.status) from None
+            raise RefusedByServer(reason, error.status) from None
         except (aiohttp.ClientError, OSError) as error:
             raise connection_error(error) from None
         sent, received = self._upgrade_bytes
@@ -356,13 +356,13 @@ async def _text(socket: ClientWebSocketResponse) -> str:
     return text
 
 
-async def refused(answer: aiohttp.ClientResponse) -> RequestRefused:
+async def refused(answer: aiohttp.ClientResponse) -> RefusedByServer:
     """The exception for an HTTP answer with an error status."""
     try:
         reason = f"{answer.status}: {refusal(decode(await answer.read()))}"
     except MalformedAnswer:
         reason = f"{answer.status} {answer.reason}"
-    return RequestRefused(reason, answer.status)
+    return RefusedByServer(reason, answer.status)
 
 
 def connection_error(error: Exception) -> ConnectionLost:

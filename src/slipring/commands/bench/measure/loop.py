@@ -16,7 +16,7 @@ from slipring.commands.bench.client.exchange import (
     TERMINAL,
     Event,
     Fields,
-    RequestRefused,
+    RefusedByServer,
     TurnExchange,
     TurnFailed,
 )
@@ -161,7 +161,7 @@ class _Loop:
         exchange = await self._transport.turn(fields, self._stream_id)
         cpu_ms = meter.cpu_ms() - before_ms if meter is not None else None
         if exchange.response is not None and exchange.response.get("status") == "failed":
-            raise RequestRefused(f"the response failed: {failure_reason(exchange.response)}")
+            raise RefusedByServer(f"the response failed: {failure_reason(exchange.response)}")
         self._turns.append(_FinishedTurn(new, step, exchange, previous, continues, cpu_ms))
         calls = calls_of(exchange.answer)
         self._has_ended = not exchange.can_continue or (step.needs == "call" and not calls)

@@ -14,7 +14,7 @@ from slipring.commands.bench.client.exchange import (
     CannotConnect,
     Fields,
     MalformedAnswer,
-    RequestRefused,
+    RefusedByServer,
     TurnExchange,
     TurnFailed,
 )
@@ -68,7 +68,7 @@ async def first_model(access: Access) -> str:
     except (aiohttp.ClientError, OSError) as error:
         reason = access.redact(str(connection_error(error)))
         raise CommandFailed(f"cannot reach {access.name}: {reason}") from None
-    except RequestRefused as error:
+    except RefusedByServer as error:
         if error.status in _KEY_REFUSED:
             raise _key_refused(access, str(error)) from None
         hint = "check the path in --url, or " if error.status == _NOT_FOUND else ""
@@ -102,7 +102,7 @@ async def probe(access: Access, head: Fields, modes: list[Mode]) -> Capabilities
             raise CommandFailed(f"cannot reach {access.name}: {access.redact(str(error))}") from None
         except TurnFailed as error:
             found.skipped[mode.name] = access.redact(str(error))
-            found.statuses.add(error.status if isinstance(error, RequestRefused) else None)
+            found.statuses.add(error.status if isinstance(error, RefusedByServer) else None)
         except TimeoutError:
             found.skipped[mode.name] = "no answer in time"
             found.statuses.add(None)
@@ -136,7 +136,7 @@ async def _try(access: Access, head: Fields, mode: Mode, found: Capabilities) ->
     if mode.sends_history and found.keeps_reasoning:
         try:
             return await _turns(access, {**head, **KEEP_REASONING}, mode)
-        except RequestRefused:
+        except RefusedByServer:
             exchange = await _turns(access, head, mode)  # raises if reasoning was not the cause
             found.keeps_reasoning = False
             return exchange
@@ -153,7 +153,7 @@ async def _turns(access: Access, head: Fields, mode: Mode) -> TurnExchange:
             if exchange.response is None:
                 raise MalformedAnswer("no terminal event")
             if lane is not None and exchange.events[0].get("stream_id") != lane:
-                raise RequestRefused("the answer to a request with a stream_id has none")
+                raise RefusedByServer("the answer to a request with a stream_id has none")
             context.learn(exchange)
         if any(event.get("type") == TIMING for event in exchange.events):
             access.timed.add(type(transport))
@@ -165,5 +165,5 @@ async def _try_rollout(transport: Transport, context: Context, head: Fields) -> 
     head = {**head, "tools": CODING_TOOLS[:1], "tool_choice": "required"}
     exchange = await transport.turn(context.request(head, [message("Read a file.")]))
     if exchange.events[-1]["type"] != PAUSE:
-        raise RequestRefused("the response ended instead of waiting for the output of its call")
+        raise RefusedByServer("the response ended instead of waiting for the output of its call")
     return exchange

@@ -138,6 +138,10 @@ class HostedCalls:
             self.budget -= 1
         self.start(hosted_events.run_approved(output, tool, arguments, request_id))
 
+    def offer(self, tools: HostedTools) -> None:
+        """All lists of tools have been fetched: these can be called."""
+        self.tools = tools
+
     def drop(self) -> None:
         """The model has made a call that no item shows."""
         self._has_dropped = True

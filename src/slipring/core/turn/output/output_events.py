@@ -18,7 +18,7 @@ from slipring.core.generation import (
     CallEnded,
     CallStarted,
     Delta,
-    Refused,
+    RefusalText,
     Text,
     Thought,
     ThoughtSummary,
@@ -128,7 +128,7 @@ class Output:
     def __init__(self, mint: Mint, stream_id: str | UnsetType) -> None:
         self.stream_id = stream_id
         self.response_id = ""
-        """Set when the response begins; item ids are derived from it."""
+        """Item ids are derived from it. Set, as ``hosted``, ``sign`` and ``conceal`` are, by ``begin``."""
         self.items: list[Item] = []
         """Finished items, up to the first hosted call that still runs."""
         self.finished: list[Item] = []
@@ -157,6 +157,12 @@ class Output:
         self._index = -1
         self._sequence = -1
         self._events: list[Event] = []
+
+    def begin(
+        self, response_id: str, hosted: HostedCalls | None, sign: Sign | None, conceal: Conceal | None
+    ) -> None:
+        """The output belongs to this response."""
+        self.response_id, self.hosted, self.sign, self.conceal = response_id, hosted, sign, conceal
 
     def announce(self, kind: type[events.ResponseEvent], response: Response) -> Event:
         """The next lifecycle event."""
@@ -254,6 +260,12 @@ class Output:
         self._awaits_output = False
         return self.take_events()
 
+    def withdraw(self, count: int) -> None:
+        """Remove the last ``count`` items, which the client has appended: no state contains them."""
+        self.items = self.items[: len(self.items) - count]
+        self.finished = self.finished[: len(self.finished) - count]
+        self.since = len(self.finished)
+
     def open_compaction(self) -> list[Event]:
         """Begin the compaction item. If the compaction fails, no further event mentions the item."""
         item_id = self._compaction_id = self.name_item("compaction")
@@ -298,7 +310,7 @@ class Output:
         )
         part.annotations.append(delta.annotation)
 
-    def _refused(self, delta: Refused) -> None:
+    def _refused(self, delta: RefusalText) -> None:
         self._text_part = None
         part = self._message_part(RefusalPart)
         part.text.append(delta.text)
@@ -367,7 +379,7 @@ class Output:
 
     _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
         Annotated: _annotated,
-        Refused: _refused,
+        RefusalText: _refused,
         Thought: _thought,
         ThoughtSummary: _thought_summary,
         CallStarted: _call_started,

@@ -5,8 +5,6 @@ A turn is paused from the end of a step that made calls until the job of its nex
 
 from functools import partial
 
-from msgspec import structs
-
 from slipring.core.chain import hosted_items, input_items
 from slipring.core.generation import Job
 from slipring.core.hosted.tools import CallOutcome, CallProgress
@@ -19,8 +17,8 @@ def open_approved(turn: Turn) -> list[Event]:
     """Begin the response with the calls that its client has approved."""
     calls = turn.output.hosted
     assert calls is not None
-    assert turn.steps is not None
-    turn.steps.wait_for_approved()
+    assert turn.planned.steps is not None
+    turn.planned.steps.wait_for_approved()
     opening = turn.opening()
     for each in turn.hosted.approved:
         tool = turn.hosted.find_tool(each.approval)
@@ -35,15 +33,16 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
 
     Returns whether it pauses, and the events so far.
     """
-    steps, finished, output = turn.steps, turn.finished, turn.output
+    steps, finished, output = turn.planned.steps, turn.finished, turn.output
     assert steps is not None
     if finished is None or not (output.calls or output.calls_hosted):
         return False, []
-    assert turn.response is not None
+    prepared = turn.prepared
+    assert prepared is not None
     is_whole = finished.reason in ("stop", "steered")
     emitted = output.finish("completed" if is_whole else "incomplete")
     calls_hosted = output.calls_hosted
-    waits = turn.rollout is not None and output.calls and not output.asks_approval
+    waits = turn.planned.rollout is not None and output.calls and not output.asks_approval
     waits = waits and is_whole and may_wait
     turn.observe()
     fits = steps.may_continue(output, finished, most_bytes)
@@ -52,15 +51,15 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
     turn.stages.lap("generate")
     turn.progress.end_job()
     asks = output.asks_approval or (output.calls and not waits)
-    steps.is_last = not is_whole or not fits or asks
     if is_whole and not fits and not asks:
         # The model will not read the results of its calls.
-        turn.finished = structs.replace(finished, reason="max_output_tokens")
-    carry = input_items.after_output(turn.carry.settled, output.latest)
+        turn.end_job("max_output_tokens")
+    carry = input_items.after_output(prepared.carry.settled, output.latest)
     generated = output.end_step()
-    steps.end(generated, turn.without_dropped(finished), turn.response, carry)
-    if turn.checks is not None:
-        turn.checks.end_step(generated)
+    is_last = not is_whole or not fits or asks
+    steps.end(generated, turn.without_dropped(finished), prepared.response, carry, is_last=is_last)
+    if prepared.checks is not None:
+        prepared.checks.end_step(generated)
         _inspect_results(turn)
         emitted += output.take_events()
     if not calls_hosted:
@@ -119,31 +118,30 @@ def _inspect_results(turn: Turn) -> None:
 def calls_ended(turn: Turn, waits_until: float, *, may_wait: bool) -> list[Event]:
     """All hosted calls of the last step have ended: add their results to the next step's input.
     ``may_wait``: whether the client of a rollout can still send outputs."""
-    calls, steps = turn.output.hosted, turn.steps
+    calls, steps = turn.output.hosted, turn.planned.steps
     assert calls is not None
     assert steps is not None
     turn.stages.lap("tools")
     results = calls.take_results()
     if turn.hosted.approved:
-        before = input_items.carried(turn.parent)
-        turn.input = turn.hosted.input_with(calls.approved_results, before)
+        turn.hosted.take_results(calls.approved_results, input_items.carried(turn.bound.parent))
         steps.replace_input(turn.new_input())
     else:
         steps.add(results)
-    if turn.rollout is None or steps.is_last:
+    if turn.planned.rollout is None or steps.is_last:
         return []
     emitted = _wait_for_client(turn, waits_until, may_wait=may_wait)
-    steps.is_last = not may_wait and not turn.rollout.is_answered
+    if not may_wait and not turn.planned.rollout.is_answered:
+        steps.make_last()
     return emitted
 
 
 def _wait_for_client(turn: Turn, waits_until: float, *, may_wait: bool) -> list[Event]:
     """Commit what the client has appended, and tell it what is missing."""
-    assert turn.rollout is not None
-    assert turn.response is not None
-    turn.rollout.waits_until = waits_until
+    assert turn.planned.rollout is not None
+    turn.planned.rollout.wait_until(waits_until)
     may_commit = turn.checks is None or not turn.checks.holds_input
-    return turn.rollout.pause(turn.output, turn.response.id, may_commit=may_commit, may_wait=may_wait)
+    return turn.planned.rollout.pause(turn.output, may_commit=may_commit, may_wait=may_wait)
 
 
 def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
@@ -152,11 +150,11 @@ def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
 
     Raises ``AppendRefused``, and ``ApiError`` if they are known to be refused by a safety check.
     """
-    assert turn.rollout is not None
+    assert turn.planned.rollout is not None
     turn.observe()
-    turn.rollout.hold(append, turn.output)
+    turn.planned.rollout.hold(append, turn.output)
     if turn.is_paused and not turn.is_calling:
-        turn.rollout.waits_until = waits_until
+        turn.planned.rollout.wait_until(waits_until)
     if turn.checks is not None:
         turn.checks.append(append.items, turn.output.finished)
     return commit_appended(turn)
@@ -165,32 +163,40 @@ def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
 def commit_appended(turn: Turn) -> list[Event]:
     """Add what the client has appended to a paused response, if that has passed."""
     is_held = turn.checks is not None and turn.checks.holds_input
-    if turn.rollout is None or is_held or not turn.is_paused or turn.is_calling:
+    if turn.planned.rollout is None or is_held or not turn.is_paused or turn.is_calling:
         return []
-    return turn.rollout.commit(turn.output)
+    return turn.planned.rollout.commit(turn.output)
 
 
 def resume(turn: Turn) -> Job:
     """Continue a paused response; returns the job of its next step."""
-    assert turn.steps is not None
-    if turn.rollout is not None and (not turn.stages.laps or turn.stages.laps[-1].name != "tools"):
+    steps, prepared = turn.planned.steps, turn.prepared
+    assert steps is not None
+    assert prepared is not None
+    if turn.planned.rollout is not None and (not turn.stages.laps or turn.stages.laps[-1].name != "tools"):
         turn.stages.lap("client")
     turn.stages.fold()
-    turn.finished = None
-    turn.stop.asked = turn.steers is not None and turn.steers.may_end([])
-    turn.steps.begun_with = len(turn.output.items)
+    turn.begin_job()
     hosted = turn.output.hosted
     is_spent = hosted is not None and hosted.budget is not None and hosted.budget <= 0
-    job = turn.steps.next_job(turn.carry.current, hosted.tools if hosted is not None and is_spent else None)
-    if turn.checks is not None:
-        turn.checks.resume(job)
+    spent = hosted.tools if hosted is not None and is_spent else None
+    job = steps.next_job(prepared.carry.current, spent, len(turn.output.items))
+    if prepared.checks is not None:
+        prepared.checks.resume(job)
     return job
+
+
+def withdraw(turn: Turn) -> None:
+    """The next step does not begin, because the response ends: it is paused again, without the outputs that
+    its client has appended for the step, which have not passed."""
+    assert turn.planned.rollout is not None
+    turn.planned.rollout.withdraw(turn.output)
 
 
 def foreseen_job(turn: Turn) -> Job | None:
     """While paused: a warmup of the next step with the outputs that are there; None if hosted calls run
     and none of them has a result to begin with."""
-    hosted, steps = turn.output.hosted, turn.steps
+    hosted, steps = turn.output.hosted, turn.planned.steps
     if not turn.is_paused or steps is None or steps.is_last or turn.hosted.approved:
         return None
     ready = hosted.ready_results() if hosted is not None else ()

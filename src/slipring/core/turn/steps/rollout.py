@@ -49,7 +49,7 @@ class AppendRefused(Exception):
 class Rollout:
     """The appends of one response, and how long it waits for them."""
 
-    __slots__ = ("_capabilities", "_carry", "_held", "_steps", "waits_until")
+    __slots__ = ("_capabilities", "_carry", "_committed", "_held", "_steps", "waits_until")
 
     def __init__(self, steps: Steps, carry: OpenCarry, capabilities: Capabilities) -> None:
         """``carry``: the turn's own, which the rollout extends."""
@@ -58,6 +58,8 @@ class Rollout:
         self._steps = steps
         self._carry = carry
         self._capabilities = capabilities
+        self._committed = 0
+        """Items of appends that were committed since the last step."""
         self._held: list[Append] = []
         """Appends accepted while a step ran; committed when it ends."""
 
@@ -86,21 +88,25 @@ class Rollout:
         """The calls that wait for their outputs."""
         return self._carry.current.open_calls
 
-    def pause(self, output: Output, response_id: str, *, may_commit: bool, may_wait: bool) -> list[Event]:
+    def wait_until(self, time: float) -> None:
+        """Wait for the client until then."""
+        self.waits_until = time
+
+    def pause(self, output: Output, *, may_commit: bool, may_wait: bool) -> list[Event]:
         """A step has ended, and so have its hosted calls: commit the held appends, if ``may_commit`` says
         that they have passed.
 
         Returns the events, with a final ``response.done`` if the client still has to send outputs and
         ``may_wait`` says that it can.
         """
-        step = output.latest
+        step, self._committed = output.latest, 0
         sent = self.commit(output) if may_commit else []
         if may_wait and not self.is_answered:
             sent.append(
                 Done(
                     sequence_number=output.number(),
                     stream_id=output.stream_id,
-                    response_id=response_id,
+                    response_id=output.response_id,
                     required_input=required_input(step, self._carry.current),
                 )
             )
@@ -116,7 +122,7 @@ class Rollout:
             self._steps.offer(carry)
         except ApiError as error:
             raise AppendRefused("invalid_input", error.message, error.param) from None
-        self._carry.current = carry
+        self._carry.extend(carry)
         self._held.append(append)
 
     def commit(self, output: Output) -> list[Event]:
@@ -133,10 +139,16 @@ class Rollout:
             sent += output.append(append.items)
             appended = tuple(output.items[-len(append.items) :])
             self._steps.add(appended)
-            self._steps.size_bytes += sum(item.size_bytes for item in appended)
+            self._steps.grow(appended)
+            self._committed += len(appended)
         if held:
             self._carry.settle(output.finished)
         return sent
+
+    def withdraw(self, output: Output) -> None:
+        """Pause again instead of the step that was to begin, without what was committed for it."""
+        output.withdraw(self._committed)
+        self._carry.replace(self._steps.withdraw(self._committed), len(output.finished))
 
     def return_held(self, output: Output, *, is_blocked: bool) -> list[Event]:
         """The response has ended: events that return the held appends to the client. ``is_blocked``: a safety

@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw, Struct
 from slipring.base.errors import quoted
 from slipring.core.chain import input_items
 from slipring.core.chain.state import Carry, ResponseState
-from slipring.core.generation import Delta, Refused, Text
+from slipring.core.generation import Delta, RefusalText, Text
 from slipring.core.turn.output.output_events import Output
 from slipring.protocol.events import (
     Event,
@@ -49,14 +49,12 @@ class _Queued(Struct, frozen=True):
 class Steers:
     """The accepted steers of one response, in order of arrival."""
 
-    __slots__ = ("_left", "_output", "_queued", "at", "lane", "response_id")
+    __slots__ = ("_left", "_output", "_queued", "lane", "response_id")
 
     def __init__(self, response_id: str, lane: str | None, output: Output, after_tokens: int) -> None:
         """``after_tokens``: pieces of text after which the answer is ended even within a sentence."""
         self.response_id = response_id
         self.lane = lane
-        self.at = 0
-        """Where they are in the input of the response that follows."""
         self._output = output
         self._queued: list[_Queued] = []
         self._left = after_tokens
@@ -115,7 +113,7 @@ class Steers:
         output = self._output
         if output.asks_client:
             return False
-        self._left -= sum(isinstance(delta, Text | Refused) for delta in deltas)
+        self._left -= sum(isinstance(delta, Text | RefusalText) for delta in deltas)
         text = output.last_words
         return text is None or self._left <= 0 or _SENTENCE_END.search(text) is not None
 

@@ -77,8 +77,25 @@ class Steps:
         is_small = self.size_bytes < most_bytes and len(output.finished) < MOST_ITEMS
         return is_small and (most is None or spent + _LEAST_TOKENS <= most)
 
-    def end(self, generated: tuple[Item, ...], finished: Finished, response: Response, carry: Carry) -> None:
-        """A step has ended; ``carry`` is that of the context after it."""
+    def make_last(self) -> None:
+        """No step follows."""
+        self.is_last = True
+
+    def grow(self, items: tuple[Item, ...]) -> None:
+        """Count items that were generated or added."""
+        self.size_bytes += sum(item.size_bytes for item in items)
+
+    def end(
+        self,
+        generated: tuple[Item, ...],
+        finished: Finished,
+        response: Response,
+        carry: Carry,
+        *,
+        is_last: bool,
+    ) -> None:
+        """A step has ended; ``carry`` is that of the context after it. ``is_last``: no step follows it."""
+        self.is_last = is_last
         self._node = ResponseState(
             response=structs.replace(response, usage=response_object.usage(finished)),
             parent=self._node,
@@ -111,6 +128,13 @@ class Steps:
         """Replace the input of the next step."""
         self._input = items
 
+    def withdraw(self, count: int) -> Carry:
+        """Pause again instead of the step that was to begin, without the last ``count`` items of its input.
+        Returns the carry after the last finished step."""
+        assert self._node is not None
+        self._input, self.is_paused = self._input[: len(self._input) - count], True
+        return self._node.carry
+
     def total(self, finished: Finished) -> Finished:
         """The end of the response, with the tokens of all steps."""
         spent = self.spent
@@ -135,10 +159,10 @@ class Steps:
             return None
         return self.spent.position
 
-    def next_job(self, carry: Carry, hosted: HostedTools | None) -> Job:
+    def next_job(self, carry: Carry, hosted: HostedTools | None, begun_with: int) -> Job:
         """The job of the next step, with what is left of the bound on tokens. ``hosted``: tools that may not
-        be called any more."""
-        self.is_paused = False
+        be called any more. ``begun_with``: how many output items there are."""
+        self.is_paused, self.begun_with = False, begun_with
         job, settings = self._job, self._job.settings
         if settings.max_output_tokens is not None and self.spent is not None:
             left = settings.max_output_tokens - self.spent.output_tokens

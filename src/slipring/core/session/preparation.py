@@ -1,0 +1,354 @@
+"""Prepares a turn for its engine: binds what its request continues, validates it, and plans its jobs.
+
+Each step returns a complete value, which the turn's program sets: ``bind`` what the turn continues,
+``prepare`` its response, ``plan`` its jobs. Errors name fields of the request as the client sent it, even
+where there are other items (of a conversation, or of steers) in its input.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msgspec import UNSET, structs
+
+from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
+from slipring.core.chain import cache_diagnostics, input_items, sealed_items
+from slipring.core.chain.head import Head
+from slipring.core.chain.input_items import OpenCarry
+from slipring.core.chain.state import Carry, ResponseState
+from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.checks.subjects import definition_text
+from slipring.core.checks.turn_policy import policy_of_turn
+from slipring.core.generation import Job, Model
+from slipring.core.limits import Limits
+from slipring.core.session.actions import Load, Loaded
+from slipring.core.session.session_state import SessionState
+from slipring.core.turn import response_object
+from slipring.core.turn.compaction import Compaction, read_plan
+from slipring.core.turn.output.hosted_calls import HostedCalls
+from slipring.core.turn.request_validation import (
+    ENCRYPTED_REASONING,
+    read_conversation,
+    read_settings,
+    refuse_unseen_content,
+    require_something,
+)
+from slipring.core.turn.steps.rollout import Rollout, require_possible
+from slipring.core.turn.steps.steps import Steps
+from slipring.core.turn.turn import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared, Turn
+from slipring.core.turn.turn_checks import TurnChecks
+from slipring.protocol.definitions import Definitions
+from slipring.protocol.items import Item
+from slipring.protocol.requests import TEXT, CreateRequest
+from slipring.protocol.responses import CacheDiagnostics, ConversationEcho, Response
+from slipring.protocol.tools import ToolChoice, merged
+
+_INPUT_INDEX = re.compile(r"input\[(\d+)\]")
+
+
+# Bind.
+
+
+def forked_state(request: CreateRequest, lane: str | None, cache: ConnectionCache) -> ResponseState | None:
+    """Return the cached state that the request forks: it continues a response of another lane."""
+    previous = request.previous_response_id
+    if previous is not None and previous in cache and cache.lane_of(previous) != lane:
+        return cache.find(previous)
+    return None
+
+
+def look_up(turn: Turn, shared: SessionState) -> tuple[Bound, Load]:
+    """Decode the input, and look up the parent and references in the cache: returns what a turn is bound to
+    as far as the connection knows it, and a ``Load`` for the rest, which is empty if nothing is missing."""
+    request, parent, cache = turn.asked.request, turn.asked.parent, shared.cache
+    items = request.read_items(shared.ports.items.of(turn.asked.tenant))
+    request.input = UNSET  # decoded and copied: release the frame
+    conversation_id = read_conversation(request)
+    items, inserted = shared.successors.add_steers(turn, items)
+    previous = request.previous_response_id
+    if parent is None and previous is not None:
+        parent = cache.find(previous)
+    if parent is not None:
+        cache.count_hit()
+    missing = input_items.references(items)
+    found = parent.find_items(missing) if missing and parent is not None else {}
+    wanted = frozenset(missing - found.keys())
+    compared_id = request.compared_id
+    compared = cache.find(compared_id) if compared_id is not None else None
+    load = Load(
+        turn,
+        previous if parent is None else None,
+        wanted,
+        conversation_id,
+        compared_id if compared is None else None,
+    )
+    return Bound(parent, items, found, inserted, compared=compared), load
+
+
+def bind(turn: Turn, known: Bound, loaded: Loaded, shared: SessionState) -> Bound:
+    """What a turn is bound to: ``known``, from the connection, with what the store has found. Raises
+    ``PreviousResponseNotFound``."""
+    request, parent, joined = turn.asked.request, known.parent, loaded.joined
+    items, inserted, found = known.input, known.inserted, {**loaded.items, **known.found}
+    previous = request.previous_response_id
+    if parent is None:
+        parent = loaded.state
+        if previous is not None and parent is None:
+            raise PreviousResponseNotFound(previous, shared.cache.why_forgotten(previous))
+        if parent is not None and (references := input_items.references(items)):
+            found |= parent.find_items(references)
+    if joined is not None:
+        references = input_items.references(items)
+        found |= {item.id: item for item in joined.items if item.id is not None and item.id in references}
+        items, inserted = joined.items + items, Inserted(len(joined.items), 0, "conversation")
+    heads = shared.ports.heads
+    head = parent.head if parent is not None else heads.find(turn.asked.tenant, request)
+    return Bound(parent, items, found, inserted, joined, head, known.compared or loaded.compared)
+
+
+# Prepare.
+
+
+def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
+    """Validate the request of a bound turn against its parent and the model. Nothing is planned yet if lists
+    of tools must be fetched before (``plan``). Raises ``ApiError`` for an invalid request.
+
+    A turn that only counts tokens is inspected by no check.
+    """
+    asked, bound, hosted = turn.asked, turn.bound, turn.hosted
+    request, parent, generates = asked.request, bound.parent, not asked.request.warms_up
+    model, checks, items = _read_items(turn, shared)
+    response_id = shared.ports.mint("resp")
+    compaction = read_plan(request, items, model)
+    if request.rollout:
+        require_possible(request, compacts=compaction is not None)
+    alone = compaction is not None and compaction.alone
+    if alone:
+        items = items[:-1]  # the compaction_trigger is not part of the context
+    if generates and parent is None:
+        require_something(request, items)
+    definitions = new_definitions(shared.limits, shared.ports.ignored_tools)
+    carry, calls = _read_input(turn, items, definitions, complete=generates and not alone)
+    settings = read_settings(request, carry, model, definitions, detached=asked.detached)
+    refuse_unseen_content(hosted.input, model.capabilities)
+    hosted.accept_unanswered_tools(definitions, model)
+    passes_on = hosted.upstream_tools is not None
+    choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
+    brought = definitions.copy() if hosted.awaited else definitions
+    draft = Draft(response_id, model, settings, choice, compaction, brought)
+    open_carry = OpenCarry(carry)
+    planned = UNPLANNED
+    if hosted.awaited:
+        head = Head.read(request, _known_head(bound, parent, carry), definitions)
+        choice.require_possible(merged(head.tools.callables, carry.tools), hosted.awaited)
+    else:
+        planned, head = _plan(turn, draft, open_carry, shared, has_steps=calls is not None)
+    conceals = ENCRYPTED_REASONING in (request.include or ())
+    turn.output.begin(
+        response_id, calls, hosted.sign if calls is not None else None, turn.conceal if conceals else None
+    )
+    response = _new_response(turn, draft, head, shared.now)
+    diagnostics = UNSET if request.compared_id is None else _diagnose(turn, draft, head)
+    return Prepared(draft, response, head, open_carry, checks, definitions.grammars, diagnostics), planned
+
+
+def _diagnose(turn: Turn, draft: Draft, head: Head) -> CacheDiagnostics:
+    """Compare the context with that of the response that the client has named for it."""
+    return cache_diagnostics.compare(
+        turn.bound.compared,
+        model=draft.model.name,
+        head=head,
+        settings=draft.settings,
+        parent=turn.bound.parent,
+        input=turn.hosted.input,
+    )
+
+
+def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | None, tuple[Item, ...]]:
+    """The model of a turn, its checks, and the items of its input: references resolved, sealed items opened,
+    and placeholders for what the checks have refused before."""
+    asked, bound, ports = turn.asked, turn.bound, shared.ports
+    items = input_items.resolve(bound.input, bound.found)
+    items = sealed_items.opened(items, ports.seal, asked.tenant)
+    model = shared.models.find(asked.request.model)
+    if shared.counts_only:
+        return model, None, items
+    policy = policy_of_turn(shared.policies, model.name, asked.request.moderation)
+    if not policy.checks:
+        return model, None, items
+    checks = TurnChecks(policy, ports.verdicts, asked.tenant)
+    digests = dict(zip(map(id, asked.request.items), asked.request.content_digests, strict=True))
+    return model, checks, checks.withhold(bound.parent, items, digests)
+
+
+def _read_input(
+    turn: Turn, items: tuple[Item, ...], definitions: Definitions, *, complete: bool
+) -> tuple[Carry, HostedCalls | None]:
+    """Read the input, and offer the hosted tools of the request. Returns the carry of the context with the
+    input, and the hosted calls of the response if it may make any. ``complete``: one will be generated."""
+    request, hosted, before = turn.asked.request, turn.hosted, input_items.carried(turn.bound.parent)
+    hosted.read_input(before, items, complete=complete)
+    carry = input_items.join(before, hosted.input, complete=complete, definitions=definitions)
+    if complete and carry.approvals:
+        carry = structs.replace(carry, approvals={})
+    if (offered := hosted.offer(request, carry)) is None:
+        return carry, None
+    return carry, HostedCalls(offered.tools, request.max_tool_calls, frozenset(request.include or ()))
+
+
+def _new_response(turn: Turn, draft: Draft, head: Head, now: float) -> Response:
+    response = response_object.new_response(
+        turn.asked.request,
+        head,
+        draft.choice,
+        draft.settings,
+        response_id=draft.response_id,
+        model=draft.model.name,
+        now=now,
+    )
+    if turn.asked.detached:
+        response = structs.replace(response, background=True)
+    if (joined := turn.bound.joined) is not None:
+        response = structs.replace(response, conversation=ConversationEcho(joined.conversation_id))
+    return response
+
+
+def inspect(turn: Turn) -> None:
+    """Have the input of a prepared turn inspected. Raises if it is known to be refused."""
+    parent, prepared = turn.bound.parent, turn.prepared
+    assert prepared is not None
+    if parent is not None and (check := parent.refused_by) is not None:
+        raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
+    if prepared.checks is not None:
+        settings, choice = prepared.draft.settings, prepared.response.tool_choice
+        # Texts of a request that neither its head nor its items contain: what the model reads of them, and
+        # stop sequences, which the response repeats.
+        definitions = [*settings.stop]
+        if settings.format.kind == "json_schema":
+            definitions.append(definition_text(settings.format.echo))
+        if bytes(choice).startswith(b"{"):
+            definitions.append(definition_text(choice))
+        writes_json = settings.format.kind != TEXT.kind
+        prepared.checks.begin(parent, turn.head, turn.input, definitions, writes_json=writes_json)
+
+
+# Plan.
+
+
+def plan(turn: Turn, shared: SessionState) -> Planned:
+    """All lists of tools for a prepared turn have been fetched: returns its jobs. Raises ``ApiError`` if the
+    request does not fit them."""
+    prepared, calls = turn.prepared, turn.output.hosted
+    assert prepared is not None
+    assert calls is not None
+    calls.offer(turn.hosted.take_lists(turn.asked.request))
+    return _plan(turn, prepared.draft, prepared.carry, shared, has_steps=True)[0]
+
+
+def _plan(
+    turn: Turn, draft: Draft, open_carry: OpenCarry, shared: SessionState, *, has_steps: bool
+) -> tuple[Planned, Head]:
+    """The jobs of a turn, and the head that all of them have. ``has_steps``: it may make hosted calls."""
+    request, bound, hosted, carry = turn.asked.request, turn.bound, turn.hosted, open_carry.current
+    continued = _continued(turn, draft, shared)
+    head = Head.read(request, _known_head(bound, continued, carry), draft.definitions)
+    job = Job(
+        response_id=draft.response_id,
+        tenant=turn.asked.tenant,
+        model=draft.model,
+        head=head,
+        parent=continued,
+        input=turn.new_input(),
+        offer=draft.choice.offer(merged(head.tools.callables, carry.tools)),
+        settings=draft.settings,
+        generate=not request.warms_up,
+        fork=turn.asked.forks or turn.recognition.match is not None,
+        recognised=turn.recognition.match is not None,
+        cache_key=request.prompt_cache_key,
+        upstream_tools=hosted.upstream_tools,
+        stop=turn.stop,
+    )
+    compaction = steps = rollout = None
+    if draft.compaction is not None and not hosted.approved:
+        compaction = Compaction(draft.compaction, job, carry, continues=bound.parent is not None)
+    # A rollout, or a response that may call hosted tools, continues after its calls.
+    if request.rollout or has_steps:
+        steps = Steps(job, draft.choice)
+        rollout = Rollout(steps, open_carry, job.model.capabilities) if request.rollout else None
+    return Planned(job, compaction, steps, rollout), head
+
+
+def _continued(turn: Turn, draft: Draft, shared: SessionState) -> ResponseState | None:
+    """The state that the job continues: the parent, or a context that the items repeat.
+
+    A job that is only counted does not continue a context that the input repeats, because tokens of an answer
+    are to be those that its text has now.
+    """
+    # What approved calls return will be part of the context, and is not known yet. Another Responses server
+    # keeps reasoning that no item contains, so its contexts are never known by their items.
+    bound, request, model, items = turn.bound, turn.asked.request, draft.model, turn.hosted.input
+    is_known = not turn.hosted.approved and not model.is_upstream
+    if bound.parent is not None:
+        if is_known:
+            turn.recognition.follow(bound.parent, request, items)
+        return bound.parent
+    if is_known and bound.joined is None and not shared.counts_only:
+        turn.recognition.look_up(request, items, model.name, shared.now, bound.known_head)
+    return turn.recognition.parent(items, draft.response_id)
+
+
+def _known_head(bound: Bound, continued: ResponseState | None, carry: Carry) -> Head | None:
+    """The head that need not be read again if the request has the same.
+
+    In a history that the client sends itself, tools that items bring count towards the same limits as
+    those of the head, so all are read.
+    """
+    if bound.parent is None and carry.tools:
+        return None
+    return continued.head if continued is not None else bound.known_head
+
+
+# Errors.
+
+
+@contextmanager
+def in_clients_terms(turn: Turn) -> Iterator[None]:
+    """Correct the input index in an error's param for the items that are not the client's own.
+
+    An error about one of those items names the field through which they came in: ``conversation`` or
+    ``previous_response_id``.
+    """
+    try:
+        yield
+    except ApiError as error:
+        _shift(error, turn.bound.inserted)
+        raise
+
+
+def of_job(turn: Turn, error: ApiError) -> ApiError:
+    """An error that the engine raised about an item of its job, in the client's terms."""
+    _shift(error, Inserted(-turn.recognition.items, 0, "input"))
+    _shift(error, turn.bound.inserted)
+    return error
+
+
+def _shift(error: ApiError, inserted: Inserted) -> None:
+    if inserted.count and error.param is not None and (place := _INPUT_INDEX.match(error.param)) is not None:
+        found = int(place.group(1))
+        if found < inserted.at:
+            return
+        index = found - inserted.count
+        param = f"input[{index}]{error.param[place.end() :]}" if index >= inserted.at else inserted.source
+        error.message = error.message.replace(error.param, param)
+        error.args = (error.message,)
+        error.param = param
+
+
+def new_definitions(limits: Limits, ignored_tools: frozenset[str]) -> Definitions:
+    """An empty collection for the definitions of one request, with the server's limits."""
+    return Definitions(
+        max_grammars=limits.max_grammars,
+        max_grammar_bytes=limits.max_grammar_bytes,
+        max_schema_bytes=limits.max_schema_bytes,
+        ignored_tools=ignored_tools,
+    )

@@ -1,1 +1,0 @@
-"""Dialects: prompt formats implemented in Python, one module per model family."""

@@ -1,0 +1,87 @@
+"""Errors in the shape of the Messages API."""
+
+import re
+from typing import Literal
+
+from msgspec import UNSET, Struct
+
+from slipring.base.errors import ApiError, InvalidRequest, Unavailable
+from slipring.protocol.endpoints.translation import ErrorReply
+from slipring.protocol.events import Error
+from slipring.protocol.messages.fields import Fields, dotted, retold
+
+ErrorType = Literal[
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "request_too_large",
+    "rate_limit_error",
+    "api_error",
+    "overloaded_error",
+]
+_TYPES: dict[int, ErrorType] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+_OVERLOADED = 529
+_FAILED_DEPENDENCY = 424
+_WINDOW = re.compile(r"maximum context length is (\d+) tokens\b.*\bresulted in (?:at least )?(\d+) tokens")
+
+
+class ErrorDetail(Struct):
+    type: ErrorType
+    message: str
+
+
+class ErrorBody(Struct, tag_field="type", tag="error"):
+    error: ErrorDetail
+    request_id: str
+
+
+def reply_of(error: Error, fields: Fields, request_id: str) -> ErrorReply:
+    """The HTTP response of an error."""
+    status = _status_of(error.status)
+    headers = {} if error.error.headers is UNSET else error.error.headers
+    message = _message_of(error.error.code, error.error.message, fields, error.error.param)
+    return ErrorReply(status, _body(status, message, request_id), {**headers, "request-id": request_id})
+
+
+def body_of(error: ApiError, fields: Fields, request_id: str) -> ErrorBody:
+    """The error that ends a stream."""
+    return _body(
+        _status_of(error.status), _message_of(error.code, error.message, fields, error.param), request_id
+    )
+
+
+def in_style(error: InvalidRequest) -> InvalidRequest:
+    """An error about a field of the client's own request, which it names as the decoder does."""
+    param = dotted(error.param) if error.param is not None else None
+    return InvalidRequest(retold(error.message, dotted), param=param, code=error.code)
+
+
+def _body(status: int, message: str, request_id: str) -> ErrorBody:
+    kind = _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
+    return ErrorBody(ErrorDetail(kind, message), request_id)
+
+
+def _status_of(status: int) -> int:
+    if status == Unavailable.status:
+        return _OVERLOADED
+    return InvalidRequest.status if status == _FAILED_DEPENDENCY else status
+
+
+def _message_of(code: str, message: str, fields: Fields, param: str | None) -> str:
+    if code == "context_length_exceeded":
+        # Claude Code compacts its history when it reads these words.
+        found = _WINDOW.search(message)
+        if found is None:
+            return f"prompt is too long: {message}"
+        return f"prompt is too long: {found.group(2)} tokens > {found.group(1)} maximum"
+    told = retold(message, fields.name)
+    named = fields.name(param) if param is not None else ""
+    return told if told.startswith(named) else f"{named}: {told}"

@@ -1,0 +1,204 @@
+"""The messages of a request as items of the Responses API.
+
+A block of an answer becomes an item of its own, and consecutive texts and images of a message one item. The
+bytes of an item depend on nothing but its content: text as a string or in a block, ``cache_control``, the
+order of fields and ``is_error: false`` make no difference. An item that is sent again with the next request
+therefore has the same bytes, and is neither decoded nor rendered a second time.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
+from slipring.protocol import wire
+from slipring.protocol.items import MOST_ITEMS, InputText, OutputText
+from slipring.protocol.messages import content, hosted_calls
+from slipring.protocol.messages.content import (
+    AssistantBlock,
+    McpToolUseBlock,
+    Part,
+    RedactedThinkingBlock,
+    ServerToolUseBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserBlock,
+)
+from slipring.protocol.messages.hosted_calls import Result, arguments_of
+
+Opens = Callable[[str], bool]
+"""Whether this server has sealed a thought, for the tenant who sends it back."""
+_ERROR_CHARS = 40
+"""Where the output of a failed call usually says that it has failed."""
+
+
+class Place(Struct, frozen=True, gc=False):
+    """Where the content of an item stands in the request."""
+
+    message: int
+    blocks: tuple[int, ...]
+    """The block of each part of the item; empty if the message's content is a string."""
+
+
+class Message(Struct):
+    role: Literal["user", "assistant", "system"]
+    content: Raw
+    clear_at: str | None = None
+
+
+_messages = msgspec.json.Decoder(list[Raw])
+_message = msgspec.json.Decoder(Message)
+
+
+class History:
+    """The items of a request's messages, as JSON, and where each comes from."""
+
+    def __init__(self, opens: Opens) -> None:
+        self._opens = opens
+        self.items: list[bytes] = []
+        self.places: list[Place] = []
+
+    def read(self, messages: Raw) -> None:
+        """Add the items of all messages. Raises ``InvalidRequest``, which names the field."""
+        wire.require_few(messages, MOST_ITEMS, "messages", "messages")
+        sent = wire.decode(_messages, messages, where="messages")
+        if len(sent) > MOST_ITEMS:
+            raise wire.too_many(MOST_ITEMS, "messages", "messages")
+        if not sent:
+            raise InvalidRequest("Invalid 'messages': at least one message is required.", param="messages")
+        role = ""
+        for index, raw in enumerate(sent):
+            message = wire.decode(_message, raw, where=f"messages[{index}]")
+            role = message.role
+            self._add(index, message)
+        if role == "assistant":
+            raise InvalidRequest(
+                "Invalid 'messages': this model does not support assistant message prefill. The conversation"
+                " must end with a user message.",
+                param="messages",
+            )
+        if not self.items:
+            raise InvalidRequest("Invalid 'messages': they have no content.", param="messages")
+
+    @property
+    def input(self) -> Raw:
+        return Raw(b"[" + b",".join(self.items) + b"]")
+
+    def _add(self, index: int, message: Message) -> None:
+        where = f"messages[{index}].content"
+        if message.role == "user":
+            self._add_user(index, content.read_user(message.content, where), where)
+        elif message.role == "assistant":
+            self._add_assistant(index, content.read_assistant(message.content, where), where)
+        else:
+            if message.clear_at not in (None, "never"):
+                param = f"messages[{index}].clear_at"
+                raise UnsupportedParameter(
+                    f"Unsupported parameter: '{param}': {quoted(message.clear_at or '')}.", param=param
+                )
+            texts = content.read_texts(message.content, where)
+            parts: list[Part] = [InputText(text) for text in texts if text]
+            is_text = bytes(message.content).startswith(b'"')
+            self._add_message(index, "developer", parts, () if is_text else tuple(range(len(parts))))
+
+    def _add_user(self, index: int, sent: str | list[UserBlock], where: str) -> None:
+        if isinstance(sent, str):
+            self._add_message(index, "user", [InputText(sent)] if sent else [], ())
+            return
+        parts: list[Part] = []
+        places: list[int] = []
+        for at, block in enumerate(sent):
+            if isinstance(block, ToolResultBlock):
+                self._add_message(index, "user", parts, tuple(places))
+                parts, places = [], []
+                self._put(_output(block, f"{where}[{at}]"), index, at)
+            elif not isinstance(block, TextBlock) or block.text:
+                new = list(content.parts_of(block, f"{where}[{at}]"))
+                parts += new
+                places += [at] * len(new)
+        self._add_message(index, "user", parts, tuple(places))
+
+    def _add_assistant(self, index: int, sent: str | list[AssistantBlock], where: str) -> None:
+        if isinstance(sent, str):
+            self._add_message(index, "assistant", [OutputText(sent)] if sent else [], ())
+            return
+        results = _results_in(sent)
+        parts: list[Part] = []
+        places: list[int] = []
+        for at, block in enumerate(sent):
+            if isinstance(block, TextBlock):
+                if block.text:
+                    parts.append(OutputText(block.text))
+                    places.append(at)
+                continue
+            item = self._item(block, results, f"{where}[{at}]")
+            if item is not None:
+                self._add_message(index, "assistant", parts, tuple(places))
+                parts, places = [], []
+                self._put(item, index, at)
+        self._add_message(index, "assistant", parts, tuple(places))
+
+    def _item(
+        self, block: AssistantBlock, results: dict[str, Result], where: str
+    ) -> dict[str, object] | None:
+        """The item of a block that is no text; None if it has none of its own."""
+        if isinstance(block, ToolUseBlock):
+            return _call(block, where)
+        if isinstance(block, ThinkingBlock):
+            return self._thought(block.signature, block.thinking)
+        if isinstance(block, RedactedThinkingBlock):
+            return self._thought(block.data, "")
+        if isinstance(block, McpToolUseBlock | ServerToolUseBlock):
+            return hosted_calls.item_of(block, results.get(block.id), where)
+        return None
+
+    def _thought(self, signature: str, text: str) -> dict[str, object] | None:
+        """A thought that this server has sealed is what was sealed, whatever its text says now. Any other is
+        what its text says, as a thought that the client has written; nothing, if it says nothing."""
+        if signature and self._opens(signature):
+            return {"type": "reasoning", "summary": [], "encrypted_content": signature}
+        if not text:
+            return None
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    def _add_message(self, index: int, role: str, parts: Sequence[Part], places: tuple[int, ...]) -> None:
+        if parts:
+            item = {"type": "message", "role": role, "content": content.joined(parts)}
+            self.items.append(wire.encode(item))
+            self.places.append(Place(index, places))
+
+    def _put(self, item: dict[str, object], index: int, at: int) -> None:
+        self.items.append(wire.encode(item))
+        self.places.append(Place(index, (at,)))
+
+
+def _results_in(blocks: Sequence[AssistantBlock]) -> dict[str, Result]:
+    """The results of calls that a server has run, by the id of the call."""
+    return {block.tool_use_id: block for block in blocks if isinstance(block, Result)}
+
+
+def _call(block: ToolUseBlock, where: str) -> dict[str, object]:
+    arguments = arguments_of(block.input, f"{where}.input")
+    return {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments}
+
+
+def _output(block: ToolResultBlock, where: str) -> dict[str, object]:
+    parts = content.result_parts(block, where)
+    if block.is_error is True:
+        parts = _as_error(parts)
+    output = content.joined(parts) if parts else ""
+    return {"type": "function_call_output", "call_id": block.tool_use_id, "output": output}
+
+
+def _as_error(parts: list[Part]) -> list[Part]:
+    """The output of a call that failed, with a word that says so, unless it begins with one itself."""
+    first = parts[0] if parts else InputText("")
+    if isinstance(first, InputText) and "error" in first.text[:_ERROR_CHARS].lower():
+        return parts
+    if isinstance(first, InputText):
+        return [InputText(f"Error: {first.text}".rstrip()), *parts[1:]]
+    return [InputText("Error:"), *parts]

@@ -1,0 +1,196 @@
+"""Requests of the Messages API, as typed data. Unknown fields pass; errors name the field."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct, UnsetType
+
+from slipring.base.errors import UnsupportedParameter, quoted
+from slipring.protocol import wire
+from slipring.protocol.items import Effort
+from slipring.protocol.messages import content
+from slipring.protocol.messages.tools import Choice
+from slipring.protocol.requests import StopSequences
+
+_BILLING = "x-anthropic-billing-header:"
+"""How the first block of ``system`` begins if Claude Code has written it. It is no instruction, and changes
+with every request in some versions."""
+_OptionalRaw = Raw | UnsetType
+
+
+class ThinkingEnabled(Struct, tag_field="type", tag="enabled"):
+    budget_tokens: Annotated[int, Meta(ge=1024)]
+    display: Literal["summarized", "omitted", "updates"] | None = None
+
+
+class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
+    display: Literal["summarized", "omitted", "updates"] | None = None
+
+
+class ThinkingBetweenTools(Struct, tag_field="type", tag="between_tools"): ...
+
+
+class ThinkingDisabled(Struct, tag_field="type", tag="disabled"): ...
+
+
+Thinking = ThinkingEnabled | ThinkingAdaptive | ThinkingBetweenTools | ThinkingDisabled
+
+
+class JsonFormat(Struct):
+    type: Literal["json_schema"]
+    schema: Raw
+
+
+class OutputConfig(Struct):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+    task_budget: _OptionalRaw = msgspec.UNSET
+
+
+class Metadata(Struct):
+    user_id: Annotated[str, Meta(max_length=4096)] | None = None
+
+
+class CountRequest(Struct, kw_only=True):
+    """The body of ``POST /v1/messages/count_tokens``."""
+
+    model: str
+    messages: Raw
+    system: _OptionalRaw = msgspec.UNSET
+    tools: _OptionalRaw = msgspec.UNSET
+    tool_choice: Choice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+    mcp_servers: _OptionalRaw = msgspec.UNSET
+    context_management: _OptionalRaw = msgspec.UNSET
+    container: _OptionalRaw = msgspec.UNSET
+    fallbacks: _OptionalRaw = msgspec.UNSET
+    thread: _OptionalRaw = msgspec.UNSET
+    compaction: _OptionalRaw = msgspec.UNSET
+    stop_sequences: _OptionalRaw = msgspec.UNSET
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    """The body of ``POST /v1/messages``."""
+
+    max_tokens: Annotated[int, Meta(ge=0)]
+
+
+class Edit(Struct):
+    type: str
+    keep: _OptionalRaw = msgspec.UNSET
+
+
+class _Edits(Struct):
+    edits: list[Edit] = []
+
+
+class _Turns(Struct):
+    type: str
+
+
+_create = msgspec.json.Decoder(MessagesRequest)
+_count = msgspec.json.Decoder(CountRequest)
+_edits = msgspec.json.Decoder(_Edits)
+_sequences = msgspec.json.Decoder(StopSequences)
+_keep = msgspec.json.Decoder(str | _Turns)
+_REFUSED = ("container", "fallbacks", "thread", "compaction")
+
+
+def read_create(body: bytes) -> CountRequest:
+    """Decode a request for an answer."""
+    return _checked(wire.decode(_create, body))
+
+
+def read_count(body: bytes) -> CountRequest:
+    """Decode a request for the number of tokens."""
+    return _checked(wire.decode(_count, body))
+
+
+def _checked(request: CountRequest) -> CountRequest:
+    for name in _REFUSED:
+        if wire.given(getattr(request, name)) is not None:
+            raise _unsupported(name, "not supported by this server")
+    if request.output_config is not None and wire.given(request.output_config.task_budget) is not None:
+        raise _unsupported("output_config.task_budget", "not supported by this server")
+    _check_edits(request.context_management)
+    return request
+
+
+def _check_edits(data: Raw | UnsetType) -> None:
+    """Refuse edits of the context that would change what the model reads: nothing here makes them."""
+    sent = wire.given(data)
+    if sent is None:
+        return
+    wire.require_short(sent, "context_management")
+    for index, edit in enumerate(wire.decode(_edits, sent, where="context_management").edits):
+        where = f"context_management.edits[{index}]"
+        if edit.type != "clear_thinking_20251015":
+            raise _unsupported(f"{where}.type", f"{quoted(edit.type)} is not supported by this server")
+        kept = wire.given(edit.keep)
+        found = None if kept is None else wire.decode(_keep, kept, where=f"{where}.keep")
+        if (found if isinstance(found, str) or found is None else found.type) != "all":
+            raise _unsupported(f"{where}.keep", "only 'all' is supported: no thinking is cleared")
+
+
+def instructions_of(system: Raw | UnsetType) -> str | None:
+    """``system`` as one text, without the line in its first block that Claude Code writes for billing."""
+    sent = wire.given(system)
+    if sent is None:
+        return None
+    texts = content.read_texts(sent, "system")
+    if bytes(sent).startswith(b"[") and texts and texts[0].startswith(_BILLING):
+        texts[0] = texts[0].partition("\n")[2]
+    return "\n\n".join(filter(None, texts)) or None
+
+
+def stop_sequences_of(data: Raw | UnsetType) -> list[str]:
+    sent = wire.given(data)
+    if sent is None:
+        return []
+    wire.require_short(sent, "stop_sequences")
+    return wire.decode(_sequences, sent, where="stop_sequences")
+
+
+def effort_of(request: CountRequest) -> Effort | None:
+    """How much the model thinks; None: as much as it does by default."""
+    thinking, asked = request.thinking, request.output_config
+    if thinking is None or isinstance(thinking, ThinkingDisabled):
+        return "none"
+    if asked is not None and asked.effort is not None:
+        return asked.effort
+    if not isinstance(thinking, ThinkingEnabled):
+        return None
+    if thinking.budget_tokens <= 4096:
+        return "low"
+    return "medium" if thinking.budget_tokens <= 16384 else "high"
+
+
+def shows_thinking(request: CountRequest) -> bool:
+    """Whether the answer has thinking blocks."""
+    return request.thinking is not None and not isinstance(request.thinking, ThinkingDisabled)
+
+
+def omits_thoughts(request: CountRequest) -> bool:
+    """Whether the thinking blocks of the answer have no text, only their signatures."""
+    thinking = request.thinking
+    return isinstance(thinking, ThinkingEnabled | ThinkingAdaptive) and thinking.display == "omitted"
+
+
+def format_of(request: CountRequest) -> tuple[str, JsonFormat] | None:
+    """The field with the format of the answer, and the format."""
+    if request.output_config is not None and request.output_config.format is not None:
+        return "output_config.format", request.output_config.format
+    return ("output_format", request.output_format) if request.output_format is not None else None
+
+
+def _unsupported(param: str, why: str) -> UnsupportedParameter:
+    return UnsupportedParameter(f"Unsupported parameter: '{param}': {why}.", param=param)

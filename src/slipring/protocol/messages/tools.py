@@ -1,0 +1,221 @@
+"""Tools, MCP servers and ``tool_choice`` of a request, as the Responses API has them."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct, UnsetType
+
+from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
+from slipring.protocol import wire
+from slipring.protocol.definitions import MOST_TOOLS
+from slipring.protocol.hosted.mcp_tools import MOST_SERVERS
+from slipring.protocol.items import Name
+
+_HOSTED = {"web_search_": "web_search", "code_execution_": "code_interpreter"}
+"""The types of server tools, without their dates, and those of the Responses API."""
+_Dated = Annotated[str, Meta(max_length=100)]
+
+
+class Tool(Struct):
+    """A tool as clients define it. Without ``type``, it is a function that the client runs."""
+
+    name: Name | UnsetType = msgspec.UNSET
+    type: _Dated | None = None
+    description: str | None = None
+    input_schema: Raw | UnsetType = msgspec.UNSET
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    input_examples: Raw | UnsetType = msgspec.UNSET
+    allowed_callers: list[str] | None = None
+    mcp_server_name: str | None = None
+    default_config: "ToolConfig | None" = None
+    configs: "dict[str, ToolConfig] | None" = None
+
+
+class ToolConfig(Struct):
+    enabled: bool | None = None
+    defer_loading: bool | None = None
+
+
+class ToolConfiguration(Struct):
+    enabled: bool | None = None
+    allowed_tools: list[str] | None = None
+
+
+class McpServer(Struct):
+    type: Literal["url"]
+    name: str
+    url: str
+    authorization_token: str | None = None
+    tool_configuration: ToolConfiguration | None = None
+
+
+class AutoChoice(Struct, tag_field="type", tag="auto"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(Struct, tag_field="type", tag="any"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedChoice(Struct, tag_field="type", tag="tool"):
+    name: Name
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(Struct, tag_field="type", tag="none"): ...
+
+
+Choice = AutoChoice | AnyChoice | NamedChoice | NoChoice
+
+_list = msgspec.json.Decoder(list[Raw])
+_tool = msgspec.json.Decoder(Tool)
+_server = msgspec.json.Decoder(McpServer)
+
+
+class Tools:
+    """The tools of a request, as JSON, and where each comes from."""
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+        """The field of each tool."""
+        self.hosted: set[str] = set()
+        """The types of the tools that the server runs, by those of the Responses API."""
+        self._tools: list[object] = []
+        self._named: dict[str, str] = {}
+        """The types of the tools that ``tool_choice`` names by their type, by their names."""
+        self._toolsets: dict[str, tuple[str, Tool]] = {}
+
+    def read(self, tools: Raw | UnsetType, servers: Raw | UnsetType) -> None:
+        """Add the tools and MCP servers of a request. Raises ``InvalidRequest``, which names the field."""
+        for index, raw in enumerate(_entries(tools, MOST_TOOLS, "tools")):
+            where = f"tools[{index}]"
+            self._add(wire.decode(_tool, raw, where=where), where)
+        for index, raw in enumerate(_entries(servers, MOST_SERVERS, "mcp_servers")):
+            where = f"mcp_servers[{index}]"
+            self._add_server(wire.decode(_server, raw, where=where), where)
+        for where, toolset in self._toolsets.values():
+            param = f"{where}.mcp_server_name"
+            raise InvalidRequest(
+                f"Invalid '{param}': {quoted(toolset.mcp_server_name or '')} is not among 'mcp_servers'.",
+                param=param,
+            )
+
+    @property
+    def raw(self) -> Raw | UnsetType:
+        return wire.raw(self._tools) if self._tools else msgspec.UNSET
+
+    def choice(self, choice: Choice | None) -> Raw | UnsetType:
+        """``tool_choice`` as the Responses API has it."""
+        if isinstance(choice, NamedChoice):
+            if choice.name in self._named:
+                return wire.raw({"type": self._named[choice.name]})
+            return wire.raw({"type": "function", "name": choice.name})
+        if isinstance(choice, AnyChoice):
+            return Raw(b'"required"')
+        return Raw(b'"none"') if isinstance(choice, NoChoice) else msgspec.UNSET
+
+    def _add(self, tool: Tool, where: str) -> None:
+        kind = tool.type
+        if kind == "mcp_toolset":
+            self._toolsets[tool.mcp_server_name or ""] = (where, tool)
+            return
+        if kind is None or kind == "custom":
+            self._put(_function(tool, where), where)
+            return
+        hosted = next((name for prefix, name in _HOSTED.items() if kind.startswith(prefix)), None)
+        if hosted is None:
+            raise _unsupported(f"{where}.type", f"this server does not have the tool {quoted(kind)}")
+        _require_direct(tool, where)
+        self.hosted.add(hosted)
+        self._named[hosted if tool.name is msgspec.UNSET else tool.name] = hosted
+        sent: dict[str, object] = {"type": hosted}
+        if hosted == "code_interpreter":
+            sent["container"] = {"type": "auto"}
+        self._put(sent, where)
+
+    def _add_server(self, server: McpServer, where: str) -> None:
+        allowed = _allowed(server, where)
+        if server.name in self._toolsets:
+            allowed = _enabled(*self._toolsets.pop(server.name))
+        if allowed == []:
+            return
+        self.hosted.add("mcp")
+        tool: dict[str, object] = {
+            "type": "mcp",
+            "server_label": server.name,
+            "server_url": server.url,
+            "require_approval": "never",
+        }
+        if server.authorization_token is not None:
+            tool["authorization"] = server.authorization_token
+        if allowed is not None:
+            tool["allowed_tools"] = allowed
+        self._put(tool, where)
+
+    def _put(self, tool: dict[str, object], where: str) -> None:
+        self._tools.append(tool)
+        self.places.append(where)
+
+
+def _entries(data: Raw | UnsetType, most: int, where: str) -> list[Raw]:
+    sent = wire.given(data)
+    if sent is None:
+        return []
+    wire.require_few(sent, most, where, "entries")
+    entries = wire.decode(_list, sent, where=where)
+    if len(entries) > most:
+        raise wire.too_many(most, where, "entries")
+    return entries
+
+
+def _function(tool: Tool, where: str) -> dict[str, object]:
+    if isinstance(tool.name, UnsetType):
+        raise wire.explain("Object missing required field `name`", where)
+    if isinstance(tool.input_schema, UnsetType):
+        raise wire.explain("Object missing required field `input_schema`", where)
+    if tool.defer_loading is True:
+        raise _unsupported(f"{where}.defer_loading", "this server runs no tool search")
+    _require_direct(tool, where)
+    wire.require_object(tool.input_schema, f"{where}.input_schema")
+    function: dict[str, object] = {"type": "function", "name": tool.name}
+    description = tool.description or ""
+    if (examples := wire.given(tool.input_examples)) is not None:
+        description = f"{description}\n\nExamples of its input: {bytes(examples).decode()}".lstrip()
+    if description:
+        function["description"] = description
+    function["parameters"] = tool.input_schema
+    function["strict"] = tool.strict is True
+    return function
+
+
+def _require_direct(tool: Tool, where: str) -> None:
+    """Refuse a tool that only code may call."""
+    if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
+        raise _unsupported(f"{where}.allowed_callers", "only 'direct' is supported")
+
+
+def _allowed(server: McpServer, where: str) -> list[str] | None:
+    """The tools of a server that may be called; None: all of them."""
+    configuration = server.tool_configuration
+    if configuration is None:
+        return None
+    return [] if configuration.enabled is False else configuration.allowed_tools
+
+
+def _enabled(where: str, toolset: Tool) -> list[str] | None:
+    """The same, as a toolset says it."""
+    configs = toolset.configs or {}
+    if any(config.defer_loading for config in (toolset.default_config, *configs.values()) if config):
+        raise _unsupported(f"{where}.defer_loading", "this server runs no tool search")
+    if toolset.default_config is not None and toolset.default_config.enabled is False:
+        return [name for name, config in configs.items() if config.enabled is True]
+    if any(config.enabled is False for config in configs.values()):
+        raise _unsupported(
+            f"{where}.configs", "tools can be enabled one by one if 'default_config' disables the others"
+        )
+    return None
+
+
+def _unsupported(param: str, why: str) -> UnsupportedParameter:
+    return UnsupportedParameter(f"Unsupported parameter: '{param}': {why}.", param=param)

@@ -1,0 +1,134 @@
+"""One request of the Messages API: reads it as a create request, and writes the answer to it."""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from slipring.base.errors import InvalidRequest
+from slipring.protocol import wire
+from slipring.protocol.endpoints.translation import ErrorReply, Translation
+from slipring.protocol.events import Error, Event
+from slipring.protocol.messages import answer, errors, requests
+from slipring.protocol.messages.answer import Wishes
+from slipring.protocol.messages.fields import Fields
+from slipring.protocol.messages.history import History, Opens
+from slipring.protocol.messages.requests import CountRequest
+from slipring.protocol.messages.stream import PING, Stream
+from slipring.protocol.messages.tools import NoChoice, Tools
+from slipring.protocol.requests import CreateRequest, ReasoningConfig, ResentHistory, TextConfig
+from slipring.protocol.responses import Response
+
+_LONGEST_ID = 128
+_INCLUDED = {
+    "web_search": "web_search_call.action.sources",
+    "code_interpreter": "code_interpreter_call.outputs",
+}
+
+
+class Counted(Struct):
+    """The body that counting tokens is answered with."""
+
+    input_tokens: int
+
+
+class MessagesTranslation(Translation):
+    """Translates one request and its answer."""
+
+    keepalive = PING
+
+    def __init__(
+        self,
+        request_id: str,
+        opens: Opens = lambda signature: False,
+        read: Callable[[bytes], CountRequest] = requests.read_create,
+    ) -> None:
+        """``opens``: whether a signature is a thought that this server has sealed for the client's tenant.
+        ``read``: decodes the body."""
+        self._request_id = request_id
+        self._opens = opens
+        self._read = read
+        self._fields = Fields()
+        self._wishes = Wishes(max_tokens=0)
+        self._stream = Stream(self._wishes, self._fields, request_id)
+
+    def read(self, body: bytes) -> CreateRequest:
+        try:
+            return self._create(self._read(body))
+        except InvalidRequest as error:
+            raise errors.in_style(error) from None
+
+    def frames(self, event: Event) -> bytes:
+        return self._stream.frames(event)
+
+    def end(self) -> bytes:
+        return b""
+
+    def body(self, response: Response) -> object:
+        return answer.answer_of(response, self._wishes)
+
+    def counted(self, tokens: int) -> object:
+        return Counted(tokens)
+
+    def error(self, error: Error) -> ErrorReply:
+        return errors.reply_of(error, self._fields, self._request_id)
+
+    def _create(self, request: CountRequest) -> CreateRequest:
+        history, tools = History(self._opens), Tools()
+        history.read(request.messages)
+        tools.read(request.tools, request.mcp_servers)
+        shows = requests.shows_thinking(request)
+        create = ResentHistory(
+            model=request.model,
+            input=history.input,
+            instructions=requests.instructions_of(request.system),
+            tools=tools.raw,
+            tool_choice=tools.choice(request.tool_choice),
+            parallel_tool_calls=_parallel(request),
+            reasoning=ReasoningConfig(effort=requests.effort_of(request)),
+            text=self._text(request),
+            include=["reasoning.encrypted_content"] if shows else [],
+            store=False,
+            max_output_tokens=request.max_tokens or None,
+            generate=False if request.max_tokens == 0 else None,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            stop=requests.stop_sequences_of(request.stop_sequences) or None,
+            top_k=request.top_k or None,
+            stream=request.stream,
+        )
+        assert create.include is not None
+        create.include += [field for kind, field in _INCLUDED.items() if kind in tools.hosted]
+        _identify(create, request)
+        self._fields.items, self._fields.tools = history.places, tools.places
+        self._wishes = Wishes(
+            max_tokens=request.max_tokens or 0,
+            shows_thinking=shows,
+            omits_thoughts=requests.omits_thoughts(request),
+            edits_context=wire.given(request.context_management) is not None,
+        )
+        self._stream = Stream(self._wishes, self._fields, self._request_id)
+        return create
+
+    def _text(self, request: CountRequest) -> TextConfig | None:
+        found = requests.format_of(request)
+        if found is None:
+            return None
+        self._fields.format, asked = found
+        sent = {"type": "json_schema", "name": "answer", "schema": asked.schema, "strict": True}
+        return TextConfig(format=wire.raw(sent))
+
+
+def _parallel(request: CountRequest) -> bool | None:
+    choice = request.tool_choice
+    if choice is None or isinstance(choice, NoChoice):
+        return None
+    return False if choice.disable_parallel_tool_use is True else None
+
+
+def _identify(create: CreateRequest, request: CountRequest) -> None:
+    """Pass on the user whom the client names."""
+    user = request.metadata.user_id if request.metadata is not None else None
+    if user is not None and len(user) <= _LONGEST_ID:
+        create.safety_identifier = user
+    else:
+        create.user = user

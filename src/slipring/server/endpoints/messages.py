@@ -1,0 +1,73 @@
+"""``/v1/messages`` and ``/v1/models`` as clients of the Messages API know them."""
+
+import re
+from datetime import UTC, datetime
+
+from aiohttp import web
+
+from slipring.core.chain.sealed_items import BrokenSeal
+from slipring.core.generation import Model
+from slipring.protocol.messages import requests
+from slipring.protocol.messages.models import ModelInfo, page_of
+from slipring.protocol.messages.translation import MessagesTranslation
+from slipring.server.access.auth import Caller
+from slipring.server.replies import json_response, request_id_of
+from slipring.server.service import Service
+from slipring.server.transports.beta_header import retention_of
+from slipring.server.transports.http import JsonReply, SseReply, answer, read_posted
+
+VERSION_HEADER = "anthropic-version"
+_PATH = re.compile(r"(/v1)?/messages(/|$)")
+
+
+def speaks_messages(request: web.Request) -> bool:
+    """Whether a request is one of the Messages API, by its path, or by the header that its clients send."""
+    return _PATH.match(request.path) is not None or VERSION_HEADER in request.headers
+
+
+async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    def opens(signature: str) -> bool:
+        try:
+            thought = service.seal.open(caller.tenant, signature)
+        except BrokenSeal:
+            return False
+        return [item.type for item in thought] == ["reasoning"]
+
+    translation = MessagesTranslation(request_id_of(request), opens)
+    posted = await read_posted(service, request, caller, translation.read)
+    reply: JsonReply | SseReply
+    if posted.request.stream:
+        reply = SseReply(service, request, posted.stages, translation)
+    else:
+        reply = JsonReply(translation)
+    session = service.open_exchange(caller, retention_of(request.headers))
+    return await answer(service, caller, session, reply, posted)
+
+
+async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    translation = MessagesTranslation(request_id_of(request), read=requests.read_count)
+    posted = await read_posted(service, request, caller, translation.read)
+    session = service.open_exchange(caller)
+    session.shared.counts_only = True
+    return await answer(service, caller, session, JsonReply(translation), posted)
+
+
+async def list_models(service: Service, request: web.Request, caller: Caller) -> web.Response:
+    query = request.query
+    models = [_describe(model) for model in service.models_of(caller)]
+    page = page_of(models, query.get("limit"), query.get("after_id"), query.get("before_id"))
+    return json_response(page)
+
+
+async def show_model(service: Service, request: web.Request, caller: Caller) -> web.Response:
+    return json_response(_describe(service.models_of(caller).find(request.match_info["model"])))
+
+
+def _describe(model: Model) -> ModelInfo:
+    return ModelInfo(
+        id=model.name,
+        display_name=model.name,
+        created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        max_input_tokens=model.context_tokens,
+        max_tokens=model.defaults.max_output_tokens or model.context_tokens,
+    )
