@@ -19,11 +19,10 @@ from slipring.base.errors import StartupError
 from slipring.core.chain.head import Head
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Finished, Settings, Text
 from slipring.core.limits import Limits
-from slipring.engines.llama.api import read_chunk
+from slipring.engines.llama.api import completion_body, read_chunk
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.models import read_file
 from slipring.engines.llama.options import LlamaOptions, read_options
-from slipring.engines.llama.request_body import completion_body
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.sampling import Sampling
