@@ -1,5 +1,5 @@
-"""Clients of the Messages API send their whole history with every turn, in spellings of their own: a turn costs
-its delta, and the model reads the same."""
+"""Clients of the Messages API send their whole history with every turn, in spellings of their own: a turn
+costs its delta, and the model reads the same."""
 
 import json
 from collections.abc import Callable

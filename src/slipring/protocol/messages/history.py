@@ -2,9 +2,9 @@
 
 A block of an answer becomes an item of its own, and consecutive texts and images of a message one item. The
 bytes of an item depend on nothing but its content: text as a string or in a block, ``cache_control``, the
-order of fields, ``is_error: false`` and the ids of calls, which are numbered, make no difference. An item that
-is sent again with the next request therefore has the same bytes, and is neither decoded nor rendered a second
-time.
+order of fields, ``is_error: false`` and the ids of calls, which are numbered, make no difference. An item
+that is sent again with the next request therefore has the same bytes, and is neither decoded nor rendered a
+second time.
 """
 
 from collections import deque
