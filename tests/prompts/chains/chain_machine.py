@@ -316,6 +316,11 @@ class ChainMachine:
         draft = self._draft(asked, (*context, *answer))
         try:
             written, start = draft.write(whole), draft.write(self._messages(asked, context), prompt=True)
+            if not written.startswith(start):
+                # A template that begins otherwise if an answer is wanted: by what follows once it is there.
+                asked_again = (*context, *answer, message("user", "Next."))
+                again = self._draft(asked, asked_again).write(self._messages(asked, asked_again), prompt=True)
+                written = again if again.startswith(start) else written
         except InvalidRequest:
             return None
         if written.startswith(start):
@@ -335,7 +340,10 @@ class ChainMachine:
         if not contents:  # a template that writes no answers
             return None
         last = max(contents)
-        ends = [rest.find(name, last) for name in self._ends(any(each.call_id for each in answer))]
+        names = self._ends(any(each.call_id for each in answer))
+        if any(name in rest[:last] for name in names):  # a template that writes an answer as several
+            return None
+        ends = [rest.find(name, last) for name in names]
         end = min((at for at in ends if at >= 0), default=len(rest))
         ids: list[int] = draft.ids(rest[:end])
         return ids

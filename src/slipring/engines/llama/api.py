@@ -40,6 +40,8 @@ def completion_body(prompt: Rendered, settings: Settings, sampling: Sampling, **
 
 def _sampling(settings: Settings, sampling: Sampling) -> dict[str, Any]:
     asked = sampling.fields(settings, penalty_name="repeat_penalty", unlimited_top_k=0)
+    if sampling.penalty_window is not None:
+        asked["repeat_last_n"] = sampling.penalty_window
     if settings.seed is not None:
         asked["seed"] = settings.seed
     if settings.logprobs:

@@ -4,7 +4,7 @@ A probe is a short conversation of placeholders that the template writes. It sho
 answer, whether it numbers calls, which thoughts it drops, what an effort of reasoning changes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from msgspec import Struct, structs
@@ -23,6 +23,7 @@ from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.templates.chat_messages import ChatMessage, MessageFields
 from slipring.prompts.templates.chat_template import NO_VARIABLES, ChatTemplate, Variables
 from slipring.prompts.templates.detection.format_detection import detect_format
+from slipring.prompts.templates.detection.text_comparison import common_prefix
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
 from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
@@ -34,6 +35,7 @@ from slipring.prompts.templates.stand_ins import (
     PLACEHOLDER_TOOLS,
     QUESTION,
     TEXT_PLACEHOLDER,
+    earlier_calls,
     with_earlier_calls,
     with_thoughts,
 )
@@ -95,6 +97,7 @@ class ProbedTemplate:
         if not detected.writes_tools and not detected.writes_calls:
             forms = structs.replace(forms, outputs=False)  # Hermes' form for these as well
         self._form = structs.replace(self._form, forms=forms)
+        self.eos_token = model.eos_token
         named = self._control_ids((model.eos_token, *self.output_format.stops))
         self.stop_ids = frozenset(named.union(model.stop_ids))
         self.numbers_calls = self._finds_numbers()
@@ -146,13 +149,22 @@ class ProbedTemplate:
         """Whether the template writes another text for a call, or for its output, after other calls: for each
         of them, for the first one, or not."""
         question, *called = CALLED
+        in_a_loop = self._numbers_after(lambda count: [question, *earlier_calls(count)], called)
+        asked_again = self._numbers_after(lambda count: with_earlier_calls([question], count), called)
+        return "all" if "all" in (in_a_loop, asked_again) else in_a_loop or asked_again
+
+    def _numbers_after(
+        self, earlier: Callable[[int], Sequence[ChatMessage]], called: Sequence[ChatMessage]
+    ) -> Literal["all", "first", ""]:
+        """The same for a call after the messages with so many earlier ones."""
         written = []
         for count in range(3):
-            earlier = with_earlier_calls([question], count)
-            start, whole = (self._written(messages) for messages in (earlier, [*earlier, *called]))
-            if start is None or whole is None or not whole.startswith(start):
+            before = earlier(count)
+            start, whole = (self._written(messages) for messages in (before, [*before, *called]))
+            if start is None or whole is None:
                 return ""
-            written.append(whole[len(start) :])
+            # Some templates end a list of outputs only where nothing follows it.
+            written.append(whole[len(common_prefix(start, whole)) :])
         if written[1] != written[2]:
             return "all"
         return "first" if written[0] != written[1] else ""

@@ -320,6 +320,9 @@ class _Addition(Struct, frozen=True):
         end = whole.find(closer, at + len(mark)) if closer else -1
         if end < 0:
             raise CannotAppend(NO_BOUNDARY)
+        if probed.eos_token:  # some templates end one call otherwise than several
+            stopped = whole.find(probed.eos_token, at + len(mark), end)
+            end = stopped if stopped >= 0 else end
         return whole[end:]
 
 
