@@ -11,6 +11,7 @@ from slipring.prompts.templates.template_renderer import (
     DROPS_THOUGHTS,
     EFFORT_CHANGED,
     MOVES_EARLIER,
+    Tail,
     TemplateRenderer,
 )
 from slipring.protocol.items import Item
@@ -207,6 +208,8 @@ def test_a_context_whose_calls_were_not_counted_is_rendered_in_full(family: str)
     first = job((user("a"),))
     context = renderer.render(first).context
     assert renderer.probed.numbers_calls
-    uncounted = structs.replace(context.body, tail=structs.replace(context.body.tail, calls=None))
+    tail = context.body.tail
+    assert isinstance(tail, Tail)
+    uncounted = structs.replace(context.body, tail=structs.replace(tail, calls=None))
     parent = after(first, Rendered(context.writer, context.preface, uncounted))
     assert renderer.render(job((user("b"),), parent)).fallback == REWRITES_EARLIER
