@@ -25,7 +25,7 @@ from typing import Any
 import aiohttp
 from common import Process, keep, slipring, spread, started
 
-from slipring.commands.bench.client.sse import SseParser
+from slipring.commands.bench.client.transports import SseParser
 from slipring.mcp import HttpServer, Reach, TextContent, parse_url
 from slipring.mcp.pool import Pool
 

@@ -14,7 +14,7 @@ from slipring.engines.constraints import answer_grammar
 from slipring.engines.llama import models
 from slipring.engines.simulated import tokenized
 from slipring.engines.tokens.model_files import read_gguf
-from slipring.prompts.templates import template_renderer
+from slipring.prompts.templates import probed_template
 from slipring.prompts.templates.chat_template import ChatTemplate
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ def made_once() -> Iterator[None]:
         _read_model_files_once(patch)
         # Renderers of the same chat template share it: it is rendered dozens of times while it is made. Tests
         # of ``ChatTemplate`` make their own.
-        patch.setattr(template_renderer, "ChatTemplate", cache(ChatTemplate))
+        patch.setattr(probed_template, "ChatTemplate", cache(ChatTemplate))
         # Trying takes most of the time of compiling, its result depends on the text only, and the same few
         # schemas are part of the grammars of most tests.
         patch.setattr(answer_grammar, "_grammar_error", cache(answer_grammar._grammar_error))

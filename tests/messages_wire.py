@@ -15,6 +15,7 @@ from anthropic.types.message import Message
 from anthropic.types.message_tokens_count import MessageTokensCount
 from anthropic.types.raw_message_stream_event import RawMessageStreamEvent
 from anthropic.types.shared.error_response import ErrorResponse
+from anthropic.types.thread_unsupported_request_error_details import ThreadUnsupportedRequestErrorDetails
 from pydantic import BaseModel
 
 from tests import wire
@@ -69,9 +70,30 @@ def check_models(body: Json) -> Json:
 
 def check_error(body: Json) -> Json:
     wire.require_equal(set(body), {"type", "error", "request_id"}, "the keys of an error")
+    if "details" in body["error"]:
+        wire.validate(ThreadUnsupportedRequestErrorDetails, body["error"]["details"])
+        plain = {name: value for name, value in body["error"].items() if name != "details"}
+        return check_error({**body, "error": plain})
     if body["error"]["type"] != "request_too_large":  # the API's, although the package's types lack it
         wire.validate(ErrorResponse, body)
     return body
+
+
+def check_answer(path: str, status: int, content_type: str, text: str) -> Any:
+    """Check any answer of the API; returns its body, or its events."""
+    if content_type == "text/event-stream":
+        return read_events(text)
+    body = wire.parse(text)
+    if status >= 400:
+        return check_error(body)
+    if path.endswith("/count_tokens"):
+        return check_count(body)
+    if path.endswith("/models"):
+        return check_models(body)
+    if "/models/" in path:
+        wire.validate(ModelInfo, body)
+        return body
+    return check_message(body)
 
 
 def read_events(text: str) -> list[Json]:

@@ -21,7 +21,7 @@ import aiohttp
 from aiohttp import WSMsgType, web
 
 from slipring.engines.base import Engine
-from tests import chat_wire, wire
+from tests import chat_wire, messages_wire, wire
 from tests.api import check_answer, check_rest
 from tests.harness import FAST, read_sse, serve
 
@@ -248,6 +248,10 @@ class Relay:
         return downstream
 
     def _check_answer(self, exchange: Exchange, content_type: str, content: bytes) -> Any:
+        if exchange.method == "HEAD":
+            return None
+        if exchange.path.startswith("/v1/messages") or "anthropic-version" in exchange.headers:
+            return messages_wire.check_answer(exchange.path, exchange.status, content_type, content.decode())
         if exchange.status >= 400:
             return wire.check_http_error(content)
         if exchange.path.endswith("/chat/completions"):

@@ -28,7 +28,7 @@ from aiohttp import web
 from guardrails_table import RESULT, table
 from servers import SERVERS, Server, upstream
 
-from slipring.commands.bench.client.sse import SseParser
+from slipring.commands.bench.client.transports import SseParser
 from slipring.commands.bench.subject import machine
 from slipring.commands.bench.workloads.prose import INSTRUCTIONS, Prose
 from slipring.commands.bench.workloads.tools import CODING_TOOLS

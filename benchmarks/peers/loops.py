@@ -19,7 +19,7 @@ import aiohttp
 from comparison import Plan, Turn
 from servers import Server
 
-from slipring.commands.bench.client.sse import SseParser
+from slipring.commands.bench.client.transports import SseParser
 from slipring.commands.bench.workloads.prose import INSTRUCTIONS, Prose
 from slipring.commands.bench.workloads.tools import CODING_TOOLS
 

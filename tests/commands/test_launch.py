@@ -87,6 +87,16 @@ async def test_codex_gets_flags_and_a_catalog(server: Running, record: Path) -> 
     assert [model["slug"] for model in models] == ["small", "gpt-5.4"]
 
 
+async def test_claude_gets_variables(server: Running, record: Path) -> None:
+    _, seen = await launched(server, record, "claude --model gpt-5.4 -- -p hi")
+    assert seen["arguments"] == ["-p", "hi"]
+    variables = seen["variables"]
+    assert f"{variables['ANTHROPIC_BASE_URL']}/v1" == server.url
+    assert (variables["ANTHROPIC_AUTH_TOKEN"], variables["ANTHROPIC_API_KEY"]) == ("sk-test", "")
+    models = {value for name, value in variables.items() if name.endswith("_MODEL")}
+    assert models == {"gpt-5.4"}
+
+
 async def test_opencode_gets_variables(server: Running, record: Path) -> None:
     _, seen = await launched(server, record, "opencode --model gpt-5.4 -- run hi")
     assert seen["arguments"] == ["run", "hi"]

@@ -88,6 +88,7 @@ async def test_every_route_is_described_and_every_description_has_a_route() -> N
             for route in server.server._runner.app.router.routes()
             if route.resource is not None
         }
+    routes.remove(("*", "/"))  # HEAD tells clients that there is a server; nothing else is there
     # Between nodes only: for everybody else there is no such path.
     routes.remove(("*", f"{peers.PATH}/{{response_id}}"))
     described = {(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods}
@@ -171,6 +172,19 @@ async def test_answers_match_the_schema() -> None:
         for line in re.findall(r"^data: (\{.*)$", stream, re.MULTILINE):
             assert complaints(schema("ChatChunk"), json.loads(line)) == []
         await call(server, "createChatCompletion", 400, json={})
+        body = {
+            "model": "simulated",
+            "max_tokens": 1000,
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        }
+        assert complaints(schema("MessagesRequest"), body) == []
+        await call(server, "createMessage", 200, json=body)
+        stream = await call(server, "createMessage", 200, json={**body, "stream": True})
+        for line in re.findall(r"^data: (\{.*)$", stream, re.MULTILINE):
+            assert complaints(schema("MessagesEvent"), json.loads(line)) == []
+        await call(server, "createMessage", 400, json={})
+        await call(server, "countMessageTokens", 200, json=body)
         later = await call(server, "createResponse", 200, json={"input": "hello", "background": True})
         await call(server, "cancelResponse", 200, response_id=later["id"])
         await call(server, "getResponse", 200, response_id=first["id"])

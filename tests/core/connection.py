@@ -244,6 +244,9 @@ def _visible(item: Json) -> Json:
 class Connection:
     """One session, with the events that it sent and the work that it waits for."""
 
+    cancelled: list[Turn]
+    over: list[Work[Any] | CallTool]
+    """Work and hosted calls that have ended, or were cancelled."""
     cached_tokens = 2
     """Of the prompt of each job, as the engine counts."""
 
@@ -305,7 +308,7 @@ class Connection:
         self.compressions: list[Compress] = []
         self.prefills: dict[str, StartPrefill] = {}
         """Those that run, by response."""
-        self.cancelled: list[Turn] = []
+        self.cancelled, self.over = [], []
         self.close: Close | None = None
         self.order = Order()
         self._foreign_tools = foreign_tools
@@ -431,6 +434,7 @@ class Connection:
         """The engine's last deltas. A response with `store` true then waits in `saves`."""
         turn = self._at(self.starts, lane)
         work = self.starts.pop(turn)
+        self.over.append(work)
         job = work.job
         tokens = 3 if job.generate else 0
         context = None
@@ -514,6 +518,7 @@ class Connection:
     def end_call(self, call_id: str, output: str | None = "42", error: CallError | None = None) -> list[Json]:
         """A hosted call has ended."""
         action = self.calls.pop(call_id)
+        self.over.append(action)
         outcome = CallOutcome(output) if error is None else CallOutcome(error=error)
         return self._run(self.session.turns.call_ended(action.turn, call_id, outcome, self.server.now))
 
@@ -573,6 +578,7 @@ class Connection:
         """The work on this lane's turn fails, whatever it is."""
         for work in self._work.values():
             for turn in [turn for turn in work if turn.asked.lane == lane]:
+                self.over.append(work[turn])
                 failed = self.session.turns.failed(work.pop(turn), error or ServerError(), self.server.now)
                 return self._run(failed)
         raise LookupError(f"nothing runs on lane {lane!r}")
@@ -593,7 +599,24 @@ class Connection:
 
     def done(self, work: Work[Any], result: Any = None) -> list[Json]:
         """Work that the test has taken has ended."""
+        self.over.append(work)
         return self._run(self.session.turns.done(work, result, self.server.now))
+
+    def report_late(self, number: int) -> list[Json]:
+        """A task reports although its work has ended or was cancelled: it was about to when that happened."""
+        ended, turns, now = self.over[number], self.session.turns, self.server.now
+        if isinstance(ended, CallTool):
+            turn, call_id = ended.turn, ended.call.id
+            late = turns.call_progressed(turn, call_id, CallProgress(1.0, None, None))
+            late += turns.call_ended(turn, call_id, CallOutcome("late"), now)
+        else:
+            late = []
+            if isinstance(ended, Generate) and (sent := turns.deltas(ended, [Text("late")])):
+                late = [Send(sent)]
+            elif isinstance(ended, ListTools):
+                late += turns.listed(ended, next(iter(ended.servers)), FetchedList(()), now)
+            late += [*turns.done(ended, None, now), *turns.failed(ended, ServerError("Late."), now)]
+        return self._run(late)
 
     def _at(self, work: Iterable[Turn], lane: str | None) -> Turn:
         found = [turn for turn in work if turn.asked.lane == lane]
@@ -659,12 +682,12 @@ class Connection:
     def _cancel(self, action: Cancel | CancelCalls) -> None:
         turn = action.turn
         for call_id in [each for each, call in self.calls.items() if call.turn is turn]:
-            del self.calls[call_id]
+            self.over.append(self.calls.pop(call_id))
             self.cancelled_calls.append(call_id)
         if isinstance(action, Cancel):
             self.cancelled.append(turn)
             for work in self._work.values():
-                work.pop(turn, None)
+                self.over += [work.pop(turn)] if turn in work else []
             self.inspections = [each for each in self.inspections if each.turn is not turn]
 
     def _begin_beside(self, action: StartPrefill | EndPrefill | Inspect | StartAudit) -> None:

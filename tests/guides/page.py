@@ -77,10 +77,11 @@ class Guide:
         """Text of the page with the ports and addresses of this run."""
         return _PORT.sub(lambda match: self.ports[match.group()], self._replace(text))
 
-    async def follow(self, stand_ins: dict[str, Callable[[str], None]] | None = None) -> None:
-        """Run every block. ``stand_ins``: for commands that cannot be run here, by their first word, what is
-        done or checked instead."""
+    async def follow(self, stand_ins: dict[str, Callable[[str], None]] | None = None) -> str | None:
+        """Run every block; returns what the last command printed. ``stand_ins``: for commands that cannot be
+        run here, by their first word, what is done or checked instead."""
         printed: str | None = None
+        last: str | None = None
         for block in blocks(self.page):
             if block.language == "text" and printed is not None and not block.follows.strip():
                 _require_match(block.text, printed)
@@ -92,9 +93,10 @@ class Guide:
             elif block.language == "sh" and command.startswith("slipring serve"):
                 await self._serve(command)
             elif block.language == "sh":
-                printed = await self._run("sh", "-ec", command)
+                printed = last = await self._run("sh", "-ec", command)
             elif block.language == "python":
-                printed = await run_snippet(command, self._directory)
+                printed = last = await run_snippet(command, self._directory)
+        return last
 
     async def _start(self, *command: str) -> asyncio.subprocess.Process:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SLIPRING_")}
@@ -128,8 +130,8 @@ class Guide:
 
 
 def _program(command: str) -> str:
-    """The first word that is not an assignment."""
-    return next(word for word in command.split() if "=" not in word)
+    """The first word that is not an assignment; empty if all are."""
+    return next((word for word in command.split() if "=" not in word), "")
 
 
 def _require_match(expected: str, printed: str) -> None:

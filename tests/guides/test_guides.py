@@ -4,7 +4,9 @@ import importlib.metadata
 import re
 import shlex
 import shutil
+import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 from tests.engines.fakes.server import Say, Stop
@@ -46,6 +48,15 @@ async def test_two_nodes_on_postgresql(tmp_path: Path, postgres: Postgres) -> No
         await guide.follow({"pip": require_extra})
 
 
+def _download(directory: Path, command: str) -> None:
+    """Put the files of a tokenizer where a command would."""
+    words = shlex.split(command)
+    target = directory / words[words.index("--local-dir") + 1]
+    target.mkdir()
+    for name in words[3 : words.index("--local-dir")]:
+        shutil.copy(Path(tokenizer_directory()) / name, target / name)
+
+
 async def test_codex_on_vllm(tmp_path: Path) -> None:
     """vLLM is a stand-in that is written from its source. Codex itself is run by ``make clients``."""
     vllm = FakeVllm()
@@ -61,18 +72,11 @@ async def test_codex_on_vllm(tmp_path: Path) -> None:
             assert words[2] == MODEL
             assert words[words.index("--port") + 1] == guide.ports["8000"]
 
-        def download(command: str) -> None:
-            words = shlex.split(command)
-            target = tmp_path / words[words.index("--local-dir") + 1]
-            target.mkdir()
-            for name in words[3 : words.index("--local-dir")]:
-                shutil.copy(Path(tokenizer_directory()) / name, target / name)
-
         def check_codex(command: str) -> None:
             assert command.startswith("SLIPRING_KEY=any codex exec ")
 
         try:
-            await guide.follow({"vllm": check_vllm, "hf": download, "codex": check_codex})
+            await guide.follow({"vllm": check_vllm, "hf": partial(_download, tmp_path), "codex": check_codex})
         finally:
             await vllm.close()
     assert ports == {"8000", "9000"}
@@ -81,3 +85,45 @@ async def test_codex_on_vllm(tmp_path: Path) -> None:
     ]
     assert config["model"] == MODEL
     assert config["model_providers"]["slipring"]["base_url"] == "http://127.0.0.1:9000/v1"
+
+
+_CLAUDE = """#!{python}
+import os, anthropic
+client = anthropic.Anthropic()  # its address and its key are those of the environment
+ask = [{{"role": "user", "content": "Say hello"}}]
+answer = client.messages.create(model=os.environ["ANTHROPIC_MODEL"], max_tokens=50, messages=ask)
+print(answer.content[0].text)
+for name, value in sorted(os.environ.items()):
+    if name.startswith(("ANTHROPIC_", "CLAUDE_CODE_")):
+        print(f"{{name}}={{value}}")
+"""
+
+
+async def test_claude_code_on_vllm(tmp_path: Path) -> None:
+    """vLLM is a stand-in, and so is a program that only asks. ``make clients`` runs Claude Code itself."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "claude").write_text(_CLAUDE.format(python=sys.executable))
+    (programs / "claude").chmod(0o755)
+    vllm = FakeVllm()
+    vllm.model_name = MODEL
+    async with Guide("claude-code.md", tmp_path, programs=str(programs)) as guide:
+        vllm.port = int(guide.ports["8000"])
+        await vllm.start()
+        vllm.script(Say(("Hello", "!")), Stop())
+
+        def check_vllm(command: str) -> None:
+            assert shlex.split(command)[2] == MODEL
+
+        try:
+            printed = await guide.follow({"vllm": check_vllm, "hf": partial(_download, tmp_path)})
+        finally:
+            await vllm.close()
+    assert printed is not None
+    hello, *variables = printed.splitlines()
+    assert hello == "Hello!"
+    (shown,) = [
+        guide.local(block.text) for block in blocks("claude-code.md") if "ANTHROPIC_MODEL=" in block.text
+    ]
+    for line in shown.splitlines():
+        assert line in variables or line.startswith("CLAUDE_CODE_MAX_CONTEXT_TOKENS="), line

@@ -3,7 +3,8 @@
 from functools import cache
 from typing import Any
 
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.prompts.vocabulary import small_metadata, smollm2, smollm2_metadata
 

@@ -12,7 +12,8 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Prefill
 from slipring.prompts.foreseen_context import Foreseen, foresee
 from slipring.prompts.rendering import Renderer
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, TooManyTokens
 from slipring.protocol.items import Item
 from tests.prompts.templates.family_renderers import family_renderer, vocabulary

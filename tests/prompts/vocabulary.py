@@ -19,7 +19,8 @@ from typing import Any
 from tokenizers.pre_tokenizers import ByteLevel
 
 from slipring.engines.tokens.builtin_templates import STOPS, builtin_template
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.gguf_metadata import read_metadata
 from slipring.prompts.tokenization.tokenizer import Tokenizer, Vocabulary
 from slipring.protocol.items import Item, read_item

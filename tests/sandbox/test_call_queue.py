@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.base.errors import RateLimited
-from slipring.sandbox.call_queue import FairQueue
+from slipring.sandbox.sandbox import FairQueue
 
 
 def test_tenants_take_turns_and_have_one_call_running_each() -> None:

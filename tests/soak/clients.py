@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from slipring.commands.bench.client.exchange import PAUSE, decode
-from slipring.commands.bench.client.sse import SseParser
+from slipring.commands.bench.client.transports import SseParser
 from tests.soak.chains import Chain, Json, Wrong, answer_of, message, output_of
 from tests.soak.sockets import PATIENCE_S, Closed, Refused, Socket, connected, raw_connection
 

@@ -1,6 +1,6 @@
 """The cache of states: shared data is counted once, and the least recently used states are evicted."""
 
-from slipring.stores.recent_states import RecentStates
+from slipring.stores.responses import RecentStates
 from tests.core.connection import line, node
 
 

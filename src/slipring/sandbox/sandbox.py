@@ -2,18 +2,83 @@
 
 import asyncio
 import logging
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from slipring.base.errors import InvalidRequest, ServerError, TooExpensive, Unavailable
+from slipring.base.errors import (
+    OVERLOAD_RETRY_S,
+    InvalidRequest,
+    RateLimited,
+    ServerError,
+    TooExpensive,
+    Unavailable,
+)
 from slipring.core.tenant_entries import CacheKey, TenantCache
 from slipring.sandbox import pipe_messages
-from slipring.sandbox.call_queue import FairQueue
 from slipring.sandbox.child_process import ChildProcess
 from slipring.sandbox.pipe_messages import Call, Crashed, Done, Exceeded, Outcome, Setup
+
+T = TypeVar("T")
+
+
+class FairQueue(Generic[T]):
+    """Waiting calls. Tenants take turns, and each has at most one call running: after ``take``, the caller
+    must report the end of the call with ``finish``."""
+
+    def __init__(self, max_waiting: int) -> None:
+        """``max_waiting``: calls of one tenant that may wait."""
+        self._max_waiting = max_waiting
+        self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
+        """By tenant, in the order of their next turns."""
+        self._running: set[str] = set()
+
+    def put(self, tenant: str, call: T) -> None:
+        """Add a call. Raises ``RateLimited`` if too many calls of the tenant are waiting."""
+        calls = self._waiting.setdefault(tenant, deque())
+        if len(calls) >= self._max_waiting:
+            raise RateLimited(
+                f"{len(calls)} grammars or schemas of yours wait to be compiled. Try again later.",
+                retry_after_s=OVERLOAD_RETRY_S,
+            )
+        calls.append(call)
+
+    def take(self) -> tuple[str, T] | None:
+        """Remove and return the next call of a tenant that has none running; None if there is none."""
+        for tenant, calls in self._waiting.items():
+            if tenant not in self._running:
+                call = calls.popleft()
+                if calls:
+                    self._waiting.move_to_end(tenant)
+                else:
+                    del self._waiting[tenant]
+                self._running.add(tenant)
+                return tenant, call
+        return None
+
+    def finish(self, tenant: str) -> None:
+        """The running call of a tenant has ended."""
+        self._running.discard(tenant)
+
+    def remove(self, tenant: str, call: T) -> bool:
+        """Remove a waiting call; returns whether it was waiting."""
+        calls = self._waiting.get(tenant)
+        if calls is None or call not in calls:
+            return False
+        calls.remove(call)
+        if not calls:
+            del self._waiting[tenant]
+        return True
+
+    def clear(self) -> list[T]:
+        """Remove and return all waiting calls."""
+        waiting = [call for calls in self._waiting.values() for call in calls]
+        self._waiting.clear()
+        return waiting
+
 
 log = logging.getLogger("slipring")
 

@@ -15,8 +15,10 @@ from slipring.base.errors import Unavailable
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.item_ids import Place
+from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts
+from slipring.core.tenant_entries import TenantEntries
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
 from slipring.stores import response_rows
@@ -31,7 +33,6 @@ from slipring.stores.databases.database import (
     until_known,
 )
 from slipring.stores.pruning import Expiry
-from slipring.stores.recent_states import RecentStates
 from slipring.stores.response_rows import Record
 from slipring.stores.runs import Lease, LeaseLost, require_lease
 
@@ -121,6 +122,39 @@ _MAX_ATTEMPTS = 3
 """Attempts at a save whose ancestors another transaction keeps removing."""
 _YIELD_EVERY = 100
 """States that are decoded before the event loop runs other tasks."""
+
+
+class RecentStates(TenantEntries[str, ResponseState]):
+    """The most recently used states of each tenant, by response id. Data that several states share is counted
+    once.
+
+    Continuing a cached chain needs no read of the whole chain, and keeps what the database cannot hold: an
+    engine's live position. The caller must check that a cached response still exists: another process may
+    have deleted it.
+    """
+
+    __slots__ = ("_retention",)
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        self._retention: Retention[ResponseState] = Retention()
+
+    def find(self, tenant: str, response_id: str) -> ResponseState | None:
+        return self._find(tenant, response_id)
+
+    def remember(self, tenant: str, state: ResponseState) -> None:
+        self.forget(tenant, state.id)
+        self._keep(tenant, {state.id: state})
+
+    def forget(self, tenant: str, response_id: str) -> None:
+        if response_id in self._by_tenant.get(tenant, ()):
+            self._drop(tenant, response_id)
+
+    def _hold(self, tenant: str, value: ResponseState) -> int:
+        return self._retention.hold(value)
+
+    def _release(self, tenant: str, value: ResponseState) -> int:
+        return self._retention.release(value)
 
 
 class Responses:

@@ -11,8 +11,7 @@ from slipring.stores.conversations import Conversations
 from slipring.stores.databases.database import Database
 from slipring.stores.keys import Keys
 from slipring.stores.pruning import Expiry, Pruning
-from slipring.stores.recent_states import RecentStates
-from slipring.stores.responses import Responses
+from slipring.stores.responses import RecentStates, Responses
 from slipring.stores.runs import Runs
 from slipring.stores.used_approvals import Approvals
 

@@ -2,6 +2,7 @@
 
 from tests.clients.real.agents_js import agents_js
 from tests.clients.real.ai_sdk import ai_sdk
+from tests.clients.real.claude_code import claude_code
 from tests.clients.real.cline import cline
 from tests.clients.real.codex import codex
 from tests.clients.real.continue_cli import continue_cli
@@ -13,6 +14,6 @@ from tests.clients.real.opencode import opencode
 from tests.clients.real.pi import pi
 
 CLIENTS = (
-    *(codex, openai_python, openai_node, openai_agents, agents_js, ai_sdk, langchain),
+    *(codex, claude_code, openai_python, openai_node, openai_agents, agents_js, ai_sdk, langchain),
     *(opencode, pi, cline, continue_cli),
 )

@@ -155,6 +155,7 @@ def test_facts_about_a_thinking_model(tmp_path: Path) -> None:
         "top_k": 20,
         "min_p": None,
         "repetition_penalty": None,
+        "penalty_window": None,
     }
     assert [each.form for each in report.adapted_forms] == [
         "several system messages at the beginning",

@@ -9,6 +9,7 @@ import pytest
 
 from slipring.core.checks.subjects import called_names, is_models, subject_of, verdict_key
 from slipring.core.checks.verdicts import Subject
+from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import CARRIED_TYPES, SUPPORTED_TYPES, Item, read_item
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"x":1}'}
@@ -219,6 +220,16 @@ def test_what_is_inspected_differently_is_remembered_under_different_keys():
     for each in items_of_all_types():
         subject = subject_of(each, "input", name_of)
         assert known.setdefault(verdict_key(each), subject) == subject, each.raw
+
+
+@pytest.mark.parametrize(
+    "spelled", ['{"a":"zebra","a":"x"}', '{"a": "x"}', '{"\\u0061":"x"}', '{"a":"x"}\n'], ids=repr
+)
+def test_a_call_that_is_spelled_differently_is_inspected_again(spelled: str):
+    inspected = item(**{**CALL, "arguments": '{"a":"x"}'})
+    sent = item(**{**CALL, "arguments": spelled})
+    assert content_digest(sent) == content_digest(inspected)
+    assert verdict_key(sent) != verdict_key(inspected)
 
 
 def test_a_thought_that_is_sent_again_keeps_its_key():

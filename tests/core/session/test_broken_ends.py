@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.base.errors import ServerError
+from slipring.base.errors import ContextLengthExceeded, ServerError
 from slipring.core.generation import Text
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import endings, turn_reports
@@ -73,3 +73,20 @@ def test_a_turn_whose_end_fails_leaves_nothing(which: str, monkeypatch: pytest.M
     assert connection.session.in_flight == 0
     assert connection.server.requests.used_bytes == 0
     connection.order.finish()
+
+
+def test_a_successor_whose_refusal_fails_returns_its_steers_and_sends_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusal = ContextLengthExceeded(2, 1)
+    connection = Connection(
+        refuses=lambda job: refusal if any(b"too long" in item.raw for item in job.input) else None
+    )
+    connection.create()
+    connection.steer("resp_1", "too long")
+    monkeypatch.setattr(turn_reports, "cut_off_stage", breaks)
+    with pytest.raises(Broken):
+        connection.finish(Text("ok"))
+    assert types(connection.events[-2:]) == ["completed", "steer.failed"]
+    assert connection.session.in_flight == 0
+    assert connection.server.requests.used_bytes == 0

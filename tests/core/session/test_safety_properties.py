@@ -61,6 +61,8 @@ class Safety(RuleBasedStateMachine):
         """By item: what has been sent of its text, its thought or its arguments."""
         self.blocked: set[str] = set()
         """Words of refused input."""
+        self.read: set[str] = set()
+        """Words that engines have read."""
         self.refused_messages: list[str] = []
         self.inspected: Counter[str] = Counter()
         """By word of the input: how often the check that may refuse was asked about it, and has answered."""
@@ -133,6 +135,25 @@ class Safety(RuleBasedStateMachine):
         connection.append(turn.output.response_id, *outputs)
         self._look()
 
+    @rule(who=st.integers(0, 1), bad=st.integers(0, 3))
+    def roll_out(self, who, bad):
+        """A rollout calls a tool and gets its output, if its lane is free."""
+        connection = self.connections[who]
+        connection.create("b", input=[message(self._text(2, -1))], tools=[function("f")], rollout=True)
+        self._judge_all(connection)
+        for turn in [turn for turn in connection.starts if turn.asked.lane == "b"]:
+            call = [CallStarted("function", "f"), CallArguments(self._text(1, -1)), CallEnded()]
+            connection.finish(*call, lane="b")
+            self._judge_all(connection)
+            if turn.is_paused and turn.open_calls:
+                outputs = [call_output(call_id, self._text(2, bad)) for call_id in turn.open_calls]
+                connection.append(turn.output.response_id, *outputs)
+        self._look()
+
+    def _judge_all(self, connection: Connection) -> None:
+        while connection.inspections:
+            self._judge(connection, 0, fails=False)
+
     def _paused(self) -> Iterator[tuple[Connection, Turn]]:
         for connection in self.connections:
             for turn in connection.session.running_and_queued():
@@ -193,7 +214,9 @@ class Safety(RuleBasedStateMachine):
                 self.unsure |= words
             elif subject.side == "input":
                 self.inspected.update(words - self.unsure)
-                self.blocked |= words - self._kept() if guard.flagged else set()
+                refused = words - self._kept() if guard.flagged else set()
+                self.blocked |= refused
+                assert not (self.check.before and refused & self.read), "an engine has read refused words"
                 if guard.flagged and subject.kind == "message":
                     self.refused_messages.append(subject.text)
             elif guard.flagged and self.check.mode == "hold":
@@ -232,8 +255,9 @@ class Safety(RuleBasedStateMachine):
 
     def _start(self, start: Generate) -> None:
         """No engine reads what was refused before it got its job."""
-        context = b" ".join(item.raw for item in start.job.context()).decode()
-        assert not self.blocked.intersection(_WORD.findall(context)), "an engine reads refused words"
+        context = set(_WORD.findall(b" ".join(item.raw for item in start.job.context()).decode()))
+        assert not self.blocked & context, "an engine reads refused words"
+        self.read |= context
 
     def _look(self) -> None:
         """Note the responses that have ended, and compare what clients have received."""
@@ -279,7 +303,9 @@ class Safety(RuleBasedStateMachine):
         for connection in self.connections:
             while self._work(connection):
                 self._look()
-            assert connection.session.in_flight == len([1 for c, _ in self._paused() if c is connection])
+            paused = [turn for c, turn in self._paused() if c is connection]
+            assert connection.session.in_flight == len(paused)
+            assert all(turn.open_calls for turn in paused), "it has all outputs, and does not go on"
         self.nothing_refused_is_kept()
         self.every_item_is_inspected_once()
 

@@ -1254,11 +1254,11 @@ class Connections(RuleBasedStateMachine):
         place=st.sampled_from(ENDPOINTS),
         pick=st.integers(0, 8),
         request=st.sampled_from(HOSTED),
-        whole=st.booleans(),
+        until=st.sampled_from(["calls", "end", "failure"]),
     )
-    def call_hosted_tools(self, place, pick, request, whole):
-        """Continue a response of the same client, or none, up to hosted calls or approval requests; if
-        ``whole``, up to its end."""
+    def call_hosted_tools(self, place, pick, request, until):
+        """Continue a response of the same client, or none, up to hosted calls or approval requests, to its
+        end, or to a failure of the engine beside its calls."""
         own = self._own(place[0])
         self._ask(place, own[-1 - pick // 2 % len(own)] if own and pick % 2 else None, request)
         who, lane = place
@@ -1267,10 +1267,16 @@ class Connections(RuleBasedStateMachine):
             return
         while peer.is_at("resolves", lane) or peer.is_at("listings", lane):
             self._begin(peer, lane, 0)
-        self._speak(peer, lane, HOSTED_ANSWERS[pick % len(HOSTED_ANSWERS)])
-        while whole and lane in peer.calling:
+        words = HOSTED_ANSWERS[pick % len(HOSTED_ANSWERS)]
+        if until == "failure" and peer.is_at("starts", lane):
+            peer.connection.generate(*words, lane=lane)
+            with peer.evicting_only_evictable():
+                peer.connection.fail(lane)
+        else:
+            self._speak(peer, lane, words)
+        while until == "end" and lane in peer.calling:
             self._end_call(peer, lane, pick)
-        if whole:
+        if until == "end":
             self._speak(peer, lane, [Text("done")])
         if peer.is_at("saves", lane):
             peer.connection.save(lane)
@@ -1309,6 +1315,24 @@ class Connections(RuleBasedStateMachine):
             self._ask(
                 place, None, request, history=[*chosen.sent, *answers], told=[*chosen.context, *answers]
             )
+
+    @precondition(lambda self: any(peer.connection.over for peer in self.peers))
+    @rule(pick=st.integers(0, 8), back=st.integers(0, 5))
+    def report_late(self, pick, back):
+        """What has ended or was cancelled lately reports once more: clients notice nothing."""
+        peers = [peer for peer in [*self.peers, *self.disconnected] if peer.connection.over]
+        connection = peers[pick % len(peers)].connection
+        assert connection.report_late(-1 - back % len(connection.over)) == []
+
+    @precondition(lambda self: any(self._at_work()))
+    @rule(pick=st.integers(0, 8))
+    def fail_a_steered_response(self, pick):
+        peer, lane = self._pick(pick)
+        asked = peer.head(lane)
+        if peer.is_at("starts", lane) and asked.response_id is not None:
+            self._steer(peer, asked.response_id, "")
+            with peer.evicting_only_evictable():
+                peer.connection.fail(lane)
 
     @precondition(lambda self: any(self._at_work()))
     @rule(pick=st.integers(0, 8))
@@ -1477,6 +1501,14 @@ class Connections(RuleBasedStateMachine):
                 assert len(calls) == len(growing), "an output without its call"
                 cache = peer.connection.cache
                 assert target not in cache or cache.is_latest(target), "it will not be continued"
+
+    @invariant()
+    def calls_end_with_their_responses(self):
+        for peer in self.peers:
+            running = list(peer.connection.session.shared.lanes.running())
+            for call in peer.connection.calls.values():
+                assert call.turn in running, "a hosted call of a response that has ended"
+                assert not call.turn.is_closed, "a hosted call of a response that is complete"
 
     @invariant()
     def caches_hold_responses_of_their_own_connection(self):

@@ -1037,6 +1037,7 @@ def test_halves_of_characters_are_not_collected() -> None:
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
     for number in range(100):
         answer.read([b'{"x%d":"\\ud83d","choices":[{"delta":{"content":"\\ud83d"}}]}' % number])
+    assert answer._odd_chunks is not None
     assert len(answer._odd_chunks.halves) == 2
 
 

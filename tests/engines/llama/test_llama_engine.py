@@ -19,11 +19,10 @@ from slipring.base.errors import StartupError
 from slipring.core.chain.head import Head
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Finished, Settings, Text
 from slipring.core.limits import Limits
-from slipring.engines.llama.api import read_chunk
+from slipring.engines.llama.api import completion_body, read_chunk
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.models import read_file
 from slipring.engines.llama.options import LlamaOptions, read_options
-from slipring.engines.llama.request_body import completion_body
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.sampling import Sampling
@@ -211,6 +210,10 @@ def test_the_request_body_has_the_tokens_and_the_sampling_settings() -> None:
     assert (sent["n_predict"], sent["id_slot"], sent["seed"], sent["n_probs"]) == (20, 1, 7, 3)
     assert (sent["temperature"], sent["top_p"], sent["presence_penalty"]) == (0.5, 0.9, 1.5)
     assert (sent["top_k"], sent["min_p"], sent["repeat_penalty"]) == (40, 0.0, 1.0)
+    assert "repeat_last_n" not in sent
+    sampling = Sampling(repetition_penalty=1.1, penalty_window=256)
+    sent = json.loads(completion_body(rendered, settings, sampling))
+    assert (sent["repeat_penalty"], sent["repeat_last_n"]) == (1.1, 256)
 
 
 async def test_a_fork_reuses_its_parents_kv_and_leaves_its_slot_intact(tiny: ServeModel) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from slipring.engines.llama import engine as llama_engine
+from slipring.engines.llama.child_process import RejectedGrammars
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.llama.rejected_grammars import RejectedGrammars
 from tests.harness import serve
 
 ERROR = "0.11.518.702 E llg error: 2(15): Expected token ']', found '\\n'"

@@ -29,7 +29,8 @@ from slipring.engines.simulated.plan import Content
 from slipring.engines.simulated.tokenized import TokenizedEngine
 from slipring.engines.simulated.wording import Wording
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.items import read_item, user_message
 from slipring.protocol.tools import Offer, Toolset

@@ -32,13 +32,15 @@ def test_gguf_metadata_is_read_without_the_digits_of_32_bit_floats() -> None:
         "general.sampling.top_p": 0.949999988079071,
         "general.sampling.min_p": 0.009999999776482582,
         "general.sampling.penalty_repeat": 1.0499999523162842,
+        "general.sampling.penalty_last_n": 256,
     }
-    assert Sampling.from_gguf(metadata) == Sampling(0.7, 0.95, 64, 0.01, 1.05)
+    assert Sampling.from_gguf(metadata) == Sampling(0.7, 0.95, 64, 0.01, 1.05, 256)
 
 
 def test_defaults_of_a_llama_server_are_read() -> None:
-    params = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05, "repeat_penalty": 1.0, "seed": 1}
-    assert Sampling.from_llama_server(params) == Sampling(0.8, 0.95, 40, 0.05, 1.0)
+    params = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05, "seed": 1}
+    penalty = {"repeat_penalty": 1.0, "repeat_last_n": 64}
+    assert Sampling.from_llama_server({**params, **penalty}) == Sampling(0.8, 0.95, 40, 0.05, 1.0, 64)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 99, "0.7", True, None, [0.7]])

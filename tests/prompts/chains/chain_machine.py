@@ -35,6 +35,7 @@ from slipring.prompts.templates.chat_messages import ChatMessage, head_messages,
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.templates.type_declarations import declare_tools
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
+from slipring.prompts.tool_definitions import tool_instructions
 from slipring.protocol.items import Item, short_id
 from slipring.protocol.tools import Toolset
 from tests.prompts.chains.histories import Answer, History, Input, Start
@@ -311,8 +312,15 @@ class ChainMachine:
         """What the template writes for an answer after the prompt, from where a thought without content that
         the prompt began or the template writes has ended; None if that does not continue the prompt."""
         context = tuple(asked.context())
+        whole = self._messages(asked, (*context, *answer))
+        draft = self._draft(asked, (*context, *answer))
         try:
-            written, start = self._write(asked, (*context, *answer)), self._write(asked, context, prompt=True)
+            written, start = draft.write(whole), draft.write(self._messages(asked, context), prompt=True)
+            if not written.startswith(start):
+                # A template that begins otherwise if an answer is wanted: by what follows once it is there.
+                asked_again = (*context, *answer, message("user", "Next."))
+                again = self._draft(asked, asked_again).write(self._messages(asked, asked_again), prompt=True)
+                written = again if again.startswith(start) else written
         except InvalidRequest:
             return None
         if written.startswith(start):
@@ -332,18 +340,23 @@ class ChainMachine:
         if not contents:  # a template that writes no answers
             return None
         last = max(contents)
-        ends = [rest.find(name, last) for name in self._ends(any(each.call_id for each in answer))]
+        names = self._ends(any(each.call_id for each in answer))
+        if any(name in rest[:last] for name in names):  # a template that writes an answer as several
+            return None
+        ends = [rest.find(name, last) for name in names]
         end = min((at for at in ends if at >= 0), default=len(rest))
-        return self._draft(asked, context).ids(rest[:end])
+        ids: list[int] = draft.ids(rest[:end])
+        return ids
 
     def _ends(self, has_calls: bool) -> list[str]:
         """The tokens that may end an answer."""
         names = control_names(self._renderer.vocabulary)
         stops = [names[id] for id in self._renderer.stop_ids()]
-        return [*filter(None, (self._renderer._closers[has_calls],)), *stops]
+        return [*filter(None, (self._renderer.probed.closers[has_calls],)), *stops]
 
     def _messages(self, asked: Job, context: tuple[Item, ...]) -> list[ChatMessage]:
-        described = self._renderer._describe_tools(asked.head)
+        tools = asked.head.tools.callables
+        described = tool_instructions(tools) if tools and not self._renderer.detected.writes_tools else ""
         head = head_messages(asked.head, asked.settings.format, described)
         return [*head, *self._renderer._builder({}, 0).add(context).messages]
 
@@ -354,12 +367,7 @@ class ChainMachine:
     def _draft(self, asked: Job, context: tuple[Item, ...]) -> Any:
         encoder = BudgetedEncoder(self._renderer.vocabulary)
         messages = self._messages(asked, context)
-        return self._renderer._draft(messages, self._tools(asked), encoder, asked.settings.effort)
-
-    def _write(self, asked: Job, context: tuple[Item, ...], *, prompt: bool = False) -> str:
-        text = self._draft(asked, context).write(self._messages(asked, context), prompt=prompt)
-        assert isinstance(text, str)
-        return text
+        return self._renderer.probed.draft(messages, self._tools(asked), encoder, asked.settings.effort)
 
     def _by_jinja2(self, asked: Job, context: tuple[Item, ...]) -> str | None:
         """What Jinja2 writes for the messages of a context; None if slipring changes their form."""
@@ -367,8 +375,8 @@ class ChainMachine:
         messages = self._messages(asked, context)
         if list(renderer.forms.adapt(messages)) != messages:
             return None
-        dicts = [each.as_dict(str, lambda value: value, renderer._fields) for each in messages]
-        model, variables = renderer.model, dict(renderer._variables_of(asked.settings.effort))
+        dicts = [each.as_dict(str, lambda value: value, renderer.probed._form.fields) for each in messages]
+        model, variables = renderer.model, dict(renderer.probed.variables_of(asked.settings.effort))
         tools = self._tools(asked) or renderer.template._no_tools
         if "tools_ts_str" in model.source:
             variables["tools_ts_str"] = declare_tools(tools) if tools else None

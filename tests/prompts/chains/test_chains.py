@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from slipring.prompts.chain_choices import CALL_IDS, CALL_TEXTS, EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from tests.prompts.chains.chain_machine import ChainMachine, Difference
 from tests.prompts.chains.chain_renderers import DAY, NAMES, renderer_named
 from tests.prompts.chains.histories import HISTORIES, Answer, Call, History, Input, Start, Turn
@@ -77,7 +78,7 @@ def test_a_difference_that_no_choice_names_is_found() -> None:
 def test_what_the_renderer_does_not_name_is_rendered_in_full() -> None:
     shared = family_renderer("qwen3")
     renderer = TemplateRenderer(shared.model, shared.vocabulary, today=DAY)
-    renderer.chain_choices = ()
+    renderer.probed.chain_choices = ()
     off = effort_of(renderer, "none")
     machine, differences = played(renderer, history("user", ("user", off, TEXT), ("user", off, TEXT)))
     assert (machine.appended, machine.in_full, differences) == (0, 1, [])
@@ -180,6 +181,80 @@ def test_ids_that_the_template_adds_to_earlier_calls_stay_out_and_the_renderer_s
     assert renderer.chain_choices == (CALL_IDS,)
     machine, differences = played(renderer, history("user", *LOOPS))
     assert (machine.appended, machine.in_full, differences) == (3, 0, [])
+
+
+OUTPUTS_ENDED = """\
+{%- set state = namespace(called=false, outputs=false) -%}
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{- '<|im_start|>tool\\n' + message.content + '<|im_end|>' -}}{%- set state.outputs = true -%}
+{%- else -%}
+{%- set state.outputs = false -%}
+{{- '' if message.tool_calls and state.called else '<|im_start|>' + message.role + '\\n' -}}
+{{- message.content or '' -}}
+{%- for call in message.tool_calls or [] -%}
+{%- set state.called = true -%}
+{{- '<tool_call>\\n' }}{{ call.function | tojson }}{{ '\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if state.outputs -%}{{- '<|im_start|>ended\\n' -}}{%- endif -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+
+
+def test_the_first_call_of_a_conversation_is_told_from_others_where_outputs_end_it() -> None:
+    """DeepSeek R1's distills write later calls without a mark, and end outputs only where nothing follows."""
+    renderer = renderer_for(OUTPUTS_ENDED)
+    calls = Answer(False, False, (SEARCH,))
+    turns: list[tuple[Input, int, Answer]] = [("user", 0, calls), ("outputs", 0, TEXT)]
+    machine, differences = played(renderer, history("user", *turns, *turns, ("user", 0, TEXT)))
+    assert differences == []
+    assert machine.in_full
+
+
+HOISTED = """\
+{%- set state = namespace(asked=false, called=false) -%}
+{%- for message in messages if message.role == 'system' -%}{{- message.content -}}{%- endfor -%}
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}
+{%- set state.asked = true -%}{{- '<|im_start|>user\\n' + message.content + '<|im_end|>' -}}
+{%- elif message.role == 'tool' -%}
+{%- set state.asked = false -%}{{- '<|im_start|>tool\\n' + message.content + '<|im_end|>' -}}
+{%- elif message.role == 'assistant' -%}
+{{- '<|im_start|>assistant\\n' if state.asked else '' }}{% set state.asked = false -%}
+{{- message.content or '' -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>\\n' }}{{ call.function | tojson }}{{ '\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and messages[-1].role != 'tool' -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+
+
+def test_an_answer_to_a_developer_whose_message_moves_to_the_beginning() -> None:
+    """SGLang's template of DeepSeek V3.2: two answers then follow each other, the second without a mark."""
+    renderer = renderer_for(HOISTED)
+    turns: list[tuple[Input, int, Answer]] = [("user", 0, TEXT), ("developer", 0, TEXT), ("user", 0, TEXT)]
+    assert played(renderer, history("steered loop", *turns, tools=False))[1] == []
+
+
+def test_several_calls_that_end_otherwise_than_one() -> None:
+    """DeepSeek R1's distills write the token that ends an answer after the second call only."""
+    source = CALLS.replace("OUTPUT_END", "").replace("FIRST_CALL", "")
+    ended = "{{- '<|im_end|>' if (message.tool_calls or []) | length != 1 else '' -}}"
+    at = source.rindex("{{- '<|im_end|>' -}}")
+    renderer = renderer_for(source[:at] + ended + source[at + len("{{- '<|im_end|>' -}}") :])
+    calls = Answer(False, False, (SEARCH, WEATHER))
+    turns: list[tuple[Input, int, Answer]] = [("user", 0, calls), ("outputs", 0, TEXT), ("user", 0, TEXT)]
+    assert played(renderer, history("user", *turns))[1] == []
 
 
 def test_texts_before_calls_that_the_template_drops_stay_and_the_renderer_says_so() -> None:

@@ -15,7 +15,8 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.prompts.rendering import Rendered, Rendering
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.items import Item
 from slipring.protocol.tools import Offer, Toolset

@@ -5,7 +5,8 @@ import re
 from functools import cache
 from typing import Any
 
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.prompts.templates.family_templates import NAMES, source_of
 from tests.prompts.vocabulary import small_metadata

@@ -29,14 +29,17 @@ from slipring.commands.inspection.sample_conversation import (
 )
 from slipring.core.generation import Settings
 from slipring.prompts.parsing.call_writer import Call
+from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_engines import TemplateError
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.prompts.templates.family_templates import control_tokens_of
 from tests.prompts.vocabulary import small_metadata
 
 _BOS, _EOS = "<s>", "</s>"
+_KNOWN_EOS = ("<｜end▁of▁sentence｜>",)
+"""Tokens that end answers wherever a template writes them."""
 UNUSABLE = {
     "CohereForAI-c4ai-command-r-plus-tool_use": "needs a description of each parameter",
     "fireworks-ai-llama-3-firefunction-v2": "reads the tools from a variable of its own",
@@ -86,12 +89,13 @@ def renderer_of(source: str, today: date = date(2026, 1, 2)) -> TemplateRenderer
     metadata = small_metadata()
     types = metadata["tokenizer.ggml.token_type"]
     words = [word for word, type in zip(metadata["tokenizer.ggml.tokens"], types, strict=True) if type == 1]
-    controls = sorted({*control_tokens_of(source), _BOS, _EOS} - {*words})
+    eos = next((name for name in _KNOWN_EOS if name in source), _EOS)
+    controls = sorted({*control_tokens_of(source), _BOS, eos} - {*words})
     tokens = {
         "tokenizer.ggml.tokens": [*words, *controls],
         "tokenizer.ggml.token_type": [*(1 for _ in words), *(3 for _ in controls)],
     }
-    model = ModelTemplate(source=source, bos_token=_BOS, eos_token=_EOS)
+    model = ModelTemplate(source=source, bos_token=_BOS, eos_token=eos)
     vocabulary = Tokenizer.from_gguf({**metadata, **tokens})
     return TemplateRenderer(model, vocabulary, today=today)
 

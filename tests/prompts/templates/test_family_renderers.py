@@ -6,11 +6,11 @@ from msgspec import structs
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
 from slipring.prompts.rendering import Rendered, Rendering
+from slipring.prompts.templates.template_draft import REWRITES_EARLIER
 from slipring.prompts.templates.template_renderer import (
     DROPS_THOUGHTS,
     EFFORT_CHANGED,
     MOVES_EARLIER,
-    REWRITES_EARLIER,
     TemplateRenderer,
 )
 from slipring.protocol.items import Item

@@ -89,7 +89,7 @@ def test_no_text_is_lost(forms: MessageForms) -> None:
 @pytest.mark.parametrize("family", NAMES)
 def test_every_family_writes_a_conversation_of_all_forms(family: str) -> None:
     renderer = family_renderer(family)
-    written = renderer._write_probe(CONVERSATION)
+    written = renderer.probed._written(CONVERSATION)
     assert written is not None
     assert all(text in written for text in ("S", "A", "B", "X", "Y", "C"))
 

@@ -3,7 +3,8 @@
 import pytest
 
 from slipring.core.chain.head import Head
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.prompts.oracles.comparison import family_renderer, family_vocabulary, items_of
 from tests.prompts.oracles.conversations import OUTPUT, QUESTION, THANKS, WEATHER, answer
@@ -60,5 +61,5 @@ def renderer_of(name: str) -> TemplateRenderer:
 
 def test_brackets_of_control_tokens_do_not_hide_the_end_of_an_answer() -> None:
     """MiniMax's ``[e~[`` begins with a bracket, Mistral's ``[INST]`` too."""
-    assert renderer_of("minimax_m2")._closers == ("[e~[", "[e~[")
-    assert renderer_of("ministral_3")._closers == ("</s>", "</s>")
+    assert renderer_of("minimax_m2").probed.closers == ("[e~[", "[e~[")
+    assert renderer_of("ministral_3").probed.closers == ("</s>", "</s>")

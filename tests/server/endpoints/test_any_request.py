@@ -60,6 +60,61 @@ SERVED: dict[str, list[Any]] = {
         {"input": "hello", "generate": False},
         *({"input": [item, {"role": "user", "content": "go on"}]} for item in GOOD),
     ],
+    "ChatRequest": [
+        {
+            "model": "simulated",
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "hello"},
+                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+                    ],
+                },
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "reasoning_content": "hm",
+                    "tool_calls": [
+                        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+                        {"id": "b", "type": "custom", "custom": {"name": "c", "input": "x"}},
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "a", "content": "done"},
+                {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "done"}]},
+            ],
+            "tools": [
+                {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+                {"type": "custom", "custom": {"name": "c", "format": {"type": "text"}}},
+            ],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "s", "schema": {"type": "object"}},
+            },
+            "stop": ["END"],
+            "stream_options": {"include_usage": True, "include_obfuscation": True},
+            "chat_template_kwargs": {"enable_thinking": False},
+            "metadata": {"a": "b"},
+            "logit_bias": {},
+            "max_completion_tokens": 10,
+            "temperature": 1,
+            "seed": 1,
+        },
+        {"messages": [{"role": "user", "content": "hello"}], "stream": True},
+        {"messages": [{"role": "user", "content": "hello"}], "n": 2},
+        {"messages": [{"role": "user", "content": "hello"}], "n": 2, "stream": True, "seed": 1},
+        {
+            "messages": [
+                {"role": "user", "content": "hello"},
+                {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+                {"role": "function", "name": "f", "content": "done"},
+            ],
+            "functions": [{"name": "f", "parameters": {"type": "object"}}],
+            "function_call": "auto",
+        },
+    ],
     "CompactRequest": [{"model": "simulated", "input": [item]} for item in GOOD],
     "CreateConversation": [{"items": [item], "metadata": {"a": "b"}} for item in GOOD],
     "UpdateConversation": [{"metadata": {"a": "b"}}, {"metadata": None}],

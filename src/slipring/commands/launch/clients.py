@@ -65,6 +65,25 @@ def _point_codex(target: Target, directory: Path) -> Settings:
     return Settings(tuple(word for flag in flags for word in flag), {_KEY_VARIABLE: target.key})
 
 
+def _point_claude(target: Target, directory: Path) -> Settings:
+    # Its small model writes titles and summaries; the others are those that a user or a subagent may name.
+    models = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
+    named = (f"ANTHROPIC_DEFAULT_{line}_MODEL" for line in ("HAIKU", "SONNET", "OPUS", "FABLE"))
+    variables = dict.fromkeys((*models, *named), target.model)
+    context = _context(target)
+    if context is not None:
+        variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(context)
+    return Settings(
+        variables={
+            **variables,
+            "ANTHROPIC_BASE_URL": target.url.removesuffix("/v1"),
+            "ANTHROPIC_AUTH_TOKEN": target.key,
+            "ANTHROPIC_API_KEY": "",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        }
+    )
+
+
 def _point_opencode(target: Target, directory: Path) -> Settings:
     model = f"openai/{target.model}"
     provider = {"options": {"baseURL": target.url}, "models": {target.model: {"name": target.model}}}
@@ -142,6 +161,7 @@ def _context(target: Target) -> int | None:
 
 CLIENTS = {
     "codex": Client("codex", "npm install -g @openai/codex", _point_codex),
+    "claude": Client("claude", "npm install -g @anthropic-ai/claude-code", _point_claude),
     "opencode": Client("opencode", "npm install -g opencode-ai", _point_opencode),
     "pi": Client("pi", "npm install -g @mariozechner/pi-coding-agent", _point_pi),
     "cline": Client("cline", "npm install -g cline@2.18.0", _point_cline, "gpt-5", "gpt-5.4"),

@@ -7,15 +7,16 @@ from typing import Any
 from slipring import __version__
 from slipring.commands.openapi.operations import OPERATIONS, Operation
 from slipring.commands.openapi.schemas import Schema, components, ref
-from slipring.protocol.events import ErrorAnswer
+from slipring.protocol.messages.errors import OVERLOADED
 
 _JSON = "application/json"
 _COMMON_ERRORS = (401, 403, 500, 503)
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _DESCRIPTION = (
-    "The OpenAI Responses API, and Chat Completions over the same models. `/v1` may be left out of any path."
-    " The server accepts and ignores fields that are not described here. `null` is the same as leaving an"
-    " optional field out."
+    "The OpenAI Responses API, and Chat Completions and Messages over the same models. `/v1` may be left out"
+    " of any path. The server accepts and ignores fields that are not described here. `null` is the same as"
+    " leaving an optional field out. With the header `anthropic-version`, models and errors have the shape of"
+    " the Messages API."
 )
 
 
@@ -96,8 +97,10 @@ def _responses(operation: Operation) -> dict[str, Any]:
         return {str(status): _answer(operation, status) for status in (200, 503)}
     success = 101 if operation.answer is None else 200
     errors = sorted({*_COMMON_ERRORS, *operation.errors})
+    if OVERLOADED in errors:
+        errors.remove(HTTPStatus.SERVICE_UNAVAILABLE)  # the same, in the Messages API
     return {str(success): _answer(operation, success)} | {
-        str(status): {"description": _phrase(status), "content": {_JSON: {"schema": ref(ErrorAnswer)}}}
+        str(status): {"description": _phrase(status), "content": {_JSON: {"schema": ref(operation.error)}}}
         for status in errors
     }
 
@@ -116,4 +119,4 @@ def _answer(operation: Operation, status: int) -> dict[str, Any]:
 
 
 def _phrase(status: int) -> str:
-    return HTTPStatus(status).phrase
+    return "Overloaded" if status == OVERLOADED else HTTPStatus(status).phrase

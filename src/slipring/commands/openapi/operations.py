@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from slipring.commands.openapi.schemas import EVENT, Schema
+from slipring.commands.openapi.schemas import EVENT, MESSAGES_EVENT, Schema
 from slipring.protocol.chat_completions.chunks import ChatChunk
 from slipring.protocol.chat_completions.completion import ChatCompletion
 from slipring.protocol.chat_completions.request import ChatRequest
@@ -30,6 +30,11 @@ from slipring.protocol.endpoints.reply_bodies import (
     Readiness,
     TurnList,
 )
+from slipring.protocol.events import ErrorAnswer
+from slipring.protocol.messages.answer import MessageAnswer
+from slipring.protocol.messages.errors import OVERLOADED, MessagesError
+from slipring.protocol.messages.requests import CountRequest, MessagesRequest
+from slipring.protocol.messages.translation import Counted
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 
@@ -58,6 +63,8 @@ class Operation(Struct, frozen=True):
     """Statuses of errors, in addition to those that all operations share."""
     streams: type[Struct] | str | None = None
     """What the answer can also be a stream of: a type, or the name of a schema."""
+    error: type[Struct] = ErrorAnswer
+    """The body of errors."""
     is_open: bool = False
     """Whether the operation works without an API key."""
 
@@ -211,6 +218,27 @@ OPERATIONS = (
         body=ChatRequest,
         errors=(400, 404, 413, 415, 429),
         streams=ChatChunk,
+    ),
+    Operation(
+        "POST",
+        "/v1/messages",
+        "createMessage",
+        "Create a message.",
+        MessageAnswer,
+        body=MessagesRequest,
+        errors=(400, 404, 413, 415, 429, OVERLOADED),
+        streams=MESSAGES_EVENT,
+        error=MessagesError,
+    ),
+    Operation(
+        "POST",
+        "/v1/messages/count_tokens",
+        "countMessageTokens",
+        "Count the tokens of a prompt.",
+        Counted,
+        body=CountRequest,
+        errors=(400, 404, 413, 415, 429, OVERLOADED),
+        error=MessagesError,
     ),
     Operation(
         "POST",

@@ -5,7 +5,7 @@ Their schemas are defined here, from the types that later code decodes them with
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Struct, inspect, structs
@@ -70,6 +70,39 @@ from slipring.protocol.items import (
     ToolSearchCall,
     ToolSearchOutput,
 )
+from slipring.protocol.messages.answer import AppliedEdits, MessageAnswer, ToolUse
+from slipring.protocol.messages.content import (
+    AssistantBlock,
+    CodeExecutionToolResultBlock,
+    DocumentBlock,
+    ImageBlock,
+    InnerContent,
+    McpToolResultBlock,
+    McpToolUseBlock,
+    RedactedThinkingBlock,
+    ResultBlock,
+    SearchResultBlock,
+    ServerToolUseBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserBlock,
+    WebSearchToolResultBlock,
+)
+from slipring.protocol.messages.events import MessagesEvent
+from slipring.protocol.messages.history import SentMessage
+from slipring.protocol.messages.hosted_calls import CodeResult, McpToolUse, ServerToolUse
+from slipring.protocol.messages.requests import (
+    CountRequest,
+    Edit,
+    Edits,
+    JsonFormat,
+    MessagesRequest,
+    OutputConfig,
+)
+from slipring.protocol.messages.tools import McpServer, MessagesTool
+from slipring.protocol.messages.translation import Counted
 from slipring.protocol.requests import (
     ConversationRef,
     CreateRequest,
@@ -86,6 +119,7 @@ from slipring.protocol.tools import ChoiceObject, CustomTool, FunctionTool, Name
 
 Schema = dict[str, Any]
 EVENT = "ServerEvent"
+MESSAGES_EVENT = "MessagesEvent"
 
 _TEMPLATE = "#/components/schemas/{name}"
 _OBJECT: Schema = {"type": "object"}
@@ -98,12 +132,17 @@ _REQUEST_TYPES: tuple[Any, ...] = (
     *(FunctionTool, CustomTool, NamespaceTool, McpTool, NamedTool, ChoiceObject),
     *(ConversationRef, Management, JsonSchemaFormat),
     *(ChatRequest, ChatMessage, ChatTool, ChatFunction, ChatToolChoice, ChatToolName, ChatFormat),
+    *(MessagesRequest, CountRequest, SentMessage, MessagesTool, McpServer, Edits),
+    *(DocumentBlock, SearchResultBlock, ToolResultBlock, McpToolUseBlock, McpToolResultBlock),
+    *(ImageBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ServerToolUseBlock),
+    *(WebSearchToolResultBlock, CodeExecutionToolResultBlock),
     *_ITEM_BODIES,
 )
 _ANSWER_TYPES: tuple[Any, ...] = (
     *(Response, Window, ItemPage, DeletedResponse, DeletedConversation, ConversationObject, InputTokens),
     *(ModelObject, ModelList, TurnList, Health, Readiness, ModerationAnswer, ErrorAnswer),
     *(ChatCompletion, ChatChunk),
+    *(MessageAnswer, Counted, *get_args(MessagesEvent)),
 )
 
 _OTHER_TOOL = (
@@ -137,6 +176,7 @@ def components() -> dict[str, Schema]:
     found |= _unions(found)
     for body in _ITEM_BODIES:
         del found[body.__name__]  # included in the item of each type that has it
+    found[MESSAGES_EVENT] = {"anyOf": [ref(event) for event in get_args(MessagesEvent)]}
     found[EVENT] = {"anyOf": [ref(event) for event in events]}
     return found
 
@@ -169,6 +209,28 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
         },
         ChatFunction: {"parameters": _or_null(_OBJECT)},
         ChatSchema: {"schema": _or_null(_OBJECT)},
+        **dict.fromkeys((MessagesRequest, CountRequest), _of_messages()),
+        SentMessage: {
+            "content": {"anyOf": [{"type": "string"}, _list_of(_inline(UserBlock | AssistantBlock))]}
+        },
+        MessagesTool: {"input_schema": _OBJECT, "input_examples": _or_null(_list_of(_OBJECT))},
+        Edit: {"keep": {"anyOf": [{"type": "string"}, _OBJECT]}},
+        JsonFormat: {"schema": _OBJECT},
+        OutputConfig: {"task_budget": _or_null(_OBJECT)},
+        InnerContent: {"content": _texts_or(TextBlock | ImageBlock)},
+        SearchResultBlock: {"content": _list_of(ref(TextBlock))},
+        ToolResultBlock: {"content": _texts_or(ResultBlock)},
+        McpToolResultBlock: {"content": _texts_or(TextBlock)},
+        WebSearchToolResultBlock: {"content": {"anyOf": [_list_of(_OBJECT), _OBJECT]}},
+        CodeExecutionToolResultBlock: {"content": _OBJECT},
+        **{
+            block: {"input": _OBJECT}
+            for block in (
+                *(ToolUseBlock, McpToolUseBlock, ServerToolUseBlock, ToolUse, McpToolUse, ServerToolUse),
+            )
+        },
+        CodeResult: {"content": _list_of(_OBJECT)},
+        AppliedEdits: {"applied_edits": _list_of(_OBJECT)},
         CreateConversation: {"items": _or_null(new_items)},
         AddItems: {"items": new_items},
         ModerationRequest: {"input": {"anyOf": [_inline(Inputs), _inline(Parts)]}},
@@ -201,6 +263,24 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
         Window: {"output": _list_of(ref("ShownItem"))},
         ItemPage: {"data": _list_of(ref("ShownItem"))},
     }
+
+
+def _of_messages() -> dict[str, Schema]:
+    """Return the schemas of the raw fields of requests of the Messages API."""
+    refused: Schema = {"type": "null"}
+    return {
+        "messages": _list_of(ref(SentMessage), maxItems=MOST_ITEMS),
+        "system": _or_null(_texts_or(TextBlock)),
+        "tools": _or_null(_list_of(ref(MessagesTool))),
+        "mcp_servers": _or_null(_list_of(ref(McpServer))),
+        "context_management": _or_null(ref(Edits)),
+        "stop_sequences": _inline(StopSequences | None),
+        **dict.fromkeys(("container", "fallbacks", "thread", "compaction"), refused),
+    }
+
+
+def _texts_or(block: Any) -> Schema:
+    return {"anyOf": [{"type": "string"}, _list_of(_inline(block))]}
 
 
 def _unions(found: dict[str, Schema]) -> dict[str, Schema]:

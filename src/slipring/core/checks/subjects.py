@@ -140,12 +140,23 @@ def verdict_key(item: Item, digest: bytes | None = None) -> bytes:
     digest = digest or content_digest(item)
     if others := others_digest(item):
         digest = sha256(digest + others).digest()
-    if item.type != "reasoning":
-        return digest
-    # The digest of a thought leaves out its summary, which no model reads, but checks do.
+    if unread := _unread_digest(item):
+        digest = sha256(digest + unread).digest()
+    return digest
+
+
+@computed_once
+def _unread_digest(item: Item) -> bytes:
+    """Identifies what checks see of an item and the digest of its content leaves out; empty if that is
+    nothing: the summary of a thought, which no model reads, and the spelling of the arguments of a call, in
+    which a name may stand twice."""
+    if item.type != "reasoning" and not item.type.endswith("_call"):
+        return b""
     body = item.body()
-    assert isinstance(body, Reasoning)
-    return sha256(digest + _encode([part.text for part in body.summary])).digest() if body.summary else digest
+    if isinstance(body, FunctionCall):
+        return sha256(body.arguments.encode()).digest()
+    summary = body.summary if isinstance(body, Reasoning) else ()
+    return sha256(_encode([part.text for part in summary])).digest() if summary else b""
 
 
 def _subject(

@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import input_items, item_ids
-from slipring.core.chain.head import NO_HEAD, Head
+from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import OpenCall, ResponseState
 from slipring.core.checks.gate import Emit, Inspection
@@ -270,9 +270,8 @@ class Turn:
     @property
     def head(self) -> Head:
         """Instructions and tools, as far as these are known."""
-        if self.planned.job is not None:
-            return self.planned.job.head
-        return self.prepared.head if self.prepared is not None else NO_HEAD
+        assert self.prepared is not None
+        return self.planned.job.head if self.planned.job is not None else self.prepared.head
 
     @property
     def checks(self) -> TurnChecks | None:

@@ -68,7 +68,8 @@ class ChatAnswer:
             if think_tags != "false"
             else None
         )
-        self._odd_chunks = OddChunks()
+        self._odd_chunks: OddChunks | None = None
+        """Reads chunks of other forms; None until one has come."""
         self._is_plain = self._parser is None and not logprobs
         """Whether text is emitted as it comes: nothing is parsed, attached to it or emitted before it."""
         self._begun = self._streams = False
@@ -101,9 +102,11 @@ class ChatAnswer:
         """Add the deltas of a chunk. The answer begins with the first one that is not empty."""
         try:
             chunk = _chunk.decode(payload)
-            if self._odd_chunks.halves:
+            if self._odd_chunks is not None:
                 self._odd_chunks.halves = {}
         except msgspec.DecodeError as error:
+            if self._odd_chunks is None:
+                self._odd_chunks = OddChunks()
             chunk = self._odd_chunks.read(payload, error)
         if chunk.error or (not chunk.choices and chunk.usage is None and is_error(payload)):
             raise reported(payload)

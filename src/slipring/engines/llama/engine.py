@@ -20,9 +20,8 @@ from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.constraints.answer_grammar import constrains_calls, grammar_of
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import LlamaAnswer, LlamaReader, PrefillReader
-from slipring.engines.llama.api import Api
+from slipring.engines.llama.api import Api, completion_body
 from slipring.engines.llama.options import LlamaOptions, read_options
-from slipring.engines.llama.request_body import completion_body
 from slipring.engines.llama.saved_contexts import SavedContexts
 from slipring.engines.llama.sharing import EmbeddedOwner
 from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens

@@ -27,8 +27,15 @@ from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.simulated.context import PrefixCache, Tally, begin_last_item, position_of, tally_job
 from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.engines.simulated.pace import Pace, Ticks
-from slipring.engines.simulated.plan import AnswerStep, Content, Fail, Stall, plan_answer, prepare
-from slipring.engines.simulated.planned_answer import PlannedAnswer
+from slipring.engines.simulated.plan import (
+    AnswerStep,
+    Content,
+    Fail,
+    PlannedAnswer,
+    Stall,
+    plan_answer,
+    prepare,
+)
 from slipring.engines.simulated.script import Script, read_script
 from slipring.engines.simulated.timed_tokens import TimedTokens
 from slipring.engines.simulated.trace import Trace, trace_job

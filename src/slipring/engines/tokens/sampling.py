@@ -17,6 +17,7 @@ _GGUF_KEYS = {
     "top_k": "general.sampling.top_k",
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
+    "penalty_window": "general.sampling.penalty_last_n",
 }
 
 
@@ -28,6 +29,8 @@ class Sampling(Struct, frozen=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    penalty_window: int | None = None
+    """To how many of the last tokens the repetition penalty applies."""
 
     @classmethod
     def from_gguf(cls, metadata: dict[str, Any]) -> "Sampling":
@@ -46,18 +49,23 @@ class Sampling(Struct, frozen=True):
     def from_llama_server(cls, params: dict[str, Any]) -> "Sampling":
         """From the defaults that a llama-server reports: its flags, its model's metadata, or its own."""
         named = {name: params.get(name) for name in _GGUF_KEYS}
-        return cls._from({**named, "repetition_penalty": params.get("repeat_penalty")})
+        penalty = {
+            "repetition_penalty": params.get("repeat_penalty"),
+            "penalty_window": params.get("repeat_last_n"),
+        }
+        return cls._from({**named, **penalty})
 
     @classmethod
     def _from(cls, values: dict[str, Any]) -> "Sampling":
         """Keep the values that are in range: files are written by many tools."""
-        top_k = _number(values["top_k"], 1, 2**31)
+        top_k, window = _number(values["top_k"], 1, 2**31), _number(values["penalty_window"], 0, 2**31 - 1)
         return cls(
             temperature=_number(values["temperature"], 0, 2),
             top_p=_number(values["top_p"], 0, 1),
             top_k=int(top_k) if top_k is not None else None,
             min_p=_number(values["min_p"], 0, 1),
             repetition_penalty=_number(values["repetition_penalty"], 0.01, 10),
+            penalty_window=int(window) if window is not None else None,
         )
 
     def defaults(self) -> Defaults:

@@ -115,12 +115,21 @@ def without_thoughts(message: ChatMessage) -> ChatMessage:
 
 
 def with_earlier_calls(messages: Sequence[ChatMessage], count: int) -> tuple[ChatMessage, ...]:
-    """A stand-in with so many answered calls more, after the last user message: for templates that number
-    all calls of a conversation."""
-    at = 1 + max(
-        (at for at, message in enumerate(messages) if message.role in ("user", "system")), default=-1
-    )
-    return (*messages[:at], *(each for number in range(count) for each in _exchange(number)), *messages[at:])
+    """A stand-in with so many answered calls more, for templates that number all calls of a conversation:
+    after the last message of a user or developer, or, if that is the end, before the last user message, where
+    it says no less about what the next answer follows."""
+    calls = earlier_calls(count)
+    at = 1 + _last(at for at, message in enumerate(messages) if message.role in ("user", "system"))
+    last_user = _last(at for at, message in enumerate(messages) if message.role == "user")
+    if at == len(messages) and last_user >= 0:
+        asked = [QUESTION, *calls] if calls else []
+        return (*messages[:last_user], *asked, *messages[last_user:])
+    return (*messages[:at], *calls, *messages[at:])
+
+
+def earlier_calls(count: int) -> list[ChatMessage]:
+    """So many answered calls."""
+    return [each for number in range(count) for each in _exchange(number)]
 
 
 def _exchange(number: int) -> tuple[ChatMessage, ChatMessage]:

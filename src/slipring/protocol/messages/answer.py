@@ -19,21 +19,21 @@ EMPTY = Raw(b"{}")
 _PARAGRAPH = "\n\n"
 
 
-class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+class ThinkingShown(Struct, tag_field="type", tag="thinking"):
     thinking: str
     signature: str
 
 
-class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+class ToolUse(Struct, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: Raw
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | HostedUse | HostedResult
+Block = TextBlock | ThinkingShown | ToolUse | HostedUse | HostedResult
 
 
-class OutputTokensDetails(Struct):
+class ThinkingTokens(Struct):
     thinking_tokens: int
 
 
@@ -45,7 +45,7 @@ class DeltaUsage(Struct):
     """Always zero: every token that is processed is kept, whether a client asks for it or not."""
     cache_read_input_tokens: int = 0
     output_tokens: int = 0
-    output_tokens_details: OutputTokensDetails | UnsetType = UNSET
+    output_tokens_details: ThinkingTokens | UnsetType = UNSET
 
     @classmethod
     def of(cls, usage: responses.Usage | None) -> Self:
@@ -56,11 +56,11 @@ class DeltaUsage(Struct):
             input_tokens=usage.input_tokens - cached,
             cache_read_input_tokens=cached,
             output_tokens=usage.output_tokens,
-            output_tokens_details=OutputTokensDetails(usage.output_tokens_details.reasoning_tokens),
+            output_tokens_details=ThinkingTokens(usage.output_tokens_details.reasoning_tokens),
         )
 
 
-class Usage(DeltaUsage):
+class MessageUsage(DeltaUsage):
     service_tier: Literal["standard"] = "standard"
 
 
@@ -68,18 +68,18 @@ class AppliedEdits(Struct):
     applied_edits: list[Raw] = []
 
 
-class Answer(Struct, tag_field="type", tag="message"):
+class MessageAnswer(Struct, tag_field="type", tag="message"):
     id: str
     model: str
     content: list[Block]
-    usage: Usage
+    usage: MessageUsage
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     role: Literal["assistant"] = "assistant"
     context_management: AppliedEdits | UnsetType = UNSET
 
 
-class MessageDelta(Struct):
+class Ending(Struct):
     stop_reason: StopReason
     stop_sequence: str | None = None
 
@@ -94,25 +94,25 @@ class Wishes(Struct, frozen=True):
     edits_context: bool = False
 
 
-def opening(response: Response, wishes: Wishes) -> Answer:
+def opening(response: Response, wishes: Wishes) -> MessageAnswer:
     """The message before its first block. The tokens of its prompt are not counted yet."""
-    return Answer(
+    return MessageAnswer(
         id=f"msg_{response.id.removeprefix('resp_')}",
         model=response.model,
         content=[],
-        usage=Usage(),
+        usage=MessageUsage(),
         context_management=AppliedEdits() if wishes.edits_context else UNSET,
     )
 
 
-def answer_of(response: Response, wishes: Wishes) -> Answer:
+def answer_of(response: Response, wishes: Wishes) -> MessageAnswer:
     """The whole message."""
     answer = opening(response, wishes)
     for raw in response.output:
         answer.content += blocks_of(read_item(bytes(raw), ""), wishes)
     ending = ending_of(response, wishes)
     answer.stop_reason, answer.stop_sequence = ending.stop_reason, ending.stop_sequence
-    answer.usage = Usage.of(response.usage)
+    answer.usage = MessageUsage.of(response.usage)
     return answer
 
 
@@ -126,10 +126,10 @@ def blocks_of(item: Item, wishes: Wishes) -> list[Block]:
         return [TextBlock(text) for text in texts if text]
     if isinstance(body, Reasoning) and wishes.shows_thinking:
         return [
-            ThinkingBlock("" if wishes.omits_thoughts else thought_of(body), body.encrypted_content or "")
+            ThinkingShown("" if wishes.omits_thoughts else thought_of(body), body.encrypted_content or "")
         ]
     if isinstance(body, FunctionCall):
-        return [ToolUseBlock(body.call_id, body.name, input_of(body.arguments))]
+        return [ToolUse(body.call_id, body.name, input_of(body.arguments))]
     return []
 
 
@@ -142,20 +142,20 @@ def thought_of(reasoning: Reasoning) -> str:
     return reasoning.thought or _PARAGRAPH.join(part.text for part in reasoning.summary)
 
 
-def ending_of(response: Response, wishes: Wishes) -> MessageDelta:
+def ending_of(response: Response, wishes: Wishes) -> Ending:
     """Why the answer ended."""
     details = response.incomplete_details
     if details is not None and details.reason == "content_filter":
-        return MessageDelta("refusal")
+        return Ending("refusal")
     if details is not None and details.reason == "max_output_tokens":
         used = response.usage.output_tokens if response.usage is not None else 0
-        return MessageDelta("max_tokens" if used >= wishes.max_tokens else "model_context_window_exceeded")
+        return Ending("max_tokens" if used >= wishes.max_tokens else "model_context_window_exceeded")
     if not isinstance(response.stop_sequence, UnsetType):
-        return MessageDelta("stop_sequence", response.stop_sequence)
+        return Ending("stop_sequence", response.stop_sequence)
     kinds = _Kinds.of(response.output)
     if kinds.calls:
-        return MessageDelta("tool_use")
-    return MessageDelta("refusal" if kinds.refuses else "end_turn")
+        return Ending("tool_use")
+    return Ending("refusal" if kinds.refuses else "end_turn")
 
 
 class _PartKind(Struct):

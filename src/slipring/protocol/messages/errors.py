@@ -3,12 +3,13 @@
 import re
 from typing import Literal
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from slipring.base.errors import ApiError, InvalidRequest, Unavailable
 from slipring.protocol.endpoints.translation import ErrorReply
 from slipring.protocol.events import Error
 from slipring.protocol.messages.fields import Fields, dotted, retold
+from slipring.protocol.messages.requests import UNTHREADED
 
 ErrorType = Literal[
     "invalid_request_error",
@@ -28,17 +29,24 @@ _TYPES: dict[int, ErrorType] = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
-_OVERLOADED = 529
+OVERLOADED = 529
+"""Has no name in HTTP."""
 _FAILED_DEPENDENCY = 424
 _WINDOW = re.compile(r"maximum context length is (\d+) tokens\b.*\bresulted in (?:at least )?(\d+) tokens")
+
+
+class ErrorCode(Struct):
+    error_code: str
 
 
 class ErrorDetail(Struct):
     type: ErrorType
     message: str
+    details: ErrorCode | UnsetType = UNSET
+    """Only for an error that clients act on."""
 
 
-class ErrorBody(Struct, tag_field="type", tag="error"):
+class MessagesError(Struct, tag_field="type", tag="error"):
     error: ErrorDetail
     request_id: str
 
@@ -48,10 +56,13 @@ def reply_of(error: Error, fields: Fields, request_id: str) -> ErrorReply:
     status = _status_of(error.status)
     headers = {} if error.error.headers is UNSET else error.error.headers
     message = _message_of(error.error.code, error.error.message, fields, error.error.param)
-    return ErrorReply(status, _body(status, message, request_id), {**headers, "request-id": request_id})
+    body = _body(status, message, request_id)
+    if error.error.code == UNTHREADED:
+        body.error.details = ErrorCode(UNTHREADED)
+    return ErrorReply(status, body, {**headers, "request-id": request_id})
 
 
-def body_of(error: ApiError, fields: Fields, request_id: str) -> ErrorBody:
+def body_of(error: ApiError, fields: Fields, request_id: str) -> MessagesError:
     """The error that ends a stream."""
     return _body(
         _status_of(error.status), _message_of(error.code, error.message, fields, error.param), request_id
@@ -64,14 +75,14 @@ def in_style(error: InvalidRequest) -> InvalidRequest:
     return InvalidRequest(retold(error.message, dotted), param=param, code=error.code)
 
 
-def _body(status: int, message: str, request_id: str) -> ErrorBody:
+def _body(status: int, message: str, request_id: str) -> MessagesError:
     kind = _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
-    return ErrorBody(ErrorDetail(kind, message), request_id)
+    return MessagesError(ErrorDetail(kind, message), request_id)
 
 
 def _status_of(status: int) -> int:
     if status == Unavailable.status:
-        return _OVERLOADED
+        return OVERLOADED
     return InvalidRequest.status if status == _FAILED_DEPENDENCY else status
 
 

@@ -44,14 +44,14 @@ class Place(Struct, frozen=True, gc=False):
     """The block of each part of the item; empty if the message's content is a string."""
 
 
-class Message(Struct):
+class SentMessage(Struct):
     role: Literal["user", "assistant", "system"]
     content: Raw
     clear_at: str | None = None
 
 
 _messages = msgspec.json.Decoder(list[Raw])
-_message = msgspec.json.Decoder(Message)
+_message = msgspec.json.Decoder(SentMessage)
 
 
 class History:
@@ -88,7 +88,7 @@ class History:
     def input(self) -> Raw:
         return Raw(b"[" + b",".join(self.items) + b"]")
 
-    def _add(self, index: int, message: Message) -> None:
+    def _add(self, index: int, message: SentMessage) -> None:
         where = f"messages[{index}].content"
         if message.role == "user":
             self._add_user(index, content.read_user(message.content, where), where)

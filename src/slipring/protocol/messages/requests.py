@@ -47,7 +47,7 @@ class OutputConfig(Struct):
     task_budget: _OptionalRaw = msgspec.UNSET
 
 
-class Metadata(Struct):
+class UserMetadata(Struct):
     user_id: Annotated[str, Meta(max_length=4096)] | None = None
 
 
@@ -73,7 +73,7 @@ class CountRequest(Struct, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
-    metadata: Metadata | None = None
+    metadata: UserMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
 
@@ -89,7 +89,7 @@ class Edit(Struct):
     keep: _OptionalRaw = msgspec.UNSET
 
 
-class _Edits(Struct):
+class Edits(Struct):
     edits: list[Edit] = []
 
 
@@ -99,10 +99,12 @@ class _Turns(Struct):
 
 _create = msgspec.json.Decoder(MessagesRequest)
 _count = msgspec.json.Decoder(CountRequest)
-_edits = msgspec.json.Decoder(_Edits)
+_edits = msgspec.json.Decoder(Edits)
 _sequences = msgspec.json.Decoder(StopSequences)
 _keep = msgspec.json.Decoder(str | _Turns)
-_REFUSED = ("container", "fallbacks", "thread", "compaction")
+_REFUSED = ("container", "fallbacks", "compaction")
+UNTHREADED = "thread_unsupported_request"
+"""The code by which clients know that they have to send their whole history."""
 
 
 def read_create(body: bytes) -> CountRequest:
@@ -119,6 +121,13 @@ def _checked(request: CountRequest) -> CountRequest:
     for name in _REFUSED:
         if wire.given(getattr(request, name)) is not None:
             raise _unsupported(name, "not supported by this server")
+    if wire.given(request.thread) is not None:
+        raise UnsupportedParameter(
+            "Unsupported parameter: 'thread': not supported by this server. Send the whole conversation: what"
+            " was sent before is recognised.",
+            param="thread",
+            code=UNTHREADED,
+        )
     if request.output_config is not None and wire.given(request.output_config.task_budget) is not None:
         raise _unsupported("output_config.task_budget", "not supported by this server")
     _check_edits(request.context_management)

@@ -1,4 +1,4 @@
-"""The events of a streamed answer.
+"""The stream of an answer: the events of its turn as those of the Messages API.
 
 One block is open at a time. The result of a call that the server runs may arrive while the model writes
 something else: its block waits until the open one is closed.
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from slipring.base.errors import ServerError
 from slipring.protocol import events, wire
@@ -16,19 +16,33 @@ from slipring.protocol.endpoints.translation import failure_of
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.messages import answer, hosted_calls
-from slipring.protocol.messages.answer import EMPTY, Block, DeltaUsage, ThinkingBlock, ToolUseBlock, Wishes
+from slipring.protocol.messages.answer import (
+    EMPTY,
+    AppliedEdits,
+    Block,
+    DeltaUsage,
+    ThinkingShown,
+    ToolUse,
+    Wishes,
+)
 from slipring.protocol.messages.content import TextBlock
-from slipring.protocol.messages.errors import ErrorBody, body_of
+from slipring.protocol.messages.errors import body_of
+from slipring.protocol.messages.events import (
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    Delta,
+    InputJsonDelta,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    SignatureDelta,
+    TextDelta,
+    ThinkingDelta,
+    block,
+)
 from slipring.protocol.messages.fields import Fields
 from slipring.protocol.responses import FunctionCallItem, OutputTextPart, ReasoningItem, RefusalPart
-
-PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-_DELTA = (
-    b"event: content_block_delta\n"
-    b'data: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":%b}}\n\n'
-)
-_END = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
 
 
 class _Sealed(Struct):
@@ -59,8 +73,7 @@ class Stream:
         return b"" if write is None else write(self, event)
 
     def _started(self, event: events.Created) -> bytes:
-        message = answer.opening(event.response, self._wishes)
-        return _block("message_start", {"type": "message_start", "message": message})
+        return block(MessageStart(answer.opening(event.response, self._wishes)))
 
     def _part_added(self, event: events.ContentPartAdded) -> bytes:
         return self._open(TextBlock("")) if isinstance(event.part, OutputTextPart | RefusalPart) else b""
@@ -70,7 +83,7 @@ class Stream:
 
     def _text(self, event: events.OutputTextDelta | events.RefusalDelta) -> bytes:
         # Hot path: one event per token.
-        return _DELTA % (self._index, b"text_delta", b"text", wire.encode(event.delta))
+        return block(ContentBlockDelta(self._index, TextDelta(event.delta)))
 
     def _thought(self, event: events.ReasoningTextDelta | events.ReasoningSummaryTextDelta) -> bytes:
         if not self._wishes.shows_thinking or self._wishes.omits_thoughts:
@@ -79,26 +92,23 @@ class Stream:
             self._thinks_in = type(event)
         if self._thinks_in is not type(event):
             return b""  # a client gets the thought or its summary, not both
-        return self._thinking(event.delta)
+        return self._delta(ThinkingDelta(event.delta))
 
     def _summary_part(self, event: events.ReasoningSummaryPartAdded) -> bytes:
         if event.summary_index and self._thinks_in is events.ReasoningSummaryTextDelta:
-            return self._thinking("\n\n")
+            return self._delta(ThinkingDelta("\n\n"))
         return b""
 
-    def _thinking(self, text: str) -> bytes:
-        return _DELTA % (self._index, b"thinking_delta", b"thinking", wire.encode(text))
-
     def _arguments(self, event: events.FunctionCallArgumentsDelta) -> bytes:
-        return _DELTA % (self._index, b"input_json_delta", b"partial_json", wire.encode(event.delta))
+        return self._delta(InputJsonDelta(event.delta))
 
     def _item_added(self, event: events.OutputItemAdded) -> bytes:
         item = event.item
         if isinstance(item, FunctionCallItem):
-            return self._open(ToolUseBlock(item.call_id, item.name, EMPTY))
+            return self._open(ToolUse(item.call_id, item.name, EMPTY))
         if isinstance(item, ReasoningItem) and self._wishes.shows_thinking:
             self._thinks_in = None
-            return self._open(ThinkingBlock("", ""))
+            return self._open(ThinkingShown("", ""))
         return b""
 
     def _item_done(self, event: events.OutputItemDone) -> bytes:
@@ -107,8 +117,7 @@ class Stream:
         if kind == "function_call":
             return self._close()
         if kind == "reasoning" and self._wishes.shows_thinking:
-            signature = wire.encode(_sealed.decode(raw).encrypted_content)
-            return _DELTA % (self._index, b"signature_delta", b"signature", signature) + self._close()
+            return self._delta(SignatureDelta(_sealed.decode(raw).encrypted_content)) + self._close()
         if kind in hosted_calls.TYPES:
             return self._hosted(read_item(raw, ""))
         return b""
@@ -120,48 +129,41 @@ class Stream:
 
     def _ended(self, event: events.Completed | events.Incomplete) -> bytes:
         response = event.response
-        delta: dict[str, object] = {
-            "type": "message_delta",
-            "delta": answer.ending_of(response, self._wishes),
-            "usage": DeltaUsage.of(response.usage),
-        }
-        if self._wishes.edits_context:
-            delta["context_management"] = answer.AppliedEdits()
-        return _block("message_delta", delta) + _STOP
+        edits = AppliedEdits() if self._wishes.edits_context else UNSET
+        ending = answer.ending_of(response, self._wishes)
+        return block(MessageDelta(ending, DeltaUsage.of(response.usage), edits)) + block(MessageStop())
 
     def _failed(self, event: events.Failed) -> bytes:
         error = event.response.error
         told = ServerError() if error is None else failure_of(error)
-        return self.failure(body_of(told, self._fields, self._request_id))
+        return block(body_of(told, self._fields, self._request_id))
 
-    @staticmethod
-    def failure(body: ErrorBody) -> bytes:
-        return _block("error", body)
-
-    def _open(self, block: Block) -> bytes:
+    def _open(self, shown: Block) -> bytes:
         self._index += 1
         self._is_open = True
-        start = {"type": "content_block_start", "index": self._index, "content_block": block}
-        return _block("content_block_start", start)
+        return block(ContentBlockStart(self._index, shown))
+
+    def _delta(self, delta: Delta) -> bytes:
+        return block(ContentBlockDelta(self._index, delta))
 
     def _close(self) -> bytes:
         self._is_open = False
-        return _END % self._index + self._waited()
+        return block(ContentBlockStop(self._index)) + self._waited()
 
     def _waited(self) -> bytes:
         """The blocks that have waited for the open one."""
-        frames = b""
-        for block in self._waiting:
-            if isinstance(block, hosted_calls.HostedUse):
-                text, block.input = wire.encode(bytes(block.input).decode()), EMPTY
-                frames += self._open(block)
-                frames += _DELTA % (self._index, b"input_json_delta", b"partial_json", text)
-            else:
-                frames += self._open(block)
-            frames += _END % self._index
-        self._waiting.clear()
-        self._is_open = False
-        return frames
+        waiting, self._waiting = self._waiting, []
+        return b"".join(self._whole(each) for each in waiting)
+
+    def _whole(self, shown: Block) -> bytes:
+        """A block that is complete."""
+        written = b""
+        if isinstance(shown, hosted_calls.HostedUse):
+            written, shown.input = bytes(shown.input), EMPTY
+        frames = self._open(shown)
+        if written:
+            frames += self._delta(InputJsonDelta(written.decode()))
+        return frames + self._close()
 
     _writers: ClassVar[dict[type[Event], Callable[["Stream", Any], bytes]]] = {
         events.Created: _started,
@@ -179,7 +181,3 @@ class Stream:
         events.Incomplete: _ended,
         events.Failed: _failed,
     }
-
-
-def _block(kind: str, data: object) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), wire.encode(data))

@@ -16,7 +16,7 @@ _HOSTED = {"web_search_": "web_search", "code_execution_": "code_interpreter"}
 _Dated = Annotated[str, Meta(max_length=100)]
 
 
-class Tool(Struct):
+class MessagesTool(Struct):
     """A tool as clients define it. Without ``type``, it is a function that the client runs."""
 
     name: Name | UnsetType = msgspec.UNSET
@@ -69,7 +69,7 @@ class NoChoice(Struct, tag_field="type", tag="none"): ...
 Choice = AutoChoice | AnyChoice | NamedChoice | NoChoice
 
 _list = msgspec.json.Decoder(list[Raw])
-_tool = msgspec.json.Decoder(Tool)
+_tool = msgspec.json.Decoder(MessagesTool)
 _server = msgspec.json.Decoder(McpServer)
 
 
@@ -84,7 +84,7 @@ class Tools:
         self._tools: list[object] = []
         self._named: dict[str, str] = {}
         """The types of the tools that ``tool_choice`` names by their type, by their names."""
-        self._toolsets: dict[str, tuple[str, Tool]] = {}
+        self._toolsets: dict[str, tuple[str, MessagesTool]] = {}
 
     def read(self, tools: Raw | UnsetType, servers: Raw | UnsetType) -> None:
         """Add the tools and MCP servers of a request. Raises ``InvalidRequest``, which names the field."""
@@ -115,7 +115,7 @@ class Tools:
             return Raw(b'"required"')
         return Raw(b'"none"') if isinstance(choice, NoChoice) else msgspec.UNSET
 
-    def _add(self, tool: Tool, where: str) -> None:
+    def _add(self, tool: MessagesTool, where: str) -> None:
         kind = tool.type
         if kind == "mcp_toolset":
             self._toolsets[tool.mcp_server_name or ""] = (where, tool)
@@ -169,7 +169,7 @@ def _entries(data: Raw | UnsetType, most: int, where: str) -> list[Raw]:
     return entries
 
 
-def _function(tool: Tool, where: str) -> dict[str, object]:
+def _function(tool: MessagesTool, where: str) -> dict[str, object]:
     if isinstance(tool.name, UnsetType):
         raise wire.explain("Object missing required field `name`", where)
     if isinstance(tool.input_schema, UnsetType):
@@ -189,7 +189,7 @@ def _function(tool: Tool, where: str) -> dict[str, object]:
     return function
 
 
-def _require_direct(tool: Tool, where: str) -> None:
+def _require_direct(tool: MessagesTool, where: str) -> None:
     """Refuse a tool that only code may call."""
     if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
         raise _unsupported(f"{where}.allowed_callers", "only 'direct' is supported")
@@ -203,7 +203,7 @@ def _allowed(server: McpServer, where: str) -> list[str] | None:
     return [] if configuration.enabled is False else configuration.allowed_tools
 
 
-def _enabled(where: str, toolset: Tool) -> list[str] | None:
+def _enabled(where: str, toolset: MessagesTool) -> list[str] | None:
     """The same, as a toolset says it."""
     configs = toolset.configs or {}
     if any(config.defer_loading for config in (toolset.default_config, *configs.values()) if config):

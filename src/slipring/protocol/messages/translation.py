@@ -10,10 +10,11 @@ from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
 from slipring.protocol.messages import answer, errors, requests
 from slipring.protocol.messages.answer import Wishes
+from slipring.protocol.messages.events import PING
 from slipring.protocol.messages.fields import Fields
 from slipring.protocol.messages.history import History, Opens
 from slipring.protocol.messages.requests import CountRequest
-from slipring.protocol.messages.stream import PING, Stream
+from slipring.protocol.messages.stream import Stream
 from slipring.protocol.messages.tools import NoChoice, Tools
 from slipring.protocol.requests import CreateRequest, ReasoningConfig, ResentHistory, TextConfig
 from slipring.protocol.responses import Response

@@ -29,7 +29,8 @@ _MOST_KNOWN = 20_000
 _FIELDS = (
     *("instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "reasoning", "text"),
     *("include", "store", "context_management", "truncation", "max_output_tokens", "temperature", "top_p"),
-    *("top_logprobs", "presence_penalty", "frequency_penalty", "seed", "service_tier", "generate", "rollout"),
+    *("top_logprobs", "presence_penalty", "frequency_penalty", "seed", "top_k", "stop", "service_tier"),
+    *("generate", "rollout"),
 )
 """Fields of a request that are recorded: those that a replay can send again. All others may identify a
 user, or belong to the client alone."""

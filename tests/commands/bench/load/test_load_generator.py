@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 
 from slipring.commands.bench.client.transports import Access
 from slipring.commands.bench.load.flood import Flood
-from slipring.commands.bench.load.generator import Job, LocalGenerator, ProcessGenerator, Tally, merged
+from slipring.commands.bench.load.generator import LocalGenerator, ProcessGenerator, merged
 from slipring.commands.bench.load.idle_sockets import IdleSockets
 from slipring.commands.bench.load.results import FloodResult, FloodTally, Level, Percentiles
 from slipring.commands.bench.load.run import Load
 from slipring.commands.bench.load.terminal import bare_verdict, flood_verdict
+from slipring.commands.bench.load.users import Job, Tally
 from slipring.commands.bench.subject.bare import recorded_frames, start_bare
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.load.loads import EASY, Silent, loaded, options

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import WSMsgType, web
+from msgspec import structs
 
 from slipring.commands.bench.client.exchange import TurnExchange
 from slipring.commands.bench.load.results import LoadRecord, ServiceLevel
 from slipring.commands.bench.load.terminal import verdict
-from slipring.commands.bench.load.users import TurnTally
+from slipring.commands.bench.load.users import Job, Tally
 from slipring.commands.bench.subject.processes import Meter
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.load.loads import EASY, loaded, options
@@ -171,13 +172,14 @@ def turn_of(*arrivals_ms: float, tokens: int | None = None) -> TurnExchange:
 
 
 def test_lag_of_the_last_delta() -> None:
-    tally = TurnTally(tokens_per_s=100)
-    tally.add(turn_of(5, 15, 25, tokens=3))
-    tally.add(turn_of(5, 15, 45, tokens=3))
-    tally.add(turn_of(5, 75, tokens=5))
-    assert list(tally.lag_ms) == pytest.approx([0, 20, 30])
+    job = Job(url="", key="", timeout_s=1, mode="", head={}, think_ms=0, limit_ms=500, tokens_per_s=100)
+    tally = Tally()
+    tally.add(turn_of(5, 15, 25, tokens=3), job)
+    tally.add(turn_of(5, 15, 45, tokens=3), job)
+    tally.add(turn_of(5, 75, tokens=5), job)
+    assert tally.lag_ms == pytest.approx([0, 20, 30])
     assert tally.late_ms == pytest.approx(50)
     for unknown in (None, 0.0):
-        tally = TurnTally(tokens_per_s=unknown)
-        tally.add(turn_of(5, 15, tokens=2))
-        assert list(tally.lag_ms) == []
+        tally = Tally()
+        tally.add(turn_of(5, 15, tokens=2), structs.replace(job, tokens_per_s=unknown))
+        assert tally.lag_ms == []

@@ -8,10 +8,10 @@ from slipring.commands.bench.command import (
     run_until_interrupted,
 )
 from slipring.commands.bench.load import results
-from slipring.commands.bench.load.file_limit import raise_file_limit
 from slipring.commands.bench.load.options import LoadOptions
 from slipring.commands.bench.load.run import Load
 from slipring.commands.bench.load.terminal import LoadProgress, show
+from slipring.commands.bench.subject.processes import raise_file_limit
 
 
 def load(options: LoadOptions) -> int:

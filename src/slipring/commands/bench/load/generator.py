@@ -17,56 +17,12 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Struct
 
-from slipring.commands.bench.client.exchange import Fields
 from slipring.commands.bench.client.transports import Access
 from slipring.commands.bench.load.idle_sockets import IdleSockets
-from slipring.commands.bench.load.users import TurnTally, Users
-from slipring.commands.bench.measure.modes import MODES
-from slipring.commands.bench.workloads.catalogue import short
+from slipring.commands.bench.load.users import Job, Tally, Users
 
 _LINE_BYTES = 2**30
 _STOP_S = 20.0
-
-
-class Job(Struct, frozen=True, kw_only=True):
-    """What the users of a load do, and where."""
-
-    url: str
-    key: str
-    timeout_s: float
-    mode: str
-    head: Fields
-    think_ms: float
-    limit_ms: float
-    """Limit of the time to the first token."""
-    tokens_per_s: float | None = None
-    """Simulated decoding speed; None if it is not known."""
-    has_digests: bool = False
-    is_checked: bool = True
-    """Whether answers are checked."""
-    first: int = 0
-    """Number of the first user."""
-
-
-class Tally(Struct, kw_only=True):
-    """What users have seen since the tally began."""
-
-    first_token_ms: list[float] = []
-    gap_ms: list[float] = []
-    lag_ms: list[float] = []
-    due_ms: float = 0.0
-    late_ms: float = 0.0
-    errors: dict[str, int] = {}
-    turns: int = 0
-    waiting: int = 0
-    waiting_late: int = 0
-    stalled: int = 0
-    open_connections: int = 0
-    idle_connections: int = 0
-    last_late_ns: int = 0
-    """When the last turn that violated the service level got its first token or failed; 0: none did."""
-    cpu_s: float = 0.0
-    """CPU time of the generating processes."""
 
 
 class Generator(Protocol):
@@ -89,18 +45,8 @@ class LocalGenerator:
     """Users and idle connections of this process."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
         access = Access(job.url, job.key, timeout_s=job.timeout_s, asks_timing=False)
-        self._users = Users(
-            access,
-            MODES[job.mode],
-            job.head,
-            short(),
-            job.think_ms,
-            has_digests=job.has_digests,
-            is_checked=job.is_checked,
-            first=job.first,
-        )
+        self._users = Users(access, job)
         self._idle = IdleSockets(access)
         self._cpu_s = 0.0
 
@@ -109,28 +55,14 @@ class LocalGenerator:
         await self._users.grow(users, within_s)
 
     async def begin(self) -> None:
-        self._users.tally = TurnTally(self._job.tokens_per_s, self._job.limit_ms)
+        self._users.tally = Tally()
         self._cpu_s = time.process_time()
 
     async def end(self) -> Tally:
-        tally = self._users.tally
-        tally.add_unfinished(self._users.pending, self._job.limit_ms)
-        return Tally(
-            first_token_ms=tally.first_token_ms.tolist(),
-            gap_ms=tally.gap_ms.tolist(),
-            lag_ms=tally.lag_ms.tolist(),
-            due_ms=tally.due_ms,
-            late_ms=tally.late_ms,
-            errors=dict(tally.errors),
-            turns=tally.turns,
-            waiting=tally.waiting,
-            waiting_late=tally.waiting_late,
-            stalled=tally.stalled,
-            open_connections=self._users.open_connections,
-            idle_connections=self._idle.open_connections,
-            last_late_ns=tally.last_late_ns,
-            cpu_s=time.process_time() - self._cpu_s,
-        )
+        tally = self._users.finished_tally()
+        tally.idle_connections = self._idle.open_connections
+        tally.cpu_s = time.process_time() - self._cpu_s
+        return tally
 
     async def stop(self) -> None:
         self._idle.close()
@@ -254,7 +186,7 @@ if __name__ == "__main__":
     import gc
 
     from slipring.commands.bench.command import loop_factory
-    from slipring.commands.bench.load.file_limit import raise_as_far_as_allowed
+    from slipring.commands.bench.subject.processes import raise_as_far_as_allowed
 
     raise_as_far_as_allowed()
     gc.disable()  # a collection would count as time of the server, and answers leave no garbage

@@ -14,9 +14,10 @@ from msgspec import structs
 from slipring.commands.bench.client.exchange import Fields
 from slipring.commands.bench.client.transports import Access
 from slipring.commands.bench.load.flood import Flood
-from slipring.commands.bench.load.generator import Generator, Job, LocalGenerator, ProcessGenerator, Tally
+from slipring.commands.bench.load.generator import Generator, LocalGenerator, ProcessGenerator
 from slipring.commands.bench.load.options import LoadOptions
 from slipring.commands.bench.load.results import FloodResult, Level, LoadRecord, percentiles
+from slipring.commands.bench.load.users import Job, Tally
 from slipring.commands.bench.measure.loop import unique_instructions
 from slipring.commands.bench.measure.modes import MODES
 from slipring.commands.bench.measure.probes import base_fields, first_model, nothing_to_measure, probe

@@ -1,66 +1,84 @@
 """Simulated users: each opens a connection and chats over it, with pauses, until stopped."""
 
 import asyncio
-import math
 import random
 import re
 import time
-from array import array
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from typing import Any
 
+from msgspec import Struct
+
 from slipring.commands.bench.client.exchange import FIRST_TOKENS, Fields, TurnExchange, TurnFailed
 from slipring.commands.bench.client.transports import Access, Transport
 from slipring.commands.bench.measure.loop import unique_instructions
-from slipring.commands.bench.measure.modes import Mode
+from slipring.commands.bench.measure.modes import MODES
 from slipring.commands.bench.verify.checks import Expectation, find_faults
 from slipring.commands.bench.verify.digests import Digest
-from slipring.commands.bench.workloads.plan import Plan
+from slipring.commands.bench.workloads.catalogue import short
 
 _RETRY_S = 1.0
 """Pause after a failure: retrying at once would add load to a struggling server."""
 _DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
 
 
-class TurnTally:
-    """Figures of the turns of all users during one level."""
+class Job(Struct, frozen=True, kw_only=True):
+    """What the users of a load do, and where."""
 
-    def __init__(self, tokens_per_s: float | None = None, limit_ms: float = math.inf) -> None:
-        """``tokens_per_s``: simulated decoding speed; None if unknown, 0 if unlimited. ``limit_ms``: of the
-        time to the first token."""
-        self.first_token_ms = array("d")
-        self.gap_ms = array("d")
-        self.lag_ms = array("d")
-        self.due_ms = 0.0
-        """Time that the answers would have taken at their pace."""
-        self.late_ms = 0.0
-        """Time that they took beyond that."""
-        self.errors: Counter[str] = Counter()
-        self.turns = 0
-        self.waiting = 0
-        self.waiting_late = 0
-        self.stalled = 0
-        self.last_late_ns = 0
-        """When the last turn beyond the limit got its first token, or failed; 0: none did."""
-        self._limit_ms = limit_ms
-        self._token_ms = 1000 / tokens_per_s if tokens_per_s else None
+    url: str
+    key: str
+    timeout_s: float
+    mode: str
+    head: Fields
+    think_ms: float
+    limit_ms: float
+    """Limit of the time to the first token."""
+    tokens_per_s: float | None = None
+    """Simulated decoding speed; None if it is not known."""
+    has_digests: bool = False
+    is_checked: bool = True
+    """Whether answers are checked."""
+    first: int = 0
+    """Number of the first user."""
 
-    def add(self, exchange: TurnExchange) -> None:
+
+class Tally(Struct, kw_only=True):
+    """What users have seen since the tally began."""
+
+    first_token_ms: list[float] = []
+    gap_ms: list[float] = []
+    lag_ms: list[float] = []
+    due_ms: float = 0.0
+    """Time that the answers would have taken at their pace."""
+    late_ms: float = 0.0
+    """Time that they took beyond that."""
+    errors: dict[str, int] = {}
+    turns: int = 0
+    waiting: int = 0
+    waiting_late: int = 0
+    stalled: int = 0
+    open_connections: int = 0
+    idle_connections: int = 0
+    last_late_ns: int = 0
+    """When the last turn that violated the service level got its first token or failed; 0: none did."""
+    cpu_s: float = 0.0
+    """CPU time of the generating processes."""
+
+    def add(self, exchange: TurnExchange, job: Job) -> None:
         """Add a finished turn."""
         self.turns += 1
         if (first_ms := exchange.first_ms(*FIRST_TOKENS)) is not None:
             self.first_token_ms.append(first_ms)
-            if first_ms > self._limit_ms:
+            if first_ms > job.limit_ms:
                 self.last_late_ns = time.perf_counter_ns()
         arrivals = zip(exchange.events, exchange.arrivals_ns, strict=True)
         deltas = [at_ns for event, at_ns in arrivals if event.get("type") in FIRST_TOKENS]
         self.gap_ms.extend((after - before) / 1e6 for before, after in pairwise(deltas))
-        if self._token_ms is not None and deltas:
+        if job.tokens_per_s and deltas:
             tokens = _usage(exchange).get("output_tokens") or len(deltas)
-            due_ms = (tokens - 1) * self._token_ms
+            due_ms = (tokens - 1) * 1000 / job.tokens_per_s
             lag_ms = (deltas[-1] - deltas[0]) / 1e6 - due_ms
             self.lag_ms.append(lag_ms)
             self.due_ms += due_ms
@@ -68,7 +86,7 @@ class TurnTally:
 
     def add_error(self, reason: str) -> None:
         """Add a turn or connection that failed."""
-        self.errors[reason] += 1
+        self.errors[reason] = self.errors.get(reason, 0) + 1
         self.last_late_ns = time.perf_counter_ns()
 
     def add_unfinished(self, pending: Iterable[TurnExchange], limit_ms: float) -> None:
@@ -89,32 +107,22 @@ class TurnTally:
 class Users:
     """A growing number of concurrent users."""
 
-    def __init__(
-        self,
-        access: Access,
-        mode: Mode,
-        head: Fields,
-        plan: Plan,
-        think_ms: float,
-        *,
-        has_digests: bool = False,
-        is_checked: bool = True,
-        first: int = 0,
-    ) -> None:
-        """``is_checked``: whether answers are checked. ``first``: the number of the first user."""
-        self.tally = TurnTally()
+    def __init__(self, access: Access, job: Job) -> None:
+        self.tally = Tally()
         self.pending: set[TurnExchange] = set()
         """Turns that have not finished, and connections being opened."""
         self._access = access
-        self._mode = mode
-        self._head = head
-        self._plan = plan
-        self._think_s = think_ms / 1000
-        self._gives_digests = has_digests
-        self._is_checked = is_checked
-        self._first = first
+        self._job = job
+        self._mode = MODES[job.mode]
+        self._plan = short()
         self._transports: set[Transport] = set()
         self._users: list[asyncio.Task[None]] = []
+
+    def finished_tally(self) -> Tally:
+        """The tally, with the turns that have not finished."""
+        self.tally.add_unfinished(self.pending, self._job.limit_ms)
+        self.tally.open_connections = self.open_connections
+        return self.tally
 
     @property
     def open_connections(self) -> int:
@@ -124,7 +132,7 @@ class Users:
         """Add users up to this number, evenly over this time."""
         pause_s = within_s / max(1, count - len(self._users))
         while len(self._users) < count:
-            number = self._first + len(self._users)
+            number = self._job.first + len(self._users)
             self._users.append(asyncio.create_task(self._chat_forever(number, random.Random(number))))
             await asyncio.sleep(pause_s)
 
@@ -178,11 +186,11 @@ class Users:
 
     async def _chat(self, transport: Transport, name: str, chance: random.Random) -> None:
         context = self._mode.context()
-        head = {**self._head, "instructions": unique_instructions(self._plan.instructions, name)}
+        head = {**self._job.head, "instructions": unique_instructions(self._plan.instructions, name)}
         digest = Digest(head["instructions"])
         least_tokens = 0
         for step in self._plan.steps:
-            await asyncio.sleep(self._think_s * chance.uniform(0.5, 1.5))
+            await asyncio.sleep(self._job.think_ms / 1000 * chance.uniform(0.5, 1.5))
             previous = context.previous_response_id
             with self._pending() as exchange:
                 await transport.turn(context.request(head, step.messages), exchange=exchange)
@@ -191,14 +199,14 @@ class Users:
                 needs="text",
                 previous_response_id=previous,
                 least_input_tokens=least_tokens,
-                digest=str(digest) if self._gives_digests else None,
+                digest=str(digest) if self._job.has_digests else None,
                 may_be_truncated="max_output_tokens" in head,
             )
-            faults = find_faults(exchange.events, exchange.answer, expected) if self._is_checked else None
+            faults = find_faults(exchange.events, exchange.answer, expected) if self._job.is_checked else None
             if faults is not None:
                 # Without digests, equal faults are counted together.
                 raise TurnFailed(f"wrong answer: {_DIGEST.sub('…', faults)}")
-            self.tally.add(exchange)
+            self.tally.add(exchange, self._job)
             least_tokens = _usage(exchange).get("input_tokens") or 0
             digest.add(exchange.answer)
             context.learn(exchange)

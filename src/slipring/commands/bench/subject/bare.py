@@ -99,7 +99,7 @@ async def _serve(tokens_per_s: float) -> None:
 
 if __name__ == "__main__":
     from slipring.commands.bench.command import loop_factory
-    from slipring.commands.bench.load.file_limit import raise_as_far_as_allowed
+    from slipring.commands.bench.subject.processes import raise_as_far_as_allowed
 
     raise_as_far_as_allowed()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

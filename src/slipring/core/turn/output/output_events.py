@@ -149,7 +149,8 @@ class Output:
         self._step_calls = False  # the items since the last ``end_step`` include a call
         self._waiting: list[Item | None] = []
         """Items from the first place that is reserved on; None: the place is reserved."""
-        self._upstream_items = UpstreamItems()
+        self._upstream_items: UpstreamItems | None = None
+        """Set with the first item that the engine's server makes."""
         self._compaction_id = ""
         self._mint = mint
         self._open: _Message | _Reasoning | _AnyCall | None = None
@@ -205,7 +206,8 @@ class Output:
     def finish(self, status: ItemStatus) -> list[Event]:
         """Close the open item, if any, with this status: ``incomplete`` if it was cut off."""
         self._close(status)
-        self._upstream_items.break_off(self)
+        if self._upstream_items is not None:
+            self._upstream_items.break_off(self)
         return self.take_events()
 
     @property
@@ -365,12 +367,16 @@ class Output:
 
     def _upstream_item_started(self, delta: UpstreamItemStarted) -> None:
         self._close("completed")
+        if self._upstream_items is None:
+            self._upstream_items = UpstreamItems()
         self._upstream_items.start(self, delta)
 
     def _upstream_item_event(self, delta: UpstreamItemEvent) -> None:
+        assert self._upstream_items is not None
         self._upstream_items.tell(self, delta)
 
     def _upstream_item_ended(self, delta: UpstreamItemEnded) -> None:
+        assert self._upstream_items is not None
         self._upstream_items.end(self, delta)
         if input_items.is_call(delta.item):
             self._awaits_output = True

@@ -1,0 +1,338 @@
+"""A chat template with what is found out about it, once, when a model is loaded.
+
+A probe is a short conversation of placeholders that the template writes. It shows how the template ends an
+answer, whether it numbers calls, which thoughts it drops, what an effort of reasoning changes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, Literal
+
+from msgspec import Struct, structs
+
+from slipring.base.errors import InvalidRequest
+from slipring.prompts.chain_choices import (
+    ALL_THOUGHTS,
+    CALL_IDS,
+    CALL_TEXTS,
+    CHAIN_CHOICES,
+    LOOP_THOUGHTS,
+    ChainChoice,
+)
+from slipring.prompts.parsing.known_formats import HERMES
+from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.templates.chat_messages import ChatMessage, MessageFields
+from slipring.prompts.templates.chat_template import NO_VARIABLES, ChatTemplate, Variables
+from slipring.prompts.templates.detection.format_detection import detect_format
+from slipring.prompts.templates.detection.text_comparison import common_prefix
+from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
+from slipring.prompts.templates.stand_ins import (
+    ALL_PLACEHOLDERS,
+    ANSWERED,
+    CALLED,
+    EARLIER_ANSWERS,
+    LAST_CALL_PLACEHOLDER,
+    NEXT_PLACEHOLDER,
+    PLACEHOLDER_TOOLS,
+    QUESTION,
+    TEXT_PLACEHOLDER,
+    earlier_calls,
+    with_earlier_calls,
+    with_thoughts,
+)
+from slipring.prompts.templates.template_draft import Draft, DraftForm
+from slipring.prompts.templates.template_engines import SupportsStrftime, TemplateError
+from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
+from slipring.prompts.tokenization.token_budget import BudgetedEncoder
+from slipring.prompts.tokenization.tokenizer import Vocabulary
+
+
+class ModelTemplate(Struct, frozen=True, kw_only=True):
+    """A model's chat template, and what its files say about the tokens around it."""
+
+    source: str
+    bos_token: str = ""
+    eos_token: str = ""
+    stop_ids: tuple[int, ...] = ()
+    """The ids that end an answer, as far as the model's files name them."""
+    response_template: Mapping[str, Any] | None = None
+    """The model's own description of its answers."""
+
+
+class ProbedTemplate:
+    """A template with what was found out about it. Raises ``TemplateError`` if it is unusable.
+
+    ``variables``: further variables of the template, which win over those that an effort sets.
+    ``keeps_thoughts``: earlier thoughts stay in the context where the template would drop them.
+    """
+
+    def __init__(
+        self,
+        model: ModelTemplate,
+        vocabulary: Vocabulary,
+        *,
+        today: SupportsStrftime | None,
+        variables: Variables,
+        keeps_thoughts: bool,
+    ) -> None:
+        self.template = ChatTemplate(
+            model.source, bos_token=model.bos_token, eos_token=model.eos_token, today=today
+        )
+        self._vocabulary = vocabulary
+        self._finder = ControlTokenFinder(vocabulary, model.source, ALL_PLACEHOLDERS)
+        self._variables = variables
+        self._require_user_message()
+        self.detected = detected = detect_format(self._render_probe, model.source, model.response_template)
+        # Tools that the template does not write are described in Hermes' form: calls are expected in it.
+        self.output_format = detected.format if detected.writes_tools else _with_hermes(detected.format)
+        # A template that knows no thoughts does not say that they are to be dropped.
+        self.keeps_thoughts = keeps_thoughts or self.output_format.think_close != detected.format.think_close
+        fields = MessageFields(
+            thought_blocks=detected.takes_thought_chunks,
+            text_arguments=detected.takes_text_arguments,
+            null_content=detected.takes_null_content,
+            calls_as_text=None if detected.writes_calls else _with_hermes(self.output_format),
+        )
+        self._form = DraftForm(self.template, self._finder, ACCEPTS_ALL, fields, self.output_format)
+        forms = find_forms(self._written)
+        if not detected.writes_tools and not detected.writes_calls:
+            forms = structs.replace(forms, outputs=False)  # Hermes' form for these as well
+        self._form = structs.replace(self._form, forms=forms)
+        self.eos_token = model.eos_token
+        named = self._control_ids((model.eos_token, *self.output_format.stops))
+        self.stop_ids = frozenset(named.union(model.stop_ids))
+        self.numbers_calls = self._finds_numbers()
+        """Whether a call is written otherwise after other calls: ``all`` of them, or after the ``first``."""
+        self.closers = (
+            self._find_closer(ANSWERED, TEXT_PLACEHOLDER),
+            self._find_closer(CALLED, LAST_CALL_PLACEHOLDER),
+        )
+        """The control tokens that end an answer of text and one of calls; empty if none does."""
+        self._effort_changes: dict[tuple[str | None, str | None, bool], bool] = {}
+        self.rewrites_answers = not self.keeps_thoughts and self._drops_thoughts()
+        self.efforts = detected.thinking.distinct_efforts()
+        self.chain_choices = tuple(sorted(self._find_choices(), key=CHAIN_CHOICES.index))
+
+    @property
+    def forms(self) -> MessageForms:
+        return self._form.forms
+
+    def draft(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: list[dict[str, Any]],
+        encoder: BudgetedEncoder,
+        effort: str | None,
+    ) -> Draft:
+        """What writes a conversation. ``messages`` and ``tools`` have all texts that it will write."""
+        return Draft(self._form, encoder, messages, tools, self.variables_of(effort))
+
+    def variables_of(self, effort: str | None) -> Variables:
+        switches = self.detected.thinking
+        kept = switches.keep_variables() if self.keeps_thoughts else NO_VARIABLES
+        return {**switches.variables(effort), **kept, **self._variables}
+
+    def effort_changes_history(self, before: str | None, now: str | None, *, has_tools: bool) -> bool:
+        """Whether a template writes another beginning or other earlier answers for another effort, instead of
+        only another prompt."""
+        if before == now or self.variables_of(before) == self.variables_of(now):
+            return False
+        change = (before, now, has_tools)
+        if change not in self._effort_changes:
+            tools = PLACEHOLDER_TOOLS if has_tools else []
+            self._effort_changes[change] = any(
+                self._written(messages, before, tools) != self._written(messages, now, tools)
+                for messages in ([QUESTION], EARLIER_ANSWERS)
+            )
+        return self._effort_changes[change]
+
+    def _finds_numbers(self) -> Literal["all", "first", ""]:
+        """Whether the template writes another text for a call, or for its output, after other calls: for each
+        of them, for the first one, or not."""
+        question, *called = CALLED
+        in_a_loop = self._numbers_after(lambda count: [question, *earlier_calls(count)], called)
+        asked_again = self._numbers_after(lambda count: with_earlier_calls([question], count), called)
+        return "all" if "all" in (in_a_loop, asked_again) else in_a_loop or asked_again
+
+    def _numbers_after(
+        self, earlier: Callable[[int], Sequence[ChatMessage]], called: Sequence[ChatMessage]
+    ) -> Literal["all", "first", ""]:
+        """The same for a call after the messages with so many earlier ones."""
+        written = []
+        for count in range(3):
+            before = earlier(count)
+            start, whole = (self._written(messages) for messages in (before, [*before, *called]))
+            if start is None or whole is None:
+                return ""
+            # Some templates end a list of outputs only where nothing follows it.
+            written.append(whole[len(common_prefix(start, whole)) :])
+        if written[1] != written[2]:
+            return "all"
+        return "first" if written[0] != written[1] else ""
+
+    def _find_closer(self, messages: Sequence[ChatMessage], mark: str) -> str:
+        """The control token that ends an answer, between ``mark``, the last text of an answer, and the next
+        message; empty if none does.
+
+        It is the first one that ends answers. Where the template writes another one (Harmony), or none (GLM:
+        the next message begins), it is the first one that is not a mark of calls.
+        """
+        draft = self.draft(messages, [], BudgetedEncoder(self._vocabulary), None)
+        try:
+            written = draft.write(messages)
+        except InvalidRequest:
+            return ""
+        after = written.rpartition(draft.guard.text(mark))[2]
+        pieces = self._finder.split(after.partition(draft.guard.text(NEXT_PLACEHOLDER))[0])
+        ids = [piece for piece in pieces if isinstance(piece, int)]
+        format = self.output_format
+        # In Harmony, all structure is marks: answers end with one that is none of a call.
+        marks = set() if format.is_harmony else self._control_ids(format.marks())
+        if mark == TEXT_PLACEHOLDER and not _is_blank(pieces):
+            return ""  # text ends the answer
+        closers = [id for id in ids if id in self.stop_ids] or self._others(pieces, marks)
+        names = {self._vocabulary.control(name): name for name in self._vocabulary.control_tokens()}
+        return names[closers[0]] if closers else ""
+
+    def _others(self, pieces: Sequence[str | int], marks: Set[int]) -> list[int]:
+        """The control tokens that are no marks. A mark that begins the next message is one of them (Solar's
+        ``<|begin|>tool<|tool_response|>``): other words than those of calls follow it."""
+        found: list[int] = []
+        for before, text, piece in zip(("", "", *pieces), ("", *pieces), pieces, strict=False):
+            if isinstance(piece, int) and piece not in marks:
+                if isinstance(before, int) and isinstance(text, str) and self._is_foreign(text):
+                    found.append(before)
+                found.append(piece)
+        return found
+
+    def _is_foreign(self, text: str) -> bool:
+        """Whether a text has words that are no marks of the format."""
+        for mark in sorted(self.output_format.marks(), key=len, reverse=True):
+            text = text.replace(mark.strip(), "")
+        return bool(text.strip())
+
+    def _control_ids(self, names: Iterable[str]) -> set[int]:
+        return {self._vocabulary.control(name) for name in filter(self._vocabulary.has_control, names)}
+
+    def _drops_thoughts(self) -> bool:
+        """Whether the template leaves out the thoughts of an answer once the user speaks again."""
+        question, answer, following = ANSWERED
+        return self._drops((question, with_thoughts(answer), following), None)
+
+    def _drops(self, messages: Sequence[ChatMessage], effort: str | None) -> bool:
+        """Whether the template leaves out the only thoughts of messages."""
+        draft = self.draft(messages, [], BudgetedEncoder(self._vocabulary), effort)
+        try:
+            return not draft.count_thoughts(draft.write(messages))
+        except InvalidRequest:
+            return False
+
+    def _find_choices(self) -> Iterator[ChainChoice]:
+        """What chains keep that the template drops."""
+        efforts = (None, *self.efforts)
+        yield from {choice for effort in efforts for choice in self._kept_after_answers(effort)}
+        question, called, output = CALLED
+        loop = (question, with_thoughts(called), output)
+        if self._adds_call_ids():
+            yield CALL_IDS
+        if self._drops_call_texts():
+            yield CALL_TEXTS
+        if self.keeps_thoughts and self._drops_thoughts():
+            yield ALL_THOUGHTS
+        elif any(self._drops(loop, effort) for effort in filter(self._thinks, efforts)):
+            yield LOOP_THOUGHTS
+
+    def _kept_after_answers(self, effort: str | None) -> Iterator[ChainChoice]:
+        """What chains keep because a template writes prompts otherwise once answers and messages follow."""
+        draft = self.draft(EARLIER_ANSWERS, [], BudgetedEncoder(self._vocabulary), effort)
+        question, answer, following = ANSWERED
+        _, called, output = CALLED
+        texts, calls = draft.guard.text(TEXT_PLACEHOLDER), draft.guard.text(LAST_CALL_PLACEHOLDER)
+        for context in ((question,), (question, called, output)):
+            for reply, mark, follower in ((answer, texts, following), (called, calls, output)):
+                try:
+                    start = draft.write(context, prompt=True)
+                    written = draft.write([*context, reply, follower]).rpartition(mark)[0]
+                except InvalidRequest:
+                    continue
+                yield from draft.kept(start, written) or ()
+
+    def _adds_call_ids(self) -> bool:
+        """Whether the template writes the id of a call only once its output follows."""
+        *asked, called, _ = CALLED
+        draft = self.draft(CALLED, [], BudgetedEncoder(self._vocabulary), None)
+        call, mark = called.calls[-1], draft.guard.text(LAST_CALL_PLACEHOLDER)
+        try:
+            last, earlier = (
+                draft.write(messages).rpartition(mark)[2] for messages in ([*asked, called], CALLED)
+            )
+        except InvalidRequest:
+            return False
+        closer = self.closers[True]
+        return bool(closer) and call.id in earlier.partition(closer)[0] and call.id not in last
+
+    def _drops_call_texts(self) -> bool:
+        """Whether the template writes a call without the text before it."""
+        question, called, output = CALLED
+        spoken = structs.replace(called, content=TEXT_PLACEHOLDER)
+        draft = self.draft(CALLED, [], BudgetedEncoder(self._vocabulary), None)
+        try:
+            written = draft.write([question, spoken, output])
+        except InvalidRequest:
+            return False
+        text, call = draft.guard.text(TEXT_PLACEHOLDER), draft.guard.text(LAST_CALL_PLACEHOLDER)
+        return call in written and text not in written
+
+    def _thinks(self, effort: str | None) -> bool:
+        """Whether the model may think, as far as its template shows."""
+        switches = self.detected.thinking
+        is_off = effort == "none" if effort is not None else switches.thinks_by_default is False
+        return bool(self.output_format.think_close) and not (is_off and switches.can_be_off)
+
+    def _require_user_message(self) -> None:
+        question = [{"role": "user", "content": "?"}]
+        try:
+            self.template.render(question, add_generation_prompt=True, variables=self._variables)
+        except InvalidRequest as error:
+            raise TemplateError(f"The chat template cannot render a user message: {error.message}") from None
+
+    def _render_probe(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Variables,
+    ) -> str:
+        return self.template.render(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            variables={**variables, **self._variables},
+        )
+
+    def _written(
+        self,
+        messages: Sequence[ChatMessage],
+        effort: str | None = None,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> str | None:
+        """What the template writes for messages; None if it refuses them."""
+        draft = self.draft(messages, list(tools), BudgetedEncoder(self._vocabulary), effort)
+        try:
+            return draft.write(messages)
+        except InvalidRequest:
+            return None
+
+
+def _with_hermes(format: OutputFormat) -> OutputFormat:
+    """A format with Hermes' calls if it has none, and with Hermes' thoughts if it has none."""
+    if format.calls is not None or format.is_harmony:
+        return format
+    think_open, think_close = format.think_open, format.think_close
+    if not think_close:
+        think_open, think_close = HERMES.think_open, HERMES.think_close
+    return structs.replace(format, calls=HERMES.calls, think_open=think_open, think_close=think_close)
+
+
+def _is_blank(pieces: Sequence[str | int]) -> bool:
+    """Whether no text but white space precedes the first control token."""
+    return not pieces or isinstance(pieces[0], int) or not pieces[0].strip()
