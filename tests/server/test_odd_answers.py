@@ -31,13 +31,25 @@ CALL = Call("get_weather", {"city": "Rome", "days": 2})
 GENERATED = {"id", "item_id", "call_id", "created_at", "completed_at", "response", "logprobs", "obfuscation"}
 
 SPELLED_OTHERWISE = {
-    "cohere": "the fake writes no marks around a text",
-    "gemma_4": "the fake opens a channel that the prompt has opened",
-    "gpt_oss": "the fake writes the channel before the recipient, the template after it",
-    "kimi_k3": "the fake ends an answer without closing its message",
-    "lfm2_5": "the fake quotes strings as JSON does, the template as Python does",
+    # The fake writes no marks around a text.
+    "cohere": (r"<\|(START|END)_TEXT\|>", ""),
+    # The fake opens a channel that the prompt has opened.
+    "gemma_4": (r"(<\|channel>thought)+", ""),
+    # The fake writes the channel before the recipient, the template after it.
+    "gpt_oss": (
+        r"(assistantto=\.get_weather)?<\|channel\|>commentary(to=\.get_weather<\|\|>)?json",
+        "",
+    ),
+    # The fake closes no message; the template writes a response without content before calls.
+    "kimi_k3": (
+        r"<\|close\|>message<\|sep\|>|<\|open\|>response<\|sep\|><\|close\|>response<\|sep\|>",
+        "",
+    ),
+    # The fake quotes strings as JSON does, the template as Python does.
+    "lfm2_5": ("'", '"'),
 }
-"""Families whose fake spells an answer otherwise than the template: chains keep what the model wrote."""
+"""How the fakes of some families spell an answer otherwise than the template, as a pattern and what stands
+for it: chains keep what the model wrote."""
 
 
 def has_marks(format: OutputFormat) -> bool:
@@ -100,7 +112,9 @@ def read_by_the_model(fake: FakeFamilyServer, family: str, prompt: list[int]) ->
         for mark in sorted(structure_of(fake.format), key=len, reverse=True):
             text = text.replace(mark, "")
     # Ids of calls are generated, where a template writes them.
-    return re.sub(r"\b[A-Za-z0-9]{9}\b", "", "".join(text.split()))
+    text = re.sub(r"\b[A-Za-z0-9]{9}\b", "", "".join(text.split()))
+    pattern, replacement = SPELLED_OTHERWISE.get(family, ("", ""))
+    return re.sub(pattern, replacement, text) if pattern else text
 
 
 @pytest.mark.parametrize("recognised_s", [0, 600])
@@ -122,7 +136,7 @@ async def test_a_chain_and_a_resent_history_are_the_same(
         one, other = fake.prompts[turn], fake.prompts[turn + 3]
         if recognised_s:
             assert other == one
-        elif family not in SPELLED_OTHERWISE:
+        else:
             assert read_by_the_model(fake, family, other) == read_by_the_model(fake, family, one)
     for found in (items, resent):
         calls = [item for item in found if item["type"] == "function_call"]

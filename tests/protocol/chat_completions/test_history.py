@@ -106,6 +106,12 @@ def test_ids_may_be_used_again_in_a_later_message() -> None:
     assert [item["call_id"] for item in found[1:]] == ["call_0", "call_0", "call_1", "call_1"]
 
 
+def test_results_of_calls_with_the_same_id_come_in_the_order_of_the_calls() -> None:
+    asked = {"role": "assistant", "tool_calls": [call("x", arguments="1"), call("x", arguments="2")]}
+    found = items(USER, asked, result("x", "one"), result("x", "two"))
+    assert [(item["call_id"], item["output"]) for item in found[3:]] == [("call_0", "one"), ("call_1", "two")]
+
+
 def test_results_without_an_id_answer_the_calls_in_order_or_by_name() -> None:
     calls = {"role": "assistant", "tool_calls": [call("a", "one"), call("b", "two"), call("c", "two")]}
     found = items(USER, calls, result(name="two"), result(), result())

@@ -57,7 +57,7 @@ def result(content: Any = None, **fields: Any) -> Json:
 def output(*blocks: Any, **fields: Any) -> Any:
     """What the model reads of a result."""
     *_, item = items(assistant(USE), user(result(*blocks, **fields)))
-    assert (item["type"], item["call_id"]) == ("function_call_output", "toolu_1")
+    assert (item["type"], item["call_id"]) == ("function_call_output", "call_0")
     return item["output"]
 
 
@@ -100,7 +100,7 @@ def test_the_order_of_blocks_is_kept() -> None:
         *("reasoning", "message", "function_call", "function_call"),
         *("function_call_output", "function_call_output", "message"),
     ]
-    assert found[2] == {"type": "function_call", "call_id": "toolu_1", "name": "f", "arguments": '{"a":1}'}
+    assert found[2] == {"type": "function_call", "call_id": "call_0", "name": "f", "arguments": '{"a":1}'}
     assert found[-1] == message("user", [part("and?"), part("go on")])
 
 
@@ -270,5 +270,40 @@ def test_searches_and_code() -> None:
 )
 def test_bad_messages_are_refused_by_their_field(messages: list[Json], param: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
+        history(*messages)
+    assert refusal.value.param == param
+
+
+def test_ids_only_say_which_result_answers_which_call() -> None:
+    def asked(first: str, second: str) -> list[Json]:
+        return items(
+            assistant({**USE, "id": first}, {**USE, "id": second}),
+            user({**result("2"), "tool_use_id": second}, {**result("1"), "tool_use_id": first}),
+            assistant({**USE, "id": first}),
+            user({**result("3"), "tool_use_id": first}),
+        )
+
+    found = asked("toolu_1", "toolu_2")
+    assert asked("other", "ids") == found
+    outputs = [(each["call_id"], each["output"]) for each in found if each["type"] == "function_call_output"]
+    assert outputs == [("call_1", "2"), ("call_0", "1"), ("call_2", "3")]
+
+
+def test_results_of_calls_with_the_same_id_come_in_the_order_of_the_calls() -> None:
+    found = items(assistant(USE, USE), user(result("1"), result("2")))
+    assert [(each["call_id"], each["output"]) for each in found[2:]] == [("call_0", "1"), ("call_1", "2")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([assistant(USE), user(text("and?"))], "messages[0].content[0]"),
+        ([assistant(text("a"), USE, {**USE, "id": "b"}), user(result())], "messages[0].content[2]"),
+        ([assistant(USE), user(result(), result())], "messages[1].content[1].tool_use_id"),
+        ([user(result()), assistant(USE), user(result())], "messages[0].content[0].tool_use_id"),
+    ],
+)
+def test_each_call_has_one_result(messages: list[Json], param: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"'(toolu_1|b)'") as refusal:
         history(*messages)
     assert refusal.value.param == param

@@ -235,7 +235,7 @@ BAD: list[tuple[Json, str]] = [
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "z"}]}]},
-        "messages.0.content.0.tool_use_id: No tool call found",
+        "messages.0.content.0.tool_use_id: no `tool_use` before this `tool_result` has the id 'z'",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, PNG]}]},

@@ -184,8 +184,8 @@ class _OpenCalls:
         del self._by_name[call.name][number]
 
     def with_id(self, sent_id: str) -> int | None:
-        """The latest one: some clients number their calls anew in every message."""
-        return next(reversed(self._by_id.get(sent_id, {})), None)
+        """The first one: some clients give all calls of a message the same id."""
+        return next(iter(self._by_id.get(sent_id, {})), None)
 
     def with_name(self, name: str) -> int | None:
         return next(iter(self._by_name.get(name, {})), None)

@@ -17,6 +17,8 @@ StopReason = Literal[
 ]
 EMPTY = Raw(b"{}")
 _PARAGRAPH = "\n\n"
+_LONGEST_ID = 256
+"""What a request may have as the id of a call."""
 
 
 class ThinkingShown(Struct, tag_field="type", tag="thinking"):
@@ -109,14 +111,19 @@ def answer_of(response: Response, wishes: Wishes) -> MessageAnswer:
     """The whole message."""
     answer = opening(response, wishes)
     for raw in response.output:
-        answer.content += blocks_of(read_item(bytes(raw), ""), wishes)
+        answer.content += blocks_of(read_item(bytes(raw), ""), wishes, response.id)
     ending = ending_of(response, wishes)
     answer.stop_reason, answer.stop_sequence = ending.stop_reason, ending.stop_sequence
     answer.usage = MessageUsage.of(response.usage)
     return answer
 
 
-def blocks_of(item: Item, wishes: Wishes) -> list[Block]:
+def tool_use_id(response_id: str, own_id: str) -> str:
+    """The id of a call as the client gets it: no other answer has it. ``own_id``: its id in the context."""
+    return f"toolu_{response_id.removeprefix('resp_')}_{own_id.removeprefix('call_')}"[:_LONGEST_ID]
+
+
+def blocks_of(item: Item, wishes: Wishes, response_id: str) -> list[Block]:
     """The blocks of an output item; none if the request did not ask for such."""
     if item.type in hosted_calls.TYPES:
         return [hosted_calls.use_of(item), hosted_calls.result_of(item)]
@@ -129,7 +136,7 @@ def blocks_of(item: Item, wishes: Wishes) -> list[Block]:
             ThinkingShown("" if wishes.omits_thoughts else thought_of(body), body.encrypted_content or "")
         ]
     if isinstance(body, FunctionCall):
-        return [ToolUse(body.call_id, body.name, input_of(body.arguments))]
+        return [ToolUse(tool_use_id(response_id, body.call_id), body.name, input_of(body.arguments))]
     return []
 
 

@@ -2,10 +2,12 @@
 
 A block of an answer becomes an item of its own, and consecutive texts and images of a message one item. The
 bytes of an item depend on nothing but its content: text as a string or in a block, ``cache_control``, the
-order of fields and ``is_error: false`` make no difference. An item that is sent again with the next request
-therefore has the same bytes, and is neither decoded nor rendered a second time.
+order of fields, ``is_error: false`` and the ids of calls, which are numbered, make no difference. An item
+that is sent again with the next request therefore has the same bytes, and is neither decoded nor rendered a
+second time.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -14,7 +16,7 @@ from msgspec import Raw, Struct
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.items import MOST_ITEMS, InputText, OutputText
+from slipring.protocol.items import MOST_ITEMS, InputText, OutputText, numbered_call
 from slipring.protocol.messages import content, hosted_calls
 from slipring.protocol.messages.content import (
     AssistantBlock,
@@ -34,6 +36,18 @@ Opens = Callable[[str], bool]
 """Whether this server has sealed a thought, for the tenant who sends it back."""
 _ERROR_CHARS = 40
 """Where the output of a failed call usually says that it has failed."""
+
+
+class _Call(Struct, frozen=True, gc=False):
+    """A call of the history."""
+
+    number: int
+    where: str
+
+    @property
+    def own_id(self) -> str:
+        """Its id in the context."""
+        return numbered_call(self.number)
 
 
 class Place(Struct, frozen=True, gc=False):
@@ -61,6 +75,10 @@ class History:
         self._opens = opens
         self.items: list[bytes] = []
         self.places: list[Place] = []
+        self.call_count = 0
+        """How many calls the client has run, or is to run."""
+        self._waiting: dict[str, deque[_Call]] = {}
+        """The calls without a result, by the client's ids."""
 
     def read(self, messages: Raw) -> None:
         """Add the items of all messages. Raises ``InvalidRequest``, which names the field."""
@@ -83,6 +101,7 @@ class History:
             )
         if not self.items:
             raise InvalidRequest("Invalid 'messages': they have no content.", param="messages")
+        self._require_results()
 
     @property
     def input(self) -> Raw:
@@ -115,7 +134,7 @@ class History:
             if isinstance(block, ToolResultBlock):
                 self._add_message(index, "user", parts, tuple(places))
                 parts, places = [], []
-                self._put(_output(block, f"{where}[{at}]"), index, at)
+                self._put(self._output(block, f"{where}[{at}]"), index, at)
             elif not isinstance(block, TextBlock) or block.text:
                 new = list(content.parts_of(block, f"{where}[{at}]"))
                 parts += new
@@ -147,7 +166,7 @@ class History:
     ) -> dict[str, object] | None:
         """The item of a block that is no text; None if it has none of its own."""
         if isinstance(block, ToolUseBlock):
-            return _call(block, where)
+            return self._call(block, where)
         if isinstance(block, ThinkingBlock):
             return self._thought(block.signature, block.thinking)
         if isinstance(block, RedactedThinkingBlock):
@@ -155,6 +174,43 @@ class History:
         if isinstance(block, McpToolUseBlock | ServerToolUseBlock):
             return hosted_calls.item_of(block, results.get(block.id), where)
         return None
+
+    def _call(self, block: ToolUseBlock, where: str) -> dict[str, object]:
+        arguments = arguments_of(block.input, f"{where}.input")
+        call = _Call(self.call_count, where)
+        self.call_count += 1
+        self._waiting.setdefault(block.id, deque()).append(call)
+        return {"type": "function_call", "call_id": call.own_id, "name": block.name, "arguments": arguments}
+
+    def _output(self, block: ToolResultBlock, where: str) -> dict[str, object]:
+        parts = content.result_parts(block, where)
+        if block.is_error is True:
+            parts = _as_error(parts)
+        call = self._answered(block.tool_use_id, f"{where}.tool_use_id")
+        output = content.joined(parts) if parts else ""
+        return {"type": "function_call_output", "call_id": call.own_id, "output": output}
+
+    def _answered(self, sent_id: str, param: str) -> _Call:
+        """The call that a result answers: the first one with this id that waits."""
+        waiting = self._waiting.get(sent_id)
+        if waiting is None:
+            raise InvalidRequest(
+                f"Invalid '{param}': no `tool_use` before this `tool_result` has the id {quoted(sent_id)} and"
+                " waits for a result.",
+                param=param,
+            )
+        call = waiting.popleft()
+        if not waiting:
+            del self._waiting[sent_id]
+        return call
+
+    def _require_results(self) -> None:
+        for sent_id, (call, *_) in self._waiting.items():
+            raise InvalidRequest(
+                f"Invalid '{call.where}': `tool_use` ids were found without `tool_result` blocks after them:"
+                f" {quoted(sent_id)}.",
+                param=call.where,
+            )
 
     def _thought(self, signature: str, text: str) -> dict[str, object] | None:
         """A thought that this server has sealed is what was sealed, whatever its text says now. Any other is
@@ -179,19 +235,6 @@ class History:
 def _results_in(blocks: Sequence[AssistantBlock]) -> dict[str, Result]:
     """The results of calls that a server has run, by the id of the call."""
     return {block.tool_use_id: block for block in blocks if isinstance(block, Result)}
-
-
-def _call(block: ToolUseBlock, where: str) -> dict[str, object]:
-    arguments = arguments_of(block.input, f"{where}.input")
-    return {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments}
-
-
-def _output(block: ToolResultBlock, where: str) -> dict[str, object]:
-    parts = content.result_parts(block, where)
-    if block.is_error is True:
-        parts = _as_error(parts)
-    output = content.joined(parts) if parts else ""
-    return {"type": "function_call_output", "call_id": block.tool_use_id, "output": output}
 
 
 def _as_error(parts: list[Part]) -> list[Part]:

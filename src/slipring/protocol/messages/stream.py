@@ -59,6 +59,7 @@ class Stream:
         self._wishes = wishes
         self._fields = fields
         self._request_id = request_id
+        self._response_id = ""
         self._index = -1
         """Of the block that was opened last."""
         self._is_open = False
@@ -73,6 +74,7 @@ class Stream:
         return b"" if write is None else write(self, event)
 
     def _started(self, event: events.Created) -> bytes:
+        self._response_id = event.response.id
         return block(MessageStart(answer.opening(event.response, self._wishes)))
 
     def _part_added(self, event: events.ContentPartAdded) -> bytes:
@@ -105,7 +107,8 @@ class Stream:
     def _item_added(self, event: events.OutputItemAdded) -> bytes:
         item = event.item
         if isinstance(item, FunctionCallItem):
-            return self._open(ToolUse(item.call_id, item.name, EMPTY))
+            sent_id = answer.tool_use_id(self._response_id, item.call_id)
+            return self._open(ToolUse(sent_id, item.name, EMPTY))
         if isinstance(item, ReasoningItem) and self._wishes.shows_thinking:
             self._thinks_in = None
             return self._open(ThinkingShown("", ""))

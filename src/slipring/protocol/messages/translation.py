@@ -79,6 +79,7 @@ class MessagesTranslation(Translation):
         tools.read(request.tools, request.mcp_servers)
         shows = requests.shows_thinking(request)
         create = ResentHistory(
+            calls=history.call_count,
             model=request.model,
             input=history.input,
             instructions=requests.instructions_of(request.system),

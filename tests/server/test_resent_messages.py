@@ -1,0 +1,113 @@
+"""Clients of the Messages API send their whole history with every turn, in spellings of their own: a turn
+costs its delta, and the model reads the same."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from slipring.core.limits import Limits
+from tests.engines.fakes.server import Call, Say, Stop
+from tests.engines.fakes.tokens import decoded
+from tests.engines.vllm.test_vllm_engine import fake_vllm
+from tests.harness import serve
+from tests.messages_api import MessagesApi
+from tests.messages_wire import Json
+from tests.server.test_resent_chat import reports_of
+
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
+OFF = Limits(recognised_s=0)
+TOOL: Json = {"name": "look", "input_schema": {"type": "object"}}
+CALLS = (Call("look", '{"city": "Rome"}'), Call("look", '{"city": "Bern"}'))
+History = list[Json]
+
+
+def as_emitted(history: History) -> History:
+    return history
+
+
+def with_other_ids(history: History) -> History:
+    """As proxies do that make ids of their own."""
+    found: History = json.loads(json.dumps(history).replace("toolu_", "tool-"))
+    return found
+
+
+def with_numbers_for_ids(history: History) -> History:
+    """As clients do that number the calls of each message anew."""
+    sent: History = json.loads(json.dumps(history))
+    numbers: dict[str, str] = {}
+    for message in sent:
+        calls = [block for block in message["content"] if isinstance(block, dict) and "input" in block]
+        for number, block in enumerate(calls):
+            numbers[block["id"]] = block["id"] = str(number)
+        for block in message["content"]:
+            if isinstance(block, dict) and "tool_use_id" in block:
+                block["tool_use_id"] = numbers[block["tool_use_id"]]
+    return sent
+
+
+def with_breakpoints(history: History) -> History:
+    last = history[-1]
+    content = last["content"]
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    marked = [*content[:-1], {**content[-1], "cache_control": {"type": "ephemeral"}}]
+    return [*history[:-1], {**last, "content": marked}]
+
+
+def one_result_a_message(history: History) -> History:
+    return [piece for message in history for piece in _pieces(message)]
+
+
+def _pieces(message: Json) -> list[Json]:
+    if message["role"] == "assistant" or isinstance(message["content"], str):
+        return [message]
+    return [{**message, "content": [block]} for block in message["content"]]
+
+
+SPELLINGS: list[Callable[[History], History]] = [
+    as_emitted,
+    with_other_ids,
+    with_numbers_for_ids,
+    with_breakpoints,
+    one_result_a_message,
+]
+
+
+async def loop(api: MessagesApi, spelled: Callable[[History], History]) -> None:
+    """Two turns with two calls each, and two with texts, each with the whole history."""
+    history: History = [{"role": "user", "content": "hi"}]
+    for turn in range(4):
+        answer = await api.create(*spelled(history), tools=[TOOL])
+        calls = [block["id"] for block in answer["content"] if block["type"] == "tool_use"]
+        results = [
+            {"type": "tool_result", "tool_use_id": call, "content": f"{turn}.{number}"}
+            for number, call in enumerate(calls)
+        ]
+        history += [
+            {"role": "assistant", "content": answer["content"]},
+            {"role": "user", "content": results or "and?"},
+        ]
+
+
+@pytest.mark.parametrize("spelled", SPELLINGS)
+async def test_a_turn_costs_its_delta_and_the_model_reads_the_same(
+    spelled: Callable[[History], History],
+) -> None:
+    prompts = []
+    for limits in (Limits(), OFF):
+        async with fake_vllm() as fake, serve(fake.engine(retries=0), limits=limits) as server:
+            reports = reports_of(server)
+            for steps in (CALLS, CALLS, (Say(("It", " is", " sunny.")),), (Say(("Cloudy.",)),)):
+                fake.script(*steps, Stop())
+            await loop(MessagesApi(server), spelled)
+            # The model writes no line between two calls, and its template does.
+            read = [decoded(request["prompt"]) for request in fake.requests]
+            prompts.append(
+                [text.replace("</tool_call>\n<tool_call>", "</tool_call><tool_call>") for text in read]
+            )
+            if limits is not OFF:
+                assert [report.recognised_items or 0 for report in reports] == [0, 3, 7, 10]
+                assert [report.input_items for report in reports] == [1, 5, 9, 11]
+    assert prompts[0] == prompts[1]
