@@ -176,8 +176,9 @@ def test_every_block_is_listed() -> None:
 def test_a_block_is_read_as_the_page_says(name: str) -> None:
     role = "user" if name in _OF_USERS else "assistant"
     blocks = BLOCK_SAMPLES.get(name, [{"type": name}])
-    calls = {"role": "assistant", "content": [USE]}
-    messages = [calls, {"role": role, "content": blocks}, {"role": "user", "content": "end"}]
+    first = {"role": "assistant", "content": [USE] if name == "tool_result" else "begin"}
+    last = {"role": "user", "content": BLOCK_SAMPLES["tool_result"] if name == "tool_use" else "end"}
+    messages = [first, {"role": role, "content": blocks}, last]
     if BLOCKS[name][0] == "refused":
         with pytest.raises(ApiError, match=r"messages\.1\.content\.0\.type: "):
             read(messages=messages)

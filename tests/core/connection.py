@@ -429,7 +429,12 @@ class Connection:
         return sent + self._run(self.session.turns.due(turn))
 
     def finish(
-        self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: Any = None
+        self,
+        *deltas: Delta,
+        lane: str | None = None,
+        reason: Any = "stop",
+        position: Any = None,
+        stop_sequence: str | None = None,
     ) -> list[Json]:
         """The engine's last deltas. A response with `store` true then waits in `saves`."""
         turn = self._at(self.starts, lane)
@@ -448,6 +453,7 @@ class Connection:
             output_tokens=tokens,
             position=position,
             context=context,
+            stop_sequence=stop_sequence,
         )
         sent = self._run([Send(self.session.turns.deltas(work, [*deltas, end]))])
         after = self.session.turns.done(work, None, self.server.now)

@@ -102,3 +102,16 @@ def test_long_contexts_are_not_compared(monkeypatch: pytest.MonkeyPatch):
     connection = Connection()
     first = turn(connection, input=[message("one"), message("two")])
     assert diagnosed(connection, first["id"], input="hello") == {"type": "unavailable"}
+
+
+def test_large_items_are_compared_only_if_they_are_other_objects(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cache_diagnostics, "_MOST_BYTES", 2000)
+    connection = Connection()
+    asked = message("a" * 1200)
+    first = turn(connection, input=[asked])
+    assert diagnosed(connection, first["id"], input=[asked]) == {"type": "cache_hit"}
+    again = {**asked, "id": "msg_1"}
+    assert diagnosed(connection, first["id"], input=[again]) == {"type": "unavailable"}
+    other = turn(connection, previous=first["id"], input="one")
+    found = diagnosed(connection, other["id"], previous=first["id"], input="two")
+    assert (found["type"], found["reason"]) == ("cache_miss", "input_changed")

@@ -10,7 +10,7 @@ import pytest
 from msgspec import Raw
 
 from slipring.base.errors import Unavailable
-from slipring.core.checks.policies import Action, Check, Mode, Policy
+from slipring.core.checks.policies import Action, Check, Ending, Mode, Policy
 from slipring.core.generation import Begun, CallArguments, CallEnded, CallStarted, Prefilled, Text, Thought
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList, ResolvedServer
 from slipring.core.ports import Betas
@@ -408,6 +408,17 @@ def test_a_cut_answer_can_end_with_a_refusal():
     assert response["status"] == "completed"
     (message,) = response["output"]
     assert [part["type"] for part in message["content"]] == ["output_text", "refusal"]
+
+
+@pytest.mark.parametrize("ending", ["incomplete", "refusal"])
+def test_an_answer_that_a_check_cuts_does_not_end_before_a_stop_sequence(ending: Ending):
+    connection = connect(policy("cut", ending=ending, subjects=("answer",)))
+    connection.create(stop=["END"])
+    connection.finish(Text("bad"), stop_sequence="END")
+    connection.inspect()
+    response = last(connection)["response"]
+    assert response["status"] == ("completed" if ending == "refusal" else "incomplete")
+    assert "stop_sequence" not in response
 
 
 def test_a_cut_within_a_call_does_not_end_with_a_refusal():

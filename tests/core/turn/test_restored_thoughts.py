@@ -1,11 +1,15 @@
 """A client that sends its history without the model's thoughts: the model reads them again."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipring.core.chain.known_contexts import Thoughts
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.protocol.items import Item
 from tests.core.connection import Connection, Json, Seen, call_output, message, visible
 from tests.core.turn.test_recognition import connect
 
@@ -144,3 +148,44 @@ def visible_items(items: list[Json]) -> list[Json]:
                 seen[key] = "".join(part["text"] for part in seen[key])
         shown.append(seen)
     return shown
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the length of every history whose thoughts are compared with those of a context."""
+    lengths: list[int] = []
+    departs_at = Thoughts.departs_at
+
+    def noted(self: Thoughts, items: Sequence[Item]) -> int | None:
+        lengths.append(len(items))
+        return departs_at(self, items)
+
+    monkeypatch.setattr(Thoughts, "departs_at", noted)
+    return lengths
+
+
+def test_behind_a_changed_thought_no_context_is_looked_at(monkeypatch: pytest.MonkeyPatch):
+    connection = connect()
+    history = [message("hello")]
+    for number in range(12):
+        output = turn(connection, Thought(f"thought {number}"), Text("ok"), input=history)
+        history = [*history, *output, message(f"more {number}")]
+    thought = next(index for index, item in enumerate(history) if item["type"] == "reasoning")
+    history[thought] = {**history[thought], "content": [{"type": "reasoning_text", "text": "another"}]}
+    lengths = looked_at(monkeypatch)
+    assert len(continued(connection, input=history)) == 1
+    assert lengths == [len(history) - 1, 1]
+
+
+def test_few_contexts_are_looked_at_for_a_history_that_leaves_out_thoughts_of_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    connection = connect()
+    own = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "mine"}]}
+    history = [message("hello"), own, message("more")]
+    for number in range(12):
+        output = turn(connection, Text("ok"), input=history)
+        history = [*history, *output, message(f"more {number}")]
+    history.remove(own)
+    lengths = looked_at(monkeypatch)
+    assert continued(connection, input=history) == []
+    assert len(lengths) == 8

@@ -27,6 +27,8 @@ from slipring.protocol.responses import (
 
 _MOST_ITEMS = 4000
 """Items of a context that are compared: digesting them takes about 20 ms if none was digested before."""
+_MOST_BYTES = 4 * 2**20
+"""Bytes of items that are digested for one comparison, for the same reason."""
 
 
 def compare(
@@ -48,6 +50,8 @@ def compare(
     if len(asked) > _MOST_ITEMS or len(now) > _MOST_ITEMS:
         return DiagnosticsUnavailable()
     same = 0 if reason is not None else _same(asked, now)
+    if same is None:
+        return DiagnosticsUnavailable()
     if reason is None and same == len(asked):
         return CacheHit()
     if reason is None:
@@ -96,12 +100,17 @@ def _context(parent: ResponseState | None, added: tuple[Item, ...]) -> list[Item
     return [*islice(earlier, _MOST_ITEMS + 1), *added]
 
 
-def _same(one: Sequence[Item], other: Sequence[Item]) -> int:
-    """How many items at the beginning of two contexts are the same to a model."""
-    count = 0
+def _same(one: Sequence[Item], other: Sequence[Item]) -> int | None:
+    """How many items at the beginning of two contexts are the same to a model; None if too many bytes would
+    have to be digested to know it."""
+    count, left = 0, _MOST_BYTES
     for first, second in zip(one, other, strict=False):
-        if first is not second and _digest(first) != _digest(second):
-            break
+        if first is not second:
+            left -= len(first.raw) + len(second.raw)
+            if left < 0:
+                return None
+            if _digest(first) != _digest(second):
+                break
         count += 1
     return count
 

@@ -23,6 +23,9 @@ _AFTER = "digest_after"
 _THOUGHT_BYTES = 150
 _CONTEXT_BYTES = 2000
 """A context and its response object, without head and position."""
+_MOST_UNFIT = 8
+"""Contexts with other thoughts than a history that are looked at for it: each takes as long as the history is
+long."""
 
 
 def extended(digest: bytes, items: Iterable[Item], *, with_thoughts: bool = True) -> bytes:
@@ -88,18 +91,23 @@ class Thoughts:
         self._answered = frozenset(_digests_of(answered))
         self.size_bytes = _THOUGHT_BYTES * (len(self._sent) + len(self._answered))
 
-    def fit(self, items: Iterable[Item]) -> bool:
-        """Whether a history may be continued by the context: it contains no other thoughts, and of those of
-        the context it leaves out none but the model's own."""
-        given = set(_digests_of(items))
-        unknown = set(given)
+    def departs_at(self, items: Sequence[Item]) -> int | None:
+        """Where a history departs from the context: at the first of its thoughts that the context does not
+        have, or at its end if it leaves out one that is not the model's own. None if it may be continued by
+        the context."""
+        unknown: dict[bytes, int] = {}
+        for index, item in enumerate(items):
+            if is_thought(item):
+                unknown.setdefault(extended(NOTHING_YET, (item,)), index)
+        given = frozenset(unknown)
         known: Thoughts | None = self
         while known is not None:
             if not known._sent <= given:
-                return False
-            unknown -= known._sent | known._answered
+                return len(items)
+            for each in (*known._sent, *known._answered):
+                unknown.pop(each, None)
             known = known._before
-        return not unknown
+        return min(unknown.values(), default=None)
 
 
 def _digests_of(items: Iterable[Item]) -> Iterator[bytes]:
@@ -181,14 +189,17 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
         if contexts is None:
             return None
         until = self._until[tenant]
-        for count in range(len(digests), 0, -1):
+        count, left = len(digests), _MOST_UNFIT
+        while count and left:
             found = contexts.get(start + digests[count - 1])
             if found is None or until[found.key] <= now or (found.answer_items and count == len(digests)):
+                count -= 1
                 continue
-            if found.thoughts is not None and not found.thoughts.fit(items[:count]):
-                continue
-            self._renew(tenant, found.key, now)
-            return count, found
+            departs_at = found.thoughts.departs_at(items[:count]) if found.thoughts is not None else None
+            if departs_at is None:
+                self._renew(tenant, found.key, now)
+                return count, found
+            count, left = min(departs_at, count - 1), left - 1
         return None
 
     def find(self, tenant: str, key: bytes) -> KnownContext | None:

@@ -57,7 +57,7 @@ def finish(turn: Turn, now: float) -> tuple[list[Event], Ended]:
         incomplete_details=None if reason == "stop" else IncompleteDetails.of(reason),
         output=turn.output.raw_items(),
         usage=response_object.usage(finished),
-        stop_sequence=finished.stop_sequence or UNSET,
+        stop_sequence=(finished.stop_sequence if stopped else None) or UNSET,
         prompt_cache_diagnostics=confirmed(prepared.diagnostics, finished),
         moderation=prepared.checks.moderation if prepared.checks is not None else UNSET,
     )

@@ -232,12 +232,15 @@ class TurnChecks:
     def ended(self, finished: Finished, *, may_refuse: bool) -> tuple[list[Delta], Finished]:
         """How an answer ends: further deltas, and its end. ``may_refuse``: it can end with a refusal.
 
-        The engine's position does not fit an answer that was cut: it covers what was not released.
+        The engine's position does not fit an answer that was cut: it covers what was not released. Neither
+        does a stop sequence: the answer ends before it was reached.
         """
         decision = self._gate.decision
         if decision is None:
             return [], finished
-        finished = structs.replace(finished, reason="content_filter", position=None, context=None)
+        finished = structs.replace(
+            finished, reason="content_filter", position=None, context=None, stop_sequence=None
+        )
         if decision.ending == "refusal" and may_refuse:
             return [RefusalText(REFUSAL)], structs.replace(finished, reason="stop")
         return [], finished

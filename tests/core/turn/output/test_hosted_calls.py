@@ -385,13 +385,14 @@ def test_an_answer_that_is_cut_off_waits_for_its_calls() -> None:
 def test_no_step_follows_without_tokens_for_it() -> None:
     connection = Connection()
     begin(connection, max_output_tokens=18)
-    connection.finish(*hosted())
+    connection.finish(*hosted(), Text("so"), stop_sequence="END")
     end_only(connection)
     response = last(connection)
     assert (response["status"], response["incomplete_details"]["reason"]) == (
         "incomplete",
         "max_output_tokens",
     )
+    assert "stop_sequence" not in response, "the response has not ended there"
 
 
 def test_progress_is_reported_again_and_in_detail_if_the_client_wants() -> None:
