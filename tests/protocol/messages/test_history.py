@@ -163,6 +163,18 @@ def test_a_failed_call_says_that_it_failed() -> None:
     assert shown == [part("Error:"), image("data:image/png;base64,AAAA")]
 
 
+def test_an_answer_without_words_has_no_message() -> None:
+    assert [item["type"] for item in items(assistant(text(""), USE), user(result("1")))] == [
+        "function_call",
+        "function_call_output",
+    ]
+
+
+def test_too_many_messages_are_counted_before_they_are_read() -> None:
+    with pytest.raises(InvalidRequest, match="more than 20000 messages"):
+        History(lambda signature: False).read(Raw(b"[" + b",".join([b"{}"] * (MOST_ITEMS + 1)) + b"]"))
+
+
 def test_images_and_documents() -> None:
     def shown(**source: Any) -> Any:
         return items(user({"type": "image", "source": source}))[0]["content"]

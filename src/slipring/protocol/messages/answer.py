@@ -51,8 +51,7 @@ class DeltaUsage(Struct):
 
     @classmethod
     def of(cls, usage: responses.Usage | None) -> Self:
-        if usage is None:
-            return cls()
+        assert usage is not None, "a response that has ended has a usage"
         cached = usage.input_tokens_details.cached_tokens
         return cls(
             input_tokens=usage.input_tokens - cached,
@@ -155,8 +154,9 @@ def ending_of(response: Response, wishes: Wishes) -> Ending:
     if details is not None and details.reason == "content_filter":
         return Ending("refusal")
     if details is not None and details.reason == "max_output_tokens":
-        used = response.usage.output_tokens if response.usage is not None else 0
-        return Ending("max_tokens" if used >= wishes.max_tokens else "model_context_window_exceeded")
+        assert response.usage is not None
+        is_spent = response.usage.output_tokens >= wishes.max_tokens
+        return Ending("max_tokens" if is_spent else "model_context_window_exceeded")
     if not isinstance(response.stop_sequence, UnsetType):
         return Ending("stop_sequence", response.stop_sequence)
     kinds = _Kinds.of(response.output)
