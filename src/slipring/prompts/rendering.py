@@ -239,17 +239,17 @@ class Renderer(ABC):
     def open(self, context: Rendered) -> Rendered:
         """Append the tokens that open the assistant turn."""
 
+    @abstractmethod
+    def opens_thought(self, prompt: Rendered) -> bool:
+        """Whether a prompt ends inside a thought, so that the answer begins with one."""
+
+    @abstractmethod
+    def counted_calls(self, prompt: Rendered) -> int:
+        """How many calls a prompt holds, if their ids count them; otherwise 0."""
+
     def wrote(self, position: Rendered) -> bool:
         """Whether this renderer, or one of the same name and vocabulary, made the ids of ``position``."""
         return position.writer == self._writer
-
-    def opens_thought(self, prompt: Rendered) -> bool:
-        """Whether a prompt ends inside a thought, so that the answer begins with one."""
-        return False
-
-    def counted_calls(self, prompt: Rendered) -> int:
-        """How many calls a prompt holds, if their ids count them; otherwise 0."""
-        return 0
 
     def render(self, job: Job, budget: TokenBudget = UNLIMITED) -> Rendering:
         """Append a job's new items to its parent's tokens, or render all items if that is not possible.

@@ -162,13 +162,13 @@ def _append(addition: _Addition, parent: Rendered | None, head: Head) -> Rendere
         body = empty(None)
     elif parent is not None and parent.writer == addition.writer and parent.body.total == addition.after:
         body, preface = parent.body, parent.preface
-        if addition.preface is None and addition.last is None:
+        if addition.last is None:
             return parent
     else:
         return None
     if addition.preface is not None:
         preface = _unpack_preface(addition.preface, head)
-    if preface is None:
+    if preface is None or addition.last is None:
         return None
     earlier = addition.earlier
     if isinstance(addition, _Rewritten):
@@ -178,8 +178,7 @@ def _append(addition: _Addition, parent: Rendered | None, head: Head) -> Rendere
         earlier = shared_ids.joined(addition.shared, theirs)
     if earlier:
         body = body.then(_unpack_ids(earlier), None)
-    if addition.last is not None:
-        body = body.then(_unpack_ids(addition.last), addition.tail)
+    body = body.then(_unpack_ids(addition.last), addition.tail)
     return Rendered(addition.writer, preface, body)
 
 

@@ -11,6 +11,7 @@ from slipring.prompts.templates.template_renderer import (
     DROPS_THOUGHTS,
     EFFORT_CHANGED,
     MOVES_EARLIER,
+    Tail,
     TemplateRenderer,
 )
 from slipring.protocol.items import Item
@@ -199,3 +200,16 @@ def test_a_prompt_opens_a_thought_unless_thinking_is_off() -> None:
     renderer = family_renderer("qwen3_5")
     assert renderer.opens_thought(renderer.render(job((user("a"),))).prompt)
     assert not renderer.opens_thought(renderer.render(with_effort(job((user("a"),)), "none")).prompt)
+
+
+@pytest.mark.parametrize("family", ["kimi_k2", "cohere"])
+def test_a_context_whose_calls_were_not_counted_is_rendered_in_full(family: str) -> None:
+    renderer = family_renderer(family)
+    first = job((user("a"),))
+    context = renderer.render(first).context
+    assert renderer.probed.numbers_calls
+    tail = context.body.tail
+    assert isinstance(tail, Tail)
+    uncounted = structs.replace(context.body, tail=structs.replace(tail, calls=None))
+    parent = after(first, Rendered(context.writer, context.preface, uncounted))
+    assert renderer.render(job((user("b"),), parent)).fallback == REWRITES_EARLIER

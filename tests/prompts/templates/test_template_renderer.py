@@ -20,6 +20,7 @@ from slipring.prompts.templates.template_engines import TemplateError
 from slipring.prompts.templates.template_renderer import (
     CONTINUES_ASSISTANT,
     DROPS_THOUGHTS,
+    EFFORT_CHANGED,
     HEAD_CHANGED,
     MOVES_EARLIER,
     OPENED_OTHERWISE,
@@ -664,3 +665,34 @@ def test_thoughts_of_a_template_that_writes_no_tools_are_its_own() -> None:
     )
     format = writes.output_format
     assert (format.think_open, format.think_close, format.calls) == ("<reason>", "</reason>", HERMES.calls)
+
+
+EFFORTFUL = """\
+{%- set found = namespace(last=-1) %}
+{%- for message in messages if message.role == 'user' %}{% set found.last = loop.index0 %}{% endfor %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.reasoning_content and loop.index0 > found.last and reasoning_effort == 'high' %}
+        {{- '<think>' + message.reasoning_content + '</think>' }}
+    {%- endif %}
+    {{- message.content or '' }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' + ('<think>' if reasoning_effort == 'high' else '') }}
+{%- endif %}"""
+
+
+def test_thoughts_of_a_loop_that_only_another_effort_drops_are_dropped() -> None:
+    writes = of_source(EFFORTFUL)
+    first = structs.replace(job((user("a"),), head=Head()), settings=Settings(effort="high"))
+    answered = writes.render(first).with_answer([300])
+    parent = after(first, answered, output=(thought("hm"), called("f", "{}", "1")))
+    for effort, fallback in (("high", None), ("low", EFFORT_CHANGED)):
+        step = job((returned("3", "1"),), parent, Head())
+        again = structs.replace(step, settings=Settings(effort=effort))
+        assert writes.render(again).fallback == fallback
