@@ -252,6 +252,10 @@ BAD: list[tuple[Json, str]] = [
         "tools.0.type: this server does not have",
     ),
     ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice: "),
+    (
+        {"tool_choice": {"type": "tool", "name": "stop"}, "tools": [TOOL]},
+        "tool_choice: Tool choice 'stop' not found",
+    ),
     ({"tool_choice": {"type": "any"}}, "tool_choice: "),
     ({"stop_sequences": ["x"] * 17}, "stop_sequences: "),
     ({"stop_sequences": "x"}, "stop_sequences: "),

@@ -78,7 +78,10 @@ class _Joined:
 class _ChoiceState:
     """What the chunks of one choice depend on."""
 
-    __slots__ = ("call_index", "content", "head", "index", "refusal", "response_id", "tail", "thought")
+    __slots__ = (
+        *("call_index", "content", "head", "index", "refusal", "response_id"),
+        *("tail", "thinks_in", "thought"),
+    )
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -88,6 +91,14 @@ class _ChoiceState:
         self.content, self.refusal, self.thought = _Joined(), _Joined(), _Joined()
         self.head = self.tail = b""
         """What is around the delta in a chunk, once the choice has begun: few chunks differ in more."""
+        self.thinks_in: tuple[int, type[Event]] = (-1, Event)
+        """The item of the last thought, and the kind of deltas that the client gets of it."""
+
+    def takes(self, output_index: int, kind: type[Event]) -> bool:
+        """Whether the client gets deltas of a kind: of each item, the thought or its summary, not both."""
+        if self.thinks_in[0] != output_index:
+            self.thinks_in = (output_index, kind)
+        return self.thinks_in[1] is kind
 
 
 class CompletionStream:
@@ -140,10 +151,14 @@ class CompletionStream:
         return self._chunk(choice, ChunkDelta(refusal=text))
 
     def thought(self, choice: _ChoiceState, event: ReasoningTextDelta) -> bytes:
+        if not choice.takes(event.output_index, ReasoningTextDelta):
+            return b""
         text = choice.thought.piece(event.delta, (event.output_index, 0))
         return self._chunk(choice, ChunkDelta(reasoning_content=text))
 
     def summary(self, choice: _ChoiceState, event: ReasoningSummaryTextDelta) -> bytes:
+        if not choice.takes(event.output_index, ReasoningSummaryTextDelta):
+            return b""
         text = choice.thought.piece(event.delta, (event.output_index, event.summary_index))
         return self._chunk(choice, ChunkDelta(reasoning_content=text))
 
