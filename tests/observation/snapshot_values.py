@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from slipring.observation.metric_counts import Snapshot
 from slipring.observation.metrics import Metric
-from slipring.observation.snapshots import Snapshot
 
 
 def value_of(snapshot: Snapshot, metric: Metric, labels: Mapping[str, str] | None = None) -> int | float:

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from slipring.observation import metrics as table
 from slipring.observation.exposition import expose
-from slipring.observation.snapshots import Registry, Snapshot
+from slipring.observation.metric_counts import Registry, Snapshot
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-from slipring.protocol.timing import Mark, StageName, TokenCounts
+from slipring.protocol.timing import OWN_STAGES, Mark, StageName, TokenCounts
 
 Kind = Literal["counter", "gauge", "histogram"]
 Merge = Literal["sum", "max", "min"]
@@ -69,8 +69,6 @@ TRANSPORTS = ("websocket", "sse", "http", "background")
 STAGES: tuple[str, ...] = get_args(StageName)
 MARKS: tuple[str, ...] = get_args(Mark)
 TOKEN_KINDS: tuple[str, ...] = TokenCounts.__struct_fields__
-OWN_STAGES = ("decode", "resolve", "validate", "render", "store", "terminal")
-"""Stages in which slipring itself works. In the others it waits: for the lane, the engine or the client."""
 
 MODEL = Label("model", help="the models that the server offers, and `other`")
 STATUS = Label("status", STATUSES)

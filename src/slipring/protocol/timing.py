@@ -29,6 +29,8 @@ StageName = Literal[
     "store",
     "terminal",
 ]
+OWN_STAGES: tuple[StageName, ...] = ("decode", "resolve", "validate", "render", "store", "terminal")
+"""Stages in which slipring itself works. In the others it waits: for the lane, the engine or the client."""
 
 
 Mark = Literal["fork", "warmup", "steered", "compaction", "rollout", "background"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slipring.protocol.messages import requests
+from slipring.protocol.messages import requests, translation
 from slipring.protocol.messages.translation import MessagesTranslation
 from slipring.protocol.wire import encode
 
@@ -29,7 +29,7 @@ def read(**fields: Any) -> requests.CountRequest:
     ],
 )
 def test_how_much_a_model_thinks(thinking: Any, asked: str | None, effort: str | None) -> None:
-    assert requests.effort_of(read(thinking=thinking, output_config={"effort": asked})) == effort
+    assert translation.effort_of(read(thinking=thinking, output_config={"effort": asked})) == effort
 
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch=1;"

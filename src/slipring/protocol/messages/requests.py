@@ -7,7 +7,6 @@ from msgspec import Meta, Raw, Struct, UnsetType
 
 from slipring.base.errors import UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.items import Effort
 from slipring.protocol.messages import content
 from slipring.protocol.messages.tools import Choice
 from slipring.protocol.requests import StopSequences
@@ -167,20 +166,6 @@ def stop_sequences_of(data: Raw | UnsetType) -> list[str]:
         return []
     wire.require_short(sent, "stop_sequences")
     return wire.decode(_sequences, sent, where="stop_sequences")
-
-
-def effort_of(request: CountRequest) -> Effort | None:
-    """How much the model thinks; None: as much as it does by default."""
-    thinking, asked = request.thinking, request.output_config
-    if thinking is None or isinstance(thinking, ThinkingDisabled):
-        return "none"
-    if asked is not None and asked.effort is not None:
-        return asked.effort
-    if not isinstance(thinking, ThinkingEnabled):
-        return None
-    if thinking.budget_tokens <= 4096:
-        return "low"
-    return "medium" if thinking.budget_tokens <= 16384 else "high"
 
 
 def shows_thinking(request: CountRequest) -> bool:

@@ -8,12 +8,13 @@ from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
+from slipring.protocol.items import Effort
 from slipring.protocol.messages import answer, errors, requests
 from slipring.protocol.messages.answer import Wishes
 from slipring.protocol.messages.events import PING
 from slipring.protocol.messages.fields import Fields
 from slipring.protocol.messages.history import History, Opens
-from slipring.protocol.messages.requests import CountRequest
+from slipring.protocol.messages.requests import CountRequest, ThinkingDisabled, ThinkingEnabled
 from slipring.protocol.messages.stream import Stream
 from slipring.protocol.messages.tools import NoChoice, Tools
 from slipring.protocol.requests import CreateRequest, ReasoningConfig, ResentHistory, TextConfig
@@ -86,7 +87,7 @@ class MessagesTranslation(Translation):
             tools=tools.raw,
             tool_choice=tools.choice(request.tool_choice),
             parallel_tool_calls=_parallel(request),
-            reasoning=ReasoningConfig(effort=requests.effort_of(request)),
+            reasoning=ReasoningConfig(effort=effort_of(request)),
             text=self._text(request),
             include=["reasoning.encrypted_content"] if shows else [],
             store=False,
@@ -134,3 +135,17 @@ def _identify(create: CreateRequest, request: CountRequest) -> None:
         create.safety_identifier = user
     else:
         create.user = user
+
+
+def effort_of(request: CountRequest) -> Effort | None:
+    """How much the model thinks; None: as much as it does by default."""
+    thinking, asked = request.thinking, request.output_config
+    if thinking is None or isinstance(thinking, ThinkingDisabled):
+        return "none"
+    if asked is not None and asked.effort is not None:
+        return asked.effort
+    if not isinstance(thinking, ThinkingEnabled):
+        return None
+    if thinking.budget_tokens <= 4096:
+        return "low"
+    return "medium" if thinking.budget_tokens <= 16384 else "high"

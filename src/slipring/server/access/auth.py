@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from slipring.base.errors import AuthenticationFailed, PermissionDenied, StartupError, Unavailable
-from slipring.config.settings import split_api_key
+from slipring.config.settings import Config, split_api_key
+from slipring.server.process.listening_sockets import is_loopback
 from slipring.stores.key_token import Token, digest
 from slipring.stores.keys import Key, Keys
 
@@ -141,3 +142,13 @@ def _no_key() -> AuthenticationFailed:
 
 def _wrong_key() -> AuthenticationFailed:
     return AuthenticationFailed("Incorrect API key provided.")
+
+
+def require_keys(config: Config) -> None:
+    """For a server without API keys: raise ``StartupError`` if other machines could reach it."""
+    if config.insecure_no_auth or is_loopback(config.host):
+        return
+    raise StartupError(
+        f"refusing to serve on {config.host} without API keys: configure one with --api-key or"
+        " SLIPRING_API_KEYS, create one with slipring keys create, or set --insecure-no-auth"
+    )

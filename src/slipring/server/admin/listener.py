@@ -36,7 +36,7 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.limits import Limits
 from slipring.observation import live
 from slipring.observation.drawing_files import DRAWINGS
-from slipring.observation.snapshots import Snapshot
+from slipring.observation.metric_counts import Snapshot
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.connection_limits import Connections

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from slipring import __version__
 from slipring.observation import live
-from slipring.observation.snapshots import Snapshot
+from slipring.observation.metric_counts import Snapshot
 from slipring.server.admin.live_feed import LiveFeed
 from slipring.server.admin.live_view import LiveView
 from slipring.server.observation.health import health_of

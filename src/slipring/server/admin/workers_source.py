@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from slipring import __version__
 from slipring.observation import live
-from slipring.observation.snapshots import BoundedLabels, Fold, Snapshot
-from slipring.observation.totals import totals_of
+from slipring.observation.live_totals import totals_of
+from slipring.observation.metric_counts import BoundedLabels, Fold, Snapshot
 from slipring.server.process.process_metrics import process_snapshot
 from slipring.server.process.worker_messages import Command, Describe, Described, EndWatch, Watch
 

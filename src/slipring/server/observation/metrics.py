@@ -3,7 +3,7 @@
 Nothing is done per token. An ended turn is counted once; everything else is read when a snapshot is taken.
 
 A server that serves its own ``/metrics`` exposes ``Metrics.snapshot()``. A worker sends its snapshots to the
-supervisor, which adds them up with ``observation.snapshots.Fold``, and those of its own process.
+supervisor, which adds them up with ``observation.metric_counts.Fold``, and those of its own process.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from msgspec import UNSET
 from slipring.engines.base import Engine
 from slipring.observation import live
 from slipring.observation import metrics as table
-from slipring.observation.snapshots import BoundedNames, Reading, Registry, Snapshot
-from slipring.observation.totals import totals
-from slipring.protocol.timing import TokenCounts, TurnReport
+from slipring.observation.live_totals import totals
+from slipring.observation.metric_counts import BoundedNames, Reading, Registry, Snapshot
+from slipring.protocol.timing import OWN_STAGES, TokenCounts, TurnReport
 from slipring.safety.running_check import CheckStatus, FailureKind
 from slipring.server.connections.connection_limits import DropReason
 from slipring.server.driver import Exchange
@@ -33,7 +33,6 @@ from slipring.server.transports.websocket import WebSocketConnection
 _MOST_CODES = 64
 _MOST_REASONS = 32
 """Codes and reasons are constants of the code. The bounds hold even if one should not be."""
-_OWN_STAGES = frozenset(table.OWN_STAGES)
 
 
 class Metrics:
@@ -137,7 +136,7 @@ class Metrics:
         for stage in report.stages:
             name, duration_ms = stage.name, stage.duration_ms
             observe_stage((name,), duration_ms / 1000)
-            if name in _OWN_STAGES:
+            if name in OWN_STAGES:
                 own_ms += duration_ms
             elif name == "generate":
                 generating_ms += duration_ms

@@ -9,21 +9,10 @@ import ipaddress
 import socket
 
 from slipring.base.errors import StartupError
-from slipring.config.settings import Config
 
 
 def base_url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-
-
-def require_keys(config: Config) -> None:
-    """For a server without API keys: raise ``StartupError`` if other machines could reach it."""
-    if config.insecure_no_auth or is_loopback(config.host):
-        return
-    raise StartupError(
-        f"refusing to serve on {config.host} without API keys: configure one with --api-key or"
-        " SLIPRING_API_KEYS, create one with slipring keys create, or set --insecure-no-auth"
-    )
 
 
 def is_loopback(host: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from slipring import __version__
 from slipring.observation import metrics as table
-from slipring.observation.snapshots import Reading, Registry, Snapshot
+from slipring.observation.metric_counts import Reading, Registry, Snapshot
 
 _STARTED_AT = time.time()
 """When this module was imported, which is soon after the process has started."""

@@ -21,6 +21,7 @@ from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.protocol.items import Effort
+from slipring.server.access.auth import require_keys
 from slipring.server.access.seal_keys import open_seal
 from slipring.server.admin.listener import AdminListener
 from slipring.server.admin.live_view import LiveView
@@ -35,7 +36,7 @@ from slipring.server.endpoints.app import build_app
 from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics
 from slipring.server.periodic_tasks import cancel_and_wait
-from slipring.server.process.listening_sockets import base_url, bind_shared, listen, require_keys
+from slipring.server.process.listening_sockets import base_url, bind_shared, listen
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
 from slipring.server.process.process_metrics import resident_bytes
 from slipring.server.process.runtime import shorten_switch_interval

@@ -10,7 +10,7 @@ from msgspec import Struct
 from slipring.config.settings import Config
 from slipring.engines.sharing import Share
 from slipring.observation import live
-from slipring.observation.snapshots import Snapshot
+from slipring.observation.metric_counts import Snapshot
 
 
 class Loan(Struct, frozen=True):

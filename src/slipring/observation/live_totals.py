@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from slipring.observation import metrics as table
 from slipring.observation.live import Totals
-from slipring.observation.snapshots import Labels, Snapshot
+from slipring.observation.metric_counts import Labels, Snapshot
 
 SHOWN = (table.TURNS, table.TOKENS, table.REQUEST_BYTES, table.HISTORY_BYTES_SAVED, table.RENDER_FALLBACKS)
 """The metrics that totals are made from."""
