@@ -222,13 +222,16 @@ def _rollout(figures: Figures) -> list[Budget]:
 def _resent(figures: Figures) -> list[Budget]:
     """CPU time, because the wall time of a run beside others says little; the modes alternate in one run."""
     lines = []
-    parsing = statistics.median(figures["ms"]["parsing"]["cpu"])
     chained = figures["ms"]["chained"]["cpu"]
-    for mode in ("resent", "resent and stored"):
+    names = {"messages": "resent by Messages", "chat": "resent by Chat Completions"}
+    for mode in ("resent", "resent and stored", "messages", "chat"):
+        parsed = figures["ms"].get(f"parsing: {mode}", figures["ms"]["parsing: resent"])
+        parsing = statistics.median(parsed["cpu"])
         more = added({"this": figures["ms"][mode]["cpu"], "chained": chained}, "this", without="chained")
+        sent = names.get(mode, mode)
         lines.append(
             Budget(
-                f"HTTP, 75,000 tokens of history {mode}, against a chained turn; without parsing",
+                f"HTTP, 75,000 tokens of history {sent}, against a chained turn; without parsing",
                 f"≤ {figures['budget_ms']:g} ms of CPU",
                 f"{more - parsing:.2f} ms of CPU, and {parsing:.2f} to parse it",
                 more - parsing <= figures["budget_ms"],

@@ -73,17 +73,20 @@ def resent_table(record: dict[str, Any]) -> str:
         "chained": "chained",
         "resent": "resent, `store: false`",
         "resent and stored": "resent, stored",
+        "messages": "by Messages",
+        "chat": "by Chat Completions",
         "unrecognised": "resent, `--recognised-s 0`",
     }
     modes = record["ms"]
     lines = [
         f"Medians of {len(modes['chained']['wall'])} turns of each kind; {_where(record)}:\n",
         "| | time per turn | more than a chained turn | CPU of the server | more than a chained turn"
-        " | of that, beside decoding and validating the JSON |",
+        " | of that, beside decoding, validating and translating the JSON |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    parsing = statistics.median(modes["parsing"]["cpu"])
     for mode, title in titles.items():
+        parsed = f"parsing: {mode}"
+        parsing = statistics.median(modes[parsed if parsed in modes else "parsing: resent"]["cpu"])
         wall, cpu = (statistics.median(modes[mode][kind]) for kind in ("wall", "cpu"))
         cells = [f"{wall:.1f} ms", "", f"{cpu:.1f} ms", "", ""]
         if mode != "chained":

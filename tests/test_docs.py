@@ -274,13 +274,13 @@ def test_documented_scripts_play(tmp_path: Path) -> None:
 
 
 def architecture_rows() -> list[list[str]]:
-    """The packages in each row of the architecture page's table."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    """The packages in each row of the table of packages."""
+    page = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
     table = page.partition("## The packages")[2].partition("\n## ")[0]
     return [re.findall(r"`([^`]+)`", line.split("|")[1]) for line in table.splitlines() if line[:3] == "| `"]
 
 
-def test_the_architecture_page_names_every_package() -> None:
+def test_the_table_of_packages_names_every_package() -> None:
     named = {name for row in architecture_rows() for name in row}
     for path in test_layers.modules():
         module = path.relative_to(test_layers.SRC)
@@ -297,7 +297,20 @@ def _is_part(package: str) -> bool:
     return package.startswith(("commands/bench/", "engines/constraints/", "prompts/templates/builtin"))
 
 
-def test_the_architecture_page_has_packages_below_those_that_they_import() -> None:
+def test_the_architecture_page_names_every_room() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## The rooms")[2].partition("\n## ")[0]
+    named = {
+        name for line in table.splitlines() for name in re.findall(r"`([a-z]+)`", line.partition("|")[2][:40])
+    }
+    assert named == {test_layers.top_of(path) for path in test_layers.modules()} - {
+        "__main__",
+        "__init__",
+        "",
+    }
+
+
+def test_the_table_has_packages_below_those_that_they_import() -> None:
     tops = [name.partition("/")[0] for row in architecture_rows() for name in row]
     first = {top: tops.index(top) for top in tops}
     last = {top: len(tops) - 1 - tops[::-1].index(top) for top in tops}
@@ -338,7 +351,7 @@ def test_reasons_for_full_renders_and_formats_are_documented() -> None:
         assert f"`{name}`" in page
 
 
-@pytest.mark.parametrize("page", ["architecture.md", "contributing.md", "dialects.md"])
+@pytest.mark.parametrize("page", ["architecture.md", "internals.md", "contributing.md", "dialects.md"])
 def test_files_that_pages_name_exist(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     for name in re.findall(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`", text):

@@ -1,5 +1,6 @@
 """Clients of the Chat Completions API send their whole history with every turn: each turn costs its delta."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,18 @@ def in_reverse(message: Json) -> Json:
     return dict(reversed(message.items()))
 
 
+def with_arguments_written_anew(message: Json) -> Json:
+    """As LangChain does, which keeps arguments as objects."""
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        arguments = json.dumps(json.loads(function["arguments"]), indent=1)
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
 SPELLINGS: list[Callable[[Json], Json]] = [
     as_emitted,
     with_other_ids,
@@ -116,6 +129,13 @@ async def test_a_turn_costs_its_delta_and_says_the_same(
         assert await loop(server, spelled, streams=streams) == plain
     assert [report.recognised_items or 0 for report in reports] == [0, 2, 4, 6]
     assert [report.input_items for report in reports] == [1, 3, 5, 7]
+
+
+async def test_arguments_that_a_client_writes_anew_are_those_that_the_model_wrote() -> None:
+    async with serve(ENGINE) as server:
+        reports = reports_of(server)
+        await loop(server, with_arguments_written_anew)
+    assert [report.recognised_items or 0 for report in reports] == [0, 2, 4, 6]
 
 
 async def test_a_history_is_recognised_however_it_is_spelled_this_time() -> None:

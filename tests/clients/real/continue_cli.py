@@ -25,9 +25,9 @@ _FLAGS = ("--model", "gpt-5.4")
 _COMMAND = call("Bash", command="echo slip-$((40 + 2))")
 
 
-async def _ask(stage: Stage, relay: Relay, *arguments: str) -> Ended:
+async def _ask(stage: Stage, relay: Relay, *arguments: str, model: str = "gpt-5.4") -> Ended:
     config = stage.directory / "config.yaml"
-    config.write_text(CONFIG.replace("http://127.0.0.1:8000/v1", relay.url))
+    config.write_text(CONFIG.replace("http://127.0.0.1:8000/v1", relay.url).replace("gpt-5.4", model))
     return await stage.run(
         *(stage.workshop.node, stage.workshop.package("continue") / "dist" / "cn.js"),
         *("--config", str(config), "--auto", "--print", *arguments),
@@ -51,6 +51,17 @@ async def _(stage: Stage) -> None:
     assert [len(output) for output in outputs] == [0, 1, 2, 2, 3]
     assert all("slip-42" in output for output in outputs[4])
     assert relay.sockets == []
+
+
+@continue_cli.check("Chat Completions", "a model of any name, with commands")
+async def _(stage: Stage) -> None:
+    async with stage.serve([_COMMAND], [_COMMAND], [say("Done.")]) as relay:
+        ended = await _ask(stage, relay, "Run it twice", model="simulated")
+    ended.require_success()
+    assert ended.stdout.strip() == "Done."
+    assert [exchange.path for exchange in relay.exchanges] == ["/v1/chat/completions"] * 3
+    results = [message for message in relay.exchanges[2].body["messages"] if message["role"] == "tool"]
+    assert ["slip-42" in message["content"] for message in results] == [True, True]
 
 
 @continue_cli.check("SSE", "slipring launch continue")

@@ -1,4 +1,7 @@
-"""langchain-openai: HTTP only, with only new items per request if `use_previous_response_id` is set."""
+"""langchain-openai: HTTP only, by Responses and by Chat Completions.
+
+By Responses, with only new items per request if `use_previous_response_id` is set.
+"""
 
 from pathlib import Path
 
@@ -48,3 +51,23 @@ async def _(stage: Stage) -> None:
         ended = await _drive(stage, relay, "talk", LLAMA_MODEL)
     assert ended.result["text"]
     assert ended.result["usage"]["output_tokens"] > 0
+
+
+@langchain.check("Chat Completions", "a tool loop")
+async def _(stage: Stage) -> None:
+    relay = await _run_loop(stage, "chat")
+    assert {exchange.path for exchange in relay.exchanges} == {"/v1/chat/completions"}
+
+
+@langchain.check("Chat Completions", "a tool loop, streamed")
+async def _(stage: Stage) -> None:
+    relay = await _run_loop(stage, "chat streamed")
+    assert all(exchange.body["stream"] for exchange in relay.exchanges)
+
+
+@langchain.check("Chat Completions", "an answer of a schema")
+async def _(stage: Stage) -> None:
+    async with stage.serve([say('{"city": "Paris"}')]) as relay:
+        ended = await _drive(stage, relay, "parsed")
+    assert ended.result == {"city": "Paris"}
+    assert relay.exchanges[0].body["response_format"]["type"] == "json_schema"

@@ -7,6 +7,7 @@ from tests.clients.real.cline import cline
 from tests.clients.real.codex import codex
 from tests.clients.real.continue_cli import continue_cli
 from tests.clients.real.langchain import langchain
+from tests.clients.real.litellm import litellm
 from tests.clients.real.openai_agents import openai_agents
 from tests.clients.real.openai_node import openai_node
 from tests.clients.real.openai_python import openai_python
@@ -14,6 +15,6 @@ from tests.clients.real.opencode import opencode
 from tests.clients.real.pi import pi
 
 CLIENTS = (
-    *(codex, claude_code, openai_python, openai_node, openai_agents, agents_js, ai_sdk, langchain),
-    *(opencode, pi, cline, continue_cli),
+    *(codex, claude_code, openai_python, openai_node, openai_agents, agents_js, ai_sdk),
+    *(langchain, litellm, opencode, pi, cline, continue_cli),
 )

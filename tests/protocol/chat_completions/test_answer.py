@@ -344,6 +344,20 @@ def test_thoughts_summaries_and_refusals_have_fields_of_their_own() -> None:
     ]
 
 
+def test_of_each_item_the_thought_or_its_summary_is_sent() -> None:
+    stage = Stage()
+    found = deltas(
+        stage.created(),
+        stage.delta(events.ReasoningTextDelta, "h", content_index=0),
+        stage.delta(events.ReasoningSummaryTextDelta, "in short", summary_index=0),
+        stage.delta(events.ReasoningTextDelta, "m", content_index=0),
+        stage.delta(events.ReasoningSummaryTextDelta, "one", 1, summary_index=0),
+        stage.delta(events.ReasoningTextDelta, "two", 1, content_index=0),
+        stage.completed(),
+    )
+    assert [delta["reasoning_content"] for delta in found] == ["h", "m", "\n\none"]
+
+
 def test_texts_of_two_messages_are_separated() -> None:
     stage = Stage()
     sent = (stage.created(), stage.text("a"), stage.text("", 2), stage.text("b", 2), stage.completed())

@@ -56,11 +56,12 @@ def test_a_field_has_the_clients_name(fields: Fields, path: str, name: str) -> N
         ("Invalid 'tools[0].parameters': it is bad.", "tools.1.input_schema: it is bad."),
         ("Unknown parameter: 'temperature'.", "Unknown parameter: 'temperature'."),
         ("'input' and 'tools[1].server_url' differ.", "'messages' and 'mcp_servers.0.url' differ."),
+        ("The tool 'stop' is not there.", "The tool 'stop' is not there."),
         ("It failed.", "It failed."),
     ],
 )
 def test_a_message_begins_with_the_field(fields: Fields, message: str, told: str) -> None:
-    assert retold(message, fields.name) == told
+    assert retold(message, fields.name, "input") == told
 
 
 def test_dots() -> None:

@@ -274,6 +274,24 @@ def test_searches_and_code() -> None:
         ([user({"type": "thinking", "thinking": "x"})], "messages[0].content[0].type"),
         ([assistant({"type": "image", "source": PNG})], "messages[0].content[0].type"),
         ([assistant({**USE, "input": "x"})], "messages[0].content[0].input"),
+        ([assistant({**USE, "input": None})], "messages[0].content[0].input"),
+        (
+            [
+                assistant(
+                    MCP_USE,
+                    {"type": "mcp_tool_result", "tool_use_id": "mcp_1", "content": [{"type": "image"}]},
+                )
+            ],
+            "messages[0].content[1].content[0].type",
+        ),
+        (
+            [assistant(SEARCH, {"type": "web_search_tool_result", "tool_use_id": "ws_1", "content": [1]})],
+            "messages[0].content[1].content[0]",
+        ),
+        (
+            [assistant(CODE, {"type": "code_execution_tool_result", "tool_use_id": "ci_1", "content": 1})],
+            "messages[0].content[1].content",
+        ),
         ([assistant({**SEARCH, "name": "web_fetch"})], "messages[0].content[0].name"),
         ([user(result([{"type": "tool_reference"}]))], "messages[0].content[0].content[0].type"),
         ([{"role": "system", "content": "x", "clear_at": "next_user_message"}], "messages[0].clear_at"),
@@ -319,3 +337,8 @@ def test_each_call_has_one_result(messages: list[Json], param: str) -> None:
     with pytest.raises(InvalidRequest, match=r"'(toolu_1|b)'") as refusal:
         history(*messages)
     assert refusal.value.param == param
+
+
+def test_the_place_of_a_system_text_is_its_block() -> None:
+    (place,) = history({"role": "system", "content": [text(""), text("a")]}).places
+    assert place.blocks == (1,)

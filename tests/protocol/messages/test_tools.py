@@ -48,9 +48,16 @@ def test_functions() -> None:
     bare = {"name": "f", "input_schema": SCHEMA}
     assert taken(bare) == [function]
     shown = taken({**TOOL, "input_examples": [{"a": 1}]})[0]
-    assert shown["description"] == 'Does it\n\nExamples of its input: [{"a": 1}]'
+    assert shown["description"] == 'Does it\n\nExamples of its input: [{"a":1}]'
     assert taken({**bare, "input_examples": [{}]})[0]["description"] == "Examples of its input: [{}]"
     Toolset.read(read(TOOL).raw)
+
+
+def test_examples_of_inputs_have_one_spelling() -> None:
+    spelled = Raw(rb'[{"name":"f","input_schema":{},"input_examples":[ {"a": "\u007aebra"} ]}]')
+    tools = Tools()
+    tools.read(spelled, UNSET)
+    assert json.loads(bytes(tools.raw))[0]["description"] == 'Examples of its input: [{"a":"zebra"}]'  # type: ignore[arg-type]
 
 
 def test_tools_that_the_server_runs() -> None:
@@ -99,7 +106,10 @@ def test_choices() -> None:
         ([{"input_schema": {}}], [], "tools[0].name"),
         ([{"name": "f"}], [], "tools[0].input_schema"),
         ([{**TOOL, "input_schema": []}], [], "tools[0].input_schema"),
+        ([{**TOOL, "input_examples": 1}], [], "tools[0].input_examples"),
+        ([{**TOOL, "input_examples": ["x" * 300_000]}], [], "tools[0].input_examples"),
         ([TOOL, {**TOOL, "defer_loading": True}], [], "tools[1].defer_loading"),
+        ([], [SERVER, SERVER], "mcp_servers[1].name"),
         ([{**TOOL, "allowed_callers": ["code_execution_20250825"]}], [], "tools[0].allowed_callers"),
         ([{**CODE, "allowed_callers": []}], [], "tools[0].allowed_callers"),
         ([{"type": "bash_20250124", "name": "bash"}], [], "tools[0].type"),

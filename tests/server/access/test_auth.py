@@ -41,7 +41,15 @@ async def test_without_configured_keys_any_key_or_none_is_accepted(headers: dict
 
 
 @pytest.mark.parametrize(
-    "headers", [bearer("plain-key"), bearer("team-key"), {"Authorization": "bearer  team-key "}]
+    "headers",
+    [
+        bearer("plain-key"),
+        bearer("team-key"),
+        {"Authorization": "bearer  team-key "},
+        {"x-api-key": "team-key"},
+        {"x-api-key": "team-key", "Authorization": ""},
+        {"x-api-key": "wrong-key", **bearer("team-key")},
+    ],
 )
 async def test_a_configured_key_is_accepted(headers: dict[str, str]) -> None:
     async with serve(api_key=KEYS) as server:
@@ -59,6 +67,9 @@ async def test_a_configured_key_is_accepted(headers: dict[str, str]) -> None:
         {"Authorization": "plain-key"},
         {"Authorization": "Basic plain-key"},
         bearer("wrong-key"),
+        {"x-api-key": "wrong-key"},
+        {"x-api-key": ""},
+        {"x-api-key": "team-key", **bearer("wrong-key")},
         bearer("plain-key-and-more"),
         bearer("plain-ke"),
         bearer("team:team-key"),

@@ -25,7 +25,86 @@ from tests.protocol.test_items import GOOD
 EXAMPLES = 600
 Request = tuple[Operation, dict[str, str], dict[str, str], bytes | None]
 WEIGHTED = [operation for operation in OPERATIONS for _ in range(4 if operation.body else 1)]
+MESSAGES: dict[str, Any] = {
+    "model": "simulated",
+    "max_tokens": 1000,
+    "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "hello"},
+                {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}},
+                {
+                    "type": "search_result",
+                    "source": "s",
+                    "title": "t",
+                    "content": [{"type": "text", "text": "x"}],
+                },
+            ],
+        },
+        {"role": "system", "content": "Be quick."},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "x"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "I look."},
+                {"type": "mcp_tool_use", "id": "m", "name": "f", "server_name": "s", "input": {}},
+                {"type": "mcp_tool_result", "tool_use_id": "m", "content": [{"type": "text", "text": "x"}]},
+                {"type": "server_tool_use", "id": "w", "name": "web_search", "input": {"query": "q"}},
+                {"type": "web_search_tool_result", "tool_use_id": "w", "content": [{"url": "https://a"}]},
+                {"type": "server_tool_use", "id": "c", "name": "code_execution", "input": {"code": "1"}},
+                {
+                    "type": "code_execution_tool_result",
+                    "tool_use_id": "c",
+                    "content": {"type": "code_execution_result", "stdout": "1", "stderr": ""},
+                },
+                {"type": "tool_use", "id": "t", "name": "f", "input": {"a": [1]}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t",
+                    "content": [{"type": "text", "text": "done"}],
+                    "is_error": True,
+                },
+                {"type": "text", "text": "go on"},
+            ],
+        },
+    ],
+    "tools": [
+        {"name": "f", "description": "d", "input_schema": {"type": "object"}, "input_examples": [{}]},
+        {"type": "web_search_20250305", "name": "web_search"},
+        {
+            "type": "mcp_toolset",
+            "mcp_server_name": "s",
+            "default_config": {"enabled": False},
+            "configs": {"f": {"enabled": False}},
+        },
+    ],
+    "mcp_servers": [
+        {"type": "url", "name": "s", "url": "https://a", "tool_configuration": {"enabled": False}}
+    ],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 2000},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "stop_sequences": ["END"],
+    "metadata": {"user_id": "u"},
+    "temperature": 1,
+    "top_k": 1,
+}
 SERVED: dict[str, list[Any]] = {
+    "MessagesRequest": [
+        MESSAGES,
+        {**MESSAGES, "stream": True},
+        {"model": "simulated", "max_tokens": 0, "messages": [{"role": "user", "content": "hello"}]},
+    ],
+    "CountRequest": [MESSAGES],
     "CreateRequest": [
         {
             "input": [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}],

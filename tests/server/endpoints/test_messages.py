@@ -21,7 +21,7 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.core.limits import Limits
-from tests import messages_wire
+from tests import messages_wire, wire
 from tests.harness import FAST, PuppetEngine, serve
 from tests.messages_api import MessagesApi, Refused
 from tests.messages_wire import Json
@@ -252,6 +252,10 @@ BAD: list[tuple[Json, str]] = [
         "tools.0.type: this server does not have",
     ),
     ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice: "),
+    (
+        {"tool_choice": {"type": "tool", "name": "stop"}, "tools": [TOOL]},
+        "tool_choice: Tool choice 'stop' not found",
+    ),
     ({"tool_choice": {"type": "any"}}, "tool_choice: "),
     ({"stop_sequences": ["x"] * 17}, "stop_sequences: "),
     ({"stop_sequences": "x"}, "stop_sequences: "),
@@ -301,6 +305,17 @@ async def test_errors_that_come_before_the_endpoint() -> None:
         assert refusal.value.message.startswith("The request is not valid JSON")
         api.headers = {"Authorization": "Bearer a-key"}
         assert (await api.create("hi"))["role"] == "assistant"
+
+
+async def test_errors_of_other_apis_keep_their_shape_whatever_headers_a_client_sends() -> None:
+    async with serve(FAST, api_key=["a-key"]) as server:
+        for key, status in (("another", 401), ("a-key", 400)):
+            headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
+            for path in ("/responses", "/chat/completions"):
+                async with server.http.post(f"{server.url}{path}", json={}, headers=headers) as answer:
+                    assert answer.status == status
+                    wire.check_http_error(await answer.json())
+                    assert "request-id" not in answer.headers
 
 
 async def test_tokens_are_counted(stage: Stage) -> None:

@@ -160,9 +160,8 @@ class ChatRequest(Struct, dict=True):
         return short(self.moderation, "moderation", _moderation)
 
 
-_request = msgspec.json.Decoder(ChatRequest)
-_refusable = msgspec.json.Decoder(
-    msgspec.defstruct("Refusable", [(name, Raw | UnsetType, UNSET) for name in _NEUTRAL])
+_request: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(
+    msgspec.defstruct("Received", [(name, Raw | UnsetType, UNSET) for name in _NEUTRAL], bases=(ChatRequest,))
 )
 _value = msgspec.json.Decoder()
 _stop: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(StopSequence | StopSequences)
@@ -174,9 +173,8 @@ _template_arguments = msgspec.json.Decoder(dict[str, Any])
 def read_request(body: bytes) -> ChatRequest:
     """Decode a request; errors name the field."""
     request = wire.decode(_request, body)
-    refusable = wire.decode(_refusable, body)
     for name, neutral in _NEUTRAL.items():
-        sent = wire.given(getattr(refusable, name))
+        sent = wire.given(getattr(request, name))
         if sent is not None and (len(sent) > 32 or wire.decode(_value, sent, where=name) not in neutral):
             raise UnsupportedParameter(
                 f"Unsupported parameter: '{name}' is not supported by this server.", param=name

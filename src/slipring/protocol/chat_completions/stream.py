@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from msgspec import UNSET, UnsetType
 
+from slipring.protocol import wire
 from slipring.protocol.chat_completions import answer, logprobs
 from slipring.protocol.chat_completions.answer import SEPARATOR, AnswerForm
 from slipring.protocol.chat_completions.chunks import (
@@ -45,6 +46,7 @@ from slipring.protocol.events import (
 from slipring.protocol.responses import CustomToolCallItem, FunctionCallItem, Usage
 
 _NOWHERE = (-1, -1)
+_EMPTY_DELTA = b'"delta":{}'
 _ERROR_TYPES = {
     "invalid_prompt": "invalid_request_error",
     "context_length_exceeded": "invalid_request_error",
@@ -76,7 +78,10 @@ class _Joined:
 class _ChoiceState:
     """What the chunks of one choice depend on."""
 
-    __slots__ = ("call_index", "content", "index", "refusal", "response_id", "thought")
+    __slots__ = (
+        *("call_index", "content", "head", "index", "refusal", "response_id"),
+        *("tail", "thinks_in", "thought"),
+    )
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -84,6 +89,16 @@ class _ChoiceState:
         self.call_index = -1
         """Of the call that began last."""
         self.content, self.refusal, self.thought = _Joined(), _Joined(), _Joined()
+        self.head = self.tail = b""
+        """What is around the delta in a chunk, once the choice has begun: few chunks differ in more."""
+        self.thinks_in: tuple[int, type[Event]] = (-1, Event)
+        """The item of the last thought, and the kind of deltas that the client gets of it."""
+
+    def takes(self, output_index: int, kind: type[Event]) -> bool:
+        """Whether the client gets deltas of a kind: of each item, the thought or its summary, not both."""
+        if self.thinks_in[0] != output_index:
+            self.thinks_in = (output_index, kind)
+        return self.thinks_in[1] is kind
 
 
 class CompletionStream:
@@ -120,6 +135,9 @@ class CompletionStream:
         if not self._id:
             self._id, self._created = completion_id(response), response.created_at
             self._model, self._tier = response.model, response.service_tier
+        empty = block(self._of([ChunkChoice(choice.index, ChunkDelta())]))
+        before, choice.tail = empty.split(_EMPTY_DELTA)
+        choice.head = before + _EMPTY_DELTA[:-2]
         # The first choice begins with the turn that processes the prompt for all.
         return self._chunk(choice, ChunkDelta("", "assistant", None)) if is_new else b""
 
@@ -133,10 +151,14 @@ class CompletionStream:
         return self._chunk(choice, ChunkDelta(refusal=text))
 
     def thought(self, choice: _ChoiceState, event: ReasoningTextDelta) -> bytes:
+        if not choice.takes(event.output_index, ReasoningTextDelta):
+            return b""
         text = choice.thought.piece(event.delta, (event.output_index, 0))
         return self._chunk(choice, ChunkDelta(reasoning_content=text))
 
     def summary(self, choice: _ChoiceState, event: ReasoningSummaryTextDelta) -> bytes:
+        if not choice.takes(event.output_index, ReasoningSummaryTextDelta):
+            return b""
         text = choice.thought.piece(event.delta, (event.output_index, event.summary_index))
         return self._chunk(choice, ChunkDelta(reasoning_content=text))
 
@@ -193,6 +215,8 @@ class CompletionStream:
         return block(ErrorAnswer(ErrorBody(kind, error.code, error.message, None)))
 
     def _chunk(self, choice: _ChoiceState, delta: ChunkDelta, found: ChoiceLogprobs | None = None) -> bytes:
+        if found is None and self.obfuscation is UNSET:
+            return b"%b%b%b" % (choice.head, wire.encode(delta), choice.tail)
         return block(self._of([ChunkChoice(choice.index, delta, found)]))
 
     def _of(self, choices: list[ChunkChoice], usage: CompletionUsage | None = None) -> ChatChunk:

@@ -93,6 +93,6 @@ def _message_of(code: str, message: str, fields: Fields, param: str | None) -> s
         if found is None:
             return f"prompt is too long: {message}"
         return f"prompt is too long: {found.group(2)} tokens > {found.group(1)} maximum"
-    told = retold(message, fields.name)
+    told = retold(message, fields.name, param)
     named = fields.name(param) if param is not None else ""
     return told if told.startswith(named) else f"{named}: {told}"

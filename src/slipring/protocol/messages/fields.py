@@ -88,12 +88,17 @@ class Fields:
         return dotted(f"{message}[{place.blocks[0]}].{_IN_ITEM.get(field, field)}".rstrip("."))
 
 
-def retold(message: str, name: Callable[[str], str]) -> str:
+def retold(message: str, name: Callable[[str], str], param: str | None = None) -> str:
     """A message in the style of the API: it begins with the field that it is about. ``name``: the client's
-    name for a field."""
+    name for a field. Beside ``param``, only places in lists are fields for certain: other words in quotes may
+    be the client's own, as the name of a tool."""
+
+    def in_client_terms(found: re.Match[str]) -> str:
+        path = found.group(1)
+        return f"'{name(path)}'" if path == param or "[" in path else found.group(0)
 
     def renamed(text: str) -> str:
-        return _QUOTED.sub(lambda found: f"'{name(found.group(1))}'", text)
+        return _QUOTED.sub(in_client_terms, text)
 
     if (missing := _MISSING.match(message)) is not None:
         return f"{name(missing.group(1))}: Field required{renamed(message[missing.end() :])}"

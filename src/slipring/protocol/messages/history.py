@@ -30,7 +30,7 @@ from slipring.protocol.messages.content import (
     ToolUseBlock,
     UserBlock,
 )
-from slipring.protocol.messages.hosted_calls import Result, arguments_of
+from slipring.protocol.messages.hosted_calls import PlacedResult, Result, arguments_of
 
 Opens = Callable[[str], bool]
 """Whether this server has sealed a thought, for the tenant who sends it back."""
@@ -122,7 +122,8 @@ class History:
             texts = content.read_texts(message.content, where)
             parts: list[Part] = [InputText(text) for text in texts if text]
             is_text = bytes(message.content).startswith(b'"')
-            self._add_message(index, "developer", parts, () if is_text else tuple(range(len(parts))))
+            places = () if is_text else tuple(at for at, text in enumerate(texts) if text)
+            self._add_message(index, "developer", parts, places)
 
     def _add_user(self, index: int, sent: str | list[UserBlock], where: str) -> None:
         if isinstance(sent, str):
@@ -145,7 +146,7 @@ class History:
         if isinstance(sent, str):
             self._add_message(index, "assistant", [OutputText(sent)] if sent else [], ())
             return
-        results = _results_in(sent)
+        results = _results_in(sent, where)
         parts: list[Part] = []
         places: list[int] = []
         for at, block in enumerate(sent):
@@ -162,7 +163,7 @@ class History:
         self._add_message(index, "assistant", parts, tuple(places))
 
     def _item(
-        self, block: AssistantBlock, results: dict[str, Result], where: str
+        self, block: AssistantBlock, results: dict[str, PlacedResult], where: str
     ) -> dict[str, object] | None:
         """The item of a block that is no text; None if it has none of its own."""
         if isinstance(block, ToolUseBlock):
@@ -232,9 +233,13 @@ class History:
         self.places.append(Place(index, (at,)))
 
 
-def _results_in(blocks: Sequence[AssistantBlock]) -> dict[str, Result]:
+def _results_in(blocks: Sequence[AssistantBlock], where: str) -> dict[str, PlacedResult]:
     """The results of calls that a server has run, by the id of the call."""
-    return {block.tool_use_id: block for block in blocks if isinstance(block, Result)}
+    return {
+        block.tool_use_id: PlacedResult(block, f"{where}[{at}].content")
+        for at, block in enumerate(blocks)
+        if isinstance(block, Result)
+    }
 
 
 def _as_error(parts: list[Part]) -> list[Part]:

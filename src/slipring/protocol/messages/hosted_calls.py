@@ -7,7 +7,7 @@ the item again.
 import msgspec
 from msgspec import Raw, Struct
 
-from slipring.base.errors import UnsupportedParameter, quoted
+from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
 from slipring.protocol.hosted.builtin_items import CodeInterpreterCall, WebSearchCall
 from slipring.protocol.hosted.mcp_items import McpCall, error_text
@@ -22,6 +22,16 @@ from slipring.protocol.messages.content import (
 )
 
 Result = McpToolResultBlock | WebSearchToolResultBlock | CodeExecutionToolResultBlock
+
+
+class PlacedResult(Struct, frozen=True):
+    """A result that a client sends back."""
+
+    block: Result
+    where: str
+    """The place of its content."""
+
+
 WEB_SEARCH = "web_search"
 CODE_EXECUTION = "code_execution"
 _MOST_RESULT_BYTES = 1024 * 1024
@@ -125,7 +135,8 @@ def input_of(arguments: str) -> Raw:
 
 def arguments_of(sent: Raw, where: str) -> str:
     """The input of a call as the arguments that a model wrote, without white space."""
-    wire.require_object(sent, where)
+    if not bytes(sent).startswith(b"{"):
+        raise InvalidRequest(f"Invalid '{where}': expected an object.", param=where, code="invalid_type")
     return msgspec.json.format(bytes(sent), indent=-1).decode()
 
 
@@ -153,14 +164,16 @@ _printed = msgspec.json.Decoder(_Printed)
 
 
 def item_of(
-    block: McpToolUseBlock | ServerToolUseBlock, result: Result | None, where: str
+    block: McpToolUseBlock | ServerToolUseBlock, answer: PlacedResult | None, where: str
 ) -> dict[str, object]:
     """The item of a call and its result, as the server emitted it. ``where``: the place of the call."""
+    result, shown = (None, "") if answer is None else (answer.block, answer.where)
     if isinstance(block, McpToolUseBlock):
-        return _mcp_call(block, result if isinstance(result, McpToolResultBlock) else None, where)
+        call = _mcp_call(block, where)
+        return {**call, **_mcp_result(result if isinstance(result, McpToolResultBlock) else None, shown)}
     if block.name == WEB_SEARCH:
         query = wire.decode(_query, block.input, where=f"{where}.input").query
-        found = _pages_of(result, where) if isinstance(result, WebSearchToolResultBlock) else None
+        found = _pages_of(result, shown) if isinstance(result, WebSearchToolResultBlock) else None
         action: dict[str, object] = {"type": "search", "query": query, "queries": [query]}
         if found is not None:
             action["sources"] = [{"type": "url", "url": url} for url in found]
@@ -168,7 +181,7 @@ def item_of(
         return {"type": "web_search_call", "id": block.id, "status": status, "action": action}
     if block.name == CODE_EXECUTION:
         code = wire.decode(_code, block.input, where=f"{where}.input").code
-        logs = _logs_of(result, where) if isinstance(result, CodeExecutionToolResultBlock) else None
+        logs = _logs_of(result, shown) if isinstance(result, CodeExecutionToolResultBlock) else None
         call = {"type": "code_interpreter_call", "id": block.id, "code": code, "container_id": ""}
         if logs is None:
             return {**call, "status": "failed", "outputs": None}
@@ -179,20 +192,23 @@ def item_of(
     )
 
 
-def _mcp_call(block: McpToolUseBlock, result: McpToolResultBlock | None, where: str) -> dict[str, object]:
-    call: dict[str, object] = {
+def _mcp_call(block: McpToolUseBlock, where: str) -> dict[str, object]:
+    return {
         "type": "mcp_call",
         "id": block.id,
         "server_label": block.server_name,
         "name": block.name,
         "arguments": arguments_of(block.input, f"{where}.input"),
     }
+
+
+def _mcp_result(result: McpToolResultBlock | None, where: str) -> dict[str, object]:
     if result is None:
-        return {**call, "status": "incomplete"}
+        return {"status": "incomplete"}
     text = "\n".join(content.read_texts(result.content, where))
     if result.is_error is True:
-        return {**call, "status": "failed", "error": text}
-    return {**call, "status": "completed", "output": text}
+        return {"status": "failed", "error": text}
+    return {"status": "completed", "output": text}
 
 
 def _pages_of(result: WebSearchToolResultBlock, where: str) -> list[str] | None:

@@ -1,6 +1,6 @@
 """Tools, MCP servers and ``tool_choice`` of a request, as the Responses API has them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct, UnsetType
@@ -71,6 +71,7 @@ Choice = AutoChoice | AnyChoice | NamedChoice | NoChoice
 _list = msgspec.json.Decoder(list[Raw])
 _tool = msgspec.json.Decoder(MessagesTool)
 _server = msgspec.json.Decoder(McpServer)
+_examples = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 class Tools:
@@ -84,6 +85,8 @@ class Tools:
         self._tools: list[object] = []
         self._named: dict[str, str] = {}
         """The types of the tools that ``tool_choice`` names by their type, by their names."""
+        self._servers: set[str] = set()
+        """The names of the MCP servers."""
         self._toolsets: dict[str, tuple[str, MessagesTool]] = {}
 
     def read(self, tools: Raw | UnsetType, servers: Raw | UnsetType) -> None:
@@ -94,11 +97,10 @@ class Tools:
         for index, raw in enumerate(_entries(servers, MOST_SERVERS, "mcp_servers")):
             where = f"mcp_servers[{index}]"
             self._add_server(wire.decode(_server, raw, where=where), where)
-        for where, toolset in self._toolsets.values():
+        for name, (where, _) in self._toolsets.items():
             param = f"{where}.mcp_server_name"
             raise InvalidRequest(
-                f"Invalid '{param}': {quoted(toolset.mcp_server_name or '')} is not among 'mcp_servers'.",
-                param=param,
+                f"Invalid '{param}': {quoted(name)} is not among 'mcp_servers'.", param=param
             )
 
     @property
@@ -118,7 +120,9 @@ class Tools:
     def _add(self, tool: MessagesTool, where: str) -> None:
         kind = tool.type
         if kind == "mcp_toolset":
-            self._toolsets[tool.mcp_server_name or ""] = (where, tool)
+            if tool.mcp_server_name is None:
+                raise wire.explain("Object missing required field `mcp_server_name`", where)
+            self._toolsets[tool.mcp_server_name] = (where, tool)
             return
         if kind is None or kind == "custom":
             self._put(_function(tool, where), where)
@@ -135,6 +139,11 @@ class Tools:
         self._put(sent, where)
 
     def _add_server(self, server: McpServer, where: str) -> None:
+        if server.name in self._servers:
+            raise InvalidRequest(
+                f"Invalid '{where}.name': two servers are named {quoted(server.name)}.", param=f"{where}.name"
+            )
+        self._servers.add(server.name)
         allowed = _allowed(server, where)
         if server.name in self._toolsets:
             allowed = _enabled(*self._toolsets.pop(server.name))
@@ -181,12 +190,18 @@ def _function(tool: MessagesTool, where: str) -> dict[str, object]:
     function: dict[str, object] = {"type": "function", "name": tool.name}
     description = tool.description or ""
     if (examples := wire.given(tool.input_examples)) is not None:
-        description = f"{description}\n\nExamples of its input: {bytes(examples).decode()}".lstrip()
+        description = f"{description}\n\nExamples of its input: {_examples_of(examples, where)}".lstrip()
     if description:
         function["description"] = description
     function["parameters"] = tool.input_schema
     function["strict"] = tool.strict is True
     return function
+
+
+def _examples_of(sent: Raw, where: str) -> str:
+    """Examples of inputs, in one spelling: without escapes, a model and safety checks read what is meant."""
+    wire.require_short(sent, f"{where}.input_examples", wire.LONG_BYTES)
+    return wire.encode(wire.decode(_examples, sent, where=f"{where}.input_examples")).decode()
 
 
 def _require_direct(tool: MessagesTool, where: str) -> None:

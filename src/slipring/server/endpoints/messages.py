@@ -18,11 +18,16 @@ from slipring.server.transports.http import JsonReply, SseReply, answer, read_po
 
 VERSION_HEADER = "anthropic-version"
 _PATH = re.compile(r"(/v1)?/messages(/|$)")
+_SHARED_PATH = re.compile(r"(/v1)?/models(/|$)")
 
 
 def speaks_messages(request: web.Request) -> bool:
-    """Whether a request is one of the Messages API, by its path, or by the header that its clients send."""
-    return _PATH.match(request.path) is not None or VERSION_HEADER in request.headers
+    """Whether a request is one of the Messages API: by its path, or, where the path is of both APIs or of
+    none, by the header that clients of this one send."""
+    if _PATH.match(request.path) is not None:
+        return True
+    is_of_none = isinstance(request.match_info.http_exception, web.HTTPNotFound)
+    return VERSION_HEADER in request.headers and (is_of_none or _SHARED_PATH.match(request.path) is not None)
 
 
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:

@@ -8,11 +8,14 @@ from typing import Any
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
 
 
-def chat(**settings: Any) -> ChatOpenAI:
-    """Return the model at OPENAI_BASE_URL, with the key OPENAI_API_KEY."""
-    return ChatOpenAI(model=os.environ["OPENAI_MODEL"], use_responses_api=True, max_retries=0, **settings)
+def chat(*, responses: bool = True, **settings: Any) -> ChatOpenAI:
+    """The model at OPENAI_BASE_URL, with the key OPENAI_API_KEY, by Responses or by Chat Completions."""
+    return ChatOpenAI(
+        model=os.environ["OPENAI_MODEL"], use_responses_api=responses, max_retries=0, **settings
+    )
 
 
 @tool  # type: ignore[untyped-decorator]
@@ -21,10 +24,17 @@ def get_weather(city: str) -> str:
     return f"sunny in {city}"
 
 
-def tools(streaming: bool) -> dict[str, Any]:
+class Weather(BaseModel):
+    """The weather of a city"""
+
+    city: str
+
+
+def tools(*, streaming: bool, responses: bool = True) -> dict[str, Any]:
     """Run a tool loop. With ``use_previous_response_id``, the package omits items that the server already
     has."""
-    model = chat(use_previous_response_id=True, streaming=streaming).bind_tools([get_weather])
+    settings = {"use_previous_response_id": True} if responses else {}
+    model = chat(responses=responses, streaming=streaming, **settings).bind_tools([get_weather])
     messages: list[Any] = [HumanMessage("weather in Paris?")]
     calls = 0
     while True:
@@ -42,5 +52,18 @@ def talk() -> dict[str, Any]:
     return {"text": answer.text, "usage": answer.usage_metadata}
 
 
-SCENARIOS = {"plain": lambda: tools(False), "streamed": lambda: tools(True), "talk": talk}
+def parsed() -> dict[str, Any]:
+    """Have an answer of a schema, by Chat Completions."""
+    model = chat(responses=False).with_structured_output(Weather, method="json_schema")
+    return {"city": model.invoke("Where?").city}
+
+
+SCENARIOS = {
+    "plain": lambda: tools(streaming=False),
+    "streamed": lambda: tools(streaming=True),
+    "chat": lambda: tools(streaming=False, responses=False),
+    "chat streamed": lambda: tools(streaming=True, responses=False),
+    "parsed": parsed,
+    "talk": talk,
+}
 print(json.dumps(SCENARIOS[sys.argv[1]]()))
