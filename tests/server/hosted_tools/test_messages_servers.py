@@ -1,0 +1,52 @@
+"""``mcp_servers`` of the Messages API beside tools of the client, and servers that may not be called."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.messages_api import MessagesApi, Refused
+from tests.messages_wire import Json
+from tests.server.hosted_tools.running import OPERATOR
+from tests.server.hosted_tools.test_turns import hosting
+from tests.server.hosted_tools.turns import call, scripted
+
+MINE: Json = {"name": "mine", "input_schema": {"type": "object"}}
+
+
+@pytest.fixture(autouse=True)
+def operator_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPERATOR_KEY", OPERATOR)
+
+
+def streamed(events: list[Json]) -> list[str]:
+    """The types of the blocks of a stream."""
+    return [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_a_step_may_have_hosted_calls_and_calls_of_the_client(tmp_path: Path, order: int) -> None:
+    step = [call(a=1, b=2), {"function_call": {"name": "mine", "arguments": {}}}][::order]
+    async with hosting(scripted(tmp_path, step, step, [{"text": "both"}])) as (fake, server):
+        api = MessagesApi(server)
+        asked = {"mcp_servers": [{"type": "url", "name": "fake", "url": fake.url}], "tools": [MINE]}
+        assert set(streamed(await api.stream("go", **asked))) == {
+            "tool_use",
+            "mcp_tool_use",
+            "mcp_tool_result",
+        }
+        answer = await api.create("go", **asked)
+        assert answer["stop_reason"] == "tool_use"
+        (mine,) = [block["id"] for block in answer["content"] if block["type"] == "tool_use"]
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": mine, "content": "ok"}]}
+        history = ({"role": "user", "content": "go"}, {"role": "assistant", "content": answer["content"]})
+        ended = await api.create(*history, result, **asked)
+        assert ended["content"] == [{"type": "text", "text": "both"}]
+
+
+async def test_a_server_that_is_not_registered_is_refused_by_its_field(tmp_path: Path) -> None:
+    async with hosting(scripted(tmp_path, [{"text": "x"}])) as (fake, server):
+        unknown = {"type": "url", "name": "other", "url": "http://127.0.0.1:9/"}
+        known = {"type": "url", "name": "fake", "url": fake.url}
+        with pytest.raises(Refused) as refusal:
+            await MessagesApi(server).create("x", mcp_servers=[known, unknown])
+        assert refusal.value.message.startswith("mcp_servers.1.url: ")
