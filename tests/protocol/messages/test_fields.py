@@ -5,7 +5,7 @@ import pytest
 from slipring.base.errors import ApiError, ContextLengthExceeded, ExternalConnectorError, Unavailable
 from slipring.protocol.events import Error
 from slipring.protocol.messages import errors
-from slipring.protocol.messages.fields import Fields, dotted, retold
+from slipring.protocol.messages.fields import Fields, dotted, styled_message
 from slipring.protocol.messages.history import Place
 
 
@@ -61,7 +61,7 @@ def test_a_field_has_the_clients_name(fields: Fields, path: str, name: str) -> N
     ],
 )
 def test_a_message_begins_with_the_field(fields: Fields, message: str, told: str) -> None:
-    assert retold(message, fields.name, "input") == told
+    assert styled_message(message, fields.name, "input") == told
 
 
 def test_dots() -> None:

@@ -195,42 +195,8 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
             "context_management": _or_null(_list_of(ref(Management))),
         },
         CompactRequest: {"input": input_, "tools": tools},
-        ChatRequest: {
-            "messages": _list_of(ref(ChatMessage), maxItems=MOST_ITEMS),
-            "tools": _or_null(_list_of(ref(ChatTool))),
-            "tool_choice": _or_null(_inline(ToolChoices)),
-            "functions": _or_null(_list_of(ref(ChatFunction))),
-            "function_call": _or_null(_inline(FunctionChoices)),
-            "response_format": _or_null(ref(ChatFormat)),
-            "chat_template_kwargs": _or_null(_OBJECT),
-            "stop": _inline(StopSequence | StopSequences | None),
-            "metadata": _inline(Metadata | None),
-            "moderation": _or_null(ref(ModerationConfig)),
-        },
-        ChatFunction: {"parameters": _or_null(_OBJECT)},
-        ChatSchema: {"schema": _or_null(_OBJECT)},
-        **dict.fromkeys((MessagesRequest, CountRequest), _of_messages()),
-        SentMessage: {
-            "content": {"anyOf": [{"type": "string"}, _list_of(_inline(UserBlock | AssistantBlock))]}
-        },
-        MessagesTool: {"input_schema": _OBJECT, "input_examples": _or_null(_list_of(_OBJECT))},
-        Edit: {"keep": {"anyOf": [{"type": "string"}, _OBJECT]}},
-        JsonFormat: {"schema": _OBJECT},
-        OutputConfig: {"task_budget": _or_null(_OBJECT)},
-        InnerContent: {"content": _texts_or(TextBlock | ImageBlock)},
-        SearchResultBlock: {"content": _list_of(ref(TextBlock))},
-        ToolResultBlock: {"content": _texts_or(ResultBlock)},
-        McpToolResultBlock: {"content": _texts_or(TextBlock)},
-        WebSearchToolResultBlock: {"content": {"anyOf": [_list_of(_OBJECT), _OBJECT]}},
-        CodeExecutionToolResultBlock: {"content": _OBJECT},
-        **{
-            block: {"input": _OBJECT}
-            for block in (
-                *(ToolUseBlock, McpToolUseBlock, ServerToolUseBlock, ToolUse, McpToolUse, ServerToolUse),
-            )
-        },
-        CodeResult: {"content": _list_of(_OBJECT)},
-        AppliedEdits: {"applied_edits": _list_of(_OBJECT)},
+        **_raw_chat_fields(),
+        **_raw_messages_fields(),
         CreateConversation: {"items": _or_null(new_items)},
         AddItems: {"items": new_items},
         ModerationRequest: {"input": {"anyOf": [_inline(Inputs), _inline(Parts)]}},
@@ -262,6 +228,54 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
         OutputItemDone: {"item": output_item},
         Window: {"output": _list_of(ref("ShownItem"))},
         ItemPage: {"data": _list_of(ref("ShownItem"))},
+    }
+
+
+def _raw_chat_fields() -> dict[type[Struct], dict[str, Schema]]:
+    """Return those of the Chat Completions API."""
+    return {
+        ChatRequest: {
+            "messages": _list_of(ref(ChatMessage), maxItems=MOST_ITEMS),
+            "tools": _or_null(_list_of(ref(ChatTool))),
+            "tool_choice": _or_null(_inline(ToolChoices)),
+            "functions": _or_null(_list_of(ref(ChatFunction))),
+            "function_call": _or_null(_inline(FunctionChoices)),
+            "response_format": _or_null(ref(ChatFormat)),
+            "chat_template_kwargs": _or_null(_OBJECT),
+            "stop": _inline(StopSequence | StopSequences | None),
+            "metadata": _inline(Metadata | None),
+            "moderation": _or_null(ref(ModerationConfig)),
+        },
+        ChatFunction: {"parameters": _or_null(_OBJECT)},
+        ChatSchema: {"schema": _or_null(_OBJECT)},
+    }
+
+
+def _raw_messages_fields() -> dict[type[Struct], dict[str, Schema]]:
+    """Return those of the Messages API."""
+    return {
+        **dict.fromkeys((MessagesRequest, CountRequest), _of_messages()),
+        SentMessage: {
+            "content": {"anyOf": [{"type": "string"}, _list_of(_inline(UserBlock | AssistantBlock))]}
+        },
+        MessagesTool: {"input_schema": _OBJECT, "input_examples": _or_null(_list_of(_OBJECT))},
+        Edit: {"keep": {"anyOf": [{"type": "string"}, _OBJECT]}},
+        JsonFormat: {"schema": _OBJECT},
+        OutputConfig: {"task_budget": _or_null(_OBJECT)},
+        InnerContent: {"content": _texts_or(TextBlock | ImageBlock)},
+        SearchResultBlock: {"content": _list_of(ref(TextBlock))},
+        ToolResultBlock: {"content": _texts_or(ResultBlock)},
+        McpToolResultBlock: {"content": _texts_or(TextBlock)},
+        WebSearchToolResultBlock: {"content": {"anyOf": [_list_of(_OBJECT), _OBJECT]}},
+        CodeExecutionToolResultBlock: {"content": _OBJECT},
+        **{
+            block: {"input": _OBJECT}
+            for block in (
+                *(ToolUseBlock, McpToolUseBlock, ServerToolUseBlock, ToolUse, McpToolUse, ServerToolUse),
+            )
+        },
+        CodeResult: {"content": _list_of(_OBJECT)},
+        AppliedEdits: {"applied_edits": _list_of(_OBJECT)},
     }
 
 

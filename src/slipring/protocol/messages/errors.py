@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 from slipring.base.errors import ApiError, InvalidRequest, Unavailable
 from slipring.protocol.endpoints.translation import ErrorReply
 from slipring.protocol.events import Error
-from slipring.protocol.messages.fields import Fields, dotted, retold
+from slipring.protocol.messages.fields import Fields, dotted, styled_message
 from slipring.protocol.messages.requests import UNTHREADED
 
 ErrorType = Literal[
@@ -72,7 +72,7 @@ def body_of(error: ApiError, fields: Fields, request_id: str) -> MessagesError:
 def in_style(error: InvalidRequest) -> InvalidRequest:
     """An error about a field of the client's own request, which it names as the decoder does."""
     param = dotted(error.param) if error.param is not None else None
-    return InvalidRequest(retold(error.message, dotted), param=param, code=error.code)
+    return InvalidRequest(styled_message(error.message, dotted), param=param, code=error.code)
 
 
 def _body(status: int, message: str, request_id: str) -> MessagesError:
@@ -93,6 +93,6 @@ def _message_of(code: str, message: str, fields: Fields, param: str | None) -> s
         if found is None:
             return f"prompt is too long: {message}"
         return f"prompt is too long: {found.group(2)} tokens > {found.group(1)} maximum"
-    told = retold(message, fields.name, param)
+    styled = styled_message(message, fields.name, param)
     named = fields.name(param) if param is not None else ""
-    return told if told.startswith(named) else f"{named}: {told}"
+    return styled if styled.startswith(named) else f"{named}: {styled}"

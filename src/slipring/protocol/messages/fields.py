@@ -88,7 +88,7 @@ class Fields:
         return dotted(f"{message}[{place.blocks[0]}].{_IN_ITEM.get(field, field)}".rstrip("."))
 
 
-def retold(message: str, name: Callable[[str], str], param: str | None = None) -> str:
+def styled_message(message: str, name: Callable[[str], str], param: str | None = None) -> str:
     """A message in the style of the API: it begins with the field that it is about. ``name``: the client's
     name for a field. Beside ``param``, only places in lists are fields for certain: other words in quotes may
     be the client's own, as the name of a tool."""

@@ -138,8 +138,8 @@ class Stream:
 
     def _failed(self, event: events.Failed) -> bytes:
         error = event.response.error
-        told = ServerError() if error is None else failure_of(error)
-        return block(body_of(told, self._fields, self._request_id))
+        failure = ServerError() if error is None else failure_of(error)
+        return block(body_of(failure, self._fields, self._request_id))
 
     def _open(self, shown: Block) -> bytes:
         self._index += 1

@@ -90,6 +90,19 @@ def build_app(service: Service, background: Background) -> web.Application:
             if method == "GET":
                 app.router.add_route("HEAD", prefix + path, handler)
 
+    async def parked(request: web.Request) -> web.Response:
+        return _show_parked(service, request)
+
+    app.router.add_route("*", "/", _answer_root)
+    # Every method, because a 405 would reveal that the path exists.
+    app.router.add_route("*", f"{peers.PATH}/{{response_id}}", parked)
+    _add_probes(app, service)
+    app.on_response_prepare.append(_add_headers)
+    return app
+
+
+def _add_probes(app: web.Application, service: Service) -> None:
+    """The endpoints that balancers and operators ask, without a key."""
     store_health = StoreHealth(service.store, time.monotonic)
 
     async def health(request: web.Request) -> web.Response:
@@ -104,18 +117,10 @@ def build_app(service: Service, background: Background) -> web.Application:
     async def end_trials(app: web.Application) -> None:
         await store_health.close()
 
-    async def parked(request: web.Request) -> web.Response:
-        return _show_parked(service, request)
-
-    app.router.add_route("*", "/", _answer_root)
     app.router.add_get("/health", health)
     app.router.add_get("/ready", ready)
     app.router.add_get("/ready/store", ready_to_store)
     app.on_cleanup.append(end_trials)
-    # Every method, because a 405 would reveal that the path exists.
-    app.router.add_route("*", f"{peers.PATH}/{{response_id}}", parked)
-    app.on_response_prepare.append(_add_headers)
-    return app
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

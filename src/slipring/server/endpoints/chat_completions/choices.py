@@ -91,6 +91,6 @@ class Choices(Sink):
 
 def _failed(error: Error, first: Response) -> Failed:
     """A refusal of a choice as the failure of its response."""
-    told = ResponseError(error.error.code, error.error.message)
-    response = structs.replace(first, status="failed", error=told, usage=None)
+    failure = ResponseError(error.error.code, error.error.message)
+    response = structs.replace(first, status="failed", error=failure, usage=None)
     return Failed(sequence_number=0, stream_id=error.stream_id, response=response)
