@@ -113,7 +113,9 @@ async def test_an_engine_that_hangs_is_restarted_once_for_all_users(
         assert before is not None
         os.kill(hung, signal.SIGSTOP)
         answers = await asyncio.gather(*(server.post(input=ASK, **GREEDY) for server in servers))
-        assert [status for status, _ in answers] == [500, 500]
+        # One notices the silence. The other does too, or loses its connection to the engine that is killed.
+        statuses = sorted(status for status, _ in answers)
+        assert statuses in ([500, 500], [500, 503])
         await until(lambda: bool(owner.process.restarts))
         owner.suspect(before)  # one who comes late
         for server in servers:
