@@ -31,6 +31,8 @@ class Accepted(Struct):
     """Why the engine rendered the whole context instead of the new items only."""
     dropped_items: int = 0
     """Oldest items left out so that the rest fits the context window."""
+    withheld_thoughts: tuple[str, ...] = ()
+    """The ids of reasoning items of earlier turns that the model does not read, oldest first."""
 
     def after(self, before: "Accepted") -> "Accepted":
         """The sum over this job and an earlier job of the same response."""
@@ -38,6 +40,7 @@ class Accepted(Struct):
             self.rendered_tokens + before.rendered_tokens,
             self.fallback or before.fallback,
             self.dropped_items + before.dropped_items,
+            self.withheld_thoughts,
         )
 
 
@@ -260,6 +263,9 @@ class Settings(Struct, frozen=True):
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = None
     effort: str | None = None
+    reasoning_context: Literal["current_turn", "all_turns"] | None = None
+    """Whose thoughts the model reads: those since the last user message, or all. None: as the engine is set
+    up."""
     truncation: Literal["auto", "disabled"] = "disabled"
     pattern: str | None = None
     """A regular expression that the text of the answer has to match as a whole. Jobs of clients have none. An
