@@ -144,11 +144,21 @@ def test_a_finished_response_repeats_its_request():
 def test_usage_is_what_the_engine_counted():
     assert Connection().respond()["usage"] == {
         "input_tokens": 7,
-        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 5},
+        "input_tokens_details": {
+            "cached_tokens": 2,
+            "cache_write_tokens": 5,
+            "cache_write_tokens_details": {"ttl_30m_tokens": 5, "ttl_12h_tokens": 0},
+        },
         "output_tokens": 3,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 10,
     }
+
+
+def test_written_tokens_are_counted_under_the_lifetime_that_the_request_asks_for():
+    usage = Connection().respond(prompt_cache_options={"ttl": "12h"})["usage"]
+    written = usage["input_tokens_details"]["cache_write_tokens_details"]
+    assert written == {"ttl_30m_tokens": 0, "ttl_12h_tokens": 5}
 
 
 def test_an_unknown_model_is_refused_and_the_connection_stays_usable():
