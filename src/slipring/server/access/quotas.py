@@ -10,12 +10,14 @@ Windows are calendar minutes and days in UTC, so that they end for all servers a
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 from typing import Literal
 
 from msgspec import Struct
 
 from slipring.base.errors import RateLimited, Unavailable
+from slipring.protocol.endpoints.rate_limits import RateLimit
 from slipring.stores.keys import Key, Keys, Usage
 
 log = logging.getLogger("slipring")
@@ -103,6 +105,17 @@ class Quotas:
         """Count the tokens of a turn."""
         if tokens and _TOKENS in _limits(key):
             self._tally(key, _TOKENS).add(tokens)
+
+    def standing(self, key: Key) -> list[RateLimit]:
+        """The quotas of a key as this server knows them; without those that it has not counted yet."""
+        found, now = [], self.now()
+        for measure, limit in _limits(key).items():
+            tally = self._tallies.get((key.id, measure))
+            if tally is not None and tally.window == int(now // measure.seconds):
+                left_s = math.ceil(tally.ends_at - now)
+                remaining = max(0, limit - tally.used)
+                found.append(RateLimit(measure.unit, limit, remaining, int(tally.ends_at), left_s))
+        return found
 
     async def exchange(self) -> None:
         """Add the counts of this server to the store, and read the totals of all servers."""
