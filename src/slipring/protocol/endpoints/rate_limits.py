@@ -12,8 +12,8 @@ class RateLimit(Struct, frozen=True):
     unit: Literal["requests", "tokens"]
     limit: int
     remaining: int
-    resets_at: int
-    """When all of it can be used again, in seconds since 1970."""
+    resets_at: str
+    """When all of it can be used again, in RFC 3339."""
     resets_in_s: int
 
 

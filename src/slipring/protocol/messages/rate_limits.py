@@ -1,7 +1,6 @@
 """The headers by which clients of the Messages API know how much of their quotas is left."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 
 from slipring.protocol.endpoints.rate_limits import RateLimit
 
@@ -19,11 +18,6 @@ def headers_of(limits: Iterable[RateLimit]) -> dict[str, str]:
         for field, value in (
             ("limit", str(limit.limit)),
             ("remaining", str(limit.remaining)),
-            ("reset", _moment(limit.resets_at)),
+            ("reset", limit.resets_at),
         )
     }
-
-
-def _moment(seconds: int) -> str:
-    """A time in RFC 3339."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

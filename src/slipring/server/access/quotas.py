@@ -12,6 +12,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import Literal
 
 from msgspec import Struct
@@ -53,6 +54,11 @@ class _Tally:
         self._measure = measure
         self._exchanged = 0
         self._unsent = 0
+
+    @property
+    def ends_at_utc(self) -> str:
+        """In RFC 3339."""
+        return datetime.fromtimestamp(self.ends_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     @property
     def used(self) -> int:
@@ -114,7 +120,7 @@ class Quotas:
             if tally is not None and tally.window == int(now // measure.seconds):
                 left_s = math.ceil(tally.ends_at - now)
                 remaining = max(0, limit - tally.used)
-                found.append(RateLimit(measure.unit, limit, remaining, int(tally.ends_at), left_s))
+                found.append(RateLimit(measure.unit, limit, remaining, tally.ends_at_utc, left_s))
         return found
 
     async def exchange(self) -> None:
