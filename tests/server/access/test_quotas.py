@@ -222,7 +222,7 @@ async def limits_of(
 ) -> tuple[int, dict[str, str]]:
     """The status of a request, and its headers about quotas."""
     headers = {**bearer(key), "anthropic-version": "2023-06-01"} if "messages" in path else bearer(key)
-    sent = {"json": {**BODIES.get(path, {}), **body}} if method == "POST" else {}
+    sent: dict[str, Any] = {"json": {**BODIES.get(path, {}), **body}} if method == "POST" else {}
     async with server.http.request(method, f"{server.url}{path}", headers=headers, **sent) as answer:
         await answer.read()
         found = {name.lower(): value for name, value in answer.headers.items() if "ratelimit" in name.lower()}
