@@ -87,7 +87,9 @@ def _step(number: int, project: Path) -> dict[str, Any]:
     if number <= _FILES:
         return call("Read", file_path=str(file))
     if number % 5 == 2:
-        return call("Edit", file_path=str(file), old_string=f"# {file.name}\n", new_string=f"# step {number}\n")
+        return call(
+            "Edit", file_path=str(file), old_string=f"# {file.name}\n", new_string=f"# step {number}\n"
+        )
     if number % 5 == 4:
         # Changes a file that the client has read: it then reminds the model of that.
         return call("Bash", command=f"echo '# {number}' >> {file.name}", description="Append a line")

@@ -48,6 +48,7 @@ the beginning only, the second anywhere."""
 _BLOCK = 32
 """The smallest block of vLLM's CPU build. Its prefix cache has whole blocks only."""
 _SCRIPT = DIRECTORY / "script.json"
+_COMPUTED = DIRECTORY / "computed"
 _END = "<|im_end|>"
 
 
@@ -195,25 +196,25 @@ class Meter:
     def __init__(self, http: aiohttp.ClientSession, engine: Server) -> None:
         self._http = http
         self._engine = engine
+        self._before = 0
 
-    async def prefilled(self) -> int:
+    async def prefilled(self, output: int) -> int:
+        """The tokens prefilled since the last call, in which an answer of so many tokens was generated: all
+        of them are computed again, one by one, but the last."""
+        total = await self._total()
+        new, self._before = total - self._before, total
+        return new - max(output - 1, 0)
+
+    async def _total(self) -> int:
         if self._engine.name == "vllm":
-            text = await self._get("/metrics")
-            found = re.search(
-                r'^vllm:prompt_tokens_by_source_total\{.*source="local_compute".*\} (\S+)$', text, re.M
-            )
-            return int(float(found[1])) if found else 0
-        text = await self._get("/metrics")
-        found = re.search(r"^llamacpp:prompt_tokens_total (\S+)$", text, re.M)
-        assert found is not None, text
-        return int(float(found[1]))
-
-    async def _get(self, path: str) -> str:
-        url = self._engine.url.removesuffix("/v1") + path
+            return int(_COMPUTED.read_text())
+        url = self._engine.url.removesuffix("/v1") + "/metrics"
         headers = {"Authorization": f"Bearer {self._engine.key}"}
         async with self._http.get(url, headers=headers) as answer:
             answer.raise_for_status()
-            return await answer.text()
+            found = re.search(r"^llamacpp:prompt_tokens_total (\S+)$", await answer.text(), re.M)
+        assert found is not None
+        return int(float(found[1]))
 
 
 async def replay(server: Server, recording: Recording, name: str, template: str) -> Replay:
@@ -223,7 +224,7 @@ async def replay(server: Server, recording: Recording, name: str, template: str)
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout, read_bufsize=2**22) as http:
         meter = Meter(http, engine)
-        before = await meter.prefilled()
+        await meter.prefilled(0)
         for number, recorded in enumerate(recording.requests):
             conversation = conversations.setdefault(task_of(recorded), Conversation())
             body, is_changed = conversation.body(recorded, server.model, scripted=engine.name == "vllm")
@@ -231,8 +232,7 @@ async def replay(server: Server, recording: Recording, name: str, template: str)
             if engine.name == "vllm":
                 _require(answer, recording.answers[number], server.name)
             turn = conversation.add(answer, prompt, output, is_changed=is_changed)
-            turn.prefilled, before = -before, await meter.prefilled()
-            turn.prefilled += before
+            turn.prefilled = await meter.prefilled(output)
             done.turns.append(turn)
             print(f"  {name} {number}: {turn}", file=sys.stderr, flush=True)
     return done
@@ -261,12 +261,18 @@ def scripted_vllm(recording: Recording, template: str) -> Iterator[Server]:
     """A vLLM whose model answers as recorded."""
     files = model_files(template)
     write_script(recording, template, files)
-    flags = (*TEMPLATES[template], "--block-size", str(_BLOCK), "--logits-processors")
+    _COMPUTED.write_text("0")
+    flags = (
+        *(*TEMPLATES[template], "--block-size", str(_BLOCK)),
+        "--no-async-scheduling",  # which computes a token after the end of an answer
+        *("--logits-processors", "scripted_model:ScriptedModel"),
+    )
     with vllm(
         1,
         files,
-        (*flags, "scripted_model:ScriptedModel"),
+        flags,
         SCRIPT=str(_SCRIPT),
+        COMPUTED=str(_COMPUTED),
         PYTHONPATH=str(Path(__file__).parent),
         VLLM_SERVER_DEV_MODE="1",  # which has the endpoint that empties the prefix cache
     ) as engine:

@@ -1,6 +1,6 @@
 """A logits processor of vLLM that makes a model give scripted answers. Runs in vLLM's environment.
 
-    SCRIPT=FILE vllm serve … --logits-processors scripted_model:ScriptedModel
+    SCRIPT=FILE COMPUTED=FILE vllm serve … --logits-processors scripted_model:ScriptedModel
 
 Everything but the choice of the next token is the engine's own work: it prefills, caches and samples as with
 any model. Which answer a prompt gets follows from the prompt: from the last of the conversations in the
@@ -10,6 +10,9 @@ The script is JSON: conversations, each a ``mark`` (a list of ids) and ``answers
 follow a prompt that has opened a thought, and those that follow one that has not), ``opening`` (the ids that
 begin an answer in a prompt), ``thinking`` (those at the end of a prompt that has opened a thought), and
 ``end`` (the id that ends an answer).
+
+Also writes the number of tokens that the model has computed to the file ``COMPUTED``, step by step: vLLM's
+metrics leave out what is appended to a request that stays open.
 """
 
 import json
@@ -19,14 +22,30 @@ from typing import Any
 
 import torch
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+from vllm.v1.worker.gpu_worker import Worker
 
 _NEVER = float("-inf")
+
+
+def count_computed(path: Path) -> None:
+    """Let the worker of this process write how many tokens it has computed so far."""
+    execute, total, unfinished = Worker.execute_model, 0, path.with_suffix(".unfinished")
+
+    def counted(self: Worker, scheduler_output: Any) -> Any:
+        nonlocal total
+        total += scheduler_output.total_num_scheduled_tokens
+        unfinished.write_text(str(total))
+        unfinished.replace(path)
+        return execute(self, scheduler_output)
+
+    Worker.execute_model = counted
 
 
 class ScriptedModel(LogitsProcessor):
     """Lets each request of a batch emit its answer."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        count_computed(Path(os.environ["COMPUTED"]))
         self._script = json.loads(Path(os.environ["SCRIPT"]).read_text())
         self._rows: dict[int, tuple[list[int], list[int]]] = {}
         """By place in the batch: the ids of the answer, and those emitted so far."""
