@@ -21,6 +21,7 @@ from slipring.protocol.items import Effort, Item, read_input
 
 T = TypeVar("T")
 Summary = Literal["auto", "concise", "detailed"]
+CacheLifetime = Literal["30m", "12h"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
@@ -45,7 +46,7 @@ class TextConfig(Struct):
 
 class PromptCacheOptions(Struct):
     mode: Literal["implicit", "explicit"] | None = None
-    ttl: Literal["30m", "12h"] | None = None
+    ttl: CacheLifetime | None = None
     prewarm: bool | None = None
     comparison_response_id: str | None = None
 
@@ -166,6 +167,12 @@ class CreateRequest(Struct, dict=True):
         """The id of the response that the context is to be compared with."""
         options = self.prompt_cache_options
         return options.comparison_response_id if options is not None else None
+
+    @property
+    def cache_lifetime(self) -> CacheLifetime:
+        """How long the request asks engines to keep what they process. They promise nothing."""
+        options = self.prompt_cache_options
+        return (options.ttl if options is not None else None) or "30m"
 
     @property
     def first_call(self) -> int | None:

@@ -246,9 +246,18 @@ OutputItem = (
 )
 
 
+class CacheWriteDetails(Struct):
+    """Tokens that were written to a cache, by the lifetime that the request asks for."""
+
+    ttl_30m_tokens: int = 0
+    ttl_12h_tokens: int = 0
+
+
 class InputTokensDetails(Struct):
     cached_tokens: int
     cache_write_tokens: int
+    cache_write_tokens_details: CacheWriteDetails | UnsetType = UNSET
+    """Absent in responses that earlier versions have stored."""
 
 
 class OutputTokensDetails(Struct):

@@ -56,7 +56,7 @@ def finish(turn: Turn, now: float) -> tuple[list[Event], Ended]:
         completed_at=int(now) if stopped else None,
         incomplete_details=None if reason == "stop" else IncompleteDetails.of(reason),
         output=turn.output.raw_items(),
-        usage=response_object.usage(finished),
+        usage=response_object.usage(finished, turn.asked.request.cache_lifetime),
         stop_sequence=(finished.stop_sequence if stopped else None) or UNSET,
         prompt_cache_diagnostics=confirmed(prepared.diagnostics, finished),
         moderation=prepared.checks.moderation if prepared.checks is not None else UNSET,
@@ -87,7 +87,8 @@ def fail(turn: Turn, error: ApiError, *, keeps_steps: bool) -> tuple[list[Event]
         return closing, Ended(error, response, finished)
     items, spent, position, cut_off = kept
     output = [Raw(item.raw) for item in items]
-    response = structs.replace(response, output=output, usage=response_object.usage(spent))
+    usage = response_object.usage(spent, turn.asked.request.cache_lifetime)
+    response = structs.replace(response, output=output, usage=usage)
     return closing, Ended(
         error, response, finished, _new_state(turn, response, items, position, cut_off=cut_off)
     )
