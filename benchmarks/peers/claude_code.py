@@ -23,10 +23,9 @@ from servers import DIRECTORY, ROOT
 
 sys.path.insert(0, str(ROOT))  # the installer and the relay belong to the tests
 
+from slipring.commands.bench.workloads.prose import Prose
 from tests.clients.real.installing import Workshop
 from tests.clients.real.stage import Answer, Stage, call, say
-
-from slipring.commands.bench.workloads.prose import Prose
 
 RECORDING = DIRECTORY / "claude-code.json"
 TURNS = 30

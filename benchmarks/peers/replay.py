@@ -60,7 +60,7 @@ def written(answer: list[Json], template: str) -> tuple[str, str]:
     calls = [step["function_call"] for step in answer if "function_call" in step]
     if template == "qwen3":
         made = [
-            f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {json.dumps(call["arguments"])}}}\n</tool_call>'
+            f"<tool_call>\n{json.dumps({key: call[key] for key in ('name', 'arguments')})}\n</tool_call>"
             for call in calls
         ]
         visible = "\n".join([text, *made])

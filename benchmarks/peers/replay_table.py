@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 RESULT = Path(__file__).parents[1] / "results" / "claude_code.json"
