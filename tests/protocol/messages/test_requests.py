@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import InvalidRequest
 from slipring.protocol.messages import requests, translation
 from slipring.protocol.messages.translation import MessagesTranslation
 from slipring.protocol.wire import encode
@@ -76,3 +77,32 @@ def test_the_user_is_passed_on() -> None:
     short, long = create("u"), create("u" * 200)
     assert (short.safety_identifier, short.user) == ("u", None)
     assert (long.safety_identifier, long.user) == (None, "u" * 200)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"system": [{"text": "x"}]}, "system.0.type"),
+        ({"messages": [{"role": "system", "content": [{"text": "x"}]}]}, "messages.0.content.0.type"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "search_result", "source": "", "title": "", "content": [{"text": ""}]}
+                        ],
+                    }
+                ]
+            },
+            "messages.0.content.0.content.0.type",
+        ),
+    ],
+)
+def test_a_text_needs_its_type_also_where_no_other_block_may_stand(
+    fields: dict[str, Any], param: str
+) -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], **fields}
+    with pytest.raises(InvalidRequest, match="Field required") as found:
+        MessagesTranslation("req").read(encode(body))
+    assert found.value.param == param
