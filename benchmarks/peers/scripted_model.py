@@ -41,7 +41,7 @@ def count_computed(path: Path) -> None:
     Worker.execute_model = counted
 
 
-class ScriptedModel(LogitsProcessor):
+class ScriptedModel(LogitsProcessor):  # type: ignore[misc]  # vLLM is not installed here
     """Lets each request of a batch emit its answer."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
