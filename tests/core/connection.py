@@ -712,7 +712,7 @@ class Connection:
             self.inspected += [(asked.when, each.kind, each.text) for each in asked.subjects]
 
     def _start(self, start: Generate) -> None:
-        if start.job.parent is not None and not start.job.fork:
+        if start.job.parent is not None and not (start.job.fork or start.job.recognised):
             self.prefills.pop(start.job.parent.id, None)
         if (error := self._refuses(start.job)) is not None:
             self._run(self.session.turns.failed(start, error, self.server.now))

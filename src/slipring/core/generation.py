@@ -332,7 +332,7 @@ class Job(Struct, frozen=True):
     that it holds for the parent."""
     recognised: bool = False
     """Whether the client has sent the parent's items itself, instead of its id. Other requests may continue
-    the same parent, so ``fork`` is set too, but usually none does: each history replaces the one before."""
+    the same parent, but usually none does: each history replaces the one before."""
     cache_key: str | None = None
     """The client's ``prompt_cache_key``: jobs with the same key are likely to share a prefix."""
     is_summary: bool = False
@@ -344,7 +344,7 @@ class Job(Struct, frozen=True):
     @property
     def branch(self) -> Branch:
         """The branch of the chain that the response belongs to."""
-        return branch_of(self.response_id, self.parent, fork=self.fork and not self.recognised)
+        return branch_of(self.response_id, self.parent, fork=self.fork)
 
     def context(self) -> Iterator[Item]:
         """All items of the context, oldest first. Walks the whole history: prefer ``parent.position``."""

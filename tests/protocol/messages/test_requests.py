@@ -33,6 +33,18 @@ def test_how_much_a_model_thinks(thinking: Any, asked: str | None, effort: str |
     assert translation.effort_of(read(thinking=thinking, output_config={"effort": asked})) == effort
 
 
+@pytest.mark.parametrize(
+    ("edits", "context"),
+    [(None, None), ([], None), ([{"type": "clear_thinking_20251015", "keep": "all"}], "all_turns")],
+)
+def test_whose_thoughts_a_model_reads(edits: Any, context: str | None) -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    managed = None if edits is None else {"edits": edits}
+    create = MessagesTranslation("r").read(encode({**body, "context_management": managed}))
+    assert create.reasoning is not None
+    assert create.reasoning.context == context
+
+
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch=1;"
 
 

@@ -83,6 +83,7 @@ class MessagesTranslation(Translation):
         history.read(request.messages)
         tools.read(request.tools, request.mcp_servers)
         shows = requests.shows_thinking(request)
+        keeps_thoughts = requests.keeps_thoughts(request)
         create = ResentHistory(
             calls=history.call_count,
             model=request.model,
@@ -91,7 +92,9 @@ class MessagesTranslation(Translation):
             tools=tools.raw,
             tool_choice=tools.choice(request.tool_choice),
             parallel_tool_calls=_parallel(request),
-            reasoning=ReasoningConfig(effort=effort_of(request)),
+            reasoning=ReasoningConfig(
+                effort=effort_of(request), context="all_turns" if keeps_thoughts else None
+            ),
             text=self._text(request),
             include=["reasoning.encrypted_content"] if shows else [],
             store=False,
