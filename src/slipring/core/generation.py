@@ -31,6 +31,9 @@ class Accepted(Struct):
     """Why the engine rendered the whole context instead of the new items only."""
     dropped_items: int = 0
     """Oldest items left out so that the rest fits the context window."""
+    prompt_tokens: int | None = None
+    """Tokens of the whole context, those included that are cached; None if only the engine's server counts
+    them."""
     withheld_thoughts: tuple[str, ...] = ()
     """The ids of reasoning items of earlier turns that the model does not read, oldest first."""
 
@@ -40,6 +43,7 @@ class Accepted(Struct):
             self.rendered_tokens + before.rendered_tokens,
             self.fallback or before.fallback,
             self.dropped_items + before.dropped_items,
+            before.prompt_tokens,
             self.withheld_thoughts,
         )
 
@@ -334,7 +338,7 @@ class Job(Struct, frozen=True):
     that it holds for the parent."""
     recognised: bool = False
     """Whether the client has sent the parent's items itself, instead of its id. Other requests may continue
-    the same parent, so ``fork`` is set too, but usually none does: each history replaces the one before."""
+    the same parent, but usually none does: each history replaces the one before."""
     cache_key: str | None = None
     """The client's ``prompt_cache_key``: jobs with the same key are likely to share a prefix."""
     is_summary: bool = False
@@ -346,7 +350,7 @@ class Job(Struct, frozen=True):
     @property
     def branch(self) -> Branch:
         """The branch of the chain that the response belongs to."""
-        return branch_of(self.response_id, self.parent, fork=self.fork and not self.recognised)
+        return branch_of(self.response_id, self.parent, fork=self.fork)
 
     def context(self) -> Iterator[Item]:
         """All items of the context, oldest first. Walks the whole history: prefer ``parent.position``."""

@@ -249,7 +249,7 @@ def _plan(
         offer=draft.choice.offer(merged(head.tools.callables, carry.tools)),
         settings=draft.settings,
         generate=not request.warms_up,
-        fork=turn.asked.forks or turn.recognition.match is not None,
+        fork=turn.asked.forks,
         recognised=turn.recognition.match is not None,
         cache_key=request.prompt_cache_key,
         upstream_tools=hosted.upstream_tools,

@@ -28,7 +28,7 @@ from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.remote.answer_reader import CutOff
 from slipring.engines.sharing import Borrowed, Host, Share
-from slipring.engines.tokens.job_rendering import accepted_of, count, foresee, position_of, prefetch, render
+from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.observation import live
 from slipring.prompts.rendering import Rendered, Rendering
 
@@ -142,8 +142,7 @@ class LlamaEngine(Engine):
         constraint = await self._constraint(job, rendering)
         async with self._summaries if job.is_summary else nullcontext():
             with self._queue.ticket(job.tenant) as ticket:
-                accepted = accepted_of(job, self.renderer, rendering)
-                await deliver(emit, [accepted])
+                await deliver(emit, [accepted(job, self.renderer, rendering)])
                 await ticket.turn()
                 await self._queue.spare_ended()  # the slot of a prefill can be copied, or used, once free
                 last = await self._answer(job, rendering, constraint, emit)

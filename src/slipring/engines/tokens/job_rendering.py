@@ -52,8 +52,9 @@ async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokeniz
     return rendering
 
 
-def accepted_of(job: Job, renderer: Renderer, rendering: Rendering) -> Accepted:
-    """What an engine reports of a job that it has rendered."""
+def accepted(job: Job, renderer: Renderer, rendering: Rendering) -> Accepted:
+    """What is known of a job when it is rendered."""
+    sent = rendering.prompt if job.generate else rendering.context
     withheld: tuple[str, ...] = ()
     if ranges := renderer.withheld_thoughts(rendering.prompt):
         thoughts = (item for item in job.context() if item.type == "reasoning")
@@ -63,7 +64,7 @@ def accepted_of(job: Job, renderer: Renderer, rendering: Rendering) -> Accepted:
             for number, item in numbered
             if item.id is not None and any(first <= number < end for first, end in ranges)
         )
-    return Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items, withheld)
+    return Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items, sent.total, withheld)
 
 
 async def foresee(
