@@ -196,7 +196,7 @@ def test_a_client_that_leaves_thoughts_out_gets_no_list_of_them():
 
 def test_lists_of_hosted_tools_are_no_changed_tools():
     connection = Connection()
-    hosted = {"tools": [{"type": "mcp", "server_label": "s", "server_url": "https://s.example"}]}
+    hosted: Json = {"tools": [{"type": "mcp", "server_label": "s", "server_url": "https://s.example"}]}
     connection.create(**hosted)
     connection.resolve()
     connection.finish(Text("ok"))

@@ -120,8 +120,10 @@ def _is_compacted_since(compared: ResponseState, asked: Asked) -> bool:
 
 
 def _latest_compaction(parent: ResponseState | None, added: Sequence[Item]) -> Item | None:
-    while (at := last_compaction(added)) is None and parent is not None:
-        parent, added = parent.parent, (*parent.input, *parent.output)
+    node = parent
+    while (at := last_compaction(added)) is None and node is not None:
+        added = (*node.input, *node.output)
+        node = node.parent
     return added[at] if at is not None else None
 
 
