@@ -190,6 +190,11 @@ class CreateRequest(Struct, dict=True):
         return None
 
     @property
+    def answer_pattern(self) -> str | None:
+        """A regular expression that the text of the answer has to match as a whole."""
+        return None
+
+    @property
     def warms_up(self) -> bool:
         """Whether the engine only prepares the context: ``generate: false``, or the ``prewarm`` option."""
         options = self.prompt_cache_options
@@ -208,6 +213,16 @@ class ResentHistory(CreateRequest):
     @property
     def first_call(self) -> int | None:
         return self.calls
+
+
+class PatternedRequest(CreateRequest):
+    """A request of an API whose answers have a form of their own."""
+
+    pattern: str | None = None
+
+    @property
+    def answer_pattern(self) -> str | None:
+        return self.pattern
 
 
 class ReplyRouting(Struct):
