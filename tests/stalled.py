@@ -1,8 +1,8 @@
 """A pytest plugin that makes a quiet machine act like a busy one: ``pytest -p tests.stalled``.
 
-Event loops of the tests stand still at random moments, each time for longer than any short timeout in the suite. A test
-that fails only with this plugin depends on luck. The moments follow from ``SLIPRING_STALL_SEED`` and the
-name of the test.
+Event loops of the tests stand still at random moments, each time for longer than most short timeouts in
+the suite. A test that fails only with this plugin depends on luck. The moments follow from
+``SLIPRING_STALL_SEED`` and the name of the test.
 """
 
 import asyncio
