@@ -21,6 +21,7 @@ from slipring.protocol.items import Effort, Item, read_input
 
 T = TypeVar("T")
 Summary = Literal["auto", "concise", "detailed"]
+CacheLifetime = Literal["30m", "12h"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
@@ -38,6 +39,13 @@ class ReasoningConfig(Struct):
     generate_summary: Summary | None = None
 
 
+def effective_context(asked: object) -> Literal["current_turn", "all_turns"] | None:
+    """What a ``reasoning.context`` asks for; None if the model decides."""
+    if asked == "current_turn":
+        return "current_turn"
+    return "all_turns" if asked == "all_turns" else None
+
+
 class TextConfig(Struct):
     format: Raw | UnsetType = UNSET
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -45,7 +53,7 @@ class TextConfig(Struct):
 
 class PromptCacheOptions(Struct):
     mode: Literal["implicit", "explicit"] | None = None
-    ttl: Literal["30m", "12h"] | None = None
+    ttl: CacheLifetime | None = None
     prewarm: bool | None = None
     comparison_response_id: str | None = None
 
@@ -131,6 +139,8 @@ class CreateRequest(Struct, dict=True):
     client_metadata: dict[str, Any] | None = None
     restores_thoughts: ClassVar[bool] = False
     """Whether the model reads its thoughts again where the client has left them out of its history."""
+    announces_prompt: ClassVar[bool] = False
+    """Whether the response says how many tokens its context has when it is created, if that is known."""
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
@@ -168,6 +178,12 @@ class CreateRequest(Struct, dict=True):
         return options.comparison_response_id if options is not None else None
 
     @property
+    def cache_lifetime(self) -> CacheLifetime:
+        """How long the request asks engines to keep what they process. They promise nothing."""
+        options = self.prompt_cache_options
+        return (options.ttl if options is not None else None) or "30m"
+
+    @property
     def first_call(self) -> int | None:
         """The number of the first call of the answer, if its calls are numbered: their ids then follow from
         the context. None if their ids are random."""
@@ -185,6 +201,7 @@ class ResentHistory(CreateRequest):
     its calls."""
 
     restores_thoughts: ClassVar[bool] = True
+    announces_prompt: ClassVar[bool] = True
     calls: int | None = None
     """How many calls the history has, if they are numbered from zero on."""
 
