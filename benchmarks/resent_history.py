@@ -241,7 +241,7 @@ def main() -> None:
     arguments = parser.parse_args()
     upstream_file = str(Path(__file__).with_name("instant_upstream.py"))
     with started(upstream_file) as upstream, tempfile.TemporaryDirectory() as directory:
-        engine = f"vllm:{upstream.url},tokenizer={write_tokenizer(Path(directory))},dialect=chatml"
+        engine = f"vllm:{upstream.url},tokenizer={write_tokenizer(Path(directory))}"
         quiet = ("--log-level", "error")
         with slipring(engine, *quiet) as on, slipring(engine, *quiet, "--recognised-s", "0") as off:
             figures = asyncio.run(measure(on, off, arguments.exchanges, arguments.repeats))

@@ -74,7 +74,7 @@ from slipring.protocol.responses import OutputItem, Response
 from slipring.server.access.seal_keys import KeyedSeal
 from tests import late
 from tests.api import Api
-from tests.core.connection import OnePolicy
+from tests.core.connection import OnePolicy, emitted
 from tests.engines.emitting import deltas_of
 from tests.harness import WEATHER, Running, serve
 from tests.recorded_shapes import SHAPES
@@ -493,7 +493,7 @@ def open_session() -> Session:
     start = session.receive(frame, 0.0)[-1]
     assert isinstance(start, Generate)
     usage = Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)
-    session.turns.deltas(start, [Text("Hello."), usage])
+    emitted(session, start, [Text("Hello."), usage])
     flush = session.turns.done(start, None, 0.0)[-1]
     assert isinstance(flush, Flush)
     session.turns.done(flush, None, 0.0)
@@ -542,7 +542,7 @@ def send(frame: Json) -> Outcome:
             pending += session.turns.done(action, 0, 0.0)
         elif isinstance(action, Generate):
             outcome.job = action.job
-            pending.append(Send(session.turns.deltas(action, [Accepted()])))
+            pending.append(Send(emitted(session, action, [Accepted()])))
         elif isinstance(action, Send):
             for event in action.events:
                 decoded = json.loads(wire.encode(event))
@@ -1418,6 +1418,7 @@ SETTING_SAMPLES: Json = {
     "frequency_penalty": 2.0,
     "seed": 7,
     "effort": "max",
+    "reasoning_context": "current_turn",
     "truncation": "auto",
 }
 

@@ -36,7 +36,7 @@ class Ceiling(NamedTuple):
     turn_modules: int
 
 
-CEILINGS = {"vllm": Ceiling(11, 16, 117), "chat": Ceiling(9, 15, 96)}
+CEILINGS = {"vllm": Ceiling(8, 14, 117), "chat": Ceiling(6, 13, 96)}
 
 
 class Calls:

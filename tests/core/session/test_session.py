@@ -20,6 +20,7 @@ from tests.core.connection import (
     Server,
     call_output,
     context_of,
+    emitted,
     function,
     message,
     only_error,
@@ -88,7 +89,7 @@ def test_what_no_client_waits_for_follows_the_last_event():
     connection.generate(Text("hello"))
     (work,) = connection.starts.values()
     turns, now = connection.session.turns, connection.server.now
-    turns.deltas(work, [Finished("stop", input_tokens=7, cached_tokens=2, output_tokens=1)])
+    emitted(connection.session, work, [Finished("stop", input_tokens=7, cached_tokens=2, output_tokens=1)])
     *sent, flush = turns.done(work, None, now)
     assert isinstance(flush, Flush)
     assert [type(event).__name__ for action in sent for event in action.events][-1] == "Completed"
@@ -753,7 +754,7 @@ def test_results_for_an_ended_turn_are_ignored():
     (work,) = connection.starts.values()
     connection.finish()
     assert work.turn.place == "ended"
-    assert connection.session.turns.deltas(work, [Text("late")]) == []
+    assert emitted(connection.session, work, [Text("late")]) == []
     assert connection.session.turns.done(work, None, 0.0) == []
     assert connection.session.turns.failed(work, ServerError(), 0.0) == []
     assert connection.session.in_flight == 0

@@ -61,7 +61,7 @@ _KINDS: dict[type, Kind] = {
 _WITH_TEXT = (Text, RefusalText, Thought, ThoughtSummary, CallArguments)
 _WHOLE = frozenset({Annotated, UpstreamItemStarted, UpstreamItemEvent, UpstreamItemEnded, Finished})
 """The deltas that may begin or end something that is inspected as a whole."""
-Emit = Callable[[], None]
+Emission = Callable[[], None]
 
 
 class Inspection(Struct, frozen=True):
@@ -94,7 +94,7 @@ class _Held(Struct):
 class _Emission(Struct, frozen=True, eq=False):
     """Something that is emitted once its own texts have passed, and the input."""
 
-    emit: Emit
+    emit: Emission
     owed: _Owed | None
 
 
@@ -220,12 +220,12 @@ class Gate:
             if chosen:
                 self._ask(chosen, when)
 
-    def hold(self, emit: Emit, subjects: Sequence[Subject] = ()) -> None:
+    def hold(self, emit: Emission, subjects: Sequence[Subject] = ()) -> None:
         """Have texts inspected. ``take_emissions`` returns ``emit`` once they have passed, and the input. The
         answer does not wait for them, but its end does."""
         self._emissions.append(_Emission(emit, self._inspect_whole(subjects, is_of_answer=False)))
 
-    def take_emissions(self) -> list[Emit]:
+    def take_emissions(self) -> list[Emission]:
         """What may be emitted now, each returned once. It comes before the deltas that are released now."""
         if not self._emissions or self.holds_input:
             return []

@@ -1,5 +1,7 @@
 """A stopwatch for the stages of a turn. The clock is injected."""
 
+from collections.abc import Awaitable
+
 from slipring.core.ports import Clock
 from slipring.protocol.timing import Stage, StageName
 
@@ -27,9 +29,11 @@ class Stages:
         self.laps.append(Stage(name, start_ms, int((now - start) * 1e6 + 0.5) / 1000))
         self._last = now
 
-    def wait_for_client(self, seconds: float) -> None:
-        """Generation has waited for the client to read."""
-        self.send_s += seconds
+    async def while_client_reads(self, waiting: Awaitable[None]) -> None:
+        """Wait until the client has read more, and count the time."""
+        before = self._clock()
+        await waiting
+        self.send_s += self._clock() - before
 
     def fold(self) -> None:
         """Bound the list: above 400 stages, replace the oldest 200 by one named ``rollout``."""

@@ -9,7 +9,7 @@ from slipring.base.errors import ApiError
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.decisions import checks_of, decide
-from slipring.core.checks.gate import Emit, Gate, Inspection
+from slipring.core.checks.gate import Emission, Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import Policy
 from slipring.core.checks.report import Report
@@ -130,20 +130,20 @@ class TurnChecks:
 
     # What is emitted besides the answer.
 
-    def hold(self, emit: Emit) -> None:
+    def hold(self, emit: Emission) -> None:
         """Have something emitted once the input has passed."""
         self._gate.hold(emit)
 
-    def hold_result(self, emit: Emit, call: Item, item: Item, outcome: CallOutcome) -> None:
+    def hold_result(self, emit: Emission, call: Item, item: Item, outcome: CallOutcome) -> None:
         """Have the result of a hosted call emitted once it has passed. ``call``, ``item``: the call and its
         output as the next step reads them."""
         self._gate.hold(emit, self._items.of_result(call, item, outcome))
 
-    def hold_message(self, emit: Emit, name: str, text: str) -> None:
+    def hold_message(self, emit: Emission, name: str, text: str) -> None:
         """Have something emitted once this text of a hosted tool has passed."""
         self._gate.hold(emit, [Subject("input", "tool_output", text, name=name)])
 
-    def take_emissions(self) -> list[Emit]:
+    def take_emissions(self) -> list[Emission]:
         """What may be emitted now."""
         return self._gate.take_emissions()
 
