@@ -31,6 +31,9 @@ class Accepted(Struct):
     """Why the engine rendered the whole context instead of the new items only."""
     dropped_items: int = 0
     """Oldest items left out so that the rest fits the context window."""
+    prompt_tokens: int | None = None
+    """Tokens of the whole context, those included that are cached; None if only the engine's server counts
+    them."""
 
     def after(self, before: "Accepted") -> "Accepted":
         """The sum over this job and an earlier job of the same response."""
@@ -38,6 +41,7 @@ class Accepted(Struct):
             self.rendered_tokens + before.rendered_tokens,
             self.fallback or before.fallback,
             self.dropped_items + before.dropped_items,
+            before.prompt_tokens,
         )
 
 

@@ -132,6 +132,8 @@ class CreateRequest(Struct, dict=True):
     client_metadata: dict[str, Any] | None = None
     restores_thoughts: ClassVar[bool] = False
     """Whether the model reads its thoughts again where the client has left them out of its history."""
+    announces_prompt: ClassVar[bool] = False
+    """Whether the response says how many tokens its context has when it is created, if that is known."""
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
@@ -192,6 +194,7 @@ class ResentHistory(CreateRequest):
     its calls."""
 
     restores_thoughts: ClassVar[bool] = True
+    announces_prompt: ClassVar[bool] = True
     calls: int | None = None
     """How many calls the history has, if they are numbered from zero on."""
 

@@ -431,5 +431,7 @@ class Response(Struct, gc=False):
     moderation: ResponseModeration | UnsetType = UNSET
     stop_sequence: str | UnsetType = UNSET
     """The one of the request's ``stop`` before which the text ends. Not in the API."""
+    prompt_tokens: int | UnsetType = UNSET
+    """The tokens of the context, when the response is created, if they are known then. Not in the API."""
     prompt_cache_diagnostics: CacheDiagnostics | UnsetType = UNSET
     object: Literal["response"] = "response"

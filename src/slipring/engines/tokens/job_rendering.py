@@ -3,7 +3,7 @@
 import asyncio
 
 from slipring.base.errors import ContextLengthExceeded
-from slipring.core.generation import Job, Prefill
+from slipring.core.generation import Accepted, Job, Prefill
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.prompts import foreseen_context
 from slipring.prompts.foreseen_context import Foreseen
@@ -49,6 +49,12 @@ async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokeniz
     if rendering is None or total >= context:
         raise ContextLengthExceeded(total, context, is_exact=rendering is not None)
     return rendering
+
+
+def accepted(job: Job, rendering: Rendering) -> Accepted:
+    """What is known of a job when it is rendered."""
+    sent = rendering.prompt if job.generate else rendering.context
+    return Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items, sent.total)
 
 
 async def foresee(
