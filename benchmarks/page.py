@@ -91,9 +91,10 @@ def resent_table(record: dict[str, Any]) -> str:
     }
     modes = record["ms"]
     lines = [
-        f"Medians of {len(modes['chained']['wall'])} turns of each kind; {_where(record)}:\n",
+        f"Medians of {len(modes['chained']['wall'])} turns of each kind, after {record['tokens']:,} tokens;"
+        f" {_where(record)}:\n",
         "| | time per turn | more than a chained turn | CPU of the server | more than a chained turn"
-        " | of that, beside decoding, validating and translating the JSON |",
+        " | of that, beside decoding the JSON and reading what is new in it |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for mode, title in titles.items():
