@@ -9,6 +9,7 @@ from slipring.protocol import wire
 from slipring.protocol.decisions.answers import Answer, Decision
 from slipring.protocol.decisions.question import INSTRUCTIONS, Question, has_answer, question_of
 from slipring.protocol.decisions.request import read_input, read_questions, read_request
+from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Completed, Error, Event, Failed, Incomplete, ResponseEvent
 from slipring.protocol.requests import CreateRequest, PatternedRequest, ReasoningConfig
@@ -39,7 +40,7 @@ class DecisionTranslation(Translation):
         self._ended: dict[int, list[Response]] = {}
         """By lane: its responses, in the order of its questions."""
 
-    def read(self, body: bytes) -> CreateRequest:
+    def read(self, body: bytes, known: Known = NOTHING_KNOWN) -> CreateRequest:
         """The create request of the turn that processes the input. Raises ``ApiError``."""
         sent = read_request(body)
         asked = read_questions(sent.questions)
