@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from slipring.base.errors import ApiError
-from slipring.core.checks.decisions import checks_of
 from slipring.core.checks.gate import Inspection
-from slipring.core.checks.policies import Check, Policy
+from slipring.core.checks.policies import Check, Policy, checks_of
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.turn.turn_checks import Audit
 from slipring.safety.inspector import Inspector

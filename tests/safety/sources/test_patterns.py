@@ -10,8 +10,8 @@ import pytest
 from slipring.base.errors import StartupError
 from slipring.config.checks import CheckEntry
 from slipring.core.tenant_entries import TenantCache
-from slipring.safety.running_check import RunningCheck
 from slipring.safety.source import SourceFailed
+from slipring.safety.source_calls import RunningCheck
 from slipring.safety.sources.pattern_matching import find_matches
 from slipring.safety.sources.patterns import (
     RECOGNIZERS,

@@ -17,7 +17,8 @@ from slipring.protocol.hosted.mcp_items import McpApprovalRequest, McpApprovalRe
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.protocol.items import Item
 
-_APPROVALS = frozenset({"mcp_approval_request", "mcp_approval_response"})
+KINDS = frozenset({"mcp_approval_request", "mcp_approval_response"})
+"""The types of items that ask for approvals and give them."""
 Verify = Callable[[bytes, str], bool]
 """Whether a tag was made over these bytes, for the tenant of the turn."""
 
@@ -43,8 +44,6 @@ def read(before: Mapping[str, Approval], items: Sequence[Item]) -> list[Approved
     Raises ``InvalidRequest`` for a request that the context has already, and for an answer to a request that
     is unknown, or answered already.
     """
-    if _APPROVALS.isdisjoint([item.type for item in items]):
-        return []
     waiting = dict(before)
     have_run = {
         call.approval_request_id

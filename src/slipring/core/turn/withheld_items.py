@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from slipring.core.chain import hosted_items
-from slipring.core.checks.decisions import Decision, decide
 from slipring.core.checks.known_verdicts import Known, KnownVerdicts
 from slipring.core.checks.placeholders import placeholder
-from slipring.core.checks.policies import Policy
+from slipring.core.checks.policies import Decision, Policy, decide
 from slipring.core.checks.subjects import subject_of
 from slipring.core.checks.verdicts import Subject
 from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open

@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.chat_completions.calls import CalledCustomTool, CalledFunction
+from slipring.protocol.chat_completions.answer import CalledCustomTool, CalledFunction
 from slipring.protocol.chat_completions.places import (
     CALL,
     CUSTOM_CALL,

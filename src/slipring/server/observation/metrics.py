@@ -20,7 +20,7 @@ from slipring.observation import metrics as table
 from slipring.observation.live_totals import totals
 from slipring.observation.metric_counts import BoundedNames, Reading, Registry, Snapshot
 from slipring.protocol.timing import OWN_STAGES, TokenCounts, TurnReport
-from slipring.safety.running_check import CheckStatus, FailureKind
+from slipring.safety.source_calls import CheckStatus, FailureKind
 from slipring.server.connections.connection_limits import DropReason
 from slipring.server.driver import Exchange
 from slipring.server.hosted_tools.runner import EndedCall
