@@ -103,7 +103,7 @@ class Audits:
             await asyncio.wait(tasks)
         if lost := sum(task.cancelled() for task in tasks):
             self.lost += lost
-            log.warning("%d audits had not ended when the server did: nothing is refused by them", lost)
+            log.warning("%d audits had not ended when the server stopped: they refuse nothing", lost)
 
     async def _run(self, audit: Audit) -> None:
         must_store = audit.settle(await inspect(self._inspector, audit.inspection, audit.tenant))

@@ -101,7 +101,7 @@ async def test_a_pattern_that_never_ends_fails_and_the_next_text_is_inspected() 
     ("settings", "reason"),
     [
         (PatternsSettings(), "neither patterns nor secrets"),
-        (PatternsSettings({"x": "("}), "settings.patterns.x is no regular expression"),
+        (PatternsSettings({"x": "("}), "settings.patterns.x is not a regular expression"),
         (PatternsSettings({"x": "a*"}), "matches the empty text"),
     ],
 )

@@ -202,7 +202,7 @@ def test_a_key_narrows_the_tools_of_a_server_without_a_list() -> None:
             {"headers": {"X-A": "evil-value\r\nHost: b"}},
             "headers: the value of the header 'X-A' is empty or has",
         ),
-        ({"headers": {"evil-value\n": "b"}}, "headers: a header's name is not one"),
+        ({"headers": {"evil-value\n": "b"}}, "headers: a header's name is not valid"),
         ({"authorization": "evil-value\r\nX: y"}, "authorization: it is empty or has characters"),
         ({"authorization": ""}, "authorization: it is empty or has characters"),
         (

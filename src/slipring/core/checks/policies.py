@@ -165,7 +165,7 @@ def _named(policies: Policies, policy: Policy, name: str) -> tuple[Check, ...]:
         return policy.checks
     known = ", ".join(f"'{each}'" for each in policies.checks)
     raise InvalidRequest(
-        f"Invalid 'moderation.model': {quoted(name)} is no safety check of this server. It has {known}.",
+        f"Invalid 'moderation.model': {quoted(name)} is not a safety check of this server. It has {known}.",
         param="moderation.model",
     )
 

@@ -1,4 +1,4 @@
-"""The items of one turn that its policy inspects: each of them once.
+"""Finds the items of a turn that its policy has to inspect, so that each is inspected once.
 
 Most of a context was inspected before: by the turns of its chain, or when the client sent the same items
 earlier. ``InspectedItems`` finds what was not, gives it to the turn's gate, and remembers the verdicts for

@@ -1,4 +1,4 @@
-"""Withholds what a tenant was refused before from the models that its later turns ask.
+"""Replaces items that a safety check refused in an earlier turn, so that no model of a later turn reads them.
 
 Many clients keep a message that was refused, and send it again with the next one. If that were refused too,
 they would never get an answer again; if it were let through, a model would read what was refused. So a

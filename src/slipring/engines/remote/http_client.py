@@ -167,7 +167,7 @@ class HttpClient:
         try:
             return msgspec.json.decode(repaired(content))
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise Unreadable("the answer is no JSON") from error
+            raise Unreadable("the answer is not JSON") from error
 
     def query_from_thread(self, path: str, body: object) -> Any:
         """POST a body and wait for the JSON answer, in a thread other than the event loop's.

@@ -209,7 +209,7 @@ class History:
             where = f"messages[{index}]"
             self._add_message(_read_message(raw, where), where)
         if not self._items:
-            raise InvalidRequest("Invalid 'messages': no message has a content.", param="messages")
+            raise InvalidRequest("Invalid 'messages': no message has content.", param="messages")
 
     @property
     def items(self) -> Raw:

@@ -383,8 +383,8 @@ class Background:
         limits, tenant = self.service.config.limits, caller.tenant
         if self._running_of[tenant] >= limits.tenant_runs:
             raise RateLimited(
-                "The limit of background responses that are being made for this tenant"
-                f" ({limits.tenant_runs}) is reached. Wait for one to finish.",
+                f"This tenant has reached its limit of running background responses ({limits.tenant_runs})."
+                " Wait for one to finish.",
                 retry_after_s=OVERLOAD_RETRY_S,
             )
         if self._running_of.total() >= limits.max_runs:

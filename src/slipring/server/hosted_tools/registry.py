@@ -213,7 +213,7 @@ def _target(registered: _Registered, tool: McpTool, key: Key | None) -> Target:
     if isinstance(registered.server, StdioServer):
         for field in ("authorization", "headers"):
             if getattr(tool, field):
-                raise ServerRefused(field, "this MCP server is a process and is sent no headers")
+                raise ServerRefused(field, "this MCP server is a process, which cannot be sent headers")
     else:
         _require_free(registered.server, tool.headers or {})
     return Target(

@@ -1,4 +1,4 @@
-"""The metrics of one process: counts the turns that have ended, and reads what counts itself.
+"""The metrics of one process: counts ended turns, and reads the counts that caches, queues and engines keep.
 
 Nothing is done per token. An ended turn is counted once; everything else is read when a snapshot is taken.
 
