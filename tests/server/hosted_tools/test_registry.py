@@ -237,7 +237,7 @@ def test_a_request_may_bring_its_own_token_and_no_other_header_of_the_operator()
 
 @pytest.mark.parametrize("field", [{"authorization": "token"}, {"headers": {"X-A": "b"}}])
 def test_a_process_is_sent_no_headers(field: dict[str, Any]) -> None:
-    assert "is a process and is sent no headers" in refused("files", **field)
+    assert "is a process, which cannot be sent headers" in refused("files", **field)
     assert find("files", headers={}).name == "files"
 
 

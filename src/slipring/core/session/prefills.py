@@ -28,7 +28,7 @@ from slipring.core.turn.turn import Turn
 from slipring.protocol import items, requests, wire
 from slipring.protocol.events import Event, ToolOutputErrorBody, ToolOutputErrorCode, ToolOutputFailed
 from slipring.protocol.items import Item
-from slipring.protocol.requests import TEXT
+from slipring.protocol.requests import TEXT, effective_context
 from slipring.protocol.tool_output import ToolOutputPiece
 from slipring.protocol.tools import Offer
 
@@ -310,7 +310,7 @@ def _failed_event(
 
 
 def foreseen_job(state: ResponseState, tenant: str, models: Models) -> Job:
-    """A warmup that continues a response with the same model, head, format and effort, and adds no items.
+    """A warmup that continues a response with the same model, head, format and reasoning, and adds no items.
 
     Raises ``ModelNotFound`` if the model is not served any more.
     """
@@ -324,7 +324,9 @@ def foreseen_job(state: ResponseState, tenant: str, models: Models) -> Job:
         input=state.unread,
         offer=Offer(forbidden=True),
         settings=Settings(
-            format=requests.read_format(response.text.format) or TEXT, effort=response.reasoning.effort
+            format=requests.read_format(response.text.format) or TEXT,
+            effort=response.reasoning.effort,
+            reasoning_context=effective_context(response.reasoning.context),
         ),
         generate=False,
         cache_key=response.prompt_cache_key,

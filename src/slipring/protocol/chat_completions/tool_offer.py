@@ -136,7 +136,8 @@ class ToolOffer:
             else:
                 raise UnsupportedParameter(
                     f"Unsupported parameter: '{where}.type': {quoted(tool.type)} is not a tool of this"
-                    " endpoint, which has 'function' and 'custom'. POST /v1/responses also runs tools on the server.",
+                    " endpoint, which has 'function' and 'custom'. POST /v1/responses also runs tools on the"
+                    " server.",
                     param=f"{where}.type",
                 )
 

@@ -1,15 +1,16 @@
 """One request of the Messages API: reads it as a create request, and writes the answer to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
+from slipring.protocol.endpoints.rate_limits import RateLimit
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
 from slipring.protocol.items import Effort
-from slipring.protocol.messages import answer, errors, requests
+from slipring.protocol.messages import answer, errors, rate_limits, requests
 from slipring.protocol.messages.answer import Wishes
 from slipring.protocol.messages.events import PING
 from slipring.protocol.messages.fields import Fields
@@ -74,11 +75,15 @@ class MessagesTranslation(Translation):
     def error(self, error: Error) -> ErrorReply:
         return errors.reply_of(error, self._fields, self._request_id)
 
+    def limit_headers(self, limits: Sequence[RateLimit]) -> dict[str, str]:
+        return rate_limits.headers_of(limits)
+
     def _create(self, request: CountRequest) -> CreateRequest:
         history, tools = History(self._opens), Tools()
         history.read(request.messages)
         tools.read(request.tools, request.mcp_servers)
         shows = requests.shows_thinking(request)
+        keeps_thoughts = requests.keeps_thoughts(request)
         create = ResentHistory(
             calls=history.call_count,
             model=request.model,
@@ -87,7 +92,9 @@ class MessagesTranslation(Translation):
             tools=tools.raw,
             tool_choice=tools.choice(request.tool_choice),
             parallel_tool_calls=_parallel(request),
-            reasoning=ReasoningConfig(effort=effort_of(request)),
+            reasoning=ReasoningConfig(
+                effort=effort_of(request), context="all_turns" if keeps_thoughts else None
+            ),
             text=self._text(request),
             include=["reasoning.encrypted_content"] if shows else [],
             store=False,
