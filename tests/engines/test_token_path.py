@@ -49,7 +49,7 @@ class Ceiling(NamedTuple):
     turn_modules: int
 
 
-CEILINGS = {"vllm": Ceiling(8, 14, 103), "chat": Ceiling(6, 13, 85)}
+CEILINGS = {"vllm": Ceiling(8, 14, 104), "chat": Ceiling(6, 13, 86)}
 
 
 class Calls:

@@ -14,7 +14,7 @@ from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import Position, echoed_bytes
 from slipring.core.tenant_entries import TimedEntries
 from slipring.protocol.item_digests import content_digest, digest_of
-from slipring.protocol.items import NONE_KNOWN, Item
+from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
 
 NOTHING_YET = b""
@@ -230,33 +230,3 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
         if not self._keys[place]:
             del self._keys[place]
         return self._retention.release(value)
-
-
-_ENTRY_BYTES = 200
-"""The entries of an item here, about 100 bytes, and what is computed only of items without a parent."""
-
-
-class KnownItems(TimedEntries[bytes, Item]):
-    """Items that tenants sent lately, by their bytes: those of a history that is sent again are decoded once,
-    and have what was computed of them before.
-
-    They are kept for as long as known contexts, and within a bounded number of bytes. Past that bound, the
-    tenant that uses the most bytes loses the item that was used longest ago.
-    """
-
-    __slots__ = ()
-
-    def of(self, tenant: str) -> Mapping[bytes, Item]:
-        """The items of a tenant by their bytes. May be read in another thread."""
-        return self._by_tenant.get(tenant, NONE_KNOWN)
-
-    def remember(self, tenant: str, items: Sequence[Item], now: float) -> None:
-        """Keep items, or keep them for longer."""
-        if items and self.is_on:
-            self._keep_until(tenant, {item.sent: item for item in items}, now)
-
-    def _hold(self, tenant: str, value: Item) -> int:
-        sent = value.sent
-        return value.size_bytes + (0 if sent is value.raw else len(sent)) + _ENTRY_BYTES
-
-    _release = _hold
