@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 
 from slipring.prompts.parsing.call_writer import Call
 from tests import late
-from tests.clients.family_server import MOVING, family_server, require_appended
+from tests.clients.family_server import ASKED_TO_THINK, MOVING, family_server, require_appended
 from tests.engines.fakes.families import Answer, FakeFamilyServer
 from tests.harness import Running, serve
 from tests.prompts.templates.family_templates import NAMES
@@ -26,8 +26,10 @@ SECOND = Answer(
     calls=(Call("note", {"text": 'It is "sunny":\n  21', "tags": ["1", "x"], "final": True}, index=1),),
 )
 LAST = Answer(thoughts="Done.", text="It is sunny.")
-ASKED_TO_THINK = {"deepseek_v3_2": {"effort": "high"}}
-"""Families that think only if they are asked to: their template drops thoughts otherwise."""
+
+
+def _reasoning(family: str) -> dict[str, str] | None:
+    return {"effort": ASKED_TO_THINK[family]} if family in ASKED_TO_THINK else None
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +70,7 @@ async def test_the_agents_sdk_runs_a_loop_of_two_tools(family: str, tmp_path: Pa
         called.append((text, tags, final))
         return "Noted."
 
-    settings = late.agents.ModelSettings(reasoning=ASKED_TO_THINK.get(family))
+    settings = late.agents.ModelSettings(reasoning=_reasoning(family))
     agent = late.agents.Agent(
         name="a",
         model="smollm2",
@@ -133,8 +135,8 @@ async def test_the_openai_client_runs_a_loop_of_two_tools(family: str, tmp_path:
         client.responses.connect() as connection,
     ):
         fields: dict[str, Any] = {"model": "smollm2", "input": "weather in Rome?", "tools": TOOLS}
-        if family in ASKED_TO_THINK:
-            fields["reasoning"] = ASKED_TO_THINK[family]
+        if reasoning := _reasoning(family):
+            fields["reasoning"] = reasoning
         for answer in (FIRST, SECOND, LAST):
             await connection.response.create(**fields, store=False)
             response: Any = None

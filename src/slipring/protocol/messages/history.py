@@ -21,16 +21,22 @@ from slipring.protocol.messages import content, hosted_calls
 from slipring.protocol.messages.content import (
     AssistantBlock,
     McpToolUseBlock,
+    NamedTool,
     Part,
     RedactedThinkingBlock,
+    ResultBlock,
     ServerToolUseBlock,
+    SystemBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
     UserBlock,
 )
 from slipring.protocol.messages.hosted_calls import PlacedResult, Result, arguments_of
+from slipring.protocol.messages.loaded_tools import LoadedTools
 
 Opens = Callable[[str], bool]
 """Whether this server has sealed a thought, for the tenant who sends it back."""
@@ -56,6 +62,8 @@ class Place(Struct, frozen=True, gc=False):
     message: int
     blocks: tuple[int, ...]
     """The block of each part of the item; empty if the message's content is a string."""
+    tools: tuple[str, ...] = ()
+    """The field of each tool that the item adds."""
 
 
 class SentMessage(Struct):
@@ -71,8 +79,10 @@ _message = msgspec.json.Decoder(SentMessage)
 class History:
     """The items of a request's messages, as JSON, and where each comes from."""
 
-    def __init__(self, opens: Opens) -> None:
+    def __init__(self, opens: Opens, tools: LoadedTools) -> None:
+        """``tools``: those of the request, which messages may change."""
         self._opens = opens
+        self._tools = tools
         self.items: list[bytes] = []
         self.places: list[Place] = []
         self.call_count = 0
@@ -119,11 +129,29 @@ class History:
                 raise UnsupportedParameter(
                     f"Unsupported parameter: '{param}': {quoted(message.clear_at or '')}.", param=param
                 )
-            texts = content.read_texts(message.content, where)
-            parts: list[Part] = [InputText(text) for text in texts if text]
-            is_text = bytes(message.content).startswith(b'"')
-            places = () if is_text else tuple(at for at, text in enumerate(texts) if text)
-            self._add_message(index, "developer", parts, places)
+            self._add_system(index, content.read_system(message.content, where), where)
+
+    def _add_system(self, index: int, sent: str | list[SystemBlock], where: str) -> None:
+        if isinstance(sent, str):
+            self._add_message(index, "developer", [InputText(sent)] if sent else [], ())
+            return
+        texts = {at: self._text_of(block, f"{where}[{at}]") for at, block in enumerate(sent)}
+        said = {at: text for at, text in texts.items() if text}
+        self._add_message(index, "developer", [InputText(text) for text in said.values()], tuple(said))
+        self._add_tools(index, len(sent) - 1)
+
+    def _text_of(self, block: SystemBlock, where: str) -> str:
+        """What the model reads of a block of the system."""
+        if isinstance(block, TextBlock):
+            return block.text
+        if isinstance(block, ToolRemovalBlock):
+            self._tools.withdraw(block.tool.name, f"{where}.tool.name")
+            return f"The tool {block.tool.name} is no longer available."
+        if isinstance(block.tool, NamedTool):
+            self._tools.add(block.tool.name, f"{where}.tool.name")
+        else:
+            self._tools.define(block.tool.definition, f"{where}.tool.definition")
+        return ""
 
     def _add_user(self, index: int, sent: str | list[UserBlock], where: str) -> None:
         if isinstance(sent, str):
@@ -136,10 +164,14 @@ class History:
                 self._add_message(index, "user", parts, tuple(places))
                 parts, places = [], []
                 self._put(self._output(block, f"{where}[{at}]"), index, at)
-            elif not isinstance(block, TextBlock) or block.text:
+                continue
+            # After all results in a row: models read those of one step together.
+            self._add_tools(index, at)
+            if not isinstance(block, TextBlock) or block.text:
                 new = list(content.parts_of(block, f"{where}[{at}]"))
                 parts += new
                 places += [at] * len(new)
+        self._add_tools(index, len(sent) - 1)
         self._add_message(index, "user", parts, tuple(places))
 
     def _add_assistant(self, index: int, sent: str | list[AssistantBlock], where: str) -> None:
@@ -184,12 +216,26 @@ class History:
         return {"type": "function_call", "call_id": call.own_id, "name": block.name, "arguments": arguments}
 
     def _output(self, block: ToolResultBlock, where: str) -> dict[str, object]:
-        parts = content.result_parts(block, where)
+        parts = self._result_parts(content.read_result(block, where), f"{where}.content")
         if block.is_error is True:
             parts = _as_error(parts)
         call = self._answered(block.tool_use_id, f"{where}.tool_use_id")
         output = content.joined(parts) if parts else ""
         return {"type": "function_call_output", "call_id": call.own_id, "output": output}
+
+    def _result_parts(self, blocks: Sequence[ResultBlock], where: str) -> list[Part]:
+        """What the model reads of a result."""
+        parts: list[Part] = []
+        found: list[str] = []
+        for at, block in enumerate(blocks):
+            if isinstance(block, ToolReferenceBlock):
+                self._tools.add(block.tool_name, f"{where}[{at}].tool_name")
+                found.append(block.tool_name)
+            else:
+                parts += content.parts_of(block, f"{where}[{at}]")
+        if found and not parts:
+            parts.append(InputText(f"Tools found: {', '.join(found)}"))
+        return parts
 
     def _answered(self, sent_id: str, param: str) -> _Call:
         """The call that a result answers: the first one with this id that waits."""
@@ -227,6 +273,12 @@ class History:
             item = {"type": "message", "role": role, "content": content.joined(parts)}
             self.items.append(wire.encode(item))
             self.places.append(Place(index, places))
+
+    def _add_tools(self, index: int, at: int) -> None:
+        """Add the tools that blocks up to this one have loaded."""
+        if (added := self._tools.take()) is not None:
+            self.items.append(wire.encode(added.item))
+            self.places.append(Place(index, (max(at, 0),), added.places))
 
     def _put(self, item: dict[str, object], index: int, at: int) -> None:
         self.items.append(wire.encode(item))

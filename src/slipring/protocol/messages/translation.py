@@ -14,6 +14,7 @@ from slipring.protocol.messages.answer import Wishes
 from slipring.protocol.messages.events import PING
 from slipring.protocol.messages.fields import Fields
 from slipring.protocol.messages.history import History, Opens
+from slipring.protocol.messages.loaded_tools import LoadedTools
 from slipring.protocol.messages.requests import CountRequest, ThinkingDisabled, ThinkingEnabled
 from slipring.protocol.messages.stream import Stream
 from slipring.protocol.messages.tools import NoChoice, Tools
@@ -75,9 +76,11 @@ class MessagesTranslation(Translation):
         return errors.reply_of(error, self._fields, self._request_id)
 
     def _create(self, request: CountRequest) -> CreateRequest:
-        history, tools = History(self._opens), Tools()
-        history.read(request.messages)
+        tools = Tools()
         tools.read(request.tools, request.mcp_servers)
+        loaded = LoadedTools(tools)
+        history = History(self._opens, loaded)
+        history.read(request.messages)
         shows = requests.shows_thinking(request)
         create = ResentHistory(
             calls=history.call_count,
@@ -85,7 +88,7 @@ class MessagesTranslation(Translation):
             input=history.input,
             instructions=requests.instructions_of(request.system),
             tools=tools.raw,
-            tool_choice=tools.choice(request.tool_choice),
+            tool_choice=tools.choice(request.tool_choice, loaded.offered, loaded.withdrawn),
             parallel_tool_calls=_parallel(request),
             reasoning=ReasoningConfig(effort=effort_of(request)),
             text=self._text(request),
