@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +58,8 @@ class Server:
     versions: dict[str, str] = field(default_factory=dict)
     behind: "Server | None" = None
     """The engine that it stands in front of, if that is a server, too."""
+    files: Path = MODEL
+    """Where the tokenizer of its model is."""
 
 
 def installed(name: str, of: str = "") -> str | None:
@@ -170,16 +172,21 @@ SERVERS = {"slipring": slipring, "litellm": litellm, "ogx": ogx}
 
 
 @contextmanager
-def vllm(threads: int) -> Iterator[Server]:
-    """Start vLLM's CPU build with the tiny model and slipring's plugin. Prefix caching is on, which is its
+def vllm(
+    threads: int,
+    model: Path = MODEL,
+    flags: Sequence[str] = ("--tool-call-parser", "hermes", "--disable-log-stats"),
+    **variables: str,
+) -> Iterator[Server]:
+    """Start vLLM's CPU build with a tiny model and slipring's plugin. Prefix caching is on, which is its
     default."""
     port = _free_port()
     command = [
         *(str(DIRECTORY / "vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"),
-        *("--host", "127.0.0.1", "--port", str(port), "--model", str(MODEL), "--served-model-name", "tiny"),
+        *("--host", "127.0.0.1", "--port", str(port), "--model", str(model), "--served-model-name", "tiny"),
         *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"),
-        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"),
-        *("--uvicorn-log-level", "error", "--disable-log-stats"),
+        *("--enable-auto-tool-choice", "--enable-prompt-tokens-details", "--uvicorn-log-level", "error"),
+        *flags,
     ]
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -190,18 +197,19 @@ def vllm(threads: int) -> Iterator[Server]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
+        **variables,
     }
     with _running("vllm", command, f"http://127.0.0.1:{port}/health", **env) as pid:
         versions = {"vllm-cpu": installed("vllm-cpu", "vllm") or ""}
-        yield Server("vllm", f"http://127.0.0.1:{port}/v1", pid, "tiny", versions=versions)
+        yield Server("vllm", f"http://127.0.0.1:{port}/v1", pid, "tiny", versions=versions, files=model)
 
 
 @contextmanager
-def llama_server(threads: int) -> Iterator[Server]:
+def llama_server(threads: int, model: Path = GGUF, files: Path = MODEL) -> Iterator[Server]:
     """Start the llama-server that slipring embeds, with a slot for each loop."""
     key = secrets.token_hex(16)
     settings = {
-        **{"path": str(GGUF), "context": CONTEXT, "slots": LOOPS_AT_ONCE, "threads": threads},
+        **{"path": str(model), "context": CONTEXT, "slots": LOOPS_AT_ONCE, "threads": threads},
         **{"gpu_layers": 0, "chunk": 512, "spec": "", "directory": "", "alias": "", "key": key},
     }
     DIRECTORY.mkdir(exist_ok=True)
@@ -215,7 +223,9 @@ def llama_server(threads: int) -> Iterator[Server]:
         process.stdin.write(json.dumps(settings).encode() + b"\n")
         process.stdin.flush()
         url = json.loads(process.stdout.readline())["url"]
-        yield Server("llama-server", f"{url}/v1", process.pid, GGUF.name, key, _llama_versions())
+        yield Server(
+            "llama-server", f"{url}/v1", process.pid, model.name, key, _llama_versions(), files=files
+        )
     finally:
         process.kill()  # it has nothing to save
         process.communicate()
@@ -233,8 +243,8 @@ def slipring_over(engine: Server, name: str = "slipring", sessions: str = "off")
     port, store = _free_port(), _fresh(f"{name}.db")
     url = engine.url.removesuffix("/v1")
     spec = {
-        "vllm": f"vllm:{url},tokenizer={MODEL},sessions={sessions}",
-        "llama-server": f"llama:{url},tokenizer={MODEL / 'tokenizer.json'},key_env=LLAMA_KEY",
+        "vllm": f"vllm:{url},tokenizer={engine.files},sessions={sessions}",
+        "llama-server": f"llama:{url},tokenizer={engine.files / 'tokenizer.json'},key_env=LLAMA_KEY",
     }[engine.name]
     command = [
         *(sys.executable, "-m", "slipring", "serve", "--port", str(port), "--log-level", "error"),

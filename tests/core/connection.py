@@ -250,6 +250,8 @@ class Connection:
     """Work and hosted calls that have ended, or were cancelled."""
     cached_tokens = 2
     """Of the prompt of each job, as the engine counts."""
+    accepted = Accepted()
+    """What the engine says when it accepts a job."""
 
     resolves: dict[Turn, ResolveTools]
     listings: dict[Turn, ListTools]
@@ -712,7 +714,7 @@ class Connection:
             self.inspected += [(asked.when, each.kind, each.text) for each in asked.subjects]
 
     def _start(self, start: Generate) -> None:
-        if start.job.parent is not None and not start.job.fork:
+        if start.job.parent is not None and not (start.job.fork or start.job.recognised):
             self.prefills.pop(start.job.parent.id, None)
         if (error := self._refuses(start.job)) is not None:
             self._run(self.session.turns.failed(start, error, self.server.now))
@@ -720,7 +722,7 @@ class Connection:
         self.starts[start.turn] = start
         self._first_output[start.turn] = len(start.turn.output.items)
         if self._accepts(start.job):
-            self._send(Send(emitted(self.session, start, [Accepted()])))
+            self._send(Send(emitted(self.session, start, [self.accepted])))
         if self._on_start is not None:
             self._on_start(start)
 

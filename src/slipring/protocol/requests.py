@@ -39,6 +39,13 @@ class ReasoningConfig(Struct):
     generate_summary: Summary | None = None
 
 
+def effective_context(asked: object) -> Literal["current_turn", "all_turns"] | None:
+    """What a ``reasoning.context`` asks for; None if the model decides."""
+    if asked == "current_turn":
+        return "current_turn"
+    return "all_turns" if asked == "all_turns" else None
+
+
 class TextConfig(Struct):
     format: Raw | UnsetType = UNSET
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -132,6 +139,8 @@ class CreateRequest(Struct, dict=True):
     client_metadata: dict[str, Any] | None = None
     restores_thoughts: ClassVar[bool] = False
     """Whether the model reads its thoughts again where the client has left them out of its history."""
+    announces_prompt: ClassVar[bool] = False
+    """Whether the response says how many tokens its context has when it is created, if that is known."""
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
@@ -192,6 +201,7 @@ class ResentHistory(CreateRequest):
     its calls."""
 
     restores_thoughts: ClassVar[bool] = True
+    announces_prompt: ClassVar[bool] = True
     calls: int | None = None
     """How many calls the history has, if they are numbered from zero on."""
 

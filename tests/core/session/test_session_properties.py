@@ -871,7 +871,7 @@ class Peer:
         parent = asked.response_id if continues else asked.previous if asked.left is None else None
         if job.recognised:
             assert parent is None
-            assert job.fork
+            assert not job.fork
         else:
             assert (job.parent.id if job.parent else None) == parent
         self._check_position(job)

@@ -51,7 +51,7 @@ def recognised(job: Job) -> int:
         assert not job.recognised
         return 0
     assert job.recognised
-    assert job.fork
+    assert not job.fork
     seen = job.parent.position
     assert isinstance(seen, Seen)
     assert seen.content == visible(job.parent.context())

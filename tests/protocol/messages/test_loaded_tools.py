@@ -69,7 +69,7 @@ def read(*messages: Json, tools: list[Json] = TOOLS, **fields: Any) -> CreateReq
 
 def items(*messages: Json, **fields: Any) -> list[Json]:
     """The items after the first message."""
-    found: list[Json] = json.loads(bytes(read(*messages, **fields).input))[1:]
+    found: list[Json] = json.loads(bytes(read(*messages, **fields).input))[1:]  # type: ignore[arg-type]
     return found
 
 

@@ -1,5 +1,7 @@
 """Any HTTP request gets an answer that the OpenAPI document describes, and never an internal error.
 
+Those of Messages and Chat Completions are also valid by the types of these APIs' packages.
+
 Bodies are any JSON, valid bodies with one change, and bytes that are not JSON; ids are real ones and others.
 `make fuzz` does the same at length, with requests generated from the document itself.
 """
@@ -18,6 +20,7 @@ from yarl import URL
 
 from slipring.commands.openapi.operations import OPERATIONS, Operation
 from slipring.config.checks import CheckEntry
+from tests import api_answers
 from tests.described import check_answer
 from tests.harness import WEATHER, Running, serve
 from tests.protocol.test_items import GOOD
@@ -305,6 +308,8 @@ class Client:
             content = await answer.read()
             assert answer.status < 500, content
             check_answer(operation, answer.status, answer.content_type, content)
+            if api_answers.is_translated(operation.path):
+                api_answers.check(operation.path, answer.status, answer.content_type, content)
         if operation.method == "DELETE" and answer.status == 200:
             await self.prepare()
 

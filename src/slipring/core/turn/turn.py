@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec import UNSET, Struct, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import input_items, item_ids
@@ -19,6 +19,7 @@ from slipring.core.chain.state import OpenCall, ResponseState
 from slipring.core.checks.gate import Emission, Inspection
 from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import (
+    Accepted,
     Delta,
     Emit,
     Finished,
@@ -50,7 +51,7 @@ from slipring.protocol.events import Event
 from slipring.protocol.hosted.mcp_items import error_text
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import CacheDiagnostics, Response
+from slipring.protocol.responses import Response
 from slipring.protocol.tools import ToolChoice
 
 _TERMINAL: dict[str, type[events.ResponseEvent]] = {
@@ -158,8 +159,6 @@ class Prepared(Struct, frozen=True, eq=False):
     """Set if a policy applies."""
     grammars: list[Compilable]
     """To be compiled before the engine gets a job."""
-    diagnostics: CacheDiagnostics | UnsetType = UNSET
-    """Where the context departs from another one, if the client wants to know."""
 
 
 class Planned(Struct, frozen=True, eq=False):
@@ -397,19 +396,23 @@ class Turn:
 
     def accept(self, deltas: list[Delta]) -> list[Event]:
         """Process the engine's first deltas: the events that create the response come first."""
-        opening = self.opening()
+        accepted = next((delta for delta in deltas if type(delta) is Accepted), None)
+        opening = self.opening(None if accepted is None else accepted.prompt_tokens)
         if self.is_compacting:
             opening += self.output.open_compaction()
         opening += self.feed(deltas)
         self.has_begun = True
         return opening
 
-    def opening(self) -> list[Event]:
-        """The events that begin the response; none if it has begun."""
+    def opening(self, prompt_tokens: int | None = None) -> list[Event]:
+        """The events that begin the response; none if it has begun. ``prompt_tokens``: of its context, if the
+        engine has counted them."""
         if self.progress.accepted is not None:
             return []
         self.progress.open()
         shown = self._shown()
+        if prompt_tokens is not None and self.asked.request.announces_prompt:
+            shown = structs.replace(shown, prompt_tokens=prompt_tokens)
         kinds = [events.InProgress] if self.asked.detached else [events.Created, events.InProgress]
         if self.asked.request.warms_up:
             kinds = kinds[:1]

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Job
 from slipring.engines.remote.http_failures import HttpFailure, TimedOut
+from slipring.engines.tokens.job_rendering import position_of
 from slipring.prompts.rendering import Body, EncodedIds, Rendered
 from slipring.protocol import wire
 
@@ -70,7 +71,7 @@ class Session:
 
     __slots__ = (
         *("body", "id", "is_busy", "later_ids", "missing_ids"),
-        *("reading", "tenant", "tokens", "used_at"),
+        *("reading", "since", "tenant", "tokens", "used_at"),
     )
 
     def __init__(self, tenant: str, now: float) -> None:
@@ -80,6 +81,8 @@ class Session:
         self.is_busy = True
         self.tokens = 0
         """What it holds, or will hold when the running turn has been prefilled."""
+        self.since = 0
+        """The length of the context that its latest turn has continued."""
         self.body: weakref.ref[Body] | None = None
         """Of the position that the session belongs to; None while a turn runs."""
         self.later_ids: list[int] = []
@@ -146,15 +149,29 @@ class Sessions:
         if found is not None and found[0].reading is not None:
             await self._until_read(found[0], found[0].reading)
             found = self._find(job.tenant, sent.body)
+        parent = position_of(job)
+        since = 0 if parent is None else parent.total
         if found is not None and not found[0].is_busy:
             session, steps = found
             self._unbind(session)
             if (addressed := _appended(session, steps)) is None:
                 self._discard(session)
             else:
-                session.is_busy, session.tokens = True, sent.total
+                session.is_busy, session.tokens, session.since = True, sent.total, since
                 return Lease(self, session, addressed)
-        return await self._new(job.tenant, sent)
+        if job.recognised and parent is not None:
+            self._discard_replaced(job.tenant, parent.body)
+        return await self._new(job.tenant, sent, since)
+
+    def _discard_replaced(self, tenant: str, context: Body) -> None:
+        """Close the sessions whose latest answer a client has changed: its history now goes on from the
+        context before that answer."""
+        for session in [each for each in self._open.values() if each.tenant == tenant and not each.is_busy]:
+            answered = session.body() if session.body is not None else None
+            if answered is None or session.since >= context.total:
+                continue
+            if any(body is context for body in answered.lineage()):
+                self._discard(session)
 
     def has(self, job: Job, body: Body) -> bool:
         """Whether a session belongs to the position, with this body, of the job's parent."""
@@ -222,12 +239,12 @@ class Sessions:
         for task in self._closing:
             task.cancel()
 
-    async def _new(self, tenant: str, sent: Rendered) -> Lease | None:
+    async def _new(self, tenant: str, sent: Rendered, since: int) -> Lease | None:
         now = time.monotonic()
         if now < self._refused_until or not self._make_room(sent.total):
             return None
         session = Session(tenant, now)
-        session.tokens = sent.total
+        session.tokens, session.since = sent.total, since
         self._open[session.id] = session
         try:
             if self._closing:  # the server may have no room before they are closed

@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import (
-    Accepted,
     Capabilities,
     Delta,
     Emit,
@@ -39,7 +38,7 @@ from slipring.engines.remote.upstream import (
 )
 from slipring.engines.remote.upstream_errors import refusal
 from slipring.engines.tokens.chain_ends import ChainEnds
-from slipring.engines.tokens.job_rendering import count, foresee, prefetch, render
+from slipring.engines.tokens.job_rendering import accepted, count, foresee, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
@@ -186,8 +185,7 @@ class TokenServer(RemoteEngine):
         sent = rendering.prompt if job.generate else rendering.context
         constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
         with self._admission.admission(job.tenant) as ticket:
-            accepted = Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)
-            await ticket.begin(accepted, emit)
+            await ticket.begin(accepted(job, self.renderer, rendering), emit)
             if not sent.total:  # a warmup of an empty context, which servers refuse
                 await deliver(emit, [Finished("stop", 0, 0, 0, position=sent, context=sent)])
                 return

@@ -4,6 +4,8 @@ A request of any API becomes a ``CreateRequest``, and the events of its turn bec
 ``Translation`` serves one request, so it may remember what it has read and written.
 """
 
+from collections.abc import Sequence
+
 from msgspec import UNSET, Struct, structs
 
 from slipring.base.errors import (
@@ -16,7 +18,8 @@ from slipring.base.errors import (
     UnsupportedParameter,
 )
 from slipring.protocol import requests
-from slipring.protocol.endpoints import event_blocks
+from slipring.protocol.endpoints import event_blocks, rate_limits
+from slipring.protocol.endpoints.rate_limits import RateLimit
 from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import Error, ErrorAnswer, Event, ResponseEvent
 from slipring.protocol.requests import CreateRequest
@@ -82,6 +85,10 @@ class Translation:
         body = ErrorAnswer(structs.replace(error.error, headers=UNSET))
         headers = error.error.headers
         return ErrorReply(error.status, body, {} if headers is UNSET else headers)
+
+    def limit_headers(self, limits: Sequence[RateLimit]) -> dict[str, str]:
+        """The headers that say how much of the client's quotas is left."""
+        return rate_limits.headers_of(limits)
 
 
 RESPONSES = Translation()

@@ -18,6 +18,14 @@ class TextBlock(Struct, tag_field="type", tag="text"):
     text: str
 
 
+class OnlyText(Struct):
+    """A text where no other block may stand. Its type is a field: decoders do not miss the tag of a type that
+    has no alternatives."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Base64Image(Struct, tag_field="type", tag="base64"):
     media_type: ImageType
     data: str
@@ -156,8 +164,8 @@ SystemBlock = TextBlock | ToolAdditionBlock | ToolRemovalBlock
 _user_blocks = msgspec.json.Decoder(str | list[UserBlock])
 _assistant_blocks = msgspec.json.Decoder(str | list[AssistantBlock])
 _system_blocks = msgspec.json.Decoder(str | list[SystemBlock])
-_texts = msgspec.json.Decoder(str | list[TextBlock])
-_text_list = msgspec.json.Decoder(list[TextBlock])
+_texts = msgspec.json.Decoder(str | list[OnlyText])
+_text_list = msgspec.json.Decoder(list[OnlyText])
 _results = msgspec.json.Decoder(str | list[ResultBlock])
 _texts_and_images = msgspec.json.Decoder(str | list[TextBlock | ImageBlock])
 

@@ -1,15 +1,16 @@
 """One request of the Messages API: reads it as a create request, and writes the answer to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
+from slipring.protocol.endpoints.rate_limits import RateLimit
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
 from slipring.protocol.items import Effort
-from slipring.protocol.messages import answer, errors, requests
+from slipring.protocol.messages import answer, errors, rate_limits, requests
 from slipring.protocol.messages.answer import Wishes
 from slipring.protocol.messages.events import PING
 from slipring.protocol.messages.fields import Fields
@@ -75,6 +76,9 @@ class MessagesTranslation(Translation):
     def error(self, error: Error) -> ErrorReply:
         return errors.reply_of(error, self._fields, self._request_id)
 
+    def limit_headers(self, limits: Sequence[RateLimit]) -> dict[str, str]:
+        return rate_limits.headers_of(limits)
+
     def _create(self, request: CountRequest) -> CreateRequest:
         tools = Tools()
         tools.read(request.tools, request.mcp_servers)
@@ -82,6 +86,7 @@ class MessagesTranslation(Translation):
         history = History(self._opens, loaded)
         history.read(request.messages)
         shows = requests.shows_thinking(request)
+        keeps_thoughts = requests.keeps_thoughts(request)
         create = ResentHistory(
             calls=history.call_count,
             model=request.model,
@@ -90,7 +95,9 @@ class MessagesTranslation(Translation):
             tools=tools.raw,
             tool_choice=tools.choice(request.tool_choice, loaded.offered, loaded.withdrawn),
             parallel_tool_calls=_parallel(request),
-            reasoning=ReasoningConfig(effort=effort_of(request)),
+            reasoning=ReasoningConfig(
+                effort=effort_of(request), context="all_turns" if keeps_thoughts else None
+            ),
             text=self._text(request),
             include=["reasoning.encrypted_content"] if shows else [],
             store=False,
