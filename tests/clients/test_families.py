@@ -28,10 +28,6 @@ SECOND = Answer(
 LAST = Answer(thoughts="Done.", text="It is sunny.")
 
 
-def _reasoning(family: str) -> dict[str, str] | None:
-    return {"effort": ASKED_TO_THINK[family]} if family in ASKED_TO_THINK else None
-
-
 @pytest.fixture(autouse=True)
 def _no_traces() -> None:
     late.agents.set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
@@ -70,7 +66,7 @@ async def test_the_agents_sdk_runs_a_loop_of_two_tools(family: str, tmp_path: Pa
         called.append((text, tags, final))
         return "Noted."
 
-    settings = late.agents.ModelSettings(reasoning=_reasoning(family))
+    settings = late.agents.ModelSettings(reasoning=ASKED_TO_THINK.get(family))
     agent = late.agents.Agent(
         name="a",
         model="smollm2",
@@ -135,8 +131,8 @@ async def test_the_openai_client_runs_a_loop_of_two_tools(family: str, tmp_path:
         client.responses.connect() as connection,
     ):
         fields: dict[str, Any] = {"model": "smollm2", "input": "weather in Rome?", "tools": TOOLS}
-        if reasoning := _reasoning(family):
-            fields["reasoning"] = reasoning
+        if family in ASKED_TO_THINK:
+            fields["reasoning"] = ASKED_TO_THINK[family]
         for answer in (FIRST, SECOND, LAST):
             await connection.response.create(**fields, store=False)
             response: Any = None

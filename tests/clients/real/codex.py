@@ -400,8 +400,8 @@ async def _run_family(stage: Stage, family: str) -> None:
             "structural_tags=false,retries=0"
         )
         config = CONFIG.replace("simulated", fake.model_name)
-        if effort := ASKED_TO_THINK.get(family):
-            config = f'model_reasoning_effort = "{effort}"\n{config}'
+        if asked := ASKED_TO_THINK.get(family):
+            config = f'model_reasoning_effort = "{asked["effort"]}"\n{config}'
         async with stage.serve(engine=engine, foreign_tool_types=_FOREIGN) as relay:
             ended = await _exec(stage, relay, "--ephemeral", "Run it twice", config=config)
         _require_turn(ended, commands=2)

@@ -2,6 +2,7 @@
 
 from tests.clients.real.agents_js import agents_js
 from tests.clients.real.ai_sdk import ai_sdk
+from tests.clients.real.aider import aider
 from tests.clients.real.claude_agent_sdk import claude_agent_sdk
 from tests.clients.real.claude_code import claude_code
 from tests.clients.real.cline import cline
@@ -18,5 +19,5 @@ from tests.clients.real.pi import pi
 
 CLIENTS = (
     *(codex, claude_code, claude_agent_sdk, openai_python, openai_node, openai_agents, agents_js, ai_sdk),
-    *(langchain, langchain_anthropic, litellm, opencode, pi, cline, continue_cli),
+    *(langchain, langchain_anthropic, litellm, opencode, pi, cline, continue_cli, aider),
 )

@@ -169,6 +169,7 @@ class Stage:
             *arguments,
             OPENAI_BASE_URL=url,
             OPENAI_API_KEY="any",
+            within_s=60,
             OPENAI_MODEL=model,
             **variables,
         )
