@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import ApiError
+from slipring.protocol.endpoints.pieces import Known
 from slipring.protocol.items import read_input
 from slipring.protocol.messages.translation import MessagesTranslation
 from slipring.protocol.requests import CreateRequest
@@ -130,6 +131,20 @@ def test_a_tool_is_loaded_once() -> None:
 def test_what_was_said_before_is_the_same_with_more_deferred_tools() -> None:
     before = items(ASKED, user(found(reference())), tools=[SEARCH, LATER])
     assert items(ASKED, user(found(reference())), ASKED, user(found(reference("other"))))[:3] == before
+
+
+def test_a_message_that_was_sent_before_loads_the_tools_of_this_request() -> None:
+    messages = [{"role": "user", "content": "begin"}, ASKED, user(found(reference()))]
+
+    def read_again(tools: list[Json], known: Known) -> CreateRequest:
+        body = {"model": "m", "max_tokens": 10, "messages": messages, "tools": tools}
+        return MessagesTranslation("req").read(encode(body), known)
+
+    first = read_again(TOOLS, {})
+    known = first.pieces
+    assert read_again(TOOLS, known).input == first.input
+    changed = read_again([SEARCH, {**LATER, "description": "Changed"}], known)
+    assert b"Changed" in bytes(changed.input)  # type: ignore[arg-type]
 
 
 def test_a_system_message_adds_tools() -> None:
