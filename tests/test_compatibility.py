@@ -1418,6 +1418,7 @@ SETTING_SAMPLES: Json = {
     "frequency_penalty": 2.0,
     "seed": 7,
     "effort": "max",
+    "reasoning_context": "current_turn",
     "truncation": "auto",
 }
 

@@ -250,6 +250,8 @@ class Connection:
     """Work and hosted calls that have ended, or were cancelled."""
     cached_tokens = 2
     """Of the prompt of each job, as the engine counts."""
+    accepted = Accepted()
+    """What the engine says when it accepts a job."""
 
     resolves: dict[Turn, ResolveTools]
     listings: dict[Turn, ListTools]
@@ -720,7 +722,7 @@ class Connection:
         self.starts[start.turn] = start
         self._first_output[start.turn] = len(start.turn.output.items)
         if self._accepts(start.job):
-            self._send(Send(emitted(self.session, start, [Accepted()])))
+            self._send(Send(emitted(self.session, start, [self.accepted])))
         if self._on_start is not None:
             self._on_start(start)
 

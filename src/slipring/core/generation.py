@@ -34,6 +34,8 @@ class Accepted(Struct):
     prompt_tokens: int | None = None
     """Tokens of the whole context, those included that are cached; None if only the engine's server counts
     them."""
+    withheld_thoughts: tuple[str, ...] = ()
+    """The ids of reasoning items of earlier turns that the model does not read, oldest first."""
 
     def after(self, before: "Accepted") -> "Accepted":
         """The sum over this job and an earlier job of the same response."""
@@ -42,6 +44,7 @@ class Accepted(Struct):
             self.fallback or before.fallback,
             self.dropped_items + before.dropped_items,
             before.prompt_tokens,
+            self.withheld_thoughts,
         )
 
 
@@ -264,6 +267,9 @@ class Settings(Struct, frozen=True):
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = None
     effort: str | None = None
+    reasoning_context: Literal["current_turn", "all_turns"] | None = None
+    """Whose thoughts the model reads: those since the last user message, or all. None: as the engine is set
+    up."""
     truncation: Literal["auto", "disabled"] = "disabled"
     pattern: str | None = None
     """A regular expression that the text of the answer has to match as a whole. Jobs of clients have none. An

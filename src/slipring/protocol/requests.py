@@ -39,6 +39,13 @@ class ReasoningConfig(Struct):
     generate_summary: Summary | None = None
 
 
+def effective_context(asked: object) -> Literal["current_turn", "all_turns"] | None:
+    """What a ``reasoning.context`` asks for; None if the model decides."""
+    if asked == "current_turn":
+        return "current_turn"
+    return "all_turns" if asked == "all_turns" else None
+
+
 class TextConfig(Struct):
     format: Raw | UnsetType = UNSET
     verbosity: Literal["low", "medium", "high"] | None = None

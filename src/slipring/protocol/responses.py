@@ -390,6 +390,16 @@ class DiagnosticsUnavailable(Struct, tag_field="type", tag="unavailable"): ...
 CacheDiagnostics = CacheMiss | CacheHit | ComparedNotFound | DiagnosticsUnavailable
 
 
+class InputTransformation(Struct):
+    """A reasoning item of the context that the model does not read."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    action: Literal["removed"] = "removed"
+    reason: Literal["turn_boundary"] = "turn_boundary"
+    """The API has more, for thoughts of other models, users and contexts: none is removed here for these."""
+
+
 class Response(Struct, gc=False):
     """The object in ``response.created``, ``response.in_progress`` and every terminal event.
 
@@ -434,4 +444,5 @@ class Response(Struct, gc=False):
     prompt_tokens: int | UnsetType = UNSET
     """The tokens of the context, when the response is created, if they are known then. Not in the API."""
     prompt_cache_diagnostics: CacheDiagnostics | UnsetType = UNSET
+    input_transformations: list[InputTransformation] | UnsetType = UNSET
     object: Literal["response"] = "response"

@@ -3,12 +3,12 @@
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Models, Settings
 from slipring.protocol import requests
-from slipring.protocol.requests import TEXT
+from slipring.protocol.requests import TEXT, effective_context
 from slipring.protocol.tools import Offer
 
 
 def foreseen_job(state: ResponseState, tenant: str, models: Models) -> Job:
-    """A warmup that continues a response with the same model, head, format and effort, and adds no items.
+    """A warmup that continues a response with the same model, head, format and reasoning, and adds no items.
 
     Raises ``ModelNotFound`` if the model is not served any more.
     """
@@ -22,7 +22,9 @@ def foreseen_job(state: ResponseState, tenant: str, models: Models) -> Job:
         input=state.unread,
         offer=Offer(forbidden=True),
         settings=Settings(
-            format=requests.read_format(response.text.format) or TEXT, effort=response.reasoning.effort
+            format=requests.read_format(response.text.format) or TEXT,
+            effort=response.reasoning.effort,
+            reasoning_context=effective_context(response.reasoning.context),
         ),
         generate=False,
         cache_key=response.prompt_cache_key,

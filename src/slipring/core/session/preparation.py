@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
-from slipring.core.chain import cache_diagnostics, input_items, sealed_items
+from slipring.core.chain import input_items, sealed_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
@@ -40,7 +40,7 @@ from slipring.core.turn.turn_checks import TurnChecks
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, CreateRequest
-from slipring.protocol.responses import CacheDiagnostics, ConversationEcho, Response
+from slipring.protocol.responses import ConversationEcho, Response
 from slipring.protocol.tools import ToolChoice, merged
 
 _INPUT_INDEX = re.compile(r"input\[(\d+)\]")
@@ -148,20 +148,7 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
         response_id, calls, hosted.sign if calls is not None else None, turn.conceal if conceals else None
     )
     response = _new_response(turn, draft, head, shared.now)
-    diagnostics = UNSET if request.compared_id is None else _diagnose(turn, draft, head)
-    return Prepared(draft, response, head, open_carry, checks, definitions.grammars, diagnostics), planned
-
-
-def _diagnose(turn: Turn, draft: Draft, head: Head) -> CacheDiagnostics:
-    """Compare the context with that of the response that the client has named for it."""
-    return cache_diagnostics.compare(
-        turn.bound.compared,
-        model=draft.model.name,
-        head=head,
-        settings=draft.settings,
-        parent=turn.bound.parent,
-        input=turn.hosted.input,
-    )
+    return Prepared(draft, response, head, open_carry, checks, definitions.grammars), planned
 
 
 def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | None, tuple[Item, ...]]:

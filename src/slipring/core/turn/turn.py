@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec import UNSET, Struct, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import input_items, item_ids
@@ -51,7 +51,7 @@ from slipring.protocol.events import Event
 from slipring.protocol.hosted.mcp_items import error_text
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import CacheDiagnostics, Response
+from slipring.protocol.responses import Response
 from slipring.protocol.tools import ToolChoice
 
 _TERMINAL: dict[str, type[events.ResponseEvent]] = {
@@ -159,8 +159,6 @@ class Prepared(Struct, frozen=True, eq=False):
     """Set if a policy applies."""
     grammars: list[Compilable]
     """To be compiled before the engine gets a job."""
-    diagnostics: CacheDiagnostics | UnsetType = UNSET
-    """Where the context departs from another one, if the client wants to know."""
 
 
 class Planned(Struct, frozen=True, eq=False):

@@ -142,7 +142,7 @@ class LlamaEngine(Engine):
         constraint = await self._constraint(job, rendering)
         async with self._summaries if job.is_summary else nullcontext():
             with self._queue.ticket(job.tenant) as ticket:
-                await deliver(emit, [accepted(job, rendering)])
+                await deliver(emit, [accepted(job, self.renderer, rendering)])
                 await ticket.turn()
                 await self._queue.spare_ended()  # the slot of a prefill can be copied, or used, once free
                 last = await self._answer(job, rendering, constraint, emit)

@@ -128,7 +128,7 @@ class TokenizedEngine(Engine):
         outputs = _count_tool_outputs(job, rendering)
         content = await prepare(job, outputs, options, self.compiler)
         with self._queue.ticket(job.tenant) as ticket:
-            await ticket.begin(accepted(job, rendering), emit)
+            await ticket.begin(accepted(job, self.renderer, rendering), emit)
             pace = Pace(options.tokens_per_s, self._ticks)
             known, cached = self._read(job, rendering, outputs)
             self._postpone(pace, job, rendering.prompt.total - cached)

@@ -185,7 +185,7 @@ class TokenServer(RemoteEngine):
         sent = rendering.prompt if job.generate else rendering.context
         constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
         with self._admission.admission(job.tenant) as ticket:
-            await ticket.begin(accepted(job, rendering), emit)
+            await ticket.begin(accepted(job, self.renderer, rendering), emit)
             if not sent.total:  # a warmup of an empty context, which servers refuse
                 await deliver(emit, [Finished("stop", 0, 0, 0, position=sent, context=sent)])
                 return

@@ -58,6 +58,10 @@ class ModelTemplate(Struct, frozen=True, kw_only=True):
     """The model's own description of its answers."""
 
 
+ThoughtsKept = Literal["all", "turn", "template"]
+"""Whose thoughts a context has: all, those since the last user message, or those that the template writes."""
+
+
 class ProbedTemplate:
     """A template with what was found out about it. Raises ``TemplateError`` if it is unusable.
 
@@ -122,13 +126,22 @@ class ProbedTemplate:
         tools: list[dict[str, Any]],
         encoder: BudgetedEncoder,
         effort: str | None,
+        reasoning_context: str | None = None,
     ) -> Draft:
         """What writes a conversation. ``messages`` and ``tools`` have all texts that it will write."""
-        return Draft(self._form, encoder, messages, tools, self.variables_of(effort))
+        variables = self.variables_of(effort, reasoning_context)
+        return Draft(self._form, encoder, messages, tools, variables)
 
-    def variables_of(self, effort: str | None) -> Variables:
+    def thoughts_kept(self, reasoning_context: str | None) -> ThoughtsKept:
+        """What a request's ``reasoning_context`` comes to with this template."""
+        if reasoning_context == "current_turn":
+            return "turn"
+        return "all" if self.keeps_thoughts or reasoning_context == "all_turns" else "template"
+
+    def variables_of(self, effort: str | None, reasoning_context: str | None = None) -> Variables:
         switches = self.detected.thinking
-        kept = switches.keep_variables() if self.keeps_thoughts else NO_VARIABLES
+        keeps = self.thoughts_kept(reasoning_context) == "all"
+        kept = switches.keep_variables() if keeps else NO_VARIABLES
         return {**switches.variables(effort), **kept, **self._variables}
 
     def effort_changes_history(self, before: str | None, now: str | None, *, has_tools: bool) -> bool:
