@@ -39,7 +39,7 @@ async def create(service: Service, request: web.Request, caller: Caller) -> web.
         return [item.type for item in thought] == ["reasoning"]
 
     translation = MessagesTranslation(request_id_of(request), opens)
-    posted = await read_posted(service, request, caller, translation.read)
+    posted = await read_posted(service, request, caller, translation.read, translation.api)
     reply: JsonReply | SseReply
     if posted.request.stream:
         reply = SseReply(service, request, posted.stages, translation)
@@ -51,7 +51,7 @@ async def create(service: Service, request: web.Request, caller: Caller) -> web.
 
 async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     translation = MessagesTranslation(request_id_of(request), read=requests.read_count)
-    posted = await read_posted(service, request, caller, translation.read)
+    posted = await read_posted(service, request, caller, translation.read, translation.api)
     session = service.open_exchange(caller)
     session.shared.counts_only = True
     return await answer(service, caller, session, JsonReply(translation), posted)
