@@ -21,8 +21,9 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,10 @@ def task_of(request: Json) -> str:
     return task
 
 
+class Wrong(Exception):
+    """A request that is refused, or answered otherwise than by the script."""
+
+
 class Conversation:
     """The answers of a server in one conversation, in their order."""
 
@@ -158,7 +163,7 @@ async def ask(http: aiohttp.ClientSession, server: Server, body: Json) -> tuple[
     usage: Json = {}
     async with http.post(f"{server.url}/messages", json=body, headers=headers) as answer:
         if answer.status != 200:
-            raise SystemExit(f"{server.name}: HTTP {answer.status}: {(await answer.text())[:400]}")
+            raise Wrong(f"HTTP {answer.status}: {(await answer.text())[:400]}")
         parser = SseParser()
         async for chunk in answer.content.iter_any():
             for data in parser.feed(chunk):
@@ -172,8 +177,10 @@ async def ask(http: aiohttp.ClientSession, server: Server, body: Json) -> tuple[
 
 def _read(event: Json, blocks: list[Json], usage: Json) -> None:
     if event["type"] == "error":
-        raise SystemExit(json.dumps(event)[:400])
-    if event["type"] == "message_delta":
+        raise Wrong(json.dumps(event)[:400])
+    if event["type"] == "message_start":
+        usage |= event["message"]["usage"]
+    elif event["type"] == "message_delta":
         usage |= event["usage"]
     elif event["type"] == "content_block_start":
         block = event["content_block"]
@@ -199,11 +206,11 @@ class Meter:
         self._before = 0
 
     async def prefilled(self, output: int) -> int:
-        """The tokens prefilled since the last call, in which an answer of so many tokens was generated: all
-        of them are computed again, one by one, but the last."""
+        """The tokens prefilled since the last call, in which an answer of so many tokens was generated."""
         total = await self._total()
         new, self._before = total - self._before, total
-        return new - max(output - 1, 0)
+        # vLLM's count includes the tokens of the answer, of which all but the last are computed.
+        return new - max(output - 1, 0) if self._engine.name == "vllm" else new
 
     async def _total(self) -> int:
         if self._engine.name == "vllm":
@@ -228,9 +235,14 @@ async def replay(server: Server, recording: Recording, name: str, template: str)
         for number, recorded in enumerate(recording.requests):
             conversation = conversations.setdefault(task_of(recorded), Conversation())
             body, is_changed = conversation.body(recorded, server.model, scripted=engine.name == "vllm")
-            answer, prompt, output = await ask(http, server, body)
+            try:
+                answer, prompt, output = await ask(http, server, body)
+            except Wrong as error:
+                done.wrong = str(error)
+                print(f"  {name} {number}: {error}", file=sys.stderr, flush=True)
+                return done
             if engine.name == "vllm":
-                _require(answer, recording.answers[number], server.name)
+                _require(answer, recording.answers[number])
             turn = conversation.add(answer, prompt, output, is_changed=is_changed)
             turn.prefilled = await meter.prefilled(output)
             done.turns.append(turn)
@@ -238,12 +250,12 @@ async def replay(server: Server, recording: Recording, name: str, template: str)
     return done
 
 
-def _require(answer: list[Json], wanted: list[Json], name: str) -> None:
+def _require(answer: list[Json], wanted: list[Json]) -> None:
     """Fail unless an answer has the calls of the script."""
     calls = [(block["name"], block["input"]) for block in answer if block["type"] == "tool_use"]
     scripted = [step["function_call"] for step in wanted if "function_call" in step]
     if calls != [(call["name"], call["arguments"]) for call in scripted]:
-        raise SystemExit(f"{name}: the answer is not the script's: {json.dumps(answer)[:400]}")
+        raise Wrong(f"the answer is not the script's: {json.dumps(answer)[:400]}")
 
 
 def model_files(template: str) -> Path:
@@ -302,11 +314,15 @@ def over_llama(recording: Recording, template: str, record: ReplayRecord) -> Non
     gguf = DIRECTORY / f"tiny-{template}-Q8_0.gguf"
     if not gguf.exists():
         write_gguf(gguf, CONTEXT, template)
-    with llama_server(1, gguf, files) as engine:
-        record.versions |= engine.versions
-        record.replays.append(asyncio.run(replay(engine, recording, "llama-server", template)))
-    with llama_server(1, gguf, files) as engine, slipring_over(engine) as server:
-        record.replays.append(asyncio.run(replay(server, recording, "slipring", template)))
+    script = Path(__file__).with_name("llama_process.py")
+    with tempfile.TemporaryDirectory() as directory:
+        for embedded in (False, True):
+            settings = {"directory": directory, "embedded": embedded}
+            with ExitStack() as running:
+                engine = running.enter_context(llama_server(1, gguf, files, script, **settings))
+                record.versions |= engine.versions
+                server = running.enter_context(slipring_over(engine)) if embedded else engine
+                record.replays.append(asyncio.run(replay(server, recording, server.name, template)))
 
 
 def main() -> None:

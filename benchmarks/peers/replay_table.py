@@ -25,6 +25,8 @@ class Replay(Struct):
     engine: str
     template: str
     turns: list[Turn] = []
+    wrong: str = ""
+    """Why it has ended early."""
 
 
 class ReplayRecord(Struct, kw_only=True):

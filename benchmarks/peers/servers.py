@@ -205,22 +205,26 @@ def vllm(
 
 
 @contextmanager
-def llama_server(threads: int, model: Path = GGUF, files: Path = MODEL) -> Iterator[Server]:
-    """Start the llama-server that slipring embeds, with a slot for each loop."""
+def llama_server(
+    threads: int, model: Path = GGUF, files: Path = MODEL, script: Path = _CHILD, **settings: object
+) -> Iterator[Server]:
+    """Start the llama-server that slipring embeds, with a slot for each loop. ``script``: what runs it, with
+    further settings."""
     key = secrets.token_hex(16)
-    settings = {
+    sent = {
         **{"path": str(model), "context": CONTEXT, "slots": LOOPS_AT_ONCE, "threads": threads},
         **{"gpu_layers": 0, "chunk": 512, "spec": "", "directory": "", "alias": "", "key": key},
+        **settings,
     }
     DIRECTORY.mkdir(exist_ok=True)
     with (DIRECTORY / "llama-server.log").open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-P", str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file
+            [sys.executable, "-P", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file
         )
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        process.stdin.write(json.dumps(sent).encode() + b"\n")
         process.stdin.flush()
         url = json.loads(process.stdout.readline())["url"]
         yield Server(

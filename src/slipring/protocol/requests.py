@@ -6,7 +6,7 @@ field. ``core.turn.request_validation`` decides which valid values this server s
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from slipring.base.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions
+from slipring.protocol.endpoints.pieces import Known, Piece, read_pieces
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Effort, Item, read_input
 
@@ -28,6 +29,7 @@ _MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
 StopSequences = Annotated[list[StopSequence], Meta(max_length=16)]
+_MESSAGES = "messages"
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
@@ -147,8 +149,13 @@ class CreateRequest(Struct, dict=True):
         """The items of ``input``, decoded on first access."""
         return read_input(self.input)
 
-    def read_items(self, known: Mapping[bytes, Item]) -> tuple[Item, ...]:
-        """The items of ``input``. ``known``: items that were decoded before, by their bytes."""
+    @property
+    def pieces(self) -> Known:
+        """What later requests may send again, by its bytes."""
+        return {item.sent: item for item in self.items}
+
+    def read_items(self, known: Known) -> tuple[Item, ...]:
+        """The items of ``input``. ``known``: what was decoded before."""
         if "items" not in self.__dict__ and known and self.previous_response_id is None:
             self.__dict__["items"] = read_input(self.input, known)
         return self.items
@@ -164,7 +171,7 @@ class CreateRequest(Struct, dict=True):
         """The digests of ``items``, computed on first access. Those of sealed items have no meaning."""
         return tuple(map(content_digest, self.items))
 
-    def read_ahead(self, *, digests: bool, known: Mapping[bytes, Item]) -> None:
+    def read_ahead(self, *, digests: bool, known: Known) -> None:
         """Decode the items now, and compute their digests if these are wanted. ``known``: as for
         ``read_items``. Raises ``ApiError``."""
         self.read_items(known)
@@ -208,6 +215,23 @@ class ResentHistory(CreateRequest):
     @property
     def first_call(self) -> int | None:
         return self.calls
+
+    def consist_of(self, pieces: Sequence[Piece]) -> None:
+        """Set the messages that ``input`` was translated from. A copy of the request has none."""
+        self.__dict__[_MESSAGES] = tuple(pieces)
+
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        messages = self.__dict__.get(_MESSAGES)
+        return read_input(self.input) if messages is None else read_pieces(messages)
+
+    def read_items(self, known: Known) -> tuple[Item, ...]:
+        return self.items if _MESSAGES in self.__dict__ else super().read_items(known)
+
+    @property
+    def pieces(self) -> Known:
+        messages = self.__dict__.get(_MESSAGES)
+        return super().pieces if messages is None else {piece.sent: piece for piece in messages}
 
 
 class ReplyRouting(Struct):

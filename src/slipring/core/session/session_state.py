@@ -98,7 +98,7 @@ class SessionState:
             endings.remember(turn, state, self.now)
             self.ports.heads.remember(turn.asked.tenant, turn.asked.request.model, state.head, self.now)
             if state.parent is None:
-                self.ports.items.remember(turn.asked.tenant, turn.asked.request.items, self.now)
+                self.ports.items.remember(turn.asked.tenant, turn.asked.request.pieces, self.now)
         self.compress(self.cache)
 
     def evict_parent(self, turn: Turn, error: ApiError) -> None:

@@ -14,6 +14,7 @@ from slipring.protocol.chat_completions.stream import CompletionStream
 from slipring.protocol.chat_completions.tool_offer import ToolOffer
 from slipring.protocol.chat_completions.usage import usage_of
 from slipring.protocol.endpoints import event_blocks
+from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, ErrorBody, Event, Failed, ResponseEvent
 from slipring.protocol.requests import (
@@ -44,11 +45,12 @@ class ChatTranslation(Translation):
         self._ended: dict[int, Response] = {}
         """The responses that have ended, by the index of their choice."""
 
-    def read(self, body: bytes) -> CreateRequest:
+    def read(self, body: bytes, known: Known = NOTHING_KNOWN) -> CreateRequest:
         """The create request that each choice answers. Raises ``ApiError`` in the client's terms."""
         sent = read_request(body)
-        history, offer = History(sent.messages), ToolOffer(sent)
+        history, offer = History(sent.messages, known), ToolOffer(sent)
         create = _create(sent, history, offer)
+        create.consist_of(history.pieces)
         self._places = Places(history.places, offer.places, _names(sent), history.sent_id)
         self.streams, options = sent.stream is True, sent.stream_options
         self.form = AnswerForm(
@@ -119,7 +121,7 @@ def _names(sent: ChatRequest) -> dict[str, str]:
     }
 
 
-def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequest:
+def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> ResentHistory:
     options, effort = sent.stream_options, sent.effort
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
     padded = options is not None and options.include_obfuscation is True

@@ -20,6 +20,7 @@ from slipring.base.errors import (
 )
 from slipring.protocol import requests
 from slipring.protocol.endpoints import event_blocks, rate_limits
+from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.rate_limits import RateLimit
 from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import Error, ErrorAnswer, Event, ResponseEvent
@@ -53,9 +54,9 @@ class Translation:
     keepalive: bytes = event_blocks.KEEPALIVE
     """What is written to a stream that has been silent for long."""
 
-    def read(self, body: bytes) -> CreateRequest:
-        """Decode a request. Called in a thread if it is large. Raises ``ApiError``, whose message and param
-        name the fields of the client's API."""
+    def read(self, body: bytes, known: Known = NOTHING_KNOWN) -> CreateRequest:
+        """Decode a request. ``known``: what the client's tenant has sent before. Called in a thread if it is
+        large. Raises ``ApiError``, whose message and param name the fields of the client's API."""
         create = requests.read_create(body)
         if create.stream_id is not None:
             raise UnsupportedParameter(

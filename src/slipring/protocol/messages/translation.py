@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
+from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.rate_limits import RateLimit
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
@@ -55,9 +56,9 @@ class MessagesTranslation(Translation):
         self._wishes = Wishes(max_tokens=0)
         self._stream = Stream(self._wishes, self._fields, request_id)
 
-    def read(self, body: bytes) -> CreateRequest:
+    def read(self, body: bytes, known: Known = NOTHING_KNOWN) -> CreateRequest:
         try:
-            return self._create(self._read(body))
+            return self._create(self._read(body), known)
         except InvalidRequest as error:
             raise errors.in_style(error) from None
 
@@ -79,8 +80,8 @@ class MessagesTranslation(Translation):
     def limit_headers(self, limits: Sequence[RateLimit]) -> dict[str, str]:
         return rate_limits.headers_of(limits)
 
-    def _create(self, request: CountRequest) -> CreateRequest:
-        history, tools = History(self._opens), Tools()
+    def _create(self, request: CountRequest, known: Known) -> CreateRequest:
+        history, tools = History(self._opens, known), Tools()
         history.read(request.messages)
         tools.read(request.tools, request.mcp_servers)
         shows = requests.shows_thinking(request)
@@ -107,6 +108,7 @@ class MessagesTranslation(Translation):
             top_k=request.top_k or None,
             stream=request.stream,
         )
+        create.consist_of(history.pieces)
         assert create.include is not None
         create.include += [field for kind, field in _INCLUDED.items() if kind in tools.hosted]
         _identify(create, request)

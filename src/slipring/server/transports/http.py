@@ -6,7 +6,7 @@ from the store.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import ClassVar, cast
 
@@ -29,6 +29,7 @@ from slipring.server.connections.request_bodies import read_body
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
 from slipring.server.replies import error_reply, json_response
+from slipring.server.request_decoding import ReadCreate
 from slipring.server.service import Service
 from slipring.server.transports import streamed_body
 from slipring.server.transports.outbox import Outbox, run_until_waiting
@@ -44,11 +45,7 @@ class PostedCreate(Struct, frozen=True):
 
 
 async def read_posted(
-    service: Service,
-    request: web.Request,
-    caller: Caller,
-    read: Callable[[bytes], CreateRequest],
-    api: Api = "responses",
+    service: Service, request: web.Request, caller: Caller, read: ReadCreate, api: Api = "responses"
 ) -> PostedCreate:
     """Read the body of a request and decode it with ``read``. If it is not valid, its turn is reported as
     refused, like one that is refused later. ``api``: that of the request."""
