@@ -116,9 +116,10 @@ class JsonReply(Sink):
                 return  # answered already, or the client has disconnected
             if isinstance(event, Error):
                 self._answer.set_result(error_reply(self._translation.error(event)))
-            elif isinstance(event, TERMINAL) and self._translation.ends(event):
+            elif isinstance(event, TERMINAL):
                 try:
-                    self._answer.set_result(self._final_response(event))
+                    if self._translation.ends(event):
+                        self._answer.set_result(self._final_response(event))
                 except Exception as error:  # nothing follows that could be answered instead
                     self._answer.set_exception(error)
                     raise
