@@ -10,6 +10,7 @@ from slipring.protocol import wire
 from slipring.protocol.chat_completions import logprobs
 from slipring.protocol.chat_completions.calls import CalledCustomTool, CalledFunction
 from slipring.protocol.chat_completions.logprobs import ChoiceLogprobs, TokenLogprob
+from slipring.protocol.items import SEPARATOR
 from slipring.protocol.responses import (
     CustomToolCallItem,
     FunctionCallItem,
@@ -21,8 +22,6 @@ from slipring.protocol.responses import (
 )
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
-SEPARATOR = "\n\n"
-"""Between texts that were items or parts of their own."""
 _CALL_ID_DIGITS = 24
 
 
