@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from tests.engines.fakes.server import Call, Say, Stop
+from tests.engines.fakes.server import Call, Say, Stop, Think
 from tests.engines.fakes.tokens import decoded
 from tests.engines.vllm.test_vllm_engine import fake_vllm
 from tests.harness import serve
@@ -145,3 +145,20 @@ async def test_side_requests_and_subagents_do_not_push_the_main_chain_out() -> N
     assert (reports[-1].input_items, reports[-1].recognised_items) == (3, 2)
     assert reports[-1].tokens is not None
     assert reports[-1].tokens.rendered < 40
+
+
+async def test_a_history_that_was_sent_before_counts_as_many_tokens() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    async with fake_vllm() as fake, serve(fake.engine(retries=0)) as server:
+        api, history = MessagesApi(server), [{"role": "user", "content": "hi"}]
+        fake.script(Think(("hm", " hm")), Say(("Rome",)), Stop())
+        answer = await api.create(*history, thinking=thinking)
+        assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
+        history += [
+            {"role": "assistant", "content": answer["content"]},
+            {"role": "user", "content": "and?"},
+        ]
+        counted = await api.count(*history, thinking=thinking)
+        fake.script(Say(("Bern",)), Stop())
+        await api.create(*history, thinking=thinking)
+        assert await api.count(*history, thinking=thinking) == counted
