@@ -1,5 +1,5 @@
-"""Writes the latest figures into the README and ``benchmarks.md``, ``resent-history.md`` and ``safety.md`` of
-``docs``.
+"""Writes the latest figures into the README and ``benchmarks.md``, ``resent-history.md``, ``safety.md`` and
+``scheduling.md`` of ``docs``.
 
 The text between the markers of the pages, and the figures, are generated from ``results/`` alone.
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import hosted_tools
 import load
+import loop_scheduling
 from budgets import all_budgets
 from common import RESULTS, added, spread
 
@@ -34,6 +35,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
 RESENT = DOCS / "resent-history.md"
 SAFETY = DOCS / "safety.md"
+SCHEDULING = DOCS / "scheduling.md"
 README = DOCS.parent / "README.md"
 FIGURE = DOCS / "figures" / "loop.svg"
 PEERS_FIGURE = DOCS / "figures" / "peers.svg"
@@ -52,7 +54,13 @@ def main() -> None:
 
 def pages() -> dict[Path, dict[str, str]]:
     """Return the generated sections of every page, by the name of their markers."""
-    return {PAGE: sections(), README: readme_sections(), RESENT: resent_sections(), SAFETY: safety_sections()}
+    return {
+        PAGE: sections(),
+        README: readme_sections(),
+        RESENT: resent_sections(),
+        SAFETY: safety_sections(),
+        SCHEDULING: scheduling_sections(),
+    }
 
 
 def readme_sections() -> dict[str, str]:
@@ -62,6 +70,10 @@ def readme_sections() -> dict[str, str]:
 
 def safety_sections() -> dict[str, str]:
     return {"guardrails": guardrails.table(json.loads(guardrails.RESULT.read_text()))}
+
+
+def scheduling_sections() -> dict[str, str]:
+    return {"scheduling": loop_scheduling.table(json.loads(loop_scheduling.RESULT.read_text()))}
 
 
 def resent_sections() -> dict[str, str]:

@@ -278,6 +278,18 @@ ENGINE_SLOTS = _gauge(
 ENGINE_SAVED_BYTES = _gauge(
     "slipring_engine_saved_bytes", "KV that the engine has saved beside its slots.", ENGINE
 )
+ENGINE_LOOPS = _gauge(
+    "slipring_engine_loops",
+    "Loops whose turn runs, those between two turns whose context is kept, and turns that wait for room.",
+    ENGINE,
+    Label("state", ("running", "paused", "waiting")),
+)
+ENGINE_LOOP_TOKENS = _gauge(
+    "slipring_engine_loop_tokens",
+    "Tokens of the engine's KV cache that loops hold, and those that are left for them.",
+    ENGINE,
+    Label("state", ("held", "free")),
+)
 # Safety checks.
 
 CHECK = Label("check", help="the configured checks")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
-from slipring.core.chain import input_items, sealed_items
+from slipring.core.chain import hosted_items, input_items, sealed_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
@@ -175,9 +175,9 @@ def _read_input(
     input, and the hosted calls of the response if it may make any. ``complete``: one will be generated."""
     request, hosted, before = turn.asked.request, turn.hosted, input_items.carried(turn.bound.parent)
     hosted.read_input(before, items, complete=complete)
-    carry = input_items.join(before, hosted.input, complete=complete, definitions=definitions)
-    if complete and carry.approvals:
-        carry = structs.replace(carry, approvals={})
+    carry = input_items.join(before, items, complete=complete, definitions=definitions)
+    if complete:
+        carry = hosted_items.denied(carry)
     if (offered := hosted.offer(request, carry)) is None:
         return carry, None
     return carry, HostedCalls(offered.tools, request.max_tool_calls, frozenset(request.include or ()))

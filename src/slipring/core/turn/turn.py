@@ -12,10 +12,10 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
-from slipring.core.chain import input_items, item_ids
+from slipring.core.chain import hosted_items, input_items, item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import OpenCall, ResponseState
+from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.core.checks.gate import Emission, Inspection
 from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import (
@@ -529,7 +529,8 @@ class Turn:
         assert prepared is not None
         assert compaction is not None
         items = compaction.conclude()
-        prepared.carry.replace(input_items.join(input_items.NOTHING, items, complete=False))
+        answered = hosted_items.denied(prepared.carry.current).answered
+        prepared.carry.replace(input_items.join(Carry(answered=answered), items, complete=False))
         if prepared.checks is not None:
             prepared.checks.add(items)
         self.emit(partial(self.output.close_compaction, items, self.conceal(items)))

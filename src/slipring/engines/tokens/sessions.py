@@ -21,6 +21,7 @@ from typing import NamedTuple
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Job
 from slipring.engines.remote.http_failures import HttpFailure, TimedOut
+from slipring.engines.remote.upstream import branch_keys
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.prompts.rendering import Body, EncodedIds, Rendered
 from slipring.protocol import wire
@@ -70,13 +71,15 @@ class Session:
     """A session at the server, and the context that the server holds in it."""
 
     __slots__ = (
-        *("body", "id", "is_busy", "later_ids", "missing_ids"),
+        *("body", "id", "is_busy", "later_ids", "loop", "missing_ids"),
         *("reading", "since", "tenant", "tokens", "used_at"),
     )
 
-    def __init__(self, tenant: str, now: float) -> None:
+    def __init__(self, tenant: str, loop: str, now: float) -> None:
         self.id = secrets.token_hex(16)
         self.tenant = tenant
+        self.loop = loop
+        """The key of the branch that it belongs to."""
         self.used_at = now
         self.is_busy = True
         self.tokens = 0
@@ -119,14 +122,18 @@ class Sessions:
     """The open sessions of one engine: at most ``most``, which hold at most ``most_tokens`` tokens.
 
     When there is no room, the tenant that has most of what is short loses the session that it has not used
-    for longest. Sessions whose turn runs are never closed for another's sake.
+    for longest; or, if a schedule decides whose contexts are kept, no session is opened. Sessions whose turn
+    runs are never closed for another's sake.
     """
 
-    def __init__(self, protocol: Protocol, *, most: int, most_tokens: int | None, idle_s: float) -> None:
+    def __init__(
+        self, protocol: Protocol, *, most: int, most_tokens: int | None, idle_s: float, is_scheduled: bool
+    ) -> None:
         self._protocol = protocol
         self._most = most
         self._most_tokens = most_tokens
         self._idle_s = idle_s
+        self._is_scheduled = is_scheduled
         self._open: dict[str, Session] = {}
         self._by_body: dict[
             int, Session
@@ -161,7 +168,7 @@ class Sessions:
                 return Lease(self, session, addressed)
         if job.recognised and parent is not None:
             self._discard_replaced(job.tenant, parent.body)
-        return await self._new(job.tenant, sent, since)
+        return await self._new(job, sent, since)
 
     def _discard_replaced(self, tenant: str, context: Body) -> None:
         """Close the sessions whose latest answer a client has changed: its history now goes on from the
@@ -224,6 +231,11 @@ class Sessions:
         log.warning("%s opens no session: %s", self._protocol.maker, error)
         self._refused_until = max(self._refused_until, time.monotonic() + _PAUSE_S)
 
+    def release(self, loop: str) -> None:
+        """Close the sessions of a branch whose context need not be kept any longer."""
+        for session in [each for each in self._open.values() if each.loop == loop and not each.is_busy]:
+            self._discard(session)
+
     def refuse(self) -> None:
         """Use no more sessions: none is opened, and those that are in use are closed after that."""
         self._refused_until = math.inf
@@ -239,11 +251,11 @@ class Sessions:
         for task in self._closing:
             task.cancel()
 
-    async def _new(self, tenant: str, sent: Rendered, since: int) -> Lease | None:
+    async def _new(self, job: Job, sent: Rendered, since: int) -> Lease | None:
         now = time.monotonic()
         if now < self._refused_until or not self._make_room(sent.total):
             return None
-        session = Session(tenant, now)
+        session = Session(job.tenant, branch_keys(job)[0], now)
         session.tokens, session.since = sent.total, since
         self._open[session.id] = session
         try:
@@ -297,6 +309,8 @@ class Sessions:
 
     def _evict(self, weight: Callable[[Session], int]) -> bool:
         """Close the idle session, used longest ago, of the tenant with the greatest weight that has one."""
+        if self._is_scheduled:
+            return False
         weights: dict[str, int] = {}
         for session in self._open.values():
             weights[session.tenant] = weights.get(session.tenant, 0) + weight(session)

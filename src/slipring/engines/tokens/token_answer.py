@@ -7,7 +7,16 @@ import msgspec
 from msgspec import Struct, structs
 
 from slipring.base.errors import ApiError, ServerError
-from slipring.core.generation import CallArguments, Delta, Emit, Finished, Job, Prefilled, Text
+from slipring.core.generation import (
+    CallArguments,
+    CallStarted,
+    Delta,
+    Emit,
+    Finished,
+    Job,
+    Prefilled,
+    Text,
+)
 from slipring.engines.remote.answer_reader import AnswerReader
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat, PythonCalls
 from slipring.prompts.parsing.output_parser import OutputParser
@@ -41,6 +50,8 @@ class OutputDecoder:
         self._logprobs: list[Logprob] = []
         self.characters = Utf8Stream()
         self.thought_tokens = 0
+        self.called: list[str] = []
+        """The names of the tools that were called."""
 
     def feed(self, text: str, tokens: int, logprobs: list[Logprob]) -> list[Delta]:
         """Decode the text of ``tokens`` more tokens."""
@@ -49,6 +60,8 @@ class OutputDecoder:
                 self._parser = self._without_thought
             self._without_thought = None
         deltas = self._parser.feed(text) if text else []
+        if len(deltas) > 1 or (deltas and type(deltas[0]) is CallStarted):
+            self._note_calls(deltas)
         if self._parser.is_thinking:
             self.thought_tokens += tokens
         if logprobs:
@@ -68,7 +81,11 @@ class OutputDecoder:
     def finish(self, *, cut_off: bool) -> list[Delta]:
         """The last deltas; ``cut_off``: a limit has ended the answer."""
         deltas = [*self._parser.feed(self.characters.finish()), *self._parser.finish(cut_off=cut_off)]
+        self._note_calls(deltas)
         return self._with_logprobs(deltas) if self._logprobs else deltas
+
+    def _note_calls(self, deltas: list[Delta]) -> None:
+        self.called += [delta.name for delta in deltas if isinstance(delta, CallStarted)]
 
     def _with_logprobs(self, deltas: list[Delta]) -> list[Delta]:
         """Attach all collected logprobs to the next text delta: the parser may have held some text back."""
@@ -203,6 +220,11 @@ class TokenAnswer:
     def has_ended(self) -> bool:
         """Whether the server has reported the end."""
         return self._reason is not None
+
+    @property
+    def called(self) -> list[str]:
+        """The names of the tools that were called so far."""
+        return self._decoder.called
 
     @property
     def closing_ids(self) -> list[int] | None:

@@ -17,7 +17,7 @@ HARMONY_MARKS: Final = (
     *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
 )
 _TOKEN: Final = re.compile(
-    r"<\|[^<>|]*\|?>|<[^<>|\s]*\|>|</?[^<>|\s]*>|｜[^｜<>]*｜|\[/?[A-Z_]+\]|\]<\][^\[\]]*\[>\[",
+    r"<\|[^<>|]*\|?>|<[^<>|\s]*\|>|</?[^<>|\s]*>|</?\w+\|\w+>|｜[^｜<>]*｜|\[/?[A-Z_]+\]|\]<\][^\[\]]*\[>\[",
 )
 """Parts of marks that a vocabulary may have as control tokens."""
 _MARK: Final = re.compile(rf"(?:{_TOKEN.pattern})(?:\w*(?:{_TOKEN.pattern}))*|</?｜[^｜<>]*｜[^<>]*>")
@@ -44,6 +44,11 @@ class CallLayout(Struct, frozen=True, kw_only=True):
     between: str = ""
     """Written between two calls."""
 
+    @property
+    def is_bracketed(self) -> bool:
+        """Whether one pair of brackets is around all calls of an answer."""
+        return False
+
 
 class JsonCalls(CallLayout, frozen=True, kw_only=True, tag="json"):
     """A call is a JSON object that holds its name and its arguments: ``{"name": …, "arguments": …}``."""
@@ -59,6 +64,10 @@ class JsonCalls(CallLayout, frozen=True, kw_only=True, tag="json"):
     """Whether output that begins with such JSON, without a mark, is a call as well."""
     announcement: str = ""
     """A mark that may precede a bare call at any place: Llama's ``<|python_tag|>``."""
+
+    @property
+    def is_bracketed(self) -> bool:
+        return self.is_array
 
 
 class NamedJsonCalls(CallLayout, frozen=True, kw_only=True, tag="named_json"):
@@ -127,8 +136,14 @@ class NestedTagCalls(CallLayout, frozen=True, kw_only=True, tag="nested_tags"):
 class PythonCalls(CallLayout, frozen=True, kw_only=True, tag="python"):
     """Calls are a Python list of calls with keyword arguments: ``[f(a=1), g(b="x")]``."""
 
+    is_list: bool = True
+    """False: the calls stand in the section as they are, one after the other: OLMo 3."""
     is_bare: bool = False
     """Whether output that begins with such a list, without a mark, is calls as well: Llama 4."""
+
+    @property
+    def is_bracketed(self) -> bool:
+        return self.is_list
 
 
 class BracedCalls(CallLayout, frozen=True, kw_only=True, tag="braced"):

@@ -34,6 +34,7 @@ async def find(store: Store, seal: Seal, tenant: str, response: Response) -> Res
     except InvalidEncryptedContent:
         return None
     carry = input_items.join(input_items.carried(parent), beginning.input, complete=False)
+    carry = hosted_items.denied(carry)
     if beginning.is_upstream:
         # Lists and approvals of another server mean nothing here.
         carry = structs.replace(input_items.after_output(carry, output), lists={}, approvals={})
