@@ -8,8 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from slipring.commands.openapi.schemas import EVENT, MESSAGES_EVENT, Schema
-from slipring.protocol.chat_completions.chunks import ChatChunk
-from slipring.protocol.chat_completions.completion import ChatCompletion
+from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.request import ChatRequest
 from slipring.protocol.endpoints.compact import CompactRequest, Window
 from slipring.protocol.endpoints.conversations import (

@@ -11,8 +11,7 @@ import msgspec
 from msgspec import UNSET, Struct, inspect, structs
 
 from slipring.protocol.chat_completions.answer_format import ChatFormat, ChatSchema
-from slipring.protocol.chat_completions.chunks import ChatChunk
-from slipring.protocol.chat_completions.completion import ChatCompletion
+from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.history import ChatMessage, Part, Role
 from slipring.protocol.chat_completions.request import ChatRequest
 from slipring.protocol.chat_completions.tool_offer import (

@@ -1,4 +1,4 @@
-"""Withholds what a tenant was refused before from the models that its later turns ask.
+"""Replaces items that a safety check refused in an earlier turn, so that no model of a later turn reads them.
 
 Many clients keep a message that was refused, and send it again with the next one. If that were refused too,
 they would never get an answer again; if it were let through, a model would read what was refused. So a
@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from slipring.core.chain import hosted_items
-from slipring.core.checks.decisions import Decision, decide
 from slipring.core.checks.known_verdicts import Known, KnownVerdicts
 from slipring.core.checks.placeholders import placeholder
-from slipring.core.checks.policies import Policy
+from slipring.core.checks.policies import Decision, Policy, decide
 from slipring.core.checks.subjects import subject_of
 from slipring.core.checks.verdicts import Subject
 from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open

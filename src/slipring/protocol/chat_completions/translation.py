@@ -5,14 +5,17 @@ from msgspec import UNSET, structs
 from slipring.base.errors import ApiError
 from slipring.protocol.chat_completions.answer import AnswerForm, choice_of
 from slipring.protocol.chat_completions.answer_format import read_format
-from slipring.protocol.chat_completions.completion import ChatCompletion, completion_id
+from slipring.protocol.chat_completions.completion import (
+    ChatCompletion,
+    completion_id,
+    moderation_of,
+    usage_of,
+)
 from slipring.protocol.chat_completions.history import History
-from slipring.protocol.chat_completions.moderation import moderation_of
 from slipring.protocol.chat_completions.places import Places
 from slipring.protocol.chat_completions.request import ChatRequest, read_request
 from slipring.protocol.chat_completions.stream import CompletionStream
 from slipring.protocol.chat_completions.tool_offer import ToolOffer
-from slipring.protocol.chat_completions.usage import usage_of
 from slipring.protocol.endpoints import event_blocks
 from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation

@@ -1,7 +1,7 @@
-"""Names of fields: how errors of the core name what a client has sent, in the terms of the Messages API.
+"""Translates the names of fields in errors of the core into those of the Messages API.
 
-The core names the fields of the create request that a request has become, as ``input[3].content[0].text``. A
-client reads ``messages.1.content.0.text``, where it has written that.
+The core names a field of the create request, such as ``input[3].content[0].text``. The client reads the name
+of the field that it has sent: ``messages.1.content.0.text``.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The metrics of one process: counts the turns that have ended, and reads what counts itself.
+"""The metrics of one process: counts ended turns, and reads the counts that caches, queues and engines keep.
 
 Nothing is done per token. An ended turn is counted once; everything else is read when a snapshot is taken.
 
@@ -20,7 +20,7 @@ from slipring.observation import metrics as table
 from slipring.observation.live_totals import totals
 from slipring.observation.metric_counts import BoundedNames, Reading, Registry, Snapshot
 from slipring.protocol.timing import OWN_STAGES, TokenCounts, TurnReport
-from slipring.safety.running_check import CheckStatus, FailureKind
+from slipring.safety.source_calls import CheckStatus, FailureKind
 from slipring.server.connections.connection_limits import DropReason
 from slipring.server.driver import Exchange
 from slipring.server.hosted_tools.runner import EndedCall
