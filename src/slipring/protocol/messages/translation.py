@@ -38,6 +38,7 @@ class Counted(Struct):
 class MessagesTranslation(Translation):
     """Translates one request and its answer."""
 
+    api = "messages"
     keepalive = PING
 
     def __init__(
