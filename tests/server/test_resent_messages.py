@@ -162,3 +162,39 @@ async def test_a_history_that_was_sent_before_counts_as_many_tokens() -> None:
         fake.script(Say(("Bern",)), Stop())
         await api.create(*history, thinking=thinking)
         assert await api.count(*history, thinking=thinking) == counted
+
+
+async def test_a_tool_that_a_search_has_found_costs_its_definition() -> None:
+    """Clients that search add the tools that they have found to `tools`, with `defer_loading`."""
+    later: Json = {"name": "later", "input_schema": {"type": "object"}, "defer_loading": True}
+    reserved: Json = {"name": "reserved", "input_schema": {"type": "object"}, "defer_loading": True}
+    prompts = []
+    for limits in (Limits(), OFF):
+        async with fake_vllm() as fake, serve(fake.engine(retries=0), limits=limits) as server:
+            reports, api = reports_of(server), MessagesApi(server)
+            for step in (CALLS[0], Call("later", "{}"), Say(("Done.",))):
+                fake.script(step, Stop())
+            history: History = [{"role": "user", "content": "begin"}]
+            tools = [TOOL, reserved]
+            for found in ([{"type": "tool_reference", "tool_name": "later"}], "it ran"):
+                answer = await api.create(*history, tools=tools)
+                (use,) = answer["content"]
+                result = {"type": "tool_result", "tool_use_id": use["id"], "content": found}
+                history += [
+                    {"role": "assistant", "content": answer["content"]},
+                    {"role": "user", "content": [result]},
+                ]
+                tools = [TOOL, later, reserved]
+            assert use["name"] == "later"
+            await api.create(*history, tools=tools)
+            prompts.append([decoded(request["prompt"]) for request in fake.requests])
+            if limits is not OFF:
+                # After the search: its call, its output and the tool. Then: the call and its output.
+                assert [report.recognised_items or 0 for report in reports] == [0, 2, 5]
+                assert [report.input_items for report in reports] == [1, 4, 6]
+    assert prompts[0] == prompts[1]
+    first, second, _ = prompts[0]
+    assert "later" not in first
+    assert second.startswith(first)
+    assert "later" in second
+    assert "reserved" not in second

@@ -133,8 +133,8 @@ class Recognition:
         output, steps = state.output, state.steps
         made = last_compaction(output)
         if unanswered is not None:
-            start = 0 if made is None else made + 1
-            steps = OutputByJob(tuple(in_context(output[start:unanswered])), (), ())
+            added = output[0 if made is None else made + 1 : unanswered]
+            steps = OutputByJob(tuple(in_context(added)), (), ())
         elif steps.unread:
             return  # the engine's position does not cover the whole context
         if made is None:
@@ -152,8 +152,8 @@ class Recognition:
         root_id = (self.match.root_id if self.match is not None else None) or state.root_id
         # Many chains may begin with the same question: each of them is a chain of its own.
         is_opening = self._is_opening and not steps.earlier
-        added = self._input if before is None else self._input[self.items :]
-        thoughts = self._thoughts(before.thoughts if before is not None else None, added, steps.earlier)
+        sent = self._input if before is None else self._input[self.items :]
+        thoughts = self._thoughts(before.thoughts if before is not None else None, sent, steps.earlier)
         response = structs.replace(state.response, output=[], usage=None)
         asked = KnownContext(
             start + prompt_digest,
