@@ -59,6 +59,8 @@ class Program:
     begins_at: float
     turns: list[tuple[int, int, str, float]]
     tenant: str = "one"
+    vanishes: bool = False
+    """Whether it never comes back after its last turn, and never says so."""
     at: int = 0
     context: int = 0
     served: float = 0.0
@@ -299,7 +301,7 @@ class Fleet:
             _, _, tool, pause = program.turns[program.at]
             program.at += 1
             is_last = program.at == len(program.turns)
-            replica.end(request, tool, is_last=is_last)
+            replica.end(request, tool, is_last=is_last and not program.vanishes)
             if is_last:
                 program.ended_at = replica.now
                 self._programs[number] -= 1

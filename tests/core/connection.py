@@ -18,18 +18,16 @@ from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.head import Head
+from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items import call_item
 from slipring.core.chain.known_contexts import KnownContexts
-from slipring.core.chain.known_heads import KnownHeads
 from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
-from slipring.core.checks.decisions import checks_of
 from slipring.core.checks.gate import Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.policies import NO_POLICY, Policy
+from slipring.core.checks.policies import NO_POLICY, Policy, checks_of
 from slipring.core.checks.policies import Check as SafetyCheck
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text

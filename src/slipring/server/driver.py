@@ -18,7 +18,7 @@ from msgspec import structs
 from slipring.base.errors import ApiError, ServerError, conversation_not_found, forget_frames
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
-from slipring.core.generation import Emit
+from slipring.core.generation import Emit, Job
 from slipring.core.hosted.tools import CallProgress
 from slipring.core.session.actions import (
     Action,
@@ -366,7 +366,7 @@ class Driver:
         if isinstance(work, ClaimApprovals):
             return await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
         if isinstance(work, CountTokens):
-            registry.require_unbound(self.caller, work.job)
+            self._require_allowed(work.job)
             return await self.service.catalog.engine_of(work.job.model).count(work.job, work.enough)
         assert isinstance(work, Save)
         return await self._save(work.turn, work.state)
@@ -463,9 +463,13 @@ class Driver:
         everything = await conversations.all_items(tenant, conversation_id)
         return Joined(conversation_id, thread.version, _since_compaction(everything)), None
 
+    def _require_allowed(self, job: Job) -> None:
+        if job.upstream_tools is not None:
+            registry.require_unbound(self.caller, job.upstream_tools)
+
     async def _generate(self, work: Generate) -> None:
         job = work.job
-        registry.require_unbound(self.caller, job)
+        self._require_allowed(job)
         engine = self.service.catalog.engine_of(job.model)
         await self.service.prefills.end_for(job)
         await custom_inputs.generate(engine, job, stop_sequences.watched(job, self._emitter(work)))

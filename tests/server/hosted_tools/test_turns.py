@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
 from slipring.core.limits import Limits
-from slipring.server.background import termination
+from slipring.server.background import unfinished_runs
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, event, result, serving, text
@@ -484,8 +484,8 @@ async def test_a_call_that_had_begun_when_its_server_died_has_failed() -> None:
         await recorded(running, begun["id"], b"response.mcp_call.completed")
         # Another node takes the run over, as it does when the lease of the owner has expired.
         run = await runs.read("default", begun["id"])
-        await termination.fail_abandoned(
-            running.service.store, run, termination.Claim("other", run.lease_until, running.service.seal)
+        await unfinished_runs.fail_abandoned(
+            running.service.store, run, unfinished_runs.Claim("other", run.lease_until, running.service.seal)
         )
         failed = await api.read(begun["id"])
         assert failed["status"] == "failed"

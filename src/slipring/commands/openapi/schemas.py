@@ -11,8 +11,7 @@ import msgspec
 from msgspec import UNSET, Struct, inspect, structs
 
 from slipring.protocol.chat_completions.answer_format import ChatFormat, ChatSchema
-from slipring.protocol.chat_completions.chunks import ChatChunk
-from slipring.protocol.chat_completions.completion import ChatCompletion
+from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.history import ChatMessage, Part, Role
 from slipring.protocol.chat_completions.request import ChatRequest
 from slipring.protocol.chat_completions.tool_offer import (
@@ -22,6 +21,15 @@ from slipring.protocol.chat_completions.tool_offer import (
     ChatToolName,
     FunctionChoices,
     ToolChoices,
+)
+from slipring.protocol.decisions.answers import Decision
+from slipring.protocol.decisions.request import (
+    MOST_QUESTIONS,
+    ChoiceQuestion,
+    DecisionRequest,
+    PredicateQuestion,
+    QuestionJson,
+    ScoreQuestion,
 )
 from slipring.protocol.endpoints.compact import CompactRequest, Window
 from slipring.protocol.endpoints.conversations import (
@@ -132,6 +140,7 @@ _REQUEST_TYPES: tuple[Any, ...] = (
     *(FunctionTool, CustomTool, NamespaceTool, McpTool, NamedTool, ChoiceObject),
     *(ConversationRef, Management, JsonSchemaFormat),
     *(ChatRequest, ChatMessage, ChatTool, ChatFunction, ChatToolChoice, ChatToolName, ChatFormat),
+    *(DecisionRequest, PredicateQuestion, ChoiceQuestion, ScoreQuestion),
     *(MessagesRequest, CountRequest, SentMessage, MessagesTool, McpServer, Edits),
     *(DocumentBlock, SearchResultBlock, ToolResultBlock, McpToolUseBlock, McpToolResultBlock),
     *(ImageBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ServerToolUseBlock),
@@ -141,7 +150,7 @@ _REQUEST_TYPES: tuple[Any, ...] = (
 _ANSWER_TYPES: tuple[Any, ...] = (
     *(Response, Window, ItemPage, DeletedResponse, DeletedConversation, ConversationObject, InputTokens),
     *(ModelObject, ModelList, TurnList, Health, Readiness, ModerationAnswer, ErrorAnswer),
-    *(ChatCompletion, ChatChunk),
+    *(ChatCompletion, ChatChunk, Decision),
     *(MessageAnswer, Counted, *get_args(MessagesEvent)),
 )
 
@@ -197,6 +206,7 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
         CompactRequest: {"input": input_, "tools": tools},
         **_raw_chat_fields(),
         **_raw_messages_fields(),
+        **_raw_decision_fields(),
         CreateConversation: {"items": _or_null(new_items)},
         AddItems: {"items": new_items},
         ModerationRequest: {"input": {"anyOf": [_inline(Inputs), _inline(Parts)]}},
@@ -228,6 +238,19 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
         OutputItemDone: {"item": output_item},
         Window: {"output": _list_of(ref("ShownItem"))},
         ItemPage: {"data": _list_of(ref("ShownItem"))},
+    }
+
+
+def _raw_decision_fields() -> dict[type[Struct], dict[str, Schema]]:
+    """Return those of the Decisions API."""
+    question: Schema = {"anyOf": [ref(PredicateQuestion), ref(ChoiceQuestion), ref(ScoreQuestion)]}
+    objects = _list_of(_OBJECT)
+    return {
+        DecisionRequest: {
+            "input": {"anyOf": [{"type": "string"}, objects]},
+            "questions": _list_of(question, minItems=1, maxItems=MOST_QUESTIONS),
+        },
+        QuestionJson: {"data": {"anyOf": [_OBJECT, objects]}},
     }
 
 

@@ -9,8 +9,8 @@ the wire, both are one ``mcp_call``. ``opened`` gives the items of hosted tools 
   returned once it was approved.
 - ``mcp_list_tools``: nothing. The tools are part of the head.
 - ``web_search_call``, ``file_search_call``, ``code_interpreter_call``: as ``mcp_call``. Their items do not
-  have the result, so ``Item.opened`` has had it since the call ended. A call that comes back in a history has
-  what the item shows of it.
+  contain the result, so it is put into ``Item.opened`` when the call ends. Of a call that comes back in a
+  history, only what the item shows of the result is known.
 """
 
 from collections.abc import Mapping, Sequence

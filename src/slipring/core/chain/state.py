@@ -215,6 +215,11 @@ class ResponseState:
         return self.response.id
 
     @property
+    def is_audited(self) -> bool:
+        """Whether it may be refused after its end."""
+        return self.verdicts is not None and self.verdicts.is_audited
+
+    @property
     def refused_by(self) -> str | None:
         """The safety check that has refused this response, or one that it continues, after its end."""
         node: ResponseState | None = self

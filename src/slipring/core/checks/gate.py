@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
-from slipring.core.checks.decisions import Decision, When, checks_of, decide
 from slipring.core.checks.inspected_answer import Beginning, InspectedAnswer
 from slipring.core.checks.item_texts import texts_in
-from slipring.core.checks.policies import Policy
+from slipring.core.checks.policies import Decision, Policy, When, checks_of, decide
 from slipring.core.checks.report import Report
 from slipring.core.checks.subjects import UPSTREAM_KINDS, call_text, upstream_subjects
 from slipring.core.checks.verdicts import Kind, Side, Subject, Verdict

@@ -17,7 +17,8 @@ from slipring.protocol.hosted.mcp_items import McpApprovalRequest, McpApprovalRe
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.protocol.items import Item
 
-_APPROVALS = frozenset({"mcp_approval_request", "mcp_approval_response"})
+KINDS = frozenset({"mcp_approval_request", "mcp_approval_response"})
+"""The types of items that ask for approvals and give them."""
 Verify = Callable[[bytes, str], bool]
 """Whether a tag was made over these bytes, for the tenant of the turn."""
 
@@ -52,8 +53,6 @@ def read(before: Carry, items: tuple[Item, ...]) -> Answers:
     are left out. Raises ``InvalidRequest`` for a request that differs from the one with its id, for an answer
     to an unknown request, and for a second answer that contradicts the first.
     """
-    if _APPROVALS.isdisjoint([item.type for item in items]):
-        return Answers([], items)
     reading = _Reading(before, items)
     kept = tuple(item for index, item in enumerate(items) if reading.is_new(item, index))
     return Answers(reading.approved, kept)
@@ -74,7 +73,7 @@ class _Reading:
 
     def is_new(self, item: Item, index: int) -> bool:
         """Read the next item. Returns whether the context does not have it yet."""
-        body = item.body() if item.type in _APPROVALS else None
+        body = item.body() if item.type in KINDS else None
         if isinstance(body, McpApprovalRequest) and item.id is not None:
             return self._read_request(item.id, Approval(body.server_label, body.name, body.arguments))
         if isinstance(body, McpApprovalResponse):

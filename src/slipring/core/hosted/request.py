@@ -131,6 +131,9 @@ class HostedRequest:
         self.input = items
         if self.is_upstream:
             return
+        if not before.approvals and approvals.KINDS.isdisjoint([item.type for item in items]):
+            self._input, self.input = items, hosted_items.opened(items)
+            return
         answers = approvals.read(before, items)
         self.approved, self._input = answers.approved, answers.items
         if self.approved and not complete:

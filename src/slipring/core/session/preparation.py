@@ -17,14 +17,14 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.checks.policies import policy_of_turn
 from slipring.core.checks.subjects import definition_text
-from slipring.core.checks.turn_policy import policy_of_turn
 from slipring.core.generation import Job, Model
 from slipring.core.limits import Limits
 from slipring.core.session.actions import Load, Loaded
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import response_object
-from slipring.core.turn.compaction import Compaction, read_plan
+from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
 from slipring.core.turn.output.hosted_calls import HostedCalls
 from slipring.core.turn.request_validation import (
     ENCRYPTED_REASONING,
@@ -57,9 +57,10 @@ def forked_state(request: CreateRequest, lane: str | None, cache: ConnectionCach
     return None
 
 
-def look_up(turn: Turn, shared: SessionState) -> tuple[Bound, Load]:
+def look_up(turn: Turn, shared: SessionState) -> tuple[Bound, Load | None]:
     """Decode the input, and look up the parent and references in the cache: returns what a turn is bound to
-    as far as the connection knows it, and a ``Load`` for the rest, which is empty if nothing is missing."""
+    as far as the connection knows it, and a ``Load`` for the rest; None if nothing is missing and the driver
+    need not be asked."""
     request, parent, cache = turn.asked.request, turn.asked.parent, shared.cache
     items = request.read_items(shared.ports.items.of(turn.asked.tenant))
     request.input = UNSET  # decoded and copied: release the frame
@@ -75,14 +76,12 @@ def look_up(turn: Turn, shared: SessionState) -> tuple[Bound, Load]:
     wanted = frozenset(missing - found.keys())
     compared_id = request.compared_id
     compared = cache.find(compared_id) if compared_id is not None else None
-    load = Load(
-        turn,
-        previous if parent is None else None,
-        wanted,
-        conversation_id,
-        compared_id if compared is None else None,
-    )
-    return Bound(parent, items, found, inserted, compared=compared), load
+    bound = Bound(parent, items, found, inserted, compared=compared)
+    lost_id, unseen_id = previous if parent is None else None, compared_id if compared is None else None
+    absent = (lost_id, conversation_id, unseen_id) != (None, None, None)
+    if not (absent or wanted or shared.asks_each_turn):
+        return bound, None
+    return bound, Load(turn, lost_id, wanted, conversation_id, unseen_id)
 
 
 def bind(turn: Turn, known: Bound, loaded: Loaded, shared: SessionState) -> Bound:
@@ -119,7 +118,9 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     request, parent, generates = asked.request, bound.parent, not asked.request.warms_up
     model, checks, items = _read_items(turn, shared)
     response_id = shared.ports.mint("resp")
-    compaction = read_plan(request, items, model)
+    compaction = None
+    if request.context_management is not None or TRIGGER in [item.type for item in items]:
+        compaction = read_plan(request, items, model)
     if request.rollout:
         require_possible(request, compacts=compaction is not None)
     alone = compaction is not None and compaction.alone

@@ -3,14 +3,14 @@
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
-from slipring.core.checks.turn_policy import Policies
+from slipring.core.checks.policies import Policies
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import Betas, Ports
 from slipring.core.session.actions import Action, CallTool, Compress, Inspect, Record, Send
 from slipring.core.session.connection_lifetime import ConnectionLifetime
-from slipring.core.session.growing_outputs import GrowingOutputs
 from slipring.core.session.lanes import Lanes
+from slipring.core.session.prefills import GrowingOutputs
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
 from slipring.core.turn import endings, turn_reports

@@ -28,7 +28,7 @@ from slipring.core.session.actions import (
     StartPrefill,
     Work,
 )
-from slipring.core.session.foreseen_job import foreseen_job
+from slipring.core.session.prefills import foreseen_job
 from slipring.core.session.session_state import SessionState
 from slipring.core.session.turn_program import TurnProgram
 from slipring.core.turn import turn_reports

@@ -17,7 +17,6 @@ from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.core.generation import Accepted, Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.turn import NO_TOKENS, Ended, Turn
-from slipring.core.turn.turn_checks import is_audited
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
 from slipring.protocol.responses import CacheDiagnostics, IncompleteDetails, InputTransformation, Response
@@ -189,7 +188,7 @@ def _new_state(
     )
     if prepared.checks is not None:
         state.verdicts = prepared.checks.verdicts(parent)
-    elif is_audited(parent):
+    elif parent is not None and parent.is_audited:
         state.verdicts = NodeVerdicts(b"", is_audited=True)
     return state
 
@@ -210,4 +209,11 @@ def remember(turn: Turn, state: ResponseState, now: float) -> None:
     if accepted is not None and accepted.dropped_items:
         return  # the context is not what its items say, and neither is any that continues it
     is_shared = accepted is not None and accepted.fallback is None and turn.planned.compaction is None
-    turn.recognition.remember(state, turn.ended.finished, is_shared=is_shared, now=now)
+    steps = turn.planned.steps
+    turn.recognition.remember(
+        state,
+        turn.ended.finished,
+        is_shared=is_shared,
+        unanswered=None if steps is None else steps.unanswered,
+        now=now,
+    )

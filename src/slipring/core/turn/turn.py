@@ -35,13 +35,12 @@ from slipring.core.ports import Ports
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, Plan
-from slipring.core.turn.job_progress import JobProgress
 from slipring.core.turn.output.hosted_lists import HostedLists
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.recognition import Recognition
-from slipring.core.turn.stages import Stages
+from slipring.core.turn.stages import JobProgress, Stages
 from slipring.core.turn.steps.rollout import Rollout
-from slipring.core.turn.steps.steer_queue import Steers
+from slipring.core.turn.steps.steering import Steers
 from slipring.core.turn.steps.steps import Steps
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.core.turn.waits import QUEUED, Wait

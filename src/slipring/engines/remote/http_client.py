@@ -147,7 +147,7 @@ class HttpClient:
         try:
             return msgspec.json.decode(repaired(content))
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise Unreadable("the answer is no JSON") from error
+            raise Unreadable("the answer is not JSON") from error
 
     async def fetch(
         self, path: str, pieces: Sequence[bytes] | None = None, timeout_s: float = _QUERY_TIMEOUT_S

@@ -251,8 +251,8 @@ class LoopSchedule:
         order = sorted(
             self._waiting,
             key=lambda turn: (
-                not self._is_late(turn, now),
                 self._held.get(turn.loop.tenant, 0),
+                not self._is_late(turn, now),
                 turn.loop.turns == 0,
                 turn.loop.began_at,
             ),
@@ -299,6 +299,8 @@ class LoopSchedule:
                 ranked.append((2, loop.began_at, loop))
             elif self._hold_until(loop, now) <= now:
                 ranked.append((1, -loop.hold_until, loop))
+            elif not is_poor and loop.tenant != turn.loop.tenant and self._held[loop.tenant] <= share:
+                continue  # a tenant that has its share takes nothing from those that have less
             elif is_late and now - loop.resident_since >= self._slice_s(loop):
                 ranked.append((0, -loop.resident_since, loop))
         ranked.sort(key=lambda entry: entry[:2])

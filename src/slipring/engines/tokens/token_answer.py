@@ -1,5 +1,6 @@
 """Decodes the answers of engines that exchange token ids."""
 
+import codecs
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
@@ -20,7 +21,6 @@ from slipring.core.generation import (
 from slipring.engines.remote.answer_reader import AnswerReader
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat, PythonCalls
 from slipring.prompts.parsing.output_parser import OutputParser
-from slipring.prompts.parsing.utf8 import Utf8Stream
 from slipring.prompts.rendering import Renderer, Rendering
 from slipring.protocol.responses import Logprob
 
@@ -315,3 +315,27 @@ class TokenReader(AnswerReader[bytes]):
 
     def begins_without_deltas(self) -> bool:
         return self.answer.has_begun
+
+
+class Utf8Stream:
+    """Decodes UTF-8 piece by piece. Invalid bytes become U+FFFD."""
+
+    __slots__ = ("_decoder", "is_waiting")
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.is_waiting = False
+        """Whether the last bytes are an incomplete character."""
+
+    def feed(self, data: bytes) -> str:
+        """Return the text that ``data`` completes and hold back an incomplete character at its end."""
+        if data.isascii() and not self.is_waiting:
+            return data.decode("ascii")  # fast path: most output is ASCII
+        text = self._decoder.decode(data)
+        self.is_waiting = bool(self._decoder.getstate()[0])
+        return text
+
+    def finish(self) -> str:
+        """Return U+FFFD if the data ended within a character, otherwise an empty string."""
+        self.is_waiting = False
+        return self._decoder.decode(b"", final=True)

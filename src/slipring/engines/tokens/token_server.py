@@ -1,6 +1,6 @@
-"""What the engines share that send token ids to a server and get back the ids it emits: vllm and sglang.
+"""What vllm and sglang share: they send token ids to a server, and get back the ids that it emits.
 
-Each of them adds how a request is written and how its stream is parsed.
+Each engine adds how it writes a request and how it parses the stream.
 """
 
 import asyncio
@@ -353,7 +353,9 @@ class TokenServer(RemoteEngine):
         card = cards[0]
         context = options.context or int(card.get("max_model_len") or 0)
         if not context:
-            raise StartupError(f"--engine {self.name}: {options.url} names no context; give it with context=")
+            raise StartupError(
+                f"--engine {self.name}: {options.url} reports no context window; give it with context="
+            )
         return Served(card["id"], context, str(card.get("root") or card["id"]))
 
     async def query(self, path: str) -> Any:

@@ -1,7 +1,7 @@
-"""A chat template with what is found out about it, once, when a model is loaded.
+"""A chat template and its properties, which are found out once, when a model is loaded.
 
-A probe is a short conversation of placeholders that the template writes. It shows how the template ends an
-answer, whether it numbers calls, which thoughts it drops, what an effort of reasoning changes.
+The template writes short conversations of placeholders. They show how it ends an answer, whether it numbers
+calls, which thoughts it drops, and what ``reasoning.effort`` changes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set

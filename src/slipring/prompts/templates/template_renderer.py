@@ -17,8 +17,7 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.prompts.chain_choices import LOOP_THOUGHTS
-from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
-from slipring.prompts.parsing.output_format import NamedJsonCalls
+from slipring.prompts.parsing.output_format import NamedJsonCalls, has_call_ids, written_call_ids
 from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, empty
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,

@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.chat_completions.calls import CalledCustomTool, CalledFunction
+from slipring.protocol.chat_completions.answer import CalledCustomTool, CalledFunction
 from slipring.protocol.chat_completions.places import (
     CALL,
     CUSTOM_CALL,
@@ -243,7 +243,7 @@ class History:
                 piece = self._translate(key, raw, f"messages[{index}]")
             self.pieces.append(piece)
         if not any(piece.json for piece in self.pieces):
-            raise InvalidRequest("Invalid 'messages': no message has a content.", param="messages")
+            raise InvalidRequest("Invalid 'messages': no message has content.", param="messages")
 
     def _repeats(self, note: _Note) -> bool:
         """Take a message that was translated before as it is, if its calls and its result have the same

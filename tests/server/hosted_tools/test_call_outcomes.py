@@ -9,7 +9,7 @@ import pytest
 from slipring.mcp import Redaction, ToolResult
 from slipring.mcp.protocol.tools import read_result
 from slipring.protocol.hosted.mcp_items import ToolError, error_text
-from slipring.server.hosted_tools.results import outcome_of
+from slipring.server.hosted_tools.call_outcomes import outcome_of
 
 NOTHING = Redaction((), 1)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.prompts.parsing.utf8 import Utf8Stream
+from slipring.engines.tokens.token_answer import Utf8Stream
 
 
 def decoded(*pieces: bytes) -> list[str]:

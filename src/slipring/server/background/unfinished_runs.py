@@ -1,7 +1,12 @@
-"""Ends a background run in place of its owner: cancelled by a client, or failed because the owner died.
+"""Background runs that have not finished: the states of their responses, and how a run is ended in place of
+its owner, cancelled by a client or failed because the owner died.
 
-The run is first taken over from its owner. The final response is built from the store, and written only if
-the run has not changed meanwhile: every run has exactly one terminal event.
+A run writes what its response began with, as soon as no safety check holds that back. A response that is
+cancelled or fails is stored with it and with the output items that were complete, and is then like any other:
+it can be continued, listed and compacted. If its input was refused, nothing of it is stored.
+
+To end a run, a node first takes it over from its owner. The final response is built from the store, and
+written only if the run has not changed meanwhile: every run has exactly one terminal event.
 """
 
 from contextlib import suppress
@@ -9,13 +14,16 @@ from typing import Any
 
 from msgspec import Raw, Struct, json, structs
 
+from slipring.base.errors import InvalidEncryptedContent, InvalidPrompt
+from slipring.core.chain import hosted_items, input_items, sealed_items
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.chain.sealed_items import Seal
+from slipring.core.chain.state import ResponseState
 from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEvent
 from slipring.protocol.hosted.mcp_items import ProtocolError
+from slipring.protocol.items import read_item
 from slipring.protocol.responses import Response, ResponseError
 from slipring.protocol.wire import NULL, encode, raw
-from slipring.server.background import unfinished_states
 from slipring.stores.runs import Lease, LeaseLost, Run, RunEvent
 from slipring.stores.store import Store
 
@@ -101,7 +109,7 @@ async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Resp
             event = await _last_event(store, taken, number, cancelled=cancelled)
             lease = Lease(run.tenant, run.response_id, taken.owner, taken.epoch)
             with suppress(LeaseLost):  # then the run has changed, and is not ended here
-                await unfinished_states.save(store, claim.seal, lease, event.response)
+                await save(store, claim.seal, lease, event.response)
             if await store.runs.end(taken, event.response, RunEvent(number, encode(event))):
                 return event.response
         if not cancelled:
@@ -155,3 +163,50 @@ def _take(event: _RecordedEvent, items: dict[int, Raw], calls: dict[int, _Call])
             calls[index]["arguments"] += event.delta
         else:
             calls[index]["code"] = event.code
+
+
+async def find_state(store: Store, seal: Seal, tenant: str, response: Response) -> ResponseState | None:
+    """The state of the response of an open run. None: what it began with is not in the store, what it
+    continues has been deleted, or its output was sealed with a key that this node does not have."""
+    beginning = await store.runs.beginning(tenant, response.id)
+    if beginning is None:
+        return None
+    parent: ResponseState | None = None
+    if beginning.parent_id is not None:
+        parent = await store.responses.load(tenant, beginning.parent_id)
+        if parent is None:
+            return None
+    items = tuple(read_item(bytes(raw), f"output[{index}]") for index, raw in enumerate(response.output))
+    try:
+        output = sealed_items.opened(items, seal, tenant, "output")
+    except InvalidEncryptedContent:
+        return None
+    carry = input_items.join(input_items.carried(parent), beginning.input, complete=False)
+    carry = hosted_items.denied(carry)
+    if beginning.is_upstream:
+        # Lists and approvals of another server mean nothing here.
+        carry = structs.replace(input_items.after_output(carry, output), lists={}, approvals={})
+    else:
+        output = hosted_items.opened(output)
+        carry = input_items.after_output(carry, output)
+    return ResponseState(
+        response=response,
+        parent=parent,
+        head=beginning.head,
+        input=beginning.input,
+        output=output,
+        carry=carry,
+        fork=True,
+    )
+
+
+async def save(store: Store, seal: Seal, lease: Lease, response: Response) -> None:
+    """Store a response that has been cancelled or has failed, before its run ends. Raises ``LeaseLost``."""
+    is_refused = response.error is not None and response.error.code == InvalidPrompt.code
+    if response.status not in ("cancelled", "failed") or is_refused:
+        return
+    if await store.responses.retrieve(lease.tenant, response.id) is not None:
+        return  # it has failed in a later step, and its turn has saved it
+    state = await find_state(store, seal, lease.tenant, response)
+    if state is not None:
+        await store.responses.save(lease.tenant, state, lease=lease)

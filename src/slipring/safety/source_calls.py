@@ -1,4 +1,5 @@
-"""One configured check at work: its queue, its calls of the source, and what it counts."""
+"""Calls the source of one check: collects texts into batches, enforces timeouts, stops calling a source that
+fails (``Breaker``), and remembers verdicts."""
 
 import asyncio
 import logging
