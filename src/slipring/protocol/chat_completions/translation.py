@@ -36,6 +36,8 @@ _NO_PLACES = Places((), (), {}, lambda number: None)
 class ChatTranslation(Translation):
     """Translates one request and its answer. ``read`` comes first."""
 
+    api = "chat_completions"
+
     def __init__(self, fingerprint: str) -> None:
         """``fingerprint``: names the version of the server, as ``system_fingerprint``."""
         self.form = AnswerForm(fingerprint=fingerprint)

@@ -48,7 +48,7 @@ async def _read(
     service: Service, request: web.Request, caller: Caller, translation: ChatTranslation
 ) -> PostedCreate:
     try:
-        return await read_posted(service, request, caller, translation.read)
+        return await read_posted(service, request, caller, translation.read, translation.api)
     except ApiError as error:
         translation.rename(error)
         raise
