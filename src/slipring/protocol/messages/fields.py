@@ -33,6 +33,7 @@ _IN_TOOL = {
     "authorization": "authorization_token",
     "allowed_tools": "tool_configuration.allowed_tools",
 }
+_IN_TOOLSET = {"server_label": "mcp_server_name", "server_url": "mcp_server_name", "allowed_tools": "configs"}
 _ENTRY = re.compile(r"(input|tools)\[(\d+)\](?:\.(\w+)(?:\[(\d+)\])?)?(.*)", re.DOTALL)
 _QUOTED = re.compile(r"'([a-z_]+(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*)'")
 _MISSING = re.compile(r"Missing required parameter: '([^']*)'\.?")
@@ -70,7 +71,8 @@ class Fields:
             return self._in_item(index, field or "", part, rest) if index < len(self.items) else "messages"
         if index >= len(self.tools):
             return "tools"
-        renamed = _IN_TOOL.get(field or "", field or "")
+        names = _IN_TOOL if self.tools[index].startswith("mcp_servers") else _IN_TOOL | _IN_TOOLSET
+        renamed = names.get(field or "", field or "")
         inner = f"[{part}]" if part is not None else ""
         return dotted(f"{self.tools[index]}.{renamed}{inner}{rest}".rstrip("."))
 

@@ -42,6 +42,7 @@ from slipring.protocol.messages.events import (
     block,
 )
 from slipring.protocol.messages.fields import Fields
+from slipring.protocol.messages.json_prefix import JsonPrefix
 from slipring.protocol.responses import FunctionCallItem, OutputTextPart, ReasoningItem, RefusalPart
 
 
@@ -67,6 +68,8 @@ class Stream:
         """Whole blocks that follow the open one."""
         self._thinks_in: type[Event] | None = None
         """The kind of deltas that the open thinking block takes; None: not known yet."""
+        self._input = JsonPrefix()
+        """What has been sent of the input of the open call."""
 
     def frames(self, event: Event) -> bytes:
         """The SSE blocks of an event; empty if it has none."""
@@ -102,11 +105,13 @@ class Stream:
         return b""
 
     def _arguments(self, event: events.FunctionCallArgumentsDelta) -> bytes:
-        return self._delta(InputJsonDelta(event.delta))
+        accepted = self._input.accept(event.delta)
+        return self._delta(InputJsonDelta(accepted)) if accepted else b""
 
     def _item_added(self, event: events.OutputItemAdded) -> bytes:
         item = event.item
         if isinstance(item, FunctionCallItem):
+            self._input = JsonPrefix()
             sent_id = answer.tool_use_id(self._response_id, item.call_id)
             return self._open(ToolUse(sent_id, item.name, EMPTY))
         if isinstance(item, ReasoningItem) and self._wishes.shows_thinking:
