@@ -283,7 +283,8 @@ async def test_mcp_servers_that_the_operator_has_registered(
     """They may be commands, which no request can name by a URL."""
     monkeypatch.setenv("STDIO_LOG", os.devnull)
     call = {"name": "echo", "namespace": "tools", "arguments": {"a": 1}}
-    engine = scripted(tmp_path, *[[{"function_call": call}], [{"text": "Done."}]] * 2)
+    loop: list[list[Json]] = [[{"function_call": call}], [{"text": "Done."}]]
+    engine = scripted(tmp_path, *loop * 2)
     command = (sys.executable, str(Path(__file__).parents[1] / "mcp" / "stdio_server.py"), "echo")
     toolset: Json = {"type": "mcp_toolset", "mcp_server_name": "tools"}
     only: Json = {"default_config": {"enabled": False}, "configs": {"echo": {"enabled": True}}}
