@@ -9,6 +9,7 @@ from msgspec import Raw, Struct
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
+from slipring.protocol.endpoints.json_prefix import JsonPrefix
 from slipring.protocol.hosted.builtin_items import CodeInterpreterCall, WebSearchCall
 from slipring.protocol.hosted.mcp_items import McpCall, error_text
 from slipring.protocol.items import Item
@@ -20,7 +21,6 @@ from slipring.protocol.messages.content import (
     ServerToolUseBlock,
     WebSearchToolResultBlock,
 )
-from slipring.protocol.messages.json_prefix import JsonPrefix
 
 Result = McpToolResultBlock | WebSearchToolResultBlock | CodeExecutionToolResultBlock
 

@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct
 
 from slipring.base.errors import ServerError
 from slipring.protocol import events, wire
+from slipring.protocol.endpoints.json_prefix import JsonPrefix
 from slipring.protocol.endpoints.translation import failure_of
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, read_item
@@ -42,7 +43,6 @@ from slipring.protocol.messages.events import (
     block,
 )
 from slipring.protocol.messages.fields import Fields
-from slipring.protocol.messages.json_prefix import JsonPrefix
 from slipring.protocol.responses import FunctionCallItem, OutputTextPart, ReasoningItem, RefusalPart
 
 
