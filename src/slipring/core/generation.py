@@ -272,8 +272,8 @@ class Settings(Struct, frozen=True):
     up."""
     truncation: Literal["auto", "disabled"] = "disabled"
     pattern: str | None = None
-    """A regular expression that the text of the answer has to match as a whole. Jobs of clients have none. An
-    engine enforces it if it can, so the caller checks the answer."""
+    """A regular expression that the text of the answer has to match as a whole. No client sends one. Engines
+    enforce it if they can, so the caller checks the answer."""
 
 
 class UpstreamTools(Struct, frozen=True):

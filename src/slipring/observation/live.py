@@ -84,6 +84,8 @@ class Turn(Struct, frozen=True):
     connection: int = 0
     """Number of its WebSocket; 0 for an HTTP request."""
     lane: str | None = None
+    api: str = "responses"
+    """The API of its request: ``responses``, ``chat_completions`` or ``messages``."""
 
 
 class Memory(Struct, frozen=True):

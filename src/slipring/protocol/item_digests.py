@@ -6,12 +6,14 @@ that of the arguments of a call included.
 An item that clients send back after it was emitted therefore keeps its digest, whatever they do to the rest.
 """
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from math import inf
 
 import msgspec
 
 from slipring.protocol.items import (
+    SEPARATOR,
     AdditionalTools,
     CallOutput,
     CustomToolCall,
@@ -43,6 +45,14 @@ def digest_of(data: bytes) -> bytes:
 def content_digest(item: Item) -> bytes:
     """The digest of what a model reads of an item that is not sealed."""
     return digest_of(_content(item))
+
+
+def joined_thoughts_digest(items: Iterable[Item]) -> bytes | None:
+    """The digest of the thoughts among the items of an answer, which a client may send back as one thought;
+    None if there are fewer than two."""
+    bodies = [item.body() for item in items if item.type == "reasoning"]
+    thoughts = [body.thought for body in bodies if isinstance(body, Reasoning)]
+    return digest_of(_encode(("thought", SEPARATOR.join(thoughts)))) if len(thoughts) > 1 else None
 
 
 def _content(item: Item) -> bytes:

@@ -197,6 +197,11 @@ class CreateRequest(Struct, dict=True):
         return None
 
     @property
+    def answer_pattern(self) -> str | None:
+        """A regular expression that the text of the answer has to match as a whole."""
+        return None
+
+    @property
     def warms_up(self) -> bool:
         """Whether the engine only prepares the context: ``generate: false``, or the ``prewarm`` option."""
         options = self.prompt_cache_options
@@ -232,6 +237,16 @@ class ResentHistory(CreateRequest):
     def pieces(self) -> Known:
         messages = self.__dict__.get(_MESSAGES)
         return super().pieces if messages is None else {piece.sent: piece for piece in messages}
+
+
+class PatternedRequest(CreateRequest):
+    """A request of an API whose answers have a form of their own."""
+
+    pattern: str | None = None
+
+    @property
+    def answer_pattern(self) -> str | None:
+        return self.pattern
 
 
 class ReplyRouting(Struct):

@@ -22,6 +22,15 @@ from slipring.protocol.chat_completions.tool_offer import (
     FunctionChoices,
     ToolChoices,
 )
+from slipring.protocol.decisions.answers import Decision
+from slipring.protocol.decisions.request import (
+    MOST_QUESTIONS,
+    ChoiceQuestion,
+    DecisionRequest,
+    PredicateQuestion,
+    QuestionJson,
+    ScoreQuestion,
+)
 from slipring.protocol.endpoints.compact import CompactRequest, Window
 from slipring.protocol.endpoints.conversations import (
     AddItems,
@@ -131,6 +140,7 @@ _REQUEST_TYPES: tuple[Any, ...] = (
     *(FunctionTool, CustomTool, NamespaceTool, McpTool, NamedTool, ChoiceObject),
     *(ConversationRef, Management, JsonSchemaFormat),
     *(ChatRequest, ChatMessage, ChatTool, ChatFunction, ChatToolChoice, ChatToolName, ChatFormat),
+    *(DecisionRequest, PredicateQuestion, ChoiceQuestion, ScoreQuestion),
     *(MessagesRequest, CountRequest, SentMessage, MessagesTool, McpServer, Edits),
     *(DocumentBlock, SearchResultBlock, ToolResultBlock, McpToolUseBlock, McpToolResultBlock),
     *(ImageBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ServerToolUseBlock),
@@ -140,7 +150,7 @@ _REQUEST_TYPES: tuple[Any, ...] = (
 _ANSWER_TYPES: tuple[Any, ...] = (
     *(Response, Window, ItemPage, DeletedResponse, DeletedConversation, ConversationObject, InputTokens),
     *(ModelObject, ModelList, TurnList, Health, Readiness, ModerationAnswer, ErrorAnswer),
-    *(ChatCompletion, ChatChunk),
+    *(ChatCompletion, ChatChunk, Decision),
     *(MessageAnswer, Counted, *get_args(MessagesEvent)),
 )
 
@@ -196,6 +206,7 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
         CompactRequest: {"input": input_, "tools": tools},
         **_raw_chat_fields(),
         **_raw_messages_fields(),
+        **_raw_decision_fields(),
         CreateConversation: {"items": _or_null(new_items)},
         AddItems: {"items": new_items},
         ModerationRequest: {"input": {"anyOf": [_inline(Inputs), _inline(Parts)]}},
@@ -227,6 +238,19 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
         OutputItemDone: {"item": output_item},
         Window: {"output": _list_of(ref("ShownItem"))},
         ItemPage: {"data": _list_of(ref("ShownItem"))},
+    }
+
+
+def _raw_decision_fields() -> dict[type[Struct], dict[str, Schema]]:
+    """Return those of the Decisions API."""
+    question: Schema = {"anyOf": [ref(PredicateQuestion), ref(ChoiceQuestion), ref(ScoreQuestion)]}
+    objects = _list_of(_OBJECT)
+    return {
+        DecisionRequest: {
+            "input": {"anyOf": [{"type": "string"}, objects]},
+            "questions": _list_of(question, minItems=1, maxItems=MOST_QUESTIONS),
+        },
+        QuestionJson: {"data": {"anyOf": [_OBJECT, objects]}},
     }
 
 

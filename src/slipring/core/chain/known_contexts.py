@@ -13,7 +13,7 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import Position, echoed_bytes
 from slipring.core.tenant_entries import TimedEntries
-from slipring.protocol.item_digests import content_digest, digest_of
+from slipring.protocol.item_digests import content_digest, digest_of, joined_thoughts_digest
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
 
@@ -83,12 +83,15 @@ class Thoughts:
 
     __slots__ = ("_answered", "_before", "_sent", "size_bytes")
 
-    def __init__(self, before: "Thoughts | None", sent: Iterable[Item], answered: Iterable[Item]) -> None:
+    def __init__(self, before: "Thoughts | None", sent: Iterable[Item], answered: Sequence[Item]) -> None:
         """``before``: those of the context that this one continues. ``sent``: the items that its client has
-        added, and that were not recognised; ``answered``: those that the model has."""
+        added, and that were not recognised; ``answered``: those that the model has. A client may join the
+        thoughts of an answer to one."""
         self._before = before
         self._sent = frozenset(_digests_of(sent))
-        self._answered = frozenset(_digests_of(answered))
+        joined = joined_thoughts_digest(answered)
+        own = (*_digests_of(answered), *(() if joined is None else (digest_of(NOTHING_YET + joined),)))
+        self._answered = frozenset(own)
         self.size_bytes = _THOUGHT_BYTES * (len(self._sent) + len(self._answered))
 
     def departs_at(self, items: Sequence[Item]) -> int | None:

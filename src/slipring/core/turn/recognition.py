@@ -23,7 +23,7 @@ from slipring.core.chain.known_contexts import (
     is_thought,
     start_key,
 )
-from slipring.core.chain.state import ResponseState
+from slipring.core.chain.state import OutputByJob, ResponseState
 from slipring.core.generation import Finished
 from slipring.protocol.items import Item, in_context, last_compaction
 from slipring.protocol.requests import CreateRequest
@@ -112,21 +112,39 @@ class Recognition:
         state.root_id = match.root_id or response_id
         return state
 
-    def remember(self, state: ResponseState, finished: Finished, *, is_shared: bool, now: float) -> None:
+    def remember(
+        self,
+        state: ResponseState,
+        finished: Finished,
+        *,
+        is_shared: bool,
+        now: float,
+        unanswered: int | None = None,
+    ) -> None:
         """Set the digest of a finished response, and let later requests continue its contexts.
 
         ``is_shared``: whether the engine has extended the position of the context that its job continued.
+        ``unanswered``: where in the output the last step begins, if the engine has not processed what the
+        calls of that step returned. Its position is then not that of any items: a history is continued
+        before that step.
         """
         if self._input_digest is None or _size(state.output) > _MOST_OUTPUT_BYTES:
             return
-        steps = state.steps
-        if steps.unread:
+        output, steps = state.output, state.steps
+        made = last_compaction(output)
+        if unanswered is not None:
+            added = output[0 if made is None else made + 1 : unanswered]
+            steps = OutputByJob(tuple(in_context(added)), (), ())
+        elif steps.unread:
             return  # the engine's position does not cover the whole context
-        if last_compaction(state.output) is None:
+        if made is None:
             prompt_digest = self._extended(self._input_digest, steps.earlier)
         else:
-            prompt_digest = self._extended(NOTHING_YET, state.prompt)
-        digest = state.digest = self._extended(prompt_digest, steps.answer)
+            compacted = tuple(in_context(output[made : made + 1]))
+            prompt_digest = self._extended(NOTHING_YET, compacted + steps.earlier)
+        digest = self._extended(prompt_digest, steps.answer)
+        if unanswered is None:
+            state.digest = digest
         if finished.context is None:
             return
         start = self._start_key(state.response.model, state.head)
@@ -134,8 +152,8 @@ class Recognition:
         root_id = (self.match.root_id if self.match is not None else None) or state.root_id
         # Many chains may begin with the same question: each of them is a chain of its own.
         is_opening = self._is_opening and not steps.earlier
-        added = self._input if before is None else self._input[self.items :]
-        thoughts = self._thoughts(before.thoughts if before is not None else None, added, steps.earlier)
+        sent = self._input if before is None else self._input[self.items :]
+        thoughts = self._thoughts(before.thoughts if before is not None else None, sent, steps.earlier)
         response = structs.replace(state.response, output=[], usage=None)
         asked = KnownContext(
             start + prompt_digest,

@@ -72,6 +72,7 @@ def read_settings(
         effort=reasoning.effort or carry.effort or defaults.effort,
         reasoning_context=requests.effective_context(reasoning.context),
         truncation=request.truncation or "disabled",
+        pattern=request.answer_pattern,
     )
 
 

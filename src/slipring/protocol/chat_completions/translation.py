@@ -36,6 +36,8 @@ _NO_PLACES = Places((), (), {}, lambda number: None)
 class ChatTranslation(Translation):
     """Translates one request and its answer. ``read`` comes first."""
 
+    api = "chat_completions"
+
     def __init__(self, fingerprint: str) -> None:
         """``fingerprint``: names the version of the server, as ``system_fingerprint``."""
         self.form = AnswerForm(fingerprint=fingerprint)
@@ -68,6 +70,24 @@ class ChatTranslation(Translation):
         """The prompt was processed for all choices at once, by a job with this usage. An engine that has not
         done so reports no tokens."""
         self._stream.prompt = prompt if prompt is not None and prompt.input_tokens else None
+
+    def forks(self, request: CreateRequest, first_id: str) -> list[CreateRequest]:
+        """The create requests of all choices, which continue a response with the prompt. The id of a lane is
+        the index of its choice."""
+        return [
+            structs.replace(
+                request,
+                generate=None,
+                previous_response_id=first_id,
+                stream_id=str(index),
+                seed=None if request.seed is None else request.seed + index,
+            )
+            for index in range(self.form.choices)
+        ]
+
+    def judged(self, event: Event, first: Response) -> Event:
+        """An event of a choice: a choice that fails ends the completion."""
+        return event
 
     def frames(self, event: Event) -> bytes:
         """The SSE blocks for an event; empty if it has none."""

@@ -5,6 +5,7 @@ A request of any API becomes a ``CreateRequest``, and the events of its turn bec
 """
 
 from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 from msgspec import UNSET, Struct, structs
 
@@ -34,6 +35,9 @@ _FAILURES: dict[str, type[ApiError]] = {
 }
 
 
+Api = Literal["responses", "chat_completions", "messages"]
+
+
 class ErrorReply(Struct, frozen=True):
     """An error as an HTTP response."""
 
@@ -46,6 +50,7 @@ class Translation:
     """Reads one request and writes its answer. This base is the Responses API itself; other APIs override
     every method."""
 
+    api: ClassVar[Api] = "responses"
     keepalive: bytes = event_blocks.KEEPALIVE
     """What is written to a stream that has been silent for long."""
 

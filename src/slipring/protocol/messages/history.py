@@ -5,11 +5,11 @@ bytes of an item depend on nothing but its content: text as a string or in a blo
 order of fields, ``is_error: false`` and the ids of calls, which are numbered, make no difference. An item
 that is sent again with the next request therefore has the same bytes, and is neither decoded nor rendered a
 second time. A message that is sent again in the same bytes is not translated again either, if its calls and
-results have the same numbers.
+results have the same numbers and it does not change tools.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -23,16 +23,22 @@ from slipring.protocol.messages import content, hosted_calls
 from slipring.protocol.messages.content import (
     AssistantBlock,
     McpToolUseBlock,
+    NamedTool,
     Part,
     RedactedThinkingBlock,
+    ResultBlock,
     ServerToolUseBlock,
+    SystemBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
     UserBlock,
 )
 from slipring.protocol.messages.hosted_calls import PlacedResult, Result, arguments_of
+from slipring.protocol.messages.loaded_tools import LoadedTools
 
 _API = b"messages "
 Opens = Callable[[str], bool]
@@ -64,6 +70,8 @@ class Place(Struct, frozen=True, gc=False):
     message: int
     blocks: tuple[int, ...]
     """The block of each part of the item; empty if the message's content is a string."""
+    tools: tuple[str, ...] = ()
+    """The field of each tool that the item adds."""
 
 
 class _Note(Struct, frozen=True):
@@ -79,6 +87,10 @@ class _Note(Struct, frozen=True):
     """The number of the first of them."""
     results: tuple[tuple[str, int], ...]
     """The results that it has: the client's id, and the number of the call."""
+    changes_tools: bool
+    """Whether it adds or withdraws tools: its items then depend on those of the request."""
+    added: Mapping[int, tuple[str, ...]]
+    """The ``Place.tools`` of the items that add some."""
 
 
 class SentMessage(Struct):
@@ -94,9 +106,11 @@ _message = msgspec.json.Decoder(SentMessage)
 class History:
     """The items of a request's messages, and where each comes from."""
 
-    def __init__(self, opens: Opens, known: Known = NOTHING_KNOWN) -> None:
-        """``known``: what the tenant has sent before."""
+    def __init__(self, opens: Opens, tools: LoadedTools, known: Known = NOTHING_KNOWN) -> None:
+        """``tools``: those of the request, which messages may change. ``known``: what the tenant has sent
+        before."""
         self._opens = opens
+        self._tools = tools
         self._known = known
         self.pieces: list[Piece] = []
         """The messages."""
@@ -108,6 +122,8 @@ class History:
         self._blocks: list[tuple[int, ...]] = []
         self._calls: list[tuple[str, int]] = []
         self._results: list[tuple[str, int]] = []
+        self._added: dict[int, tuple[str, ...]] = {}
+        self._changes_tools = False
         """Of the message that is being translated."""
 
     def read(self, messages: Raw) -> None:
@@ -139,7 +155,7 @@ class History:
     def _repeats(self, note: _Note, index: int) -> bool:
         """Take a message that was translated before as it is, if its calls and results have the same numbers
         here."""
-        if note.calls and note.first_call != self.call_count:
+        if note.changes_tools or (note.calls and note.first_call != self.call_count):
             return False
         waiting = self._waiting
         for sent_id, number in note.results:
@@ -153,6 +169,7 @@ class History:
 
     def _translate(self, key: bytes, raw: Raw, index: int) -> Piece:
         self._items, self._blocks, self._calls, self._results = [], [], [], []
+        self._added, self._changes_tools = {}, False
         first_call = self.call_count
         message = wire.decode(_message, raw, where=f"messages[{index}]")
         self._add(index, message)
@@ -162,6 +179,8 @@ class History:
             calls=tuple(self._calls),
             first_call=first_call,
             results=tuple(self._results),
+            changes_tools=self._changes_tools,
+            added=self._added,
         )
         return Piece(key, tuple(self._items), note)
 
@@ -174,7 +193,9 @@ class History:
     def places(self) -> list[Place]:
         """Where each item comes from."""
         return [
-            Place(index, blocks) for index, piece in enumerate(self.pieces) for blocks in piece.note.blocks
+            Place(index, blocks, piece.note.added.get(number, ()))
+            for index, piece in enumerate(self.pieces)
+            for number, blocks in enumerate(piece.note.blocks)
         ]
 
     @property
@@ -193,11 +214,30 @@ class History:
                 raise UnsupportedParameter(
                     f"Unsupported parameter: '{param}': {quoted(message.clear_at or '')}.", param=param
                 )
-            texts = content.read_texts(message.content, where)
-            parts: list[Part] = [InputText(text) for text in texts if text]
-            is_text = bytes(message.content).startswith(b'"')
-            places = () if is_text else tuple(at for at, text in enumerate(texts) if text)
-            self._add_message("developer", parts, places)
+            self._add_system(content.read_system(message.content, where), where)
+
+    def _add_system(self, sent: str | list[SystemBlock], where: str) -> None:
+        if isinstance(sent, str):
+            self._add_message("developer", [InputText(sent)] if sent else [], ())
+            return
+        texts = {at: self._text_of(block, f"{where}[{at}]") for at, block in enumerate(sent)}
+        said = {at: text for at, text in texts.items() if text}
+        self._add_message("developer", [InputText(text) for text in said.values()], tuple(said))
+        self._add_tools(len(sent) - 1)
+
+    def _text_of(self, block: SystemBlock, where: str) -> str:
+        """What the model reads of a block of the system."""
+        if isinstance(block, TextBlock):
+            return block.text
+        self._changes_tools = True
+        if isinstance(block, ToolRemovalBlock):
+            self._tools.withdraw(block.tool.name, f"{where}.tool.name")
+            return f"The tool {block.tool.name} is no longer available."
+        if isinstance(block.tool, NamedTool):
+            self._tools.add(block.tool.name, f"{where}.tool.name")
+        else:
+            self._tools.define(block.tool.definition, f"{where}.tool.definition")
+        return ""
 
     def _add_user(self, index: int, sent: str | list[UserBlock], where: str) -> None:
         if isinstance(sent, str):
@@ -210,10 +250,14 @@ class History:
                 self._add_message("user", parts, tuple(places))
                 parts, places = [], []
                 self._put(self._output(block, f"{where}[{at}]"), at)
-            elif not isinstance(block, TextBlock) or block.text:
+                continue
+            # After all results in a row: models read those of one step together.
+            self._add_tools(at)
+            if not isinstance(block, TextBlock) or block.text:
                 new = list(content.parts_of(block, f"{where}[{at}]"))
                 parts += new
                 places += [at] * len(new)
+        self._add_tools(len(sent) - 1)
         self._add_message("user", parts, tuple(places))
 
     def _add_assistant(self, index: int, sent: str | list[AssistantBlock], where: str) -> None:
@@ -262,13 +306,28 @@ class History:
         return call
 
     def _output(self, block: ToolResultBlock, where: str) -> dict[str, object]:
-        parts = content.result_parts(block, where)
+        parts = self._result_parts(content.read_result(block, where), f"{where}.content")
         if block.is_error is True:
             parts = _as_error(parts)
         call = self._answered(block.tool_use_id, f"{where}.tool_use_id")
         self._results.append((block.tool_use_id, call.number))
         output = content.joined(parts) if parts else ""
         return {"type": "function_call_output", "call_id": call.own_id, "output": output}
+
+    def _result_parts(self, blocks: Sequence[ResultBlock], where: str) -> list[Part]:
+        """What the model reads of a result."""
+        parts: list[Part] = []
+        found: list[str] = []
+        for at, block in enumerate(blocks):
+            if isinstance(block, ToolReferenceBlock):
+                self._changes_tools = True
+                self._tools.add(block.tool_name, f"{where}[{at}].tool_name")
+                found.append(block.tool_name)
+            else:
+                parts += content.parts_of(block, f"{where}[{at}]")
+        if found and not parts:
+            parts.append(InputText(f"Tools found: {', '.join(found)}"))
+        return parts
 
     def _answered(self, sent_id: str, param: str) -> _Call:
         """The call that a result answers: the first one with this id that waits."""
@@ -310,6 +369,12 @@ class History:
             item = {"type": "message", "role": role, "content": content.joined(parts)}
             self._items.append(wire.encode(item))
             self._blocks.append(blocks)
+
+    def _add_tools(self, at: int) -> None:
+        """Add the tools that blocks up to this one have loaded."""
+        if (added := self._tools.take()) is not None:
+            self._added[len(self._items)] = added.places
+            self._put(added.item, max(at, 0))
 
     def _put(self, item: dict[str, object], at: int) -> None:
         self._items.append(wire.encode(item))

@@ -16,6 +16,7 @@ from slipring.protocol.messages.answer import Wishes
 from slipring.protocol.messages.events import PING
 from slipring.protocol.messages.fields import Fields
 from slipring.protocol.messages.history import History, Opens
+from slipring.protocol.messages.loaded_tools import LoadedTools
 from slipring.protocol.messages.requests import CountRequest, ThinkingDisabled, ThinkingEnabled
 from slipring.protocol.messages.stream import Stream
 from slipring.protocol.messages.tools import NoChoice, Tools
@@ -38,6 +39,7 @@ class Counted(Struct):
 class MessagesTranslation(Translation):
     """Translates one request and its answer."""
 
+    api = "messages"
     keepalive = PING
 
     def __init__(
@@ -80,9 +82,11 @@ class MessagesTranslation(Translation):
         return rate_limits.headers_of(limits)
 
     def _create(self, request: CountRequest, known: Known) -> CreateRequest:
-        history, tools = History(self._opens, known), Tools()
-        history.read(request.messages)
+        tools = Tools()
         tools.read(request.tools, request.mcp_servers)
+        loaded = LoadedTools(tools)
+        history = History(self._opens, loaded, known)
+        history.read(request.messages)
         shows = requests.shows_thinking(request)
         keeps_thoughts = requests.keeps_thoughts(request)
         create = ResentHistory(
@@ -91,7 +95,7 @@ class MessagesTranslation(Translation):
             input=history.input,
             instructions=requests.instructions_of(request.system),
             tools=tools.raw,
-            tool_choice=tools.choice(request.tool_choice),
+            tool_choice=tools.choice(request.tool_choice, loaded.offered, loaded.withdrawn),
             parallel_tool_calls=_parallel(request),
             reasoning=ReasoningConfig(
                 effort=effort_of(request), context="all_turns" if keeps_thoughts else None

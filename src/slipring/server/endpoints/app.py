@@ -26,6 +26,7 @@ from slipring.server.endpoints import conversations, messages
 from slipring.server.endpoints.chat_completions.endpoint import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
+from slipring.server.endpoints.decisions import decide
 from slipring.server.endpoints.messages import speaks_messages
 from slipring.server.endpoints.moderations import moderate
 from slipring.server.endpoints.responses import Responses, count_tokens
@@ -75,6 +76,7 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("GET", "/conversations/{conversation_id}/items/{item_id}", conversations.retrieve_item),
         ("DELETE", "/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
         ("POST", "/chat/completions", complete),
+        ("POST", "/decisions", decide),
         ("POST", "/moderations", moderate),
         ("POST", "/messages", messages.create),
         ("POST", "/messages/count_tokens", messages.count_tokens),

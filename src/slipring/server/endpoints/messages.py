@@ -42,7 +42,7 @@ def _opens(service: Service, caller: Caller, signature: str) -> bool:
 
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     translation = MessagesTranslation(request_id_of(request), partial(_opens, service, caller))
-    posted = await read_posted(service, request, caller, translation.read)
+    posted = await read_posted(service, request, caller, translation.read, translation.api)
     reply: JsonReply | SseReply
     if posted.request.stream:
         reply = SseReply(service, request, posted.stages, translation)
@@ -55,7 +55,7 @@ async def create(service: Service, request: web.Request, caller: Caller) -> web.
 async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     opens = partial(_opens, service, caller)
     translation = MessagesTranslation(request_id_of(request), opens, requests.read_count)
-    posted = await read_posted(service, request, caller, translation.read)
+    posted = await read_posted(service, request, caller, translation.read, translation.api)
     session = service.open_exchange(caller)
     session.shared.counts_only = True
     return await answer(service, caller, session, JsonReply(translation), posted)

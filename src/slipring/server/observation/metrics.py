@@ -69,8 +69,8 @@ class Metrics:
         """Export the turns of a model before there are any: the rate of a counter that appears with its
         first turn lacks that turn."""
         for status in table.STATUSES:
-            for transport in table.TRANSPORTS:
-                self._counter(table.TURNS)[model, status, transport] += 0
+            for api, transport in table.API_TRANSPORTS:
+                self._counter(table.TURNS)[model, status, transport, api] += 0
 
     def snapshot(self) -> Snapshot:
         """Everything counted since the start, and the gauges as they are now."""
@@ -100,7 +100,7 @@ class Metrics:
         """Count a turn that has ended."""
         report, transport = turn.report, turn.origin.transport
         model = table.OTHER if report.model is UNSET else self._models.get(report.model, table.OTHER)
-        self._counter(table.TURNS)[model, report.status, transport] += 1
+        self._counter(table.TURNS)[model, report.status, transport, turn.origin.api] += 1
         self._counter(table.REQUEST_BYTES)[transport,] += report.request_bytes
         self._histogram(table.TURN_SECONDS).observe((model, report.status), report.total_ms / 1000)
         if report.error_code is not UNSET:
