@@ -154,6 +154,17 @@ def test_calls_with_other_numbers_are_translated_again() -> None:
     assert [item.call_id for item in create.items] == [None, "call_0", "call_0", "call_1", "call_1"]
 
 
+def test_a_result_is_of_the_kind_of_its_call() -> None:
+    def sent(is_custom: bool) -> list[Json]:
+        answer = {"role": "assistant", "tool_calls": [call("a", is_custom)]}
+        return [USER, answer, {"role": "tool", "tool_call_id": "a", "content": "x"}]
+
+    _, pieces = read(ChatTranslation("fp"), sent(False), NOTHING_KNOWN)
+    check_same(lambda: ChatTranslation("fp"), [sent(False), sent(True)])
+    create = ChatTranslation("fp").read(json.dumps({"messages": sent(True)}).encode(), pieces)
+    assert create.items[-1].type == "custom_tool_call_output"
+
+
 def test_pieces_have_no_more_items_than_a_request_may_have() -> None:
     item = b'{"type":"message","role":"user","content":"x"}'
     pieces = [Piece(b"", (item,) * (MOST_ITEMS // 2), None) for _ in range(3)]
