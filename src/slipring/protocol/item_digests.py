@@ -75,6 +75,52 @@ def _content(item: Item) -> bytes:
     return _encode(("other", item.raw))
 
 
+OUTLINE_BYTES = 10
+"""Type, role, name, call and text: one, one, two, two and four bytes."""
+_TEXT_FIELDS = {
+    "message": "content",
+    "reasoning": "content",
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "additional_tools": "tools",
+    "tool_search_output": "tools",
+}
+
+
+@computed_once
+def item_outline(item: Item) -> bytes:
+    """A few bytes that show which part of an item differs from another one."""
+    if item.opened is not None:
+        return _outlined(item.type, "", "", "", b"".join(map(content_digest, item.opened)))
+    body = item.body()
+    if isinstance(body, Message):
+        return _outlined(item.type, body.role, "", "", _encode(_text_or_parts(body.content)))
+    if isinstance(body, Reasoning):
+        return _outlined(item.type, "", "", "", body.thought.encode())
+    if isinstance(body, FunctionCall | CustomToolCall):
+        text = _same_arguments(body.arguments) if isinstance(body, FunctionCall) else body.input.encode()
+        return _outlined(item.type, "", f"{body.namespace or ''} {body.name}", body.call_id, text)
+    return _outlined(item.type, "", "", item.call_id or "", content_digest(item))
+
+
+def _outlined(kind: str, role: str, name: str, call_id: str, text: bytes) -> bytes:
+    parts = (kind.encode(), 1), (role.encode(), 1), (name.encode(), 2), (call_id.encode(), 2), (text, 4)
+    return b"".join([blake2b(part, digest_size=size).digest() for part, size in parts])
+
+
+def outlined_field(before: bytes, after: bytes, item: Item) -> str:
+    """The first field in which two outlines differ; ``item`` is the one of ``after``."""
+    if before[:1] != after[:1]:
+        return "type"
+    if before[1:2] != after[1:2]:
+        return "role"
+    if before[2:4] != after[2:4]:
+        return "name"
+    if before[4:6] != after[4:6]:
+        return "call_id"
+    return _TEXT_FIELDS.get(item.type, "output")
+
+
 def _number(literal: str) -> int | float:
     """A number as JavaScript writes it: 1.0 and 1 are the same."""
     value = float(literal)
