@@ -146,7 +146,7 @@ def engine() -> Engine:
 @pytest.fixture
 async def vllm(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Vllm:
     contents: dict[str, dict[str, Any]] = {
-        "vllm": {},
+        "vllm": {"__version__": "0.32.0"},
         "vllm.engine": {},
         "vllm.engine.protocol": {"StreamingInput": StreamingInput},
         "vllm.sampling_params": {
@@ -217,7 +217,7 @@ async def test_a_context_that_is_not_the_expected_one_is_left_alone(vllm: Vllm) 
 
 
 async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) -> None:
-    limits = {"most_sessions": 2, "most_tokens": 600}
+    limits = {"most_sessions": 2, "most_tokens": 600, "refused": ""}
     assert (await vllm.get(PATH)).json() == {**limits, "sessions": 0, "tokens": 0}
     statuses = [(await vllm.post(PATH, turn(session=name))).status for name in "abc"]
     assert statuses == [200, 200, 400]
@@ -247,18 +247,42 @@ async def test_an_idle_session_ends(vllm: Vllm, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "why"),
     [
-        {"speculative_config": object()},
-        {"kv_transfer_config": object()},
-        {"parallel_config": SimpleNamespace(data_parallel_size=2)},
-        {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
-        {"model_config": SimpleNamespace(max_model_len=1000, is_hybrid=True, has_inner_state=True)},
-        {"cache_config": SimpleNamespace(num_gpu_blocks=62, block_size=16)},
+        ({"speculative_config": object()}, "speculative decoding"),
+        ({"kv_transfer_config": object()}, "KV transfer"),
+        ({"parallel_config": SimpleNamespace(data_parallel_size=2)}, "data parallelism"),
+        (
+            {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
+            "several API processes",
+        ),
+        (
+            {"model_config": SimpleNamespace(max_model_len=1000, is_hybrid=True, has_inner_state=True)},
+            "a model with state beside its KV cache",
+        ),
+        (
+            {"cache_config": SimpleNamespace(num_gpu_blocks=62, block_size=16)},
+            "a KV cache that holds no more than one request",
+        ),
     ],
 )
-def test_where_sessions_are_not_safe_there_are_none(changes: dict[str, Any]) -> None:
-    assert limits_of(config(**changes)) == Limits(0, 0)
+def test_where_sessions_are_not_right_there_are_none(changes: dict[str, Any], why: str) -> None:
+    limits = limits_of(config(**changes), "0.32.0")
+    assert (limits.sessions, limits.tokens) == (0, 0)
+    assert why in limits.refused
+
+
+@pytest.mark.parametrize(
+    ("version", "is_right"),
+    [
+        *(("0.25.1", False), ("0.26.0", True), ("0.27.1", False), ("0.31.0", False)),
+        *(("0.32.0", True), ("0.33.1+cpu", True), ("1.0.0", True), ("dev", False)),
+    ],
+)
+def test_versions_that_lose_track_of_sessions_have_none(version: str, is_right: bool) -> None:
+    limits = limits_of(config(), version)
+    assert (limits.sessions > 0) is is_right
+    assert (f"vLLM {version}" in limits.refused) is not is_right
 
 
 def test_vllm_finds_the_plugin() -> None:

@@ -8,7 +8,7 @@ vLLM drops the last id that a turn has emitted, because it was never computed. S
 holds the ids of its prompts and all but the last of those that were emitted. A turn says how many ids it
 expects to be held, and is refused if there are more or fewer.
 
-Needs nothing of slipring but this module, and nothing beyond what vLLM installs.
+Needs nothing of slipring but this module and ``session_scheduler``, and nothing beyond what vLLM installs.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+
+from slipring.engines.vllm.session_scheduler import PLUGIN, fault_of
 
 log = logging.getLogger("vllm.slipring")
 
@@ -75,6 +77,8 @@ class Limits(Struct, frozen=True):
     sessions: int
     tokens: int
     """What sessions hold cannot be used for anything else, so the longest request must fit beside them."""
+    refused: str = ""
+    """Why there are none, if so."""
 
 
 class Session:
@@ -180,9 +184,10 @@ class Sessions:
         return True
 
 
-def limits_of(config: Any) -> Limits:
-    """What sessions may take of an engine with this ``VllmConfig``: at most half of its requests and of its
-    KV cache, and only what the longest request leaves. Nothing where a session is not known to be safe."""
+def limits_of(config: Any, version: str) -> Limits:
+    """What sessions may take of an engine of this version with this ``VllmConfig``: at most half of its requests
+    and of its KV cache, and only what the longest request leaves. Nothing where a session is not known to be
+    right."""
     parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
     reasons = {
         "speculative decoding": config.speculative_config is not None,
@@ -191,18 +196,24 @@ def limits_of(config: Any) -> Limits:
         "KV transfer": config.kv_transfer_config is not None,
         "a model with state beside its KV cache": model.is_hybrid or model.has_inner_state,
     }
-    if found := [name for name, holds in reasons.items() if holds]:
-        log.warning("no sessions are opened, because of %s", ", ".join(found))
-        return Limits(0, 0)
+    found = [name for name, holds in reasons.items() if holds]
+    if fault := fault_of(version):
+        found.append(fault)
     tokens = (cache.num_gpu_blocks or 0) * cache.block_size
     most = max(min(tokens // 2, tokens - model.max_model_len), 0)
-    return Limits(max(config.scheduler_config.max_num_seqs // 2, 1) if most else 0, most)
+    if not most:
+        found.append("a KV cache that holds no more than one request of the greatest length")
+    if found:
+        refused = f"no sessions are opened, because of {', '.join(found)}"
+        log.warning("%s", refused)
+        return Limits(0, 0, refused)
+    return Limits(max(config.scheduler_config.max_num_seqs // 2, 1), most)
 
 
 class SessionsPlugin:
     """What ``VLLM_PLUGINS=slipring_sessions`` loads."""
 
-    name = "slipring_sessions"
+    name = PLUGIN
     required_tasks = ("generate",)
 
     def __init__(self) -> None:
@@ -217,6 +228,7 @@ class SessionsPlugin:
         ]
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        import vllm
         from vllm.engine.protocol import StreamingInput
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -239,7 +251,7 @@ class SessionsPlugin:
             return engine_client.generate(inputs, params(turn), id, priority=turn.priority)
 
         self._make_input = make_input
-        self._sessions = Sessions(limits_of(engine_client.vllm_config), generate)
+        self._sessions = Sessions(limits_of(engine_client.vllm_config, vllm.__version__), generate)
 
     async def _status(self, request: Request) -> Response:
         sessions = self._ready()
@@ -250,6 +262,7 @@ class SessionsPlugin:
                 "most_tokens": limits.tokens,
                 "sessions": len(sessions),
                 "tokens": sessions.held_tokens,
+                "refused": limits.refused,
             }
         )
 
