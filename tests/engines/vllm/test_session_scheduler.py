@@ -27,8 +27,8 @@ LATE = 99
 
 
 def chain(kind: type[Scheduler], *, answers: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """A session of turns that a stop token ends. Returns what each emitted, and the context that is held at the
-    end, by the client's count, compared with the engine's."""
+    """A session of turns that a stop token ends. Returns what each emitted, and the context that the engine
+    has at the end."""
     scheduler = kind(Request([1, 2, 3], max_tokens=10))
     emitted, context = [], [1, 2, 3]
     for number, answer in enumerate(answers):
