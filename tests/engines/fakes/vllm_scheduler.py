@@ -51,7 +51,7 @@ class Scheduler:
         """The tokens whose KV the engine holds, as the model has read them."""
 
     def run(self, *sampled: int) -> list[int]:
-        """Run all steps that can be begun, in which the model samples these tokens; return what is emitted."""
+        """Run all steps that can be begun; the model samples these tokens. Returns what is emitted."""
         tokens, emitted = iter(sampled), list[int]()
         while True:
             while len(self.under_way) < 2 and self._begin():

@@ -6,8 +6,8 @@ plugin of ``sessions_plugin``, whose sessions are such requests. Other requests 
 Three faults, up to vLLM 0.31, read in its source:
 
 - With asynchronous scheduling, the default on GPUs, the step after the one that samples a stop token is under
-  way already. Its token reaches the request when its turn has ended: it becomes the first of the next turn, the
-  stop token stays in the context, and a second stop ends the whole engine (vllm-project/vllm#52693).
+  way already. Its token reaches the request when its turn has ended: it becomes the first of the next turn,
+  the stop token stays in the context, and a second stop ends the whole engine (vllm-project/vllm#52693).
 - A turn has the ``max_tokens`` of the first.
 - The token that is dropped at the end of a turn stays in the hash of its block. Another prompt with that
   token then finds a block in the prefix cache that was computed without it.

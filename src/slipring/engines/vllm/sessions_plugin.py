@@ -186,8 +186,8 @@ class Sessions:
 
 def limits_of(config: Any, version: str) -> Limits:
     """What sessions may take of an engine of this version with this ``VllmConfig``: at most half of its
-    requests and of its KV cache, and only what the longest request leaves. Nothing where a session is not known
-    to be right."""
+    requests and of its KV cache, and only what the longest request leaves. Nothing where a session is not
+    known to be right."""
     parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
     reasons = {
         "speculative decoding": config.speculative_config is not None,
