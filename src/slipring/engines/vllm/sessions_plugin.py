@@ -92,7 +92,7 @@ class Session:
         self.is_busy = True
         """A turn has begun, and not ended."""
         self.is_answered = False
-        """The request for that turn is being answered. Its client may leave before that."""
+        """The request for that turn is being answered. The session may be ended before that."""
         self.inputs: asyncio.Queue[Any] = asyncio.Queue()
         self.outputs: AsyncGenerator[Any, None]
         self.expiry: asyncio.TimerHandle | None = None
@@ -132,7 +132,8 @@ class Sessions:
             session = self._opened(turn)
         session.is_busy = True
         session.held += len(turn.prompt)
-        self._expire_later(session)
+        if session.expiry is not None:
+            session.expiry.cancel()
         session.inputs.put_nowait(made)
         return session
 
@@ -147,24 +148,28 @@ class Sessions:
         self._open[session.id] = session
         return session
 
-    def answer(self, session: Session) -> None:
-        """The request for a turn is being answered: until that ends, the session cannot expire."""
-        session.is_answered = True
-        if session.expiry is not None:
-            session.expiry.cancel()
+    def answer(self, session: Session) -> bool:
+        """The request for a turn is being answered. Returns False if the session was ended before; then its
+        generator is being closed."""
+        session.is_answered = self._open.get(session.id) is session
+        return session.is_answered
 
     def complete(self, session: Session, emitted: int) -> None:
         """End a turn that has emitted so many ids. A session that was ended meanwhile stays busy, so that the
         request which answers the turn closes it."""
-        if session.id not in self._open:
+        if self._open.get(session.id) is not session:
             return
         session.held += max(emitted - 1, 0)
         session.is_busy = session.is_answered = False
         self._expire_later(session)
 
+    def abandon(self, session: Session) -> None:
+        """End a session if its turn has begun and nobody is left to answer it."""
+        if session.is_busy and self._open.get(session.id) is session:
+            session.is_answered = False
+            self.end(session.id)
+
     def _expire_later(self, session: Session) -> None:
-        if session.expiry is not None:
-            session.expiry.cancel()
         loop = asyncio.get_running_loop()
         session.expiry = loop.call_later(session.idle_s, self.end, session.id)
 
@@ -275,7 +280,7 @@ class SessionsPlugin:
             return _refusal(400, str(error))
         except TurnRefused as error:
             return _refusal(error.status, str(error))
-        return StreamingResponse(answered(sessions, session, turn), media_type="text/event-stream")
+        return _Answer(sessions, session, turn)
 
     async def _end(self, request: Request) -> Response:
         return JSONResponse({"ended": self._ready().end(request.path_params["id"])})
@@ -288,11 +293,30 @@ class SessionsPlugin:
 decode_turn = msgspec.json.Decoder(Turn).decode
 
 
+class _Answer(StreamingResponse):
+    """The answer to a request for a turn. A client may leave before its first event, or while one is being
+    sent; then nothing but garbage collection would close the generator of events, some time."""
+
+    def __init__(self, sessions: Sessions, session: Session, turn: Turn) -> None:
+        self._sessions, self._session = sessions, session
+        self._events = answered(sessions, session, turn)
+        super().__init__(self._events, media_type="text/event-stream")
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+            self._sessions.abandon(self._session)
+
+
 async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGenerator[bytes, None]:
     """The events of a turn, in the form of a streamed completion. A turn that does not end regularly, or
     whose client leaves, ends its session."""
     emitted, reason = 0, None
-    sessions.answer(session)
+    if not sessions.answer(session):
+        yield _event(error={"message": "The session has ended.", "code": 404})
+        return
     try:
         while reason is None:
             output = await anext(session.outputs)
