@@ -116,8 +116,8 @@ compare-wire: .venv/.dev ## list the tests in which NEW=… differs from the rec
 test-mutants: .venv/.dev ## plant known faults in the life of a turn and show that a property machine finds each, about five minutes (ONLY=late for a part)
 	$(BIN)/python -m tests.mutants $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
-fuzz: .venv/.dev .venv-fuzz/.ready ## requests of every kind, made from the OpenAPI document (FUZZ_SECONDS=600 for more, SEED=1 to choose)
-	$(BIN)/python -m tests.fuzz --tools .venv-fuzz/bin $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+fuzz: .venv/.dev .venv-fuzz/.ready ## requests of every kind, made from the OpenAPI document (FUZZ_SECONDS=600 for more, SEED=1 to choose, ONLY=messages for some paths)
+	$(BIN)/python -m tests.fuzz --tools .venv-fuzz/bin $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 fuzz-frames: .venv/.dev ## frames, JSON and events of every kind over real sockets, guided by coverage (FRAMES=50000 for less, SEED=1, ONLY=json,tight to choose)
 	$(BIN)/python -m tests.fuzz.frames $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(ARGS)

@@ -228,10 +228,10 @@ def _resent(figures: Figures) -> list[Budget]:
         parsed = figures["ms"].get(f"parsing: {mode}", figures["ms"]["parsing: resent"])
         parsing = statistics.median(parsed["cpu"])
         more = added({"this": figures["ms"][mode]["cpu"], "chained": chained}, "this", without="chained")
-        sent = names.get(mode, mode)
+        history = f"{figures['tokens']:,} tokens of history {names.get(mode, mode)}"
         lines.append(
             Budget(
-                f"HTTP, 75,000 tokens of history {sent}, against a chained turn; without parsing",
+                f"HTTP, {history}, against a chained turn; without parsing",
                 f"≤ {figures['budget_ms']:g} ms of CPU",
                 f"{more - parsing:.2f} ms of CPU, and {parsing:.2f} to parse it",
                 more - parsing <= figures["budget_ms"],

@@ -19,6 +19,7 @@ again is not subtracted from that growth.
 import argparse
 import asyncio
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -39,6 +40,7 @@ from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol import wire
 
 TURNS = 25
+TEMPLATE = Path(__file__).parents[1] / "tests" / "prompts" / "templates" / "families" / "qwen3.jinja"
 ASK = {"role": "user", "content": "Mend the failing test."}
 TOOL = {
     "type": "function",
@@ -245,8 +247,8 @@ Make = Callable[[aiohttp.ClientSession, str], Any]
 HTTP: dict[str, tuple[str, Make]] = {
     "chat": ("chat:{url}/v1", DirectChat),
     "responses over SSE": ("responses:{url}/v1,transport=sse", DirectResponses),
-    "vllm": ("vllm:{url},tokenizer={tokenizer},dialect=chatml", DirectVllm),
-    "sglang": ("sglang:{url},tokenizer={tokenizer},dialect=chatml", DirectSglang),
+    "vllm": ("vllm:{url},tokenizer={tokenizer}", DirectVllm),
+    "sglang": ("sglang:{url},tokenizer={tokenizer}", DirectSglang),
 }
 
 
@@ -290,16 +292,20 @@ async def measure(
 
 
 def write_tokenizer(directory: Path) -> Path:
-    """Write the embedded model's vocabulary as a ``tokenizer.json``."""
+    """Write the embedded model's vocabulary and the chat template of Qwen3 into a directory: every model that
+    people run has a template, and rendering it is a part of what a turn costs. Returns the directory."""
     metadata = packaged_metadata()
     document = json.loads(Tokenizer.from_gguf(metadata)._backend.to_str())
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     document["added_tokens"] = [
         {"id": id, "content": token, **plain} for token, id in control_tokens(metadata).items()
     ]
-    path = directory / "tokenizer.json"
-    path.write_text(json.dumps(document), encoding="utf-8")
-    return path
+    shutil.copy(TEMPLATE, directory / "chat_template.jinja")
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>"}), encoding="utf-8"
+    )
+    (directory / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    return directory
 
 
 def main() -> None:

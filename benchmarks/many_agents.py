@@ -73,17 +73,22 @@ class Setting(NamedTuple):
     env: dict[str, str]
 
 
+_CALLS = ("--tool-call-parser", "hermes")
 SETTINGS = {
     "tiny": Setting(
         TINY,
-        ("--dtype", "float32", "--max-num-seqs", "32", *ON_CPU),
+        ("--dtype", "float32", "--max-num-seqs", "32", *ON_CPU, *_CALLS),
         (1, 4, 16),
         Plan(12, 3_500, 20),
         cpu_environment(1, 2),
     ),
-    "small": Setting(SMALL, ("--max-num-seqs", "256"), AT_ONCE, Plan(25, 9_000, 60), {}),
+    "small": Setting(SMALL, ("--max-num-seqs", "256", *_CALLS), AT_ONCE, Plan(20, 9_000, 60), {}),
     "7b": Setting(
-        LARGE, ("--max-num-seqs", "256", "--load-format", "dummy"), (1, 4, 16), Plan(25, 9_000, 60), {}
+        LARGE,
+        ("--max-num-seqs", "256", "--load-format", "dummy", *_CALLS),
+        (1, 4, 16),
+        Plan(20, 9_000, 60),
+        {},
     ),
 }
 """`7b` has no file of weights: vLLM makes some up."""
@@ -93,7 +98,7 @@ def model_of(setting: Setting, given: argparse.Namespace) -> Path:
     """The directory of a model, written if need be."""
     directory = DIRECTORY / f"agents-{given.shape}"
     if not (directory / "tokenizer.json").exists():
-        write_vocabulary(directory, CONTEXT, setting.shape)
+        write_vocabulary(directory, CONTEXT, shape=setting.shape)
     if "dummy" not in setting.flags and not (directory / "model.safetensors").exists():
         script = Path(__file__).parent / "peers" / "weights.py"
         subprocess.run([str(given.vllm_python), str(script), str(directory)], check=True)
@@ -262,7 +267,7 @@ def asked_cells(given: argparse.Namespace) -> list[Cell]:
 def engine(given: argparse.Namespace, model: Path) -> Iterator[Server]:
     setting = SETTINGS[given.shape]
     if given.vllm_url:
-        yield running_vllm(given.vllm_url, given.vllm_pid)
+        yield running_vllm(given.vllm_url, given.vllm_pid, model)
         return
     path = {"PYTHONPATH": given.vllm_path} if given.vllm_path else {}
     flags = (*setting.flags, *given.vllm_flags.split())
@@ -277,9 +282,9 @@ def servers(given: argparse.Namespace, model: Path, named: set[str]) -> Iterator
         behind = running.enter_context(engine(given, model))
         started = {"vllm": behind}
         if OWN in named:
-            started[OWN] = running.enter_context(slipring_over(behind, model=model))
+            started[OWN] = running.enter_context(slipring_over(behind))
         if WITH_SESSIONS in named:
-            with_sessions = slipring_over(behind, WITH_SESSIONS, "on", model)
+            with_sessions = slipring_over(behind, WITH_SESSIONS, "on")
             started[WITH_SESSIONS] = running.enter_context(with_sessions)
         if "agentic-api" in named and given.agentic.exists():
             started["agentic-api"] = running.enter_context(agentic(behind, given.agentic))
@@ -297,7 +302,7 @@ def main() -> int:
         machine=machine.machine(),
         gpu=gpu(),
         versions=machine.versions(),
-        command=" ".join(["python benchmarks/many_agents.py", *sys.argv[1:]]),
+        command=f"python benchmarks/many_agents.py --shape {given.shape} --turns {plan_of(given).turns}",
         measured=decode(path).measured if path.exists() else [],
     )
     model = model_of(setting, given)

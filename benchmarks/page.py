@@ -1,5 +1,5 @@
-"""Writes the latest figures into the README and ``benchmarks.md``, ``resent-history.md`` and ``safety.md`` of
-``docs``.
+"""Writes the latest figures into the README and ``benchmarks.md``, ``resent-history.md``, ``safety.md`` and
+``scheduling.md`` of ``docs``.
 
 The text between the markers of the pages, and the figures, are generated from ``results/`` alone.
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import hosted_tools
 import load
+import loop_scheduling
 from budgets import all_budgets
 from common import RESULTS, added, spread
 
@@ -28,11 +29,13 @@ sys.path.insert(0, str(Path(__file__).with_name("peers")))
 import comparison
 import gateways_table as gateways
 import guardrails_table as guardrails
+import replay_table as replays
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
 RESENT = DOCS / "resent-history.md"
 SAFETY = DOCS / "safety.md"
+SCHEDULING = DOCS / "scheduling.md"
 README = DOCS.parent / "README.md"
 FIGURE = DOCS / "figures" / "loop.svg"
 PEERS_FIGURE = DOCS / "figures" / "peers.svg"
@@ -51,7 +54,13 @@ def main() -> None:
 
 def pages() -> dict[Path, dict[str, str]]:
     """Return the generated sections of every page, by the name of their markers."""
-    return {PAGE: sections(), README: readme_sections(), RESENT: resent_sections(), SAFETY: safety_sections()}
+    return {
+        PAGE: sections(),
+        README: readme_sections(),
+        RESENT: resent_sections(),
+        SAFETY: safety_sections(),
+        SCHEDULING: scheduling_sections(),
+    }
 
 
 def readme_sections() -> dict[str, str]:
@@ -61,6 +70,10 @@ def readme_sections() -> dict[str, str]:
 
 def safety_sections() -> dict[str, str]:
     return {"guardrails": guardrails.table(json.loads(guardrails.RESULT.read_text()))}
+
+
+def scheduling_sections() -> dict[str, str]:
+    return {"scheduling": loop_scheduling.table(json.loads(loop_scheduling.RESULT.read_text()))}
 
 
 def resent_sections() -> dict[str, str]:
@@ -79,9 +92,10 @@ def resent_table(record: dict[str, Any]) -> str:
     }
     modes = record["ms"]
     lines = [
-        f"Medians of {len(modes['chained']['wall'])} turns of each kind; {_where(record)}:\n",
+        f"Medians of {len(modes['chained']['wall'])} turns of each kind, after {record['tokens']:,} tokens;"
+        f" {_where(record)}:\n",
         "| | time per turn | more than a chained turn | CPU of the server | more than a chained turn"
-        " | of that, beside decoding, validating and translating the JSON |",
+        " | of that, beside decoding the JSON and reading what is new in it |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for mode, title in titles.items():
@@ -148,6 +162,7 @@ def sections() -> dict[str, str]:
         "vllm": peers_section("vllm"),
         "llama-server": peers_section("llama-server"),
         "gateways": gateways_section(),
+        "claude code": claude_code_section(),
         "tool output": tool_output_tables(),
         "hosted tools": hosted_tools_section(),
         "load": load_section(),
@@ -168,6 +183,11 @@ def gateways_section() -> str:
     turns, rest = record["turns"], record["rest"]
     parts = gateways.about(record), gateways.table(turns, rest), gateways.sentence(turns, rest)
     return "\n\n".join(parts)
+
+
+def claude_code_section() -> str:
+    record = replays.read()
+    return "\n\n".join((replays.about(record), replays.table(record), replays.sentence(record)))
 
 
 def load_section() -> str:

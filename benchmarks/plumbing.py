@@ -51,8 +51,8 @@ ENGINES = {
     "chat": "chat:{url}/v1",
     "responses": "responses:{url}/v1,transport=sse",
     "responses-ws": "responses:{url}/v1,transport=websocket",
-    "vllm": "vllm:{url},tokenizer={tokenizer},dialect=chatml",
-    "sglang": "sglang:{url},tokenizer={tokenizer},dialect=chatml",
+    "vllm": "vllm:{url},tokenizer={tokenizer}",
+    "sglang": "sglang:{url},tokenizer={tokenizer}",
 }
 MODE_NAMES = ("websocket", "http-full", "http-chained")
 RELAYED = {("responses", "http-full"), ("responses-ws", "websocket")}

@@ -19,6 +19,7 @@ vLLM runs with slipring's plugin, and serves the model of `many_agents.py` in th
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import random
 import re
@@ -390,7 +391,7 @@ def with_stops(model: Path, directory: Path) -> Path:
 
 
 async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -> None:
-    engine = running_vllm(given.vllm_url, 0)
+    engine = running_vllm(given.vllm_url, 0, given.model)
     timeout = aiohttp.ClientTimeout(total=given.most_s)
     with ExitStack() as running, tempfile.TemporaryDirectory() as directory:
         connector = aiohttp.TCPConnector(limit=0)
@@ -402,9 +403,9 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
                 report("tokens", await check_tokens(vllm, given.agents, given.turns, given.seed))
             for waiting in (0, given.waiting) if "decoding" in given.parts else ():
                 report(f"decoding, {waiting} waiting", await time_decoding(vllm, waiting, 12, given.seed))
-            model = with_stops(given.model, Path(directory))
+            ending = dataclasses.replace(engine, files=with_stops(given.model, Path(directory)))
             servers = {
-                name: running.enter_context(slipring_over(engine, f"check-{name}", name, model))
+                name: running.enter_context(slipring_over(ending, f"check-{name}", name))
                 for name in ("off", "on")
             }
             parts: dict[str, Callable[[], Awaitable[Any]]] = {

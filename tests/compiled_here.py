@@ -12,8 +12,8 @@ import pytest
 from msgspec import structs
 
 from slipring.sandbox import child, pipe_messages
-from slipring.sandbox.child_process import ChildProcess
 from slipring.sandbox.pipe_messages import Answer, Outcome
+from slipring.sandbox.sandbox import ChildProcess
 
 _UNLIMITED_BYTES = 2**62
 

@@ -137,6 +137,8 @@ class Order:
         self._blocks = 0
         self._next: tuple[str, ...] = ("message_start",)
         """The types that may follow."""
+        self._announced = 0
+        """The tokens of the prompt, if they were known at the start."""
 
     def see(self, event: Json) -> None:
         _check_event(event)
@@ -151,9 +153,14 @@ class Order:
             allowed = _DELTAS.get(self._block or "", ())
             wire.require(event["delta"]["type"] in allowed, f"{event['delta']} in a block {self._block}")
         elif kind == "message_delta":
+            usage = event["usage"]
+            read = usage["input_tokens"] + usage["cache_read_input_tokens"]
+            wire.require(self._announced <= read, f"{self._announced} tokens were announced, {read} read")
             wire.require(event["delta"]["stop_reason"] is not None, "an end without a reason")
             self._next = ("message_stop",)
         else:
+            if kind == "message_start":
+                self._announced = event["message"]["usage"]["input_tokens"]
             is_last = kind in ("message_stop", "error")
             self._next = () if is_last else ("content_block_start", "message_delta", "error")
         if kind.startswith("content_block"):

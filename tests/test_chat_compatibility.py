@@ -24,7 +24,7 @@ from openai.types.chat import (
 )
 from pydantic import BaseModel
 
-from slipring.protocol.chat_completions import answer, chunks, completion, history, request
+from slipring.protocol.chat_completions import answer, completion, history, request
 from tests.chat_api import USER, Chat, Json
 from tests.harness import serve
 from tests.protocol.chat_completions.sent import translated
@@ -175,8 +175,8 @@ def _sent(heading: str) -> set[str]:
     [
         ("Completions", ChatCompletion, completion.ChatCompletion),
         ("Choices", ChatCompletionMessage, answer.AnswerMessage),
-        ("Chunks", ChatCompletionChunk, chunks.ChatChunk),
-        ("Deltas", chat_completion_chunk.ChoiceDelta, chunks.ChunkDelta),
+        ("Chunks", ChatCompletionChunk, completion.ChatChunk),
+        ("Deltas", chat_completion_chunk.ChoiceDelta, completion.ChunkDelta),
     ],
 )
 def test_every_field_of_an_answer_is_listed(heading: str, model: type[BaseModel], own: type[Any]) -> None:

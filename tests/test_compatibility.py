@@ -23,6 +23,7 @@ from msgspec import Raw, Struct, structs
 from openai.resources import beta, conversations, models, moderations, responses
 from openai.types import responses as sdk
 from openai.types.responses import (
+    input_token_count_params,
     response_create_params,
     response_input_audio_param,
     response_input_item_param,
@@ -37,9 +38,9 @@ from slipring.base import errors
 from slipring.base.errors import ApiError, UnsupportedParameter
 from slipring.config.checks import CheckEntry
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.head import KnownHeads
 from slipring.core.chain.hosted_items import HOSTED
 from slipring.core.chain.known_contexts import KnownContexts
-from slipring.core.chain.known_heads import KnownHeads
 from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
@@ -73,7 +74,7 @@ from slipring.protocol.responses import OutputItem, Response
 from slipring.server.access.seal_keys import KeyedSeal
 from tests import late
 from tests.api import Api
-from tests.core.connection import OnePolicy
+from tests.core.connection import OnePolicy, emitted
 from tests.engines.emitting import deltas_of
 from tests.harness import WEATHER, Running, serve
 from tests.recorded_shapes import SHAPES
@@ -492,7 +493,7 @@ def open_session() -> Session:
     start = session.receive(frame, 0.0)[-1]
     assert isinstance(start, Generate)
     usage = Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)
-    session.turns.deltas(start, [Text("Hello."), usage])
+    emitted(session, start, [Text("Hello."), usage])
     flush = session.turns.done(start, None, 0.0)[-1]
     assert isinstance(flush, Flush)
     session.turns.done(flush, None, 0.0)
@@ -541,7 +542,7 @@ def send(frame: Json) -> Outcome:
             pending += session.turns.done(action, 0, 0.0)
         elif isinstance(action, Generate):
             outcome.job = action.job
-            pending.append(Send(session.turns.deltas(action, [Accepted()])))
+            pending.append(Send(emitted(session, action, [Accepted()])))
         elif isinstance(action, Send):
             for event in action.events:
                 decoded = json.loads(wire.encode(event))
@@ -1275,6 +1276,50 @@ def test_the_page_names_the_keys_that_a_response_lacks() -> None:
     assert set(_CODE_SPAN.findall(paragraph[0])) == lacking
 
 
+def models_in(hint: Any) -> list[type[BaseModel]]:
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return [hint]
+    return [found for argument in typing.get_args(hint) for found in models_in(argument)]
+
+
+def structs_in(hint: Any) -> list[type[Struct]]:
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return [hint]
+    return [found for argument in typing.get_args(hint) for found in structs_in(argument)]
+
+
+def keys_that_lack(theirs: list[type[BaseModel]], ours: list[type[Struct]], within: str) -> set[str]:
+    """The keys of the package's objects that none of ours has, at any depth."""
+    known: dict[str, list[type[Struct]]] = {}
+    for own in ours:
+        hints = typing.get_type_hints(own)
+        known |= {own.__struct_config__.tag_field or "": []}
+        for name in own.__struct_fields__:
+            known.setdefault(name, []).extend(structs_in(hints[name]))
+    lacking: set[str] = set()
+    for model in theirs:
+        for name, field in model.model_fields.items():
+            place, nested = f"{within}{field.alias or name}", models_in(field.annotation)
+            if name not in known:
+                lacking.add(place)
+            elif nested and known[name]:
+                lacking |= keys_that_lack(nested, known[name], f"{place}.")
+    return lacking
+
+
+def test_the_page_names_the_keys_that_objects_in_a_response_lack() -> None:
+    lacking = keys_that_lack([sdk.Response], [Response], "")
+    assert code_spans("Objects in the response") == {name for name in lacking if "." in name}
+
+
+def test_the_page_says_what_becomes_of_fields_that_only_counts_have() -> None:
+    params = input_token_count_params.InputTokenCountParams
+    only_there = keys(params).keys() - FIELDS.keys()
+    assert only_there == {"personality"}
+    note = ENDPOINTS["POST /v1/responses/input_tokens"].cells["Notes"]
+    assert all(f"`{name}` is accepted and has no effect" in note for name in only_there)
+
+
 async def fresh_ids(server: Running) -> dict[str, str]:
     """Create one of each thing that a path can name; return their ids."""
     api = Api(server)
@@ -1294,6 +1339,7 @@ async def fresh_ids(server: Running) -> dict[str, str]:
 async def test_the_endpoints_behave_as_the_page_says() -> None:
     message = {"role": "user", "content": "hello"}
     body = {"model": "simulated", "input": "hello", "items": [message], "metadata": {}}
+    body["personality"] = "friendly"
     check = CheckEntry("simulated", "patterns", '{"secrets":true}')
     async with serve(checks=(check,)) as server:
         for name, row in ENDPOINTS.items():
@@ -1372,6 +1418,7 @@ SETTING_SAMPLES: Json = {
     "frequency_penalty": 2.0,
     "seed": 7,
     "effort": "max",
+    "reasoning_context": "current_turn",
     "truncation": "auto",
 }
 

@@ -243,8 +243,11 @@ def _check_outcome(response: Json) -> None:
 def _check_usage(usage: Json) -> None:
     read, written = usage["input_tokens"], usage["output_tokens"]
     require_equal(usage["total_tokens"], read + written, "usage.total_tokens")
-    cached = usage["input_tokens_details"]["cached_tokens"]
+    details = usage["input_tokens_details"]
+    cached = details["cached_tokens"]
     require(0 <= cached <= read, f"{cached} cached of {read} input tokens")
+    if by_lifetime := details.get("cache_write_tokens_details"):
+        require_equal(sum(by_lifetime.values()), details["cache_write_tokens"], "tokens written to a cache")
     reasoning = usage["output_tokens_details"]["reasoning_tokens"]
     require(0 <= reasoning <= written, f"{reasoning} reasoning of {written} output tokens")
 

@@ -16,8 +16,8 @@ sys.path.insert(0, str(ROOT))  # the vocabulary and the writer of GGUF files bel
 from tests.prompts.gguf_writer import write_tiny_model
 from tests.prompts.vocabulary import CHATML_CONTROL, qwen2_metadata
 
-_TEMPLATE = ROOT / "tests" / "prompts" / "templates" / "families" / "hermes.jinja"
-_VISIBLE = ("<tool_call>", "</tool_call>")
+_TEMPLATES = ROOT / "tests" / "prompts" / "templates" / "families"
+_VISIBLE = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -46,8 +46,9 @@ LARGE = Shape(28, 3584, 18_944, 28, 4)
 """As many as Qwen2.5-7B has."""
 
 
-def write_vocabulary(directory: Path, context: int, shape: Shape = TINY) -> None:
-    """Write the tokenizer and the configuration of a model for vLLM. ``weights.py`` writes the rest."""
+def write_vocabulary(directory: Path, context: int, template: str = "hermes", shape: Shape = TINY) -> None:
+    """Write the tokenizer and the configuration of a model for vLLM. ``weights.py`` writes the rest.
+    ``template``: one of those of the tests."""
     directory.mkdir(parents=True, exist_ok=True)
     metadata = qwen2_metadata()
     kinds = metadata["tokenizer.ggml.token_type"]
@@ -77,7 +78,7 @@ def write_vocabulary(directory: Path, context: int, shape: Shape = TINY) -> None
     described = {
         **{"tokenizer_class": "Qwen2Tokenizer", "model_max_length": context, "eos_token": _END},
         **{"pad_token": CHATML_CONTROL[0], "bos_token": None, "add_prefix_space": False},
-        "chat_template": _TEMPLATE.read_text(),
+        "chat_template": template_text(template),
     }
     config = {
         **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "torch_dtype": shape.dtype},
@@ -96,7 +97,11 @@ def write_vocabulary(directory: Path, context: int, shape: Shape = TINY) -> None
         (directory / name).write_text(json.dumps(content, ensure_ascii=False))
 
 
-def write_gguf(path: Path, context: int) -> None:
+def template_text(name: str) -> str:
+    return (_TEMPLATES / f"{name}.jinja").read_text()
+
+
+def write_gguf(path: Path, context: int, template: str = "hermes") -> None:
     """Write a model for llama-server."""
     metadata = qwen2_metadata()
     tokens = metadata["tokenizer.ggml.tokens"]
@@ -106,7 +111,7 @@ def write_gguf(path: Path, context: int) -> None:
             *metadata["tokenizer.ggml.token_type"],
             *(_USER_DEFINED for _ in _VISIBLE),
         ],
-        "tokenizer.chat_template": _TEMPLATE.read_text(),
+        "tokenizer.chat_template": template_text(template),
         "tokenizer.ggml.eos_token_id": tokens.index(_END),
     }
     write_tiny_model(path, metadata | further, context=context)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +61,8 @@ class Server:
     versions: dict[str, str] = field(default_factory=dict)
     behind: "Server | None" = None
     """The engine that it stands in front of, if that is a server, too."""
+    files: Path = MODEL
+    """Where the tokenizer of its model is."""
 
 
 def installed(name: str, of: str = "") -> str | None:
@@ -173,10 +175,16 @@ SERVERS = {"slipring": slipring, "litellm": litellm, "ogx": ogx}
 
 
 @contextmanager
-def vllm(threads: int) -> Iterator[Server]:
-    """Start vLLM's CPU build with the tiny model."""
-    flags = ("--dtype", "float32", "--max-num-seqs", "16", "--disable-log-stats", *ON_CPU)
-    with vllm_with(VLLM_PYTHON, MODEL, *flags, **cpu_environment(threads)) as server:
+def vllm(
+    threads: int,
+    model: Path = MODEL,
+    flags: Sequence[str] = ("--tool-call-parser", "hermes", "--disable-log-stats"),
+    **variables: str,
+) -> Iterator[Server]:
+    """Start vLLM's CPU build with a tiny model."""
+    more = ("--dtype", "float32", "--max-num-seqs", "16", *ON_CPU)
+    env = {**cpu_environment(threads), "VLLM_LOGGING_LEVEL": "ERROR", **variables}
+    with vllm_with(VLLM_PYTHON, model, *more, *flags, **env) as server:
         yield server
 
 
@@ -200,15 +208,8 @@ def vllm_with(python: Path, model: Path, *flags: str, **env: str) -> Iterator[Se
     command = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
         *("--host", "127.0.0.1", "--port", str(port), "--model", str(model), "--served-model-name", "tiny"),
-        *("--max-model-len", str(CONTEXT), "--enable-prompt-tokens-details"),
-        *(
-            "--enable-auto-tool-choice",
-            "--tool-call-parser",
-            "hermes",
-            "--uvicorn-log-level",
-            "error",
-            *flags,
-        ),
+        *("--max-model-len", str(CONTEXT), "--enable-auto-tool-choice", "--enable-prompt-tokens-details"),
+        *("--uvicorn-log-level", "error", *flags),
     ]
     fixed = {
         "VLLM_PLUGINS": "slipring_sessions",
@@ -217,35 +218,42 @@ def vllm_with(python: Path, model: Path, *flags: str, **env: str) -> Iterator[Se
         "HF_HUB_OFFLINE": "1",
     }
     with _running("vllm", command, f"http://127.0.0.1:{port}/health", **fixed, **env) as pid:
-        yield running_vllm(f"http://127.0.0.1:{port}", pid)
+        yield running_vllm(f"http://127.0.0.1:{port}", pid, model)
 
 
-def running_vllm(url: str, pid: int) -> Server:
-    """A vLLM that serves at ``url``."""
+def running_vllm(url: str, pid: int, model: Path) -> Server:
+    """A vLLM that serves the model of a directory at ``url``."""
     versions = {"vllm": _json(f"{url}/version")["version"]}
-    return Server("vllm", f"{url}/v1", pid, _first_model(f"{url}/v1/models"), versions=versions)
+    served = _first_model(f"{url}/v1/models")
+    return Server("vllm", f"{url}/v1", pid, served, versions=versions, files=model)
 
 
 @contextmanager
-def llama_server(threads: int) -> Iterator[Server]:
-    """Start the llama-server that slipring embeds, with a slot for each loop."""
+def llama_server(
+    threads: int, model: Path = GGUF, files: Path = MODEL, script: Path = _CHILD, **settings: object
+) -> Iterator[Server]:
+    """Start the llama-server that slipring embeds, with a slot for each loop. ``script``: what runs it, with
+    further settings."""
     key = secrets.token_hex(16)
-    settings = {
-        **{"path": str(GGUF), "context": CONTEXT, "slots": LOOPS_AT_ONCE, "threads": threads},
+    sent = {
+        **{"path": str(model), "context": CONTEXT, "slots": LOOPS_AT_ONCE, "threads": threads},
         **{"gpu_layers": 0, "chunk": 512, "spec": "", "directory": "", "alias": "", "key": key},
+        **settings,
     }
     DIRECTORY.mkdir(exist_ok=True)
     with (DIRECTORY / "llama-server.log").open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-P", str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file
+            [sys.executable, "-P", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file
         )
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        process.stdin.write(json.dumps(sent).encode() + b"\n")
         process.stdin.flush()
         url = json.loads(process.stdout.readline())["url"]
-        yield Server("llama-server", f"{url}/v1", process.pid, GGUF.name, key, _llama_versions())
+        yield Server(
+            "llama-server", f"{url}/v1", process.pid, model.name, key, _llama_versions(), files=files
+        )
     finally:
         process.kill()  # it has nothing to save
         process.communicate()
@@ -258,16 +266,13 @@ def _llama_versions() -> dict[str, str]:
 
 
 @contextmanager
-def slipring_over(
-    engine: Server, name: str = "slipring", sessions: str = "off", model: Path = MODEL
-) -> Iterator[Server]:
-    """Start slipring in front of a running vLLM, whose sessions are ``on`` or ``off``, or llama-server.
-    ``model``: the directory with the tokenizer of the engine's model."""
+def slipring_over(engine: Server, name: str = "slipring", sessions: str = "off") -> Iterator[Server]:
+    """Start slipring in front of a running vLLM, whose sessions are ``on`` or ``off``, or llama-server."""
     port, store = _free_port(), _fresh(f"{name}.db")
     url = engine.url.removesuffix("/v1")
     spec = {
-        "vllm": f"vllm:{url},tokenizer={model},sessions={sessions}",
-        "llama-server": f"llama:{url},tokenizer={model / 'tokenizer.json'},key_env=LLAMA_KEY",
+        "vllm": f"vllm:{url},tokenizer={engine.files},sessions={sessions}",
+        "llama-server": f"llama:{url},tokenizer={engine.files / 'tokenizer.json'},key_env=LLAMA_KEY",
     }[engine.name]
     command = [
         *(sys.executable, "-m", "slipring", "serve", "--port", str(port), "--log-level", "error"),

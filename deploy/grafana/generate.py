@@ -164,10 +164,10 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             stacks=True,
         ),
         Shown(
-            "Turns by transport",
+            "Turns by transport and API",
             "Turns that end per second.",
             "reqps",
-            ((rate(table.TURNS, "transport"), "{{transport}}"),),
+            ((rate(table.TURNS, "transport, api"), "{{transport}} {{api}}"),),
             stacks=True,
         ),
         Shown("Tokens", table.TOKENS.help, "short", ((rate(table.TOKENS, "kind"), "{{kind}} per second"),)),

@@ -6,6 +6,7 @@ from tests.attack import (
     compressed,
     floods,
     malformed,
+    other_apis,
     parsing,
     signals,
     tokenizing,
@@ -14,7 +15,10 @@ from tests.attack import (
 )
 from tests.attack.stage import Attack
 
-_GROUPS = (bounds, compiling, parsing, tokenizing, unread, unfinished, compressed, floods, malformed, signals)
+_GROUPS = (
+    *(bounds, compiling, parsing, other_apis, tokenizing, unread, unfinished),
+    *(compressed, floods, malformed, signals),
+)
 _ENGINES = ("simulated", "tokens", "llama")
 
 

@@ -12,7 +12,7 @@ attack = Registry("parsing")
 _LARGEST = 16 * MIB
 
 
-def _filled(start: bytes, unit: bytes, end: bytes, size: int = _LARGEST - 100) -> bytes:
+def filled(start: bytes, unit: bytes, end: bytes, size: int = _LARGEST - 100) -> bytes:
     """Return as many units between a start and an end as fit into the size limit."""
     return start + b",".join([unit] * ((size - len(start) - len(end)) // (len(unit) + 1))) + end
 
@@ -45,14 +45,14 @@ async def _both(stage: Stage, fields: bytes, *, refused: bool = True, param: str
 @attack()
 async def tiny_items(stage: Stage) -> None:
     """500,000 messages of one letter in one frame are refused by their field."""
-    await _both(stage, _filled(b'"input":[', b'{"role":"user","content":"a"}', b"]}"), param="input")
+    await _both(stage, filled(b'"input":[', b'{"role":"user","content":"a"}', b"]}"), param="input")
 
 
 @attack(event_ms=LARGE_EVENT_MS)
 async def tiny_parts(stage: Stage) -> None:
     """400,000 parts within one message are refused by their field, or answered."""
     start = b'"input":[{"role":"user","content":['
-    await _both(stage, _filled(start, b'{"type":"input_text","text":"a"}', b"]}]}"), refused=False)
+    await _both(stage, filled(start, b'{"type":"input_text","text":"a"}', b"]}]}"), refused=False)
 
 
 @attack(quick=True)

@@ -72,11 +72,15 @@ class Answer:
 
     @property
     def error(self) -> Json:
-        """The error object of the API's format; empty if the body has another format."""
+        """The error object of the API's format; empty if the body has another format. One of the Messages API
+        gets the field that its message begins with as ``param``."""
         with suppress(ValueError, KeyError, TypeError):
-            error = json.loads(self.body)["error"]
+            body = json.loads(self.body)
+            error = body["error"]
             if isinstance(error, dict) and {"message", "type", "code", "param"} <= error.keys():
                 return error
+            if body["type"] == "error" and body["request_id"] and {"message", "type"} <= error.keys():
+                return {"code": error["type"], "param": error["message"].partition(":")[0], **error}
         return {}
 
 

@@ -226,43 +226,6 @@ async def test_the_rest_of_a_body_is_read_only_while_lingering(lingers: bool) ->
         writer.close()
 
 
-async def test_writers_wait_for_a_slow_client_independently_of_each_other() -> None:
-    """By every way in which aiohttp and slipring wait; bytes that were written to the transport count too."""
-    may_read, ended = asyncio.Event(), asyncio.Event()
-
-    async def handler(request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        protocol = protocol_of(request)
-        assert isinstance(protocol, ServerProtocol)
-        assert protocol.write(b"a") is None
-        waits = [protocol.write(bytes(64 * 2**20)), request.writer.drain(), response.write(bytes(2**20))]
-        tasks = [asyncio.ensure_future(wait) for wait in waits if wait is not None]
-        assert len(tasks) == 3
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-        await asyncio.wait(tasks[:1])
-        late = protocol.write(b"b")
-        assert late is not None
-        tasks.append(asyncio.ensure_future(late))
-        await asyncio.sleep(0)
-        assert [task.done() for task in tasks] == [True, False, False, False]
-        may_read.set()
-        await asyncio.gather(*tasks[1:])
-        assert protocol.write(b"c") is None
-        ended.set()
-        return response
-
-    async with serving(handler) as served:
-        incoming, outgoing = await asyncio.open_connection("127.0.0.1", served.port, limit=2**16)
-        outgoing.write(GET)
-        await asyncio.wait_for(may_read.wait(), 60)
-        async with asyncio.timeout(60):
-            await incoming.read()
-            await ended.wait()
-        outgoing.close()
-
-
 async def test_headers_are_sent_with_the_first_part_of_a_streamed_body() -> None:
     sizes: list[int] = []
 
@@ -390,7 +353,7 @@ async def test_errors_that_clients_cause_are_recognized() -> None:
 
 
 async def test_overridden_methods_have_the_signatures_of_aiohttp() -> None:
-    names = ("finish_response", "handle_error", "set_parser", "_drain_helper", "_resume_transport_reading")
+    names = ("finish_response", "handle_error", "set_parser", "_resume_transport_reading")
     for name in names:
         ours = inspect.signature(getattr(ServerProtocol, name))
         theirs = inspect.signature(getattr(web.RequestHandler, name))

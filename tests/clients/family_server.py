@@ -11,6 +11,8 @@ from tests.prompts.templates.family_templates import source_of
 
 MOVING = {"mistral_nemo": "its template moves the tools to the last user message"}
 """Families whose prompts are rendered in full, and why."""
+ASKED_TO_THINK = {"deepseek_v3_2": {"effort": "high"}}
+"""Families that think only if they are asked to: their template drops thoughts otherwise."""
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 
 from slipring.prompts.parsing.call_writer import Call
 from tests import late
-from tests.clients.family_server import MOVING, family_server, require_appended
+from tests.clients.family_server import ASKED_TO_THINK, MOVING, family_server, require_appended
 from tests.engines.fakes.families import Answer, FakeFamilyServer
 from tests.harness import Running, serve
 from tests.prompts.templates.family_templates import NAMES
@@ -26,8 +26,6 @@ SECOND = Answer(
     calls=(Call("note", {"text": 'It is "sunny":\n  21', "tags": ["1", "x"], "final": True}, index=1),),
 )
 LAST = Answer(thoughts="Done.", text="It is sunny.")
-ASKED_TO_THINK = {"deepseek_v3_2": {"effort": "high"}}
-"""Families that think only if they are asked to: their template drops thoughts otherwise."""
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 
 from slipring.commands.cli import main
 from slipring.commands.launch import command
-from slipring.commands.launch.clients import CLIENTS
+from slipring.commands.launch.clients import CLIENTS, Target
 from tests.harness import Running, serve
 
 RECORDER = """#!{python}
@@ -113,16 +113,44 @@ async def test_pi_gets_an_extension(server: Running, record: Path) -> None:
     assert seen["variables"]["SLIPRING_KEY"] == "sk-test"
 
 
-@pytest.mark.parametrize("name", ["cline", "continue"])
-async def test_others_get_a_model_with_a_name_that_they_know(
-    server: Running, record: Path, name: str
+@pytest.mark.parametrize(("model", "provider"), [("small", "openai"), ("gpt-5.4", "openai-native")])
+async def test_cline_gets_a_provider_that_takes_the_name_of_the_model(
+    server: Running, record: Path, model: str, provider: str
 ) -> None:
-    _, seen = await launched(server, record, f"{name} -- hi")
+    _, seen = await launched(server, record, f"cline --model {model} -- hi")
     assert (seen["arguments"][0], seen["arguments"][2]) == ("--config", "hi")
-    written = "".join(seen["files"].values())
-    assert "gpt-5.4" in written
-    assert "sk-test" in written
-    assert server.url in written + seen["variables"].get("OPENAI_BASE_URL", "")
+    files = {Path(place).name: text for place, text in seen["files"].items()}
+    state = json.loads(files["globalState.json"])
+    assert state["actModeApiProvider"] == state["planModeApiProvider"] == provider
+    assert model in (state.get("actModeOpenAiModelId"), state.get("actModeApiModelId"))
+    assert state["openAiBaseUrl"] == seen["variables"]["OPENAI_BASE_URL"] == server.url
+    assert set(json.loads(files["secrets.json"]).values()) == {"sk-test"}
+
+
+async def test_continue_gets_a_configuration(server: Running, record: Path) -> None:
+    _, seen = await launched(server, record, "continue -- hi")
+    assert (seen["arguments"][0], seen["arguments"][2]) == ("--config", "hi")
+    (model,) = json.loads(seen["files"]["config.yaml"])["models"]
+    assert (model["model"], model["apiBase"], model["apiKey"]) == ("small", server.url, "sk-test")
+
+
+async def test_aider_gets_flags_and_what_it_wants_to_know_of_the_model(server: Running, record: Path) -> None:
+    _, seen = await launched(server, record, "aider -- --message hi")
+    assert seen["arguments"][:2] == ["--model", "openai/small"]
+    assert seen["arguments"][-2:] == ["--message", "hi"]
+    assert (seen["variables"]["OPENAI_API_BASE"], seen["variables"]["OPENAI_API_KEY"]) == (
+        server.url,
+        "sk-test",
+    )
+    assert list(json.loads(seen["files"]["models.json"])) == ["openai/small"]
+
+
+@pytest.mark.parametrize("name", ["codex", "claude", "pi", "cline", "continue", "aider"])
+def test_a_client_learns_the_context_window_of_its_model(name: str, tmp_path: Path) -> None:
+    described = {"models": [{"slug": "other"}, {"slug": "small", "context_window": 12_345}]}
+    given = CLIENTS[name].point(Target("http://127.0.0.1:9/v1", "small", "k", described), tmp_path)
+    written = [place.read_text() for place in tmp_path.rglob("*") if place.is_file()]
+    assert "12345" in " ".join([*written, *given.variables.values()])
 
 
 async def test_the_exit_code_is_passed_on(server: Running, record: Path) -> None:
@@ -185,15 +213,6 @@ def test_a_key_that_no_request_can_carry_is_reported_without_its_value(
         capsys.readouterr().err == "slipring: OPENAI_API_KEY: a key consists of printable ASCII characters\n"
     )
     assert not record.exists()
-
-
-async def test_a_server_without_a_name_that_the_client_takes_is_refused(
-    record: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    async with serve() as server:
-        argv = [sys.executable, "-m", "slipring", "launch", "cline", "--url", server.url]
-        assert await asyncio.to_thread(subprocess.call, argv) == 3
-    assert "slipring serve --model gpt-5.4" in capfd.readouterr().err
 
 
 def test_a_client_that_is_not_installed_is_named_with_its_command(

@@ -18,18 +18,16 @@ from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.head import Head
+from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items import call_item
 from slipring.core.chain.known_contexts import KnownContexts
-from slipring.core.chain.known_heads import KnownHeads
 from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
-from slipring.core.checks.decisions import checks_of
 from slipring.core.checks.gate import Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.policies import NO_POLICY, Policy
+from slipring.core.checks.policies import NO_POLICY, Policy, checks_of
 from slipring.core.checks.policies import Check as SafetyCheck
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
@@ -70,6 +68,7 @@ from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Joined, Turn
 from slipring.protocol import wire
+from slipring.protocol.events import Event
 from slipring.protocol.hosted.mcp_items import CallError, McpApprovalRequest, McpCall, McpListTools
 from slipring.protocol.hosted.mcp_tools import ListedTool, ToolHints
 from slipring.protocol.items import Item, read_item, user_message
@@ -249,6 +248,8 @@ class Connection:
     """Work and hosted calls that have ended, or were cancelled."""
     cached_tokens = 2
     """Of the prompt of each job, as the engine counts."""
+    accepted = Accepted()
+    """What the engine says when it accepts a job."""
 
     resolves: dict[Turn, ResolveTools]
     listings: dict[Turn, ListTools]
@@ -425,7 +426,7 @@ class Connection:
 
     def generate(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
         turn = self._at(self.starts, lane)
-        sent = self._run([Send(self.session.turns.deltas(self.starts[turn], list(deltas)))])
+        sent = self._run([Send(emitted(self.session, self.starts[turn], list(deltas)))])
         return sent + self._run(self.session.turns.due(turn))
 
     def finish(
@@ -455,7 +456,7 @@ class Connection:
             context=context,
             stop_sequence=stop_sequence,
         )
-        sent = self._run([Send(self.session.turns.deltas(work, [*deltas, end]))])
+        sent = self._run([Send(emitted(self.session, work, [*deltas, end]))])
         after = self.session.turns.done(work, None, self.server.now)
         if isinstance(position, Seen):
             position.end = turn.output.began
@@ -617,7 +618,7 @@ class Connection:
             late += turns.call_ended(turn, call_id, CallOutcome("late"), now)
         else:
             late = []
-            if isinstance(ended, Generate) and (sent := turns.deltas(ended, [Text("late")])):
+            if isinstance(ended, Generate) and (sent := emitted(self.session, ended, [Text("late")])):
                 late = [Send(sent)]
             elif isinstance(ended, ListTools):
                 late += turns.listed(ended, next(iter(ended.servers)), FetchedList(()), now)
@@ -711,7 +712,7 @@ class Connection:
             self.inspected += [(asked.when, each.kind, each.text) for each in asked.subjects]
 
     def _start(self, start: Generate) -> None:
-        if start.job.parent is not None and not start.job.fork:
+        if start.job.parent is not None and not (start.job.fork or start.job.recognised):
             self.prefills.pop(start.job.parent.id, None)
         if (error := self._refuses(start.job)) is not None:
             self._run(self.session.turns.failed(start, error, self.server.now))
@@ -719,7 +720,7 @@ class Connection:
         self.starts[start.turn] = start
         self._first_output[start.turn] = len(start.turn.output.items)
         if self._accepts(start.job):
-            self._send(Send(self.session.turns.deltas(start, [Accepted()])))
+            self._send(Send(emitted(self.session, start, [self.accepted])))
         if self._on_start is not None:
             self._on_start(start)
 
@@ -732,6 +733,13 @@ class Connection:
             self.order.see(decoded)
             if self._on_event is not None:
                 self._on_event(decoded)
+
+
+def emitted(session: Session, work: Generate, deltas: list[Delta]) -> list[Event]:
+    """The events that deltas of an engine cause."""
+    events: list[Event] = []
+    session.turns.emitter(work, events.extend)(deltas)
+    return events
 
 
 def listed(name: str, *, read_only: bool | None = None) -> ListedTool:

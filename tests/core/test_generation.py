@@ -41,4 +41,4 @@ def test_a_job_belongs_to_the_branch_of_its_parent_unless_it_forks() -> None:
     assert following.branch is parent.branch
     assert structs.replace(following, fork=True).branch == Branch("r2", parent.branch)
     # Each history that a client sends again replaces the one before, and continues its branch.
-    assert structs.replace(following, fork=True, recognised=True).branch is parent.branch
+    assert structs.replace(following, recognised=True).branch is parent.branch

@@ -32,6 +32,7 @@ from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.vllm import FakeVllm
 from tests.harness import TERMINAL, WEATHER, Running
 from tests.loop_clock import LoopClock
+from tests.messages_api import MessagesApi
 
 FAKES: dict[str, Callable[[], FakeServer]] = {
     "chat": FakeChatServer,
@@ -71,6 +72,19 @@ async def test_text_is_streamed_and_counted(kind: str) -> None:
         usage = response["usage"]
         assert usage["output_tokens"] == 3
         assert usage["input_tokens_details"]["cached_tokens"] == 4
+
+
+@EVERY
+async def test_the_prompt_is_counted_before_the_answer_where_ids_are_sent(kind: str) -> None:
+    """In the Messages API, which tells it at the start."""
+    async with running(kind) as (fake, server):
+        for stops in (Stop(input_tokens=9, cached_tokens=0), Stop(input_tokens=9, cached_tokens=4)):
+            fake.script(Say(("Hello",)), stops)
+            events = await MessagesApi(server).stream("hello")
+            start, end = events[0]["message"]["usage"], events[-2]["usage"]
+            counted = end["input_tokens"] + end["cache_read_input_tokens"]
+            assert start["input_tokens"] == (counted if kind in ("sglang", "vllm") else 0)
+            assert (start["cache_read_input_tokens"], start["output_tokens"]) == (0, 0)
 
 
 @EVERY

@@ -24,6 +24,7 @@ from tests.engines.fakes.responses import FakeResponsesServer
 from tests.engines.fakes.server import started
 from tests.engines.fakes.vllm import FakeVllm
 from tests.harness import serve
+from tests.messages_api import MessagesApi
 from tests.model import SharedModel
 
 
@@ -88,12 +89,27 @@ async def test_the_simulated_engine_counts_as_it_reports() -> None:
     assert await engine.count(job) == finished.input_tokens
 
 
+@pytest.mark.parametrize("options", ["", ",vocabulary=smollm2"])
+@pytest.mark.parametrize("generates", [True, False])
+async def test_a_job_is_accepted_with_the_count_that_it_ends_with(options: str, generates: bool) -> None:
+    engine = open_simulated(f"tokens_per_s=0{options}")
+    await engine.start()
+    deltas = await deltas_of(engine, job_of("hello", generate=generates))
+    accepted, finished = deltas[0], deltas[-1]
+    assert isinstance(accepted, Accepted)
+    assert isinstance(finished, Finished)
+    assert accepted.prompt_tokens == finished.input_tokens
+
+
 async def test_the_llama_engine_counts_as_it_reports_and_beyond_what_it_can_read(
     tiny_model: SharedModel,
 ) -> None:
     engine = tiny_model.engine(slots=1, context=256)
     async with serve(engine) as server:
         _, response = await server.post(input="hello", max_output_tokens=4)
+        start, *_, end, _ = await MessagesApi(server).stream("hello", max_tokens=4)
+    counted = end["usage"]["input_tokens"] + end["usage"]["cache_read_input_tokens"]
+    assert start["message"]["usage"]["input_tokens"] == counted
     assert await engine.count(job_of("hello")) == response["usage"]["input_tokens"]
     assert await engine.count(job_of("many words " * 200)) > 256
     assert engine.models()[0].context_tokens == 256

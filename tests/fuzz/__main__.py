@@ -1,8 +1,8 @@
 """`make fuzz`: sends requests that Schemathesis generates from the OpenAPI document to a real server.
 
 The exit code is not 0 if a fault was found: a server error, a status or body that the document does not
-describe, or a request that the document forbids but the server accepts. Schemathesis is installed in a
-separate environment.
+describe, an answer of Messages or Chat Completions that is not valid by the types of its API's package, or a
+request that the document forbids but the server accepts. Schemathesis is installed in a separate environment.
 """
 
 import argparse
@@ -16,6 +16,10 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests import api_answers
+from tests.fuzz.frames import api_seeds
 
 _KEY = "fuzz"
 _MODEL = "simulated"
@@ -35,6 +39,13 @@ _CHECKS = (
 """Without the check that the server accepts every request that the document allows: a schema cannot express,
 for example, that every call has its output."""
 _PATIENCE_S = 60
+_ANSWERS = "answers.har"
+_HISTORIES = {
+    "ChatRequest": [body["messages"] for body in api_seeds.CHAT],
+    "MessagesRequest": [body["messages"] for body in api_seeds.MESSAGES],
+    "CountRequest": [body["messages"] for body in api_seeds.MESSAGES],
+}
+"""Messages that are served. Few that are generated have a result for every call."""
 
 
 def _print(line: str) -> None:
@@ -62,13 +73,15 @@ def _server(log: Path) -> Iterator[str]:
             process.wait(_PATIENCE_S)
 
 
-def _fuzz(tools: Path, document: Path, root: str, seconds: int, seed: int) -> bool:
-    """Run Schemathesis; return whether it found no fault."""
+def _fuzz(tools: Path, document: Path, root: str, arguments: argparse.Namespace) -> bool:
+    """Run Schemathesis; return whether it found no fault. The answers are in a file beside the document."""
+    chosen = ("--include-path-regex", arguments.only) if arguments.only else ()
     command = [
         *(str(tools / "schemathesis"), "run", str(document)),
         *("--url", root, "--header", f"Authorization: Bearer {_KEY}"),
-        *("--checks", ",".join(_CHECKS), "--max-time", str(seconds), "--seed", str(seed)),
+        *("--checks", ",".join(_CHECKS), "--max-time", str(arguments.seconds), "--seed", str(arguments.seed)),
         *("--request-timeout", "20", "--generation-database", "none", "--continue-on-failure", "--no-color"),
+        *("--report", "har", "--report-har-path", str(document.parent / _ANSWERS), *chosen),
     ]
     return subprocess.run(command, check=False, cwd=document.parent).returncode == 0
 
@@ -81,8 +94,41 @@ def _focused(document: bytes) -> bytes:
         "model": {"enum": [_MODEL, None]},
         **{name: {"type": "null"} for name in ("stream_id", "prompt", "moderation")},
     }
-    schemas["CompactRequest"]["properties"]["model"] = {"const": _MODEL}
+    for name in ("CompactRequest", "ChatRequest", "MessagesRequest", "CountRequest"):
+        schemas[name]["properties"]["model"] = {"const": _MODEL}
+    schemas["ChatRequest"]["properties"]["moderation"] = {"type": "null"}
+    for name, histories in _HISTORIES.items():
+        properties = schemas[name]["properties"]
+        properties["messages"] = {"anyOf": [{"enum": histories}, properties["messages"]]}
+    for name in ("MessagesRequest", "CountRequest"):
+        schemas[name]["properties"] |= {
+            "context_management": {"type": "null"},
+            "mcp_servers": {"type": "null"},
+        }
+    schemas["OutputConfig"]["properties"]["task_budget"] = {"type": "null"}
     return json.dumps(described).encode()
+
+
+def _faults_in(answers: Path) -> tuple[int, int, list[str]]:
+    """Count the answers of Messages and Chat Completions, and those with 200; find what is wrong with them
+    by the types of the APIs' packages."""
+    entries = json.loads(answers.read_bytes())["log"]["entries"]
+    checked = served = 0
+    faults = []
+    for entry in entries:
+        path, answer = urlsplit(entry["request"]["url"]).path, entry["response"]
+        if not api_answers.is_translated(path) or entry["request"]["method"] != "POST":
+            continue
+        checked += 1
+        served += answer["status"] == 200
+        content, body = answer["content"], answer["content"].get("text", "").encode()
+        try:
+            api_answers.check(path, answer["status"], content["mimeType"].partition(";")[0], body)
+        except (AssertionError, ValueError, KeyError) as error:
+            faults.append(
+                f"{path}: {answer['status']}: {error}\n{entry['request'].get('postData')}\n{body[:600]!r}"
+            )
+    return checked, served, faults
 
 
 def _is_healthy(root: str) -> bool:
@@ -95,6 +141,7 @@ def main() -> int:
     parser.add_argument("--tools", type=Path, required=True, help="directory of the other tools' commands")
     parser.add_argument("--seconds", type=int, default=180)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--only", help="a pattern of the paths that requests are sent to")
     arguments = parser.parse_args()
     tools = arguments.tools.absolute()
     with tempfile.TemporaryDirectory() as directory:
@@ -105,11 +152,15 @@ def main() -> int:
         document.write_bytes(_focused(printed))
         _print(f"seed {arguments.seed}, {arguments.seconds} s")
         with _server(log) as root:
-            found_nothing = _fuzz(tools, document, root, arguments.seconds, arguments.seed)
+            found_nothing = _fuzz(tools, document, root, arguments)
             is_healthy = _is_healthy(root)
         logged = log.read_text()
+        checked, served, faults = _faults_in(document.parent / _ANSWERS)
+    _print(f"answers of Messages and Chat Completions: {checked}, {served} with 200, {len(faults)} not valid")
+    for fault in faults[:10]:
+        _print(fault)
     _print(f"the server is {'healthy' if is_healthy else 'not healthy'}; it logged:\n{logged or 'nothing'}")
-    return 0 if found_nothing and is_healthy and not logged else 1
+    return 0 if found_nothing and is_healthy and not logged and not faults else 1
 
 
 if __name__ == "__main__":

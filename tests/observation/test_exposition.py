@@ -53,13 +53,18 @@ def test_any_label_value_survives(value: str, count: int, seconds: float) -> Non
     # Models and tenants have any names; lone surrogates cannot be in JSON, and not in names.
     model = value.encode(errors="replace").decode()
     registry = Registry("p")
-    registry.counter(table.TURNS)[model, "completed", "http"] += count
+    registry.counter(table.TURNS)[model, "completed", "http", "responses"] += count
     registry.histogram(table.TOKEN_SECONDS).observe((model,), seconds)
     snapshot = registry.snapshot([(table.CPU_SECONDS, (), 1_500_000_000)])
     for read, accept in ((read_open_metrics, OPEN), (read_text, "")):
         families = {family.name: family for family in read(expose(snapshot, accept)[0].decode())}
         (turns,) = families["slipring_turns"].samples
-        assert turns.labels == {"model": model, "status": "completed", "transport": "http"}
+        assert turns.labels == {
+            "model": model,
+            "status": "completed",
+            "transport": "http",
+            "api": "responses",
+        }
         assert turns.value == float(count)
         assert {sample.labels["model"] for sample in families[table.TOKEN_SECONDS.name].samples} == {model}
         (cpu,) = families["process_cpu_seconds"].samples

@@ -27,11 +27,11 @@ def test_observations_are_counted_in_the_first_bucket_whose_bound_they_do_not_ex
 
 def test_a_snapshot_survives_json_and_later_counting() -> None:
     registry = Registry("p")
-    registry.counter(table.TURNS)["m", "completed", "http"] += 2**60
+    registry.counter(table.TURNS)["m", "completed", "http", "responses"] += 2**60
     registry.histogram(table.STAGE_SECONDS).observe(("store",), 1.5)
     snapshot = registry.snapshot([(table.START_TIME, (), 12.25), (table.LANES, (), 3)])
     read = msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot)
-    registry.counter(table.TURNS)["m", "completed", "http"] += 1
+    registry.counter(table.TURNS)["m", "completed", "http", "responses"] += 1
     registry.histogram(table.STAGE_SECONDS).observe(("store",), 1.5)
     assert read == snapshot
     assert value_of(read, table.TURNS) == 2**60
@@ -121,7 +121,7 @@ class Workers(RuleBasedStateMachine):
     )
     def count(self, number: int, labels: tuple[str, str], seconds: float, cpu_ns: int) -> None:
         if (worker := self.workers.get(number)) is not None:
-            worker.turns[(*labels, "http")] += 1
+            worker.turns[(*labels, "http", "responses")] += 1
             worker.seconds.observe(labels, seconds)
             worker.cpu_ns += cpu_ns
 

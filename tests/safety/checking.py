@@ -7,8 +7,8 @@ from typing import Any
 from slipring.config.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
 from slipring.core.tenant_entries import TenantCache
-from slipring.safety.running_check import RunningCheck
 from slipring.safety.source import Findings
+from slipring.safety.source_calls import RunningCheck
 from tests.safety.guarding import BAD
 
 

@@ -50,7 +50,7 @@ async def test_the_policy_of_a_key_precedes_that_of_its_tenant_model_and_server(
 
 async def test_without_policies_all_checks_apply_and_without_checks_none() -> None:
     assert names(await inspector(A, B)) == ["a", "b"]
-    assert (await inspector()).policy_of(model="m", tenant="t") is NO_POLICY
+    assert (await inspector()).policy_of(model="m", tenant="t") == NO_POLICY
 
 
 async def test_a_policy_has_everything_that_a_gate_needs() -> None:

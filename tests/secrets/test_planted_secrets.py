@@ -283,7 +283,7 @@ async def test_nothing_that_a_server_leaves_behind_contains_a_secret(tmp_path: P
         assert planted[purpose] in seen, f"the {purpose} was not there to be leaked"
     text = log.read_text(encoding="utf-8")
     assert "Fatal Python error: Aborted" in text
-    assert "traces do not reach" in text
+    assert "traces cannot be delivered to" in text
     traces = {
         **{f"file {name}": data for name, data in files_below(tmp_path).items()},
         "answers": bytes(clients.answers),

@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType
 
-from slipring.base.aiohttp_internals import ServerProtocol
 from slipring.config.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import (
@@ -34,6 +33,8 @@ from slipring.core.generation import (
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine, Level
 from slipring.server.driver import Driver
+from slipring.server.transports import websocket
+from slipring.server.transports.websocket import text_head
 from tests.api import Api
 from tests.harness import TERMINAL, PuppetEngine, Running, read_sse, serve
 from tests.mcp.fakes import FakeServer, serving
@@ -305,14 +306,14 @@ async def test_a_check_that_blocks_one_lane_leaves_another_on_a_slow_socket_alon
 
 async def test_a_socket_that_cannot_be_written_to_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client would otherwise wait for ever."""
-    engine, write, is_broken = PuppetEngine(), ServerProtocol.write, asyncio.Event()
+    engine, is_broken = PuppetEngine(), asyncio.Event()
 
-    def fail(connection: ServerProtocol, frames: bytes) -> Awaitable[None] | None:
+    def fail(size: int) -> bytes:
         if is_broken.is_set():
             raise RuntimeError("a fault of the library")
-        return write(connection, frames)
+        return text_head(size)
 
-    monkeypatch.setattr(ServerProtocol, "write", fail)
+    monkeypatch.setattr(websocket, "text_head", fail)
     async with serve(engine) as running:
         async with running.connect(abandoned=True) as socket:
             await socket.create(input="hello")

@@ -16,8 +16,8 @@ from slipring.core.limits import Limits
 from slipring.prompts.chain_choices import LOOP_THOUGHTS
 from slipring.prompts.parsing.call_writer import Call
 from slipring.prompts.parsing.output_format import OutputFormat
-from tests.clients.family_server import family_server
-from tests.clients.test_families import ASKED_TO_THINK, TOOLS
+from tests.clients.family_server import ASKED_TO_THINK, family_server
+from tests.clients.test_families import TOOLS
 from tests.engines.fakes.families import Answer, FakeFamilyServer
 from tests.harness import Socket, serve
 from tests.prompts.parsing.test_marks import closing_marks_of, structure_of

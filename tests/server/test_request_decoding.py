@@ -14,8 +14,9 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_items import KnownItems
 from slipring.core.ports import NO_BETAS
 from slipring.core.session import client_events
-from slipring.protocol import requests, wire
+from slipring.protocol import wire
 from slipring.protocol.definitions import MOST_TOOLS
+from slipring.protocol.endpoints.translation import RESPONSES
 from slipring.protocol.items import MOST_ITEMS, MOST_PARTS
 from slipring.protocol.tools import ToolChoice
 from slipring.server.request_decoding import RequestDecoder
@@ -227,7 +228,7 @@ async def test_nothing_holds_a_refused_request_until_garbage_is_collected(sent: 
         assert isinstance(frame, client_events.Read)
         Connection().receive(frame)
         with suppress(ApiError):
-            await decoder.create("t", body, requests.read_create)
+            await decoder.create("t", body, RESPONSES.read)
         await decoder.in_thread("t", len, "")  # the thread has forgotten its last call by now
         assert (sys.getrefcount(text), sys.getrefcount(body)) == before
     finally:

@@ -88,6 +88,14 @@ def test_a_carry_is_encoded_as_the_difference_to_its_parent() -> None:
     assert response_rows.unpack_carry(plain, CARRY) == root
 
 
+def test_answers_to_approval_requests_are_encoded_without_those_of_the_parent() -> None:
+    before = Carry(answered={f"mcpr_{number}": True for number in range(100)})
+    after = Carry(answered={**before.answered, "mcpr_x": False})
+    delta = response_rows.pack_carry(after, before)
+    assert delta == b'{"answered":{"mcpr_x":false}}'
+    assert response_rows.unpack_carry(delta, before) == after
+
+
 def test_a_row_does_not_grow_with_its_chain() -> None:
     states = chain(100, "resp_x")
     sizes = {

@@ -7,12 +7,11 @@ breaks one fails there first.
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import ClientWebSocketResponse, web
-from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpProcessingError, RawRequestMessage
 from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.http_parser import DeflateBuffer
@@ -35,27 +34,7 @@ _EMPTY_PONG = bytes((0x8A, _MASKED))
 _EMPTY_PONG_BYTES = _SHORT_HEAD + _MASK_BYTES
 
 
-class SeparateWaits(BaseProtocol):
-    """A protocol whose writers wait for a slow peer independently of each other.
-
-    In aiohttp they share one future: a writer that is cancelled while it waits cancels the future, and until
-    writing resumes, every other writer of the connection gets a ``CancelledError`` too, although nothing has
-    cancelled its task. Relies on aiohttp waiting by ``_drain_helper`` only, and on ``resume_writing`` and
-    ``connection_lost`` ending the wait of ``_drain_waiter``.
-    """
-
-    __slots__ = ()
-
-    async def _drain_helper(self) -> None:
-        if not self._paused or self.transport is None:
-            await super()._drain_helper()
-            return
-        if self._drain_waiter is None:
-            self._drain_waiter = self._loop.create_future()
-        await asyncio.shield(self._drain_waiter)
-
-
-class ServerProtocol(SeparateWaits, web.RequestHandler):
+class ServerProtocol(web.RequestHandler):
     """aiohttp's server-side HTTP protocol with hooks around responses and access to its request queue.
 
     Relies on ``RequestHandler`` calling ``finish_response`` for every response, ``handle_error`` for every
@@ -104,17 +83,6 @@ class ServerProtocol(SeparateWaits, web.RequestHandler):
     def _resume_transport_reading(self) -> None:
         if not self._is_held:
             super()._resume_transport_reading()
-
-    def write(self, data: bytes) -> Awaitable[None] | None:
-        """Write to the transport, past aiohttp. Returns None while the client keeps up, and otherwise an
-        awaitable that waits until the transport is below its high-water mark, and raises ``ConnectionError``
-        if the connection is lost meanwhile. Raises ``ConnectionResetError`` if the connection is closing."""
-        # Hot path: runs once per token of every answer.
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            raise ConnectionResetError("the connection is closing")
-        transport.write(data)
-        return self._drain_helper() if self._paused else None
 
     def stop_lingering(self) -> None:
         """Do not read the rest of the current request's body after the response has been sent."""

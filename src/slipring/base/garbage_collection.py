@@ -1,5 +1,5 @@
-"""When a serving process looks for garbage: neither while it starts, nor among what it has loaded, nor at its
-end; and among all that its connections hold only when that is due.
+"""Schedules garbage collection in a serving process: none while it starts or exits, none among what it has
+loaded at startup, and full collections, over all that its connections hold, only when one is due.
 
 A full collection stops the process for half a second with 10,000 connections, although they hold no garbage.
 Python starts one whenever the number of objects has grown by a quarter, which is every few seconds while

@@ -61,6 +61,9 @@ class RecordedTurn(Struct, kw_only=True, frozen=True, omit_defaults=True):
     its user."""
     transport: str
     """``websocket``, ``sse``, ``http`` or ``background``."""
+    api: str = "responses"
+    """``responses``, ``chat_completions`` or ``messages``. Items and fields are those of the Responses API in
+    all of them."""
     connection: int = 0
     """Number of its WebSocket in its process; 0 for an HTTP request."""
     lane: str | None = None

@@ -31,6 +31,11 @@ class Accepted(Struct):
     """Why the engine rendered the whole context instead of the new items only."""
     dropped_items: int = 0
     """Oldest items left out so that the rest fits the context window."""
+    prompt_tokens: int | None = None
+    """Tokens of the whole context, those included that are cached; None if only the engine's server counts
+    them."""
+    withheld_thoughts: tuple[str, ...] = ()
+    """The ids of reasoning items of earlier turns that the model does not read, oldest first."""
 
     def after(self, before: "Accepted") -> "Accepted":
         """The sum over this job and an earlier job of the same response."""
@@ -38,6 +43,8 @@ class Accepted(Struct):
             self.rendered_tokens + before.rendered_tokens,
             self.fallback or before.fallback,
             self.dropped_items + before.dropped_items,
+            before.prompt_tokens,
+            self.withheld_thoughts,
         )
 
 
@@ -260,10 +267,13 @@ class Settings(Struct, frozen=True):
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = None
     effort: str | None = None
+    reasoning_context: Literal["current_turn", "all_turns"] | None = None
+    """Whose thoughts the model reads: those since the last user message, or all. None: as the engine is set
+    up."""
     truncation: Literal["auto", "disabled"] = "disabled"
     pattern: str | None = None
-    """A regular expression that the text of the answer has to match as a whole. Jobs of clients have none. An
-    engine enforces it if it can, so the caller checks the answer."""
+    """A regular expression that the text of the answer has to match as a whole. No client sends one. Engines
+    enforce it if they can, so the caller checks the answer."""
 
 
 class UpstreamTools(Struct, frozen=True):
@@ -328,7 +338,7 @@ class Job(Struct, frozen=True):
     that it holds for the parent."""
     recognised: bool = False
     """Whether the client has sent the parent's items itself, instead of its id. Other requests may continue
-    the same parent, so ``fork`` is set too, but usually none does: each history replaces the one before."""
+    the same parent, but usually none does: each history replaces the one before."""
     cache_key: str | None = None
     """The client's ``prompt_cache_key``: jobs with the same key are likely to share a prefix."""
     is_summary: bool = False
@@ -340,7 +350,7 @@ class Job(Struct, frozen=True):
     @property
     def branch(self) -> Branch:
         """The branch of the chain that the response belongs to."""
-        return branch_of(self.response_id, self.parent, fork=self.fork and not self.recognised)
+        return branch_of(self.response_id, self.parent, fork=self.fork)
 
     def context(self) -> Iterator[Item]:
         """All items of the context, oldest first. Walks the whole history: prefer ``parent.position``."""

@@ -1,4 +1,4 @@
-"""Estimated token counts: of a context that nobody has counted, and of an answer that is cut off."""
+"""Estimated token counts: of a context that no engine has counted, and of an answer that is cut off."""
 
 import re
 from collections.abc import Iterable

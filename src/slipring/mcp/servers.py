@@ -88,7 +88,7 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     seen: set[str] = set()
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
-            raise RequestRefused("a header's name is not one")
+            raise RequestRefused("a header's name is not valid")
         lower = name.lower()
         if lower in _REFUSED_HEADERS or lower.startswith(_REFUSED_PREFIXES):
             raise RequestRefused(f"the header '{name}' cannot be set")

@@ -84,6 +84,8 @@ class Turn(Struct, frozen=True):
     connection: int = 0
     """Number of its WebSocket; 0 for an HTTP request."""
     lane: str | None = None
+    api: str = "responses"
+    """The API of its request: ``responses``, ``chat_completions`` or ``messages``."""
 
 
 class Memory(Struct, frozen=True):
@@ -189,6 +191,37 @@ class SavedContext(Struct, frozen=True):
     """The latest response of the context."""
 
 
+class Loop(Struct, frozen=True):
+    """A loop of an agent whose turns are scheduled by the room in the engine's KV cache."""
+
+    tenant: str
+    state: str
+    """``running``; ``paused``: between two turns, and its context is kept; ``waiting``: its turn waits for
+    room."""
+    seconds: float
+    """How long it has been paused or waiting; 0 while it runs."""
+    tokens: int
+    """Of the cache, which it has or waits for."""
+    turns: int
+    tools: str = ""
+    """What a paused loop waits for; empty: its user."""
+    usually_s: float = 0.0
+    """How long such a pause usually takes."""
+
+
+class Loops(Struct, frozen=True):
+    """How the KV cache of an engine is divided among loops."""
+
+    capacity_tokens: int
+    held_tokens: int
+    running: int
+    paused: int
+    """Those whose context is kept."""
+    waiting: int
+    listed: list[Loop]
+    """Those that wait, longest first, then those that have most; at most twenty of each."""
+
+
 class Engine(Struct, frozen=True):
     """An engine and its queue, as this process sees it."""
 
@@ -205,6 +238,8 @@ class Engine(Struct, frozen=True):
     saved: list[SavedContext] = []
     saved_memory: Memory | None = None
     """None: it saves no contexts."""
+    loops: Loops | None = None
+    """None: its turns are not scheduled."""
 
 
 class Update(Struct, frozen=True, tag="update"):

@@ -66,6 +66,14 @@ NANOSECONDS = 10**9
 
 STATUSES = ("completed", "incomplete", "failed", "cancelled", "refused")
 TRANSPORTS = ("websocket", "sse", "http", "background")
+APIS = ("responses", "chat_completions", "messages")
+API_TRANSPORTS = tuple(
+    (api, transport)
+    for api in APIS
+    for transport in TRANSPORTS
+    if api == "responses" or transport in ("sse", "http")
+)
+"""The transports of each API."""
 STAGES: tuple[str, ...] = get_args(StageName)
 MARKS: tuple[str, ...] = get_args(Mark)
 TOKEN_KINDS: tuple[str, ...] = TokenCounts.__struct_fields__
@@ -73,6 +81,7 @@ TOKEN_KINDS: tuple[str, ...] = TokenCounts.__struct_fields__
 MODEL = Label("model", help="the models that the server offers, and `other`")
 STATUS = Label("status", STATUSES)
 TRANSPORT = Label("transport", TRANSPORTS)
+API = Label("api", APIS)
 ENGINE = Label("engine", help="the engines of the server, by kind; the second of a kind ends with `-2`")
 CODE = Label("code", help="the codes of the [API's errors](compatibility.md)")
 MCP_SERVER = Label("server", help="the [registered](hosted-tools.md) MCP servers, and `other`")
@@ -110,6 +119,7 @@ TURNS = _counter(
     MODEL,
     STATUS,
     TRANSPORT,
+    API,
 )
 TURN_ERRORS = _counter("slipring_turn_errors_total", "Turns that failed or were refused.", MODEL, CODE)
 MARKED_TURNS = _counter(
@@ -277,6 +287,18 @@ ENGINE_SLOTS = _gauge(
 )
 ENGINE_SAVED_BYTES = _gauge(
     "slipring_engine_saved_bytes", "KV that the engine has saved beside its slots.", ENGINE
+)
+ENGINE_LOOPS = _gauge(
+    "slipring_engine_loops",
+    "Loops whose turn runs, those between two turns whose context is kept, and turns that wait for room.",
+    ENGINE,
+    Label("state", ("running", "paused", "waiting")),
+)
+ENGINE_LOOP_TOKENS = _gauge(
+    "slipring_engine_loop_tokens",
+    "Tokens of the engine's KV cache that loops hold, and those that are left for them.",
+    ENGINE,
+    Label("state", ("held", "free")),
 )
 # Safety checks.
 

@@ -1,8 +1,9 @@
 """Tokens that a chain keeps although rendering its whole history would drop or change them.
 
-A chain reads as its whole history is rendered, or it is rendered in full and the turn reports why. These
-are the exceptions: rendering in full would make the engine read the last answer again in every turn. Which of
-them a model's template makes necessary is found when its renderer is made; ``slipring inspect`` names them.
+The tokens of a chain are those that rendering its whole history would give; where they cannot be, the history
+is rendered in full, and the turn reports why. The choices here are exceptions to that rule: without them, the
+engine would have to read the last answer again in every turn. Which of them a model's template makes
+necessary is found when its renderer is made; ``slipring inspect`` names them.
 """
 
 from msgspec import Struct

@@ -227,9 +227,16 @@ class Renderer(ABC):
 
     @abstractmethod
     def start(
-        self, head: Head, settings: Settings, items: Sequence[Item], encoder: BudgetedEncoder
+        self,
+        head: Head,
+        settings: Settings,
+        items: Sequence[Item],
+        encoder: BudgetedEncoder,
+        *,
+        dropped_thoughts: int = 0,
     ) -> Rendered:
-        """Render a context from all its items."""
+        """Render a context from all its items. ``dropped_thoughts``: how many reasoning items there were
+        among older ones that were dropped."""
 
     @abstractmethod
     def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
@@ -242,6 +249,11 @@ class Renderer(ABC):
     @abstractmethod
     def opens_thought(self, prompt: Rendered) -> bool:
         """Whether a prompt ends inside a thought, so that the answer begins with one."""
+
+    @abstractmethod
+    def withheld_thoughts(self, prompt: Rendered) -> Sequence[tuple[int, int]]:
+        """The reasoning items of earlier turns that a prompt does not hold: ranges, first and past the last,
+        of their numbers in the context."""
 
     @abstractmethod
     def counted_calls(self, prompt: Rendered) -> int:
@@ -334,7 +346,11 @@ class Renderer(ABC):
         reason: str | None = None,
         dropped_items: int = 0,
     ) -> Rendering:
-        context = self.start(job.head, job.settings, items, encoder)
+        thoughts = 0
+        if dropped_items:
+            kept = sum(item.type == "reasoning" for item in items)
+            thoughts = sum(item.type == "reasoning" for item in job.context()) - kept
+        context = self.start(job.head, job.settings, items, encoder, dropped_thoughts=thoughts)
         prompt = self.open(context)
         return Rendering(context, prompt, prompt.total, reason, dropped_items)
 

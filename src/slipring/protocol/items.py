@@ -39,6 +39,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 ItemId = Annotated[str, Meta(max_length=512)]
 """An id chosen by a client. Bounded because stores index it."""
 
+SEPARATOR = "\n\n"
+"""Between the texts of several items of an answer where an API has one text for all of them."""
 MOST_ITEMS = 20_000
 """Per request. Reading more would block the event loop for too long."""
 MOST_PARTS = 20_000
@@ -410,12 +412,12 @@ _fields = msgspec.json.Decoder(dict[str, Raw])
 _input = msgspec.json.Decoder(str | list[Raw])
 
 
-NONE_KNOWN: Mapping[bytes, Item] = {}
+_NONE_KNOWN: Mapping[bytes, object] = {}
 
 
-def read_input(data: Raw | UnsetType, known: Mapping[bytes, Item] = NONE_KNOWN) -> tuple[Item, ...]:
-    """Read a request's ``input``: a string, a list of items, or absent (no items). ``known``: items that were
-    read before, by their bytes."""
+def read_input(data: Raw | UnsetType, known: Mapping[bytes, object] = _NONE_KNOWN) -> tuple[Item, ...]:
+    """Read a request's ``input``: a string, a list of items, or absent (no items). ``known``: what was read
+    before, by its bytes, items among it."""
     sent = wire.given(data)
     if sent is None:
         return ()
@@ -424,15 +426,19 @@ def read_input(data: Raw | UnsetType, known: Mapping[bytes, Item] = NONE_KNOWN) 
     return (user_message(value),) if isinstance(value, str) else read_items(value, known)
 
 
-def read_items(raws: Sequence[Raw], known: Mapping[bytes, Item] = NONE_KNOWN) -> tuple[Item, ...]:
-    """Read the items of an ``input`` list; errors name the item. ``known``: as for ``read_input``."""
+def read_items(
+    raws: Sequence[Raw | bytes], known: Mapping[bytes, object] = _NONE_KNOWN, *, first: int = 0
+) -> tuple[Item, ...]:
+    """Read the items of an ``input`` list, of which the first one has this index; errors name the item.
+    ``known``: as for ``read_input``."""
     if len(raws) > MOST_ITEMS:
         raise wire.too_many(MOST_ITEMS, "input", "items")
     items: list[Item] = []
     find = known.get  # looked up once: with a history that is sent again, there is little else to do
-    for index, sent in enumerate(raws):
+    for index, sent in enumerate(raws, first):
         raw = bytes(sent)
-        item = find(raw) or _read_common(raw)
+        found = find(raw)
+        item = found if isinstance(found, Item) else _read_common(raw)
         if item is None:
             item = read_item(raw, f"input[{index}]")
             if item.raw is not raw:

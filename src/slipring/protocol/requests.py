@@ -6,7 +6,7 @@ field. ``core.turn.request_validation`` decides which valid values this server s
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
@@ -16,17 +16,20 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from slipring.base.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions
+from slipring.protocol.endpoints.pieces import Known, Piece, read_pieces
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Effort, Item, read_input
 
 T = TypeVar("T")
 Summary = Literal["auto", "concise", "detailed"]
+CacheLifetime = Literal["30m", "12h"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
 StopSequences = Annotated[list[StopSequence], Meta(max_length=16)]
+_MESSAGES = "messages"
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
@@ -38,6 +41,13 @@ class ReasoningConfig(Struct):
     generate_summary: Summary | None = None
 
 
+def effective_context(asked: object) -> Literal["current_turn", "all_turns"] | None:
+    """What a ``reasoning.context`` asks for; None if the model decides."""
+    if asked == "current_turn":
+        return "current_turn"
+    return "all_turns" if asked == "all_turns" else None
+
+
 class TextConfig(Struct):
     format: Raw | UnsetType = UNSET
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -45,7 +55,7 @@ class TextConfig(Struct):
 
 class PromptCacheOptions(Struct):
     mode: Literal["implicit", "explicit"] | None = None
-    ttl: Literal["30m", "12h"] | None = None
+    ttl: CacheLifetime | None = None
     prewarm: bool | None = None
     comparison_response_id: str | None = None
 
@@ -131,14 +141,21 @@ class CreateRequest(Struct, dict=True):
     client_metadata: dict[str, Any] | None = None
     restores_thoughts: ClassVar[bool] = False
     """Whether the model reads its thoughts again where the client has left them out of its history."""
+    announces_prompt: ClassVar[bool] = False
+    """Whether the response says how many tokens its context has when it is created, if that is known."""
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
         """The items of ``input``, decoded on first access."""
         return read_input(self.input)
 
-    def read_items(self, known: Mapping[bytes, Item]) -> tuple[Item, ...]:
-        """The items of ``input``. ``known``: items that were decoded before, by their bytes."""
+    @property
+    def pieces(self) -> Known:
+        """What later requests may send again, by its bytes."""
+        return {item.sent: item for item in self.items}
+
+    def read_items(self, known: Known) -> tuple[Item, ...]:
+        """The items of ``input``. ``known``: what was decoded before."""
         if "items" not in self.__dict__ and known and self.previous_response_id is None:
             self.__dict__["items"] = read_input(self.input, known)
         return self.items
@@ -154,7 +171,7 @@ class CreateRequest(Struct, dict=True):
         """The digests of ``items``, computed on first access. Those of sealed items have no meaning."""
         return tuple(map(content_digest, self.items))
 
-    def read_ahead(self, *, digests: bool, known: Mapping[bytes, Item]) -> None:
+    def read_ahead(self, *, digests: bool, known: Known) -> None:
         """Decode the items now, and compute their digests if these are wanted. ``known``: as for
         ``read_items``. Raises ``ApiError``."""
         self.read_items(known)
@@ -168,9 +185,20 @@ class CreateRequest(Struct, dict=True):
         return options.comparison_response_id if options is not None else None
 
     @property
+    def cache_lifetime(self) -> CacheLifetime:
+        """How long the request asks engines to keep what they process. They promise nothing."""
+        options = self.prompt_cache_options
+        return (options.ttl if options is not None else None) or "30m"
+
+    @property
     def first_call(self) -> int | None:
         """The number of the first call of the answer, if its calls are numbered: their ids then follow from
         the context. None if their ids are random."""
+        return None
+
+    @property
+    def answer_pattern(self) -> str | None:
+        """A regular expression that the text of the answer has to match as a whole."""
         return None
 
     @property
@@ -185,12 +213,40 @@ class ResentHistory(CreateRequest):
     its calls."""
 
     restores_thoughts: ClassVar[bool] = True
+    announces_prompt: ClassVar[bool] = True
     calls: int | None = None
     """How many calls the history has, if they are numbered from zero on."""
 
     @property
     def first_call(self) -> int | None:
         return self.calls
+
+    def consist_of(self, pieces: Sequence[Piece]) -> None:
+        """Set the messages that ``input`` was translated from. A copy of the request has none."""
+        self.__dict__[_MESSAGES] = tuple(pieces)
+
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        messages = self.__dict__.get(_MESSAGES)
+        return read_input(self.input) if messages is None else read_pieces(messages)
+
+    def read_items(self, known: Known) -> tuple[Item, ...]:
+        return self.items if _MESSAGES in self.__dict__ else super().read_items(known)
+
+    @property
+    def pieces(self) -> Known:
+        messages = self.__dict__.get(_MESSAGES)
+        return super().pieces if messages is None else {piece.sent: piece for piece in messages}
+
+
+class PatternedRequest(CreateRequest):
+    """A request of an API whose answers have a form of their own."""
+
+    pattern: str | None = None
+
+    @property
+    def answer_pattern(self) -> str | None:
+        return self.pattern
 
 
 class ReplyRouting(Struct):

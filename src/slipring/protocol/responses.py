@@ -246,9 +246,18 @@ OutputItem = (
 )
 
 
+class CacheWriteDetails(Struct):
+    """Tokens that were written to a cache, by the lifetime that the request asks for."""
+
+    ttl_30m_tokens: int = 0
+    ttl_12h_tokens: int = 0
+
+
 class InputTokensDetails(Struct):
     cached_tokens: int
     cache_write_tokens: int
+    cache_write_tokens_details: CacheWriteDetails | UnsetType = UNSET
+    """Absent in responses that earlier versions have stored."""
 
 
 class OutputTokensDetails(Struct):
@@ -381,6 +390,16 @@ class DiagnosticsUnavailable(Struct, tag_field="type", tag="unavailable"): ...
 CacheDiagnostics = CacheMiss | CacheHit | ComparedNotFound | DiagnosticsUnavailable
 
 
+class InputTransformation(Struct):
+    """A reasoning item of the context that the model does not read."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    action: Literal["removed"] = "removed"
+    reason: Literal["turn_boundary"] = "turn_boundary"
+    """The API has more, for thoughts of other models, users and contexts: none is removed here for these."""
+
+
 class Response(Struct, gc=False):
     """The object in ``response.created``, ``response.in_progress`` and every terminal event.
 
@@ -422,5 +441,8 @@ class Response(Struct, gc=False):
     moderation: ResponseModeration | UnsetType = UNSET
     stop_sequence: str | UnsetType = UNSET
     """The one of the request's ``stop`` before which the text ends. Not in the API."""
+    prompt_tokens: int | UnsetType = UNSET
+    """The tokens of the context, when the response is created, if they are known then. Not in the API."""
     prompt_cache_diagnostics: CacheDiagnostics | UnsetType = UNSET
+    input_transformations: list[InputTransformation] | UnsetType = UNSET
     object: Literal["response"] = "response"

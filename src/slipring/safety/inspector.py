@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from slipring.base.errors import ModelNotFound, StartupError
 from slipring.config.checks import CheckEntry, PolicyEntries
-from slipring.core.checks.policies import NO_POLICY, Check, Policy
+from slipring.core.checks.policies import Check, Policy
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.tenant_entries import TenantCache
-from slipring.safety.running_check import CheckStatus, RunningCheck
 from slipring.safety.source import Source, naming
+from slipring.safety.source_calls import CheckStatus, RunningCheck
 
 if TYPE_CHECKING:
     from slipring.safety.sources.guard import Engines
@@ -70,8 +70,6 @@ class Inspector:
 
     def policy_of(self, *, model: str, tenant: str, key_id: str | None = None) -> Policy:
         """The policy of a turn: that of its key, else of its tenant, else of its model, else the default."""
-        if not self._running:
-            return NO_POLICY
         names = self._keys.get(key_id) if key_id is not None else None
         if names is None:
             names = self._tenants.get(tenant, self._models.get(model, self._policies.default))

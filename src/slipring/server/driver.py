@@ -18,7 +18,7 @@ from msgspec import structs
 from slipring.base.errors import ApiError, ServerError, conversation_not_found, forget_frames
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
-from slipring.core.generation import Delta, Emit
+from slipring.core.generation import Emit, Job
 from slipring.core.hosted.tools import CallProgress
 from slipring.core.session.actions import (
     Action,
@@ -57,7 +57,7 @@ from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.server import inspections, padding
 from slipring.server.access.auth import Caller
-from slipring.server.clock import clock, now, unix_time
+from slipring.server.clock import now, unix_time
 from slipring.server.cluster.state_lookup import States
 from slipring.server.hosted_tools import approvals, registry
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
@@ -366,7 +366,7 @@ class Driver:
         if isinstance(work, ClaimApprovals):
             return await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
         if isinstance(work, CountTokens):
-            registry.require_unbound(self.caller, work.job)
+            self._require_allowed(work.job)
             return await self.service.catalog.engine_of(work.job.model).count(work.job, work.enough)
         assert isinstance(work, Save)
         return await self._save(work.turn, work.state)
@@ -463,27 +463,24 @@ class Driver:
         everything = await conversations.all_items(tenant, conversation_id)
         return Joined(conversation_id, thread.version, _since_compaction(everything)), None
 
+    def _require_allowed(self, job: Job) -> None:
+        if job.upstream_tools is not None:
+            registry.require_unbound(self.caller, job.upstream_tools)
+
     async def _generate(self, work: Generate) -> None:
         job = work.job
-        registry.require_unbound(self.caller, job)
+        self._require_allowed(job)
         engine = self.service.catalog.engine_of(job.model)
         await self.service.prefills.end_for(job)
         await custom_inputs.generate(engine, job, stop_sequences.watched(job, self._emitter(work)))
 
     def _emitter(self, work: Generate) -> Emit:
-        """What delivers the deltas of a turn's job to its client, as events."""
-        turn, feed = work.turn, self.session.turns.deltas
-        # Neither begins nor ends during a job.
-        if turn.checks is not None or turn.output.hosted is not None:
+        """What takes the deltas of a turn's job: their events are delivered to its client."""
+        turn, emitter = work.turn, self.session.turns.emitter
+        if turn.is_watched:
             send = padding.padded_send(turn.asked.request, self.sink.send)
-            return lambda deltas: self._deliver_watched(turn, send, feed(work, deltas))
-        deliver = padding.padded_send(turn.asked.request, self.sink.deliver)
-
-        def emit(deltas: list[Delta]) -> Awaitable[None] | None:
-            waiting = deliver(feed(work, deltas))
-            return None if waiting is None else _timed(waiting, turn)
-
-        return emit
+            return emitter(work, partial(self._deliver_watched, turn, send))
+        return emitter(work, padding.padded_send(turn.asked.request, self.sink.deliver))
 
     def _deliver_watched(
         self, turn: Turn, send: Callable[[list[Event]], None], events: list[Event]
@@ -510,7 +507,7 @@ class Driver:
             self.run(self.session.turns.due(turn))
         self.sink.flush()
         waiting = self.sink.room()
-        return None if waiting is None else _timed(waiting, turn)
+        return None if waiting is None else turn.stages.while_client_reads(waiting)
 
     async def _save(self, turn: Turn, state: ResponseState) -> None:
         store, tenant = self.service.store, self.session.tenant
@@ -542,13 +539,6 @@ class Exchange:
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         self.driver.wind_down(error, grace_s)
-
-
-async def _timed(waiting: Awaitable[None], turn: Turn) -> None:
-    """Wait for a slow client, and count the time as the turn's."""
-    before = clock()
-    await waiting
-    turn.stages.wait_for_client(clock() - before)
 
 
 def _compressed(states: Sequence[ResponseState]) -> list[bytes]:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from slipring.base.errors import ApiError
-from slipring.core.checks.decisions import checks_of
 from slipring.core.checks.gate import Inspection
-from slipring.core.checks.policies import Check, Policy
+from slipring.core.checks.policies import Check, Policy, checks_of
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.turn.turn_checks import Audit
 from slipring.safety.inspector import Inspector
@@ -104,7 +103,7 @@ class Audits:
             await asyncio.wait(tasks)
         if lost := sum(task.cancelled() for task in tasks):
             self.lost += lost
-            log.warning("%d audits had not ended when the server did: nothing is refused by them", lost)
+            log.warning("%d audits had not ended when the server stopped: they refuse nothing", lost)
 
     async def _run(self, audit: Audit) -> None:
         must_store = audit.settle(await inspect(self._inspector, audit.inspection, audit.tenant))

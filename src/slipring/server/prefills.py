@@ -83,7 +83,7 @@ class Prefills:
         """End the prefill of the response that a job continues, if there is one, and wait until the engine is
         free of it. A fork ends none. A history that was recognised is perhaps that of another client: it
         leaves outputs that grow alone."""
-        if job.parent is None or (job.fork and not job.recognised):
+        if job.parent is None or job.fork:
             return
         key = (job.tenant, job.parent.id)
         waiting = self._waiting.get(key)

@@ -4,7 +4,7 @@ The event loop could do nothing else while it decodes a large request. The threa
 milliseconds, between items.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -16,10 +16,12 @@ from slipring.core.ports import Betas
 from slipring.core.session import client_events
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool
 from slipring.protocol import requests
-from slipring.protocol.items import Item
+from slipring.protocol.endpoints.pieces import Known
 from slipring.protocol.requests import CreateRequest
 
 T = TypeVar("T")
+ReadCreate = Callable[[bytes, Known], CreateRequest]
+"""Decodes the body of a create request, with what its tenant has sent before."""
 _LARGE_BYTES = 128 * 1024
 """About a millisecond of decoding, if none of the items is known. Handing it to the thread takes a tenth."""
 _THREADS = 1
@@ -31,7 +33,7 @@ class RequestDecoder:
 
     def __init__(self, requests: Ledger, known: KnownItems, *, digests: bool) -> None:
         """``requests``: counts the bytes of large requests while they wait for the thread and are decoded.
-        ``known``: items that were decoded before. ``digests``: whether the digests of items will be
+        ``known``: what was decoded before. ``digests``: whether the digests of items will be
         needed."""
         self._threads = FairThreadPool("read", _THREADS)
         self._requests = requests
@@ -47,7 +49,7 @@ class RequestDecoder:
             read_ahead = partial(client_events.read_ahead, digests=self._digests, known=known)
             return await self.in_thread(tenant, read_ahead, frame, betas)
 
-    async def create(self, tenant: str, body: bytes, read: Callable[[bytes], CreateRequest]) -> CreateRequest:
+    async def create(self, tenant: str, body: bytes, read: ReadCreate) -> CreateRequest:
         """Decode the body of a create request with ``read``."""
         read_whole = partial(_with_items, read, self._digests, self._known.of(tenant))
         return await self.body(tenant, body, read_whole)
@@ -77,11 +79,9 @@ class RequestDecoder:
             self._requests.remove(tenant, size_bytes)
 
 
-def _with_items(
-    read: Callable[[bytes], CreateRequest], digests: bool, known: Mapping[bytes, Item], body: bytes
-) -> CreateRequest:
+def _with_items(read: ReadCreate, digests: bool, known: Known, body: bytes) -> CreateRequest:
     """Decode a create request; of a large one, its items too, which are otherwise decoded on first use."""
-    request = read(body)
+    request = read(body, known)
     if len(body) > _LARGE_BYTES:
         request.read_ahead(digests=digests, known=known)
     return request

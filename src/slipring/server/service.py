@@ -18,13 +18,14 @@ from msgspec import UNSET
 from slipring.base.errors import ApiError, Unavailable
 from slipring.config.settings import Config
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.head import KnownHeads
 from slipring.core.chain.known_contexts import KnownContexts
-from slipring.core.chain.known_heads import KnownHeads
 from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.checks.known_verdicts import KnownVerdicts
+from slipring.core.checks.policies import NoPolicies
 from slipring.core.ports import NO_BETAS, Betas, Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
@@ -202,7 +203,7 @@ class Service:
             cache=cache,
             now=now(),
             betas=betas,
-            policies=CallerPolicies(self.inspector, caller),
+            policies=CallerPolicies(self.inspector, caller) if self.inspector.checks else NoPolicies(),
         )
         # Stored keys may change or be revoked between turns, and the first one may be created while guests
         # are connected. Configured keys do not change.

@@ -1,4 +1,4 @@
-"""Limits how much of one kind is done at once for one tenant."""
+"""Limits how many pieces of work of one kind run at once for each tenant."""
 
 import asyncio
 from collections.abc import AsyncIterator

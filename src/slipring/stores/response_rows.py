@@ -40,6 +40,8 @@ class _CarryDelta(Struct):
     lists: dict[str, Raw] | UnsetType = UNSET
     list_ids: dict[str, str] | UnsetType = UNSET
     approvals: dict[str, Approval] | UnsetType = UNSET
+    answered: dict[str, bool] | UnsetType = UNSET
+    """Without those of the parent, which stay."""
 
 
 _carry = msgspec.json.Decoder(_CarryDelta)
@@ -126,6 +128,10 @@ def pack_carry(carry: Carry, parent: Carry | None) -> bytes | None:
     changed = {name: value for name, value in fields.items() if value != getattr(before, name)}
     if "lists" in changed:
         changed["lists"] = {label: Raw(tools) for label, tools in carry.lists.items()}
+    if "answered" in changed:
+        changed["answered"] = {
+            asked: approved for asked, approved in carry.answered.items() if asked not in before.answered
+        }
     return wire.encode(changed) if changed else None
 
 
@@ -137,6 +143,8 @@ def unpack_carry(data: bytes | None, parent: Carry | None) -> Carry:
     fields = {name: getattr(delta, name) for name in _CARRY_FIELDS}
     if delta.lists is not UNSET:
         fields["lists"] = {label: bytes(tools) for label, tools in delta.lists.items()}
+    if delta.answered is not UNSET:
+        fields["answered"] = {**before.answered, **delta.answered}
     return structs.replace(before, **{name: value for name, value in fields.items() if value is not UNSET})
 
 

@@ -1,7 +1,20 @@
-"""Vercel's AI SDK over HTTP: the only client here that validates every event against a strict schema."""
+"""Vercel's AI SDK over HTTP: the only client here that validates every event against a strict schema.
+
+With its providers of OpenAI (Responses, Chat Completions), of Anthropic, and of servers like OpenAI's.
+"""
 
 from tests.clients.real.client import Client
-from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Answer, Json, Stage, call, hosted_call, say
+from tests.clients.real.stage import (
+    LLAMA,
+    LLAMA_MODEL,
+    Answer,
+    Json,
+    Stage,
+    call,
+    hosted_call,
+    say,
+    tool_results,
+)
 from tests.mcp.fakes import Exchange, FakeServer, Reply, text
 
 ai_sdk = Client("ai-sdk", "Vercel AI SDK")
@@ -177,3 +190,125 @@ async def _(stage: Stage) -> None:
     assert fake.count("tools/call") == 0
     (*_, decision) = relay.exchanges[1].body["input"]
     assert (decision["type"], decision["approve"]) == ("mcp_approval_response", False)
+
+
+_CHATS = ("chat", "compatible")
+_THOUGHT: Answer = [{"reasoning": "A look first."}, call("get_weather", city="Paris")]
+
+
+@ai_sdk.check("Chat Completions", "a tool loop, plain and streamed, with two calls in one step")
+async def _(stage: Stage) -> None:
+    both: Answer = [call("get_weather", city="Paris"), call("get_weather", city="Rome")]
+    for api in _CHATS:
+        async with stage.serve(both, [say("Sunny.")], both, [say("Sunny.")]) as relay:
+            plain = await stage.node("ai-sdk", _DRIVER, relay.url, "plain", AI_SDK_API=api)
+            streamed = await stage.node("ai-sdk", _DRIVER, relay.url, "tools", AI_SDK_API=api)
+        assert plain.result == {"text": "Sunny.", "calls": 2}
+        assert (streamed.result["text"], streamed.result["errors"]) == ("Sunny.", [])
+        assert (streamed.result["calls"], streamed.result["finish"]) == (2, "stop")
+        assert streamed.result["usage"]["inputTokens"] > 0
+        assert [exchange.path for exchange in relay.exchanges] == ["/v1/chat/completions"] * 4
+        results = [each for each in relay.exchanges[3].body["messages"] if each["role"] == "tool"]
+        assert [each["content"] for each in results] == [
+            f"sunny in {city}, asked {number} times" for number, city in ((1, "Paris"), (2, "Rome"))
+        ]
+
+
+@ai_sdk.check("Chat Completions", "thoughts are shown, and come back with the result of a call")
+async def _(stage: Stage) -> None:
+    async with stage.serve(_THOUGHT, [say("Sunny.")]) as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "tools", AI_SDK_API="compatible")
+    assert (ended.result["text"], ended.result["errors"]) == ("Sunny.", [])
+    assert ended.result["reasoning"] == "A look first."
+    (returned,) = [each for each in relay.exchanges[1].body["messages"] if each["role"] == "assistant"]
+    assert returned["reasoning_content"] == "A look first."
+    cached = relay.exchanges[1].answer[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= relay.exchanges[0].answer[-1]["usage"]["prompt_tokens"]
+
+
+@ai_sdk.check("Chat Completions", "an object of a schema")
+async def _(stage: Stage) -> None:
+    for api in _CHATS:
+        async with stage.serve(engine="simulated:tokens_per_s=0") as relay:
+            ended = await stage.node("ai-sdk", _DRIVER, relay.url, "object", AI_SDK_API=api)
+        assert set(ended.result["object"]) == {"city", "degrees"}
+        assert relay.exchanges[0].body["response_format"]["type"] == "json_schema"
+
+
+@ai_sdk.check("Messages", "a tool loop, plain and streamed, with two calls in one step")
+async def _(stage: Stage) -> None:
+    both: Answer = [say("A look."), call("get_weather", city="Paris"), call("get_weather", city="Rome")]
+    async with stage.serve(both, [say("Sunny.")], both, [say("Sunny.")]) as relay:
+        plain = await stage.node("ai-sdk", _DRIVER, relay.url, "plain", AI_SDK_API="messages")
+        streamed = await stage.node("ai-sdk", _DRIVER, relay.url, "tools", AI_SDK_API="messages")
+    assert plain.result == {"text": "Sunny.", "calls": 2}
+    assert (streamed.result["text"], streamed.result["errors"]) == ("A look.Sunny.", [])
+    assert (streamed.result["calls"], streamed.result["finish"]) == (2, "stop")
+    assert streamed.result["usage"]["inputTokens"] > 0
+    assert [exchange.path for exchange in relay.exchanges] == ["/v1/messages"] * 4
+    assert len(tool_results(relay.exchanges[3].body)) == 2
+
+
+@ai_sdk.check("Messages", "thoughts come back in their signatures, in a tool loop and in the next question")
+async def _(stage: Stage) -> None:
+    answers: list[Answer] = [_THOUGHT, [{"reasoning": "It is there."}, say("Sunny.")], [say("Rain.")]]
+    async with stage.serve(*answers) as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "follow_up", AI_SDK_API="messages")
+    assert (ended.result["first"], ended.result["text"], ended.result["errors"]) == ("Sunny.", "Rain.", [])
+    thoughts = [
+        block
+        for message in relay.exchanges[2].body["messages"]
+        for block in message["content"]
+        if block["type"] == "thinking"
+    ]
+    assert [block["thinking"] for block in thoughts] == ["A look first.", "It is there."]
+    assert all(block["signature"] for block in thoughts)
+    before, after = relay.exchanges[1].answer["usage"], relay.exchanges[2].answer[-2]["usage"]
+    assert after["cache_read_input_tokens"] >= before["input_tokens"] + before["cache_read_input_tokens"]
+
+
+@ai_sdk.check("Messages", "thoughts are shown while they are streamed")
+async def _(stage: Stage) -> None:
+    async with stage.serve(_THOUGHT, [say("Sunny.")]) as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "thinking", AI_SDK_API="messages")
+    assert (ended.result["text"], ended.result["errors"]) == ("Sunny.", [])
+    assert ended.result["reasoning"] == "A look first."
+
+
+@ai_sdk.check("Messages", "an object of a schema, by a tool and by a format")
+async def _(stage: Stage) -> None:
+    for scenario, field in (("object", "tools"), ("object_by_format", "output_config")):
+        async with stage.serve(engine="simulated:tokens_per_s=0") as relay:
+            ended = await stage.node("ai-sdk", _DRIVER, relay.url, scenario, AI_SDK_API="messages")
+        assert set(ended.result["object"]) == {"city", "degrees"}
+        assert field in relay.exchanges[0].body
+
+
+@ai_sdk.check("Chat Completions, Messages", "a failure in the middle of an answer has the engine's message")
+async def _(stage: Stage) -> None:
+    failing: Answer = [say("Well,"), {"error": {"message": "out of memory", "status": 500}}]
+    for api in (*_CHATS, "messages"):
+        async with stage.serve(failing) as relay:
+            ended = await stage.node("ai-sdk", _DRIVER, relay.url, "failing", AI_SDK_API=api)
+        assert ended.result["text"] == "Well,", api
+        assert len(ended.result["errors"]) == 1, (api, ended)
+        assert "out of memory" in ended.result["errors"][0], (api, ended)
+        assert len(relay.exchanges) == 1
+
+
+@ai_sdk.check("Chat Completions, Messages", "a turn that a safety check blocks is sent once")
+async def _(stage: Stage) -> None:
+    for api in (*_CHATS, "messages"):
+        async with stage.serve([say("Hi.")], flags=stage.blocking("Hello", before=True)) as relay:
+            ended = await stage.node("ai-sdk", _DRIVER, relay.url, "retrying", AI_SDK_API=api)
+        assert ended.result["errors"] == ["The input was blocked by the safety check 'words'."], api
+        assert len(relay.exchanges) == 1
+
+
+@ai_sdk.check("Chat Completions, Messages", "an answer that reaches its bound, on the embedded model")
+async def _(stage: Stage) -> None:
+    for api in (*_CHATS, "messages"):
+        async with stage.serve(engine=LLAMA) as relay:
+            ended = await stage.node("ai-sdk", _DRIVER, relay.url, "short", model=LLAMA_MODEL, AI_SDK_API=api)
+        assert ended.result["text"], api
+        assert (ended.result["errors"], ended.result["finish"]) == ([], "length"), api

@@ -1,11 +1,12 @@
 """Claude Code, Anthropic's coding agent: the Messages API over SSE. It sends its whole history every time."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tests.clients.real.client import Client
-from tests.clients.real.stage import Answer, Ended, Stage, call, say
+from tests.clients.real.stage import Answer, Ended, Stage, call, say, tool_results
 from tests.relay import Exchange, Relay
 
 claude_code = Client("claude-code", "Claude Code")
@@ -14,7 +15,7 @@ _COMMAND = "echo slip-$((40 + 2))"
 _PRINTED = "slip-42"
 _FINAL = "Done."
 _FLAGS = ("--dangerously-skip-permissions", "--output-format", "json")
-_VARIABLES = {
+VARIABLES = {
     "ANTHROPIC_AUTH_TOKEN": "any",
     "ANTHROPIC_MODEL": "simulated",
     "ANTHROPIC_DEFAULT_HAIKU_MODEL": "simulated",
@@ -44,7 +45,7 @@ async def _ask(stage: Stage, relay: Relay, *words: str) -> Ended:
     (stage.directory / "work").mkdir(exist_ok=True)
     url = relay.url.removesuffix("/v1")
     return await stage.run(
-        _program(stage), *words, *_FLAGS, within_s=120, ANTHROPIC_BASE_URL=url, **_VARIABLES
+        _program(stage), *words, *_FLAGS, within_s=120, ANTHROPIC_BASE_URL=url, **VARIABLES
     )
 
 
@@ -60,10 +61,10 @@ def _turns(relay: Relay) -> list[Exchange]:
     return found
 
 
-def _results(exchange: Exchange) -> list[str]:
-    """The outputs of commands in a request."""
-    blocks = [block for message in exchange.body["messages"] for block in _blocks(message)]
-    return [json.dumps(block["content"]) for block in blocks if block["type"] == "tool_result"]
+def usage_of(exchange: Exchange) -> tuple[int, int]:
+    """The tokens of a streamed answer's prompt: those that were cached, and the others."""
+    usage = exchange.answer[-2]["usage"]
+    return usage["cache_read_input_tokens"], usage["input_tokens"]
 
 
 def _blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -76,9 +77,8 @@ async def _(stage: Stage) -> None:
     async with stage.serve(*_TURN) as relay:
         _require(await _ask(stage, relay, "-p", f"Run {_COMMAND}"))
     first, second = _turns(relay)
-    assert relay.exchanges[0].method == "HEAD"
     assert len(first.body["tools"]) > 10
-    assert _PRINTED in _results(second)[0]
+    assert _PRINTED in tool_results(second.body)[0]
 
 
 @claude_code.check("SSE", "eight commands: each turn costs what is new in it")
@@ -87,12 +87,9 @@ async def _(stage: Stage) -> None:
         _require(await _ask(stage, relay, "-p", "Run it eight times"))
     turns = _turns(relay)
     assert len(turns) == 9
-    usages = [turn.answer[-2]["usage"] for turn in turns]
-    sizes = [usage["input_tokens"] + usage["cache_read_input_tokens"] for usage in usages]
-    for before, usage, size, after in zip(sizes, usages[1:], sizes[1:], turns[1:], strict=False):
-        # The answer before and the output of its command, and nothing that was there before.
-        assert usage["cache_read_input_tokens"] >= before, (before, usage)
-        assert usage["input_tokens"] <= size - before, (before, usage)
+    for before, after in pairwise(turns):
+        # All that was there before: new are the answer and the output of its command.
+        assert usage_of(after)[0] >= sum(usage_of(before)), (usage_of(before), usage_of(after))
         assert any(
             block["type"] == "thinking" for message in after.body["messages"] for block in _blocks(message)
         )
@@ -104,22 +101,40 @@ async def _(stage: Stage) -> None:
         _require(await _ask(stage, relay, "-p", f"Run {_COMMAND}"))
         _require(await _ask(stage, relay, "--continue", "-p", "Are you there?"), "Still here.")
     *_, before, last = _turns(relay)
-    assert _PRINTED in _results(last)[0]
-    usage, earlier = last.answer[-2]["usage"], before.answer[-2]["usage"]
-    size = earlier["input_tokens"] + earlier["cache_read_input_tokens"]
-    assert usage["cache_read_input_tokens"] >= size, usage
+    assert _PRINTED in tool_results(last.body)[0]
+    assert usage_of(last)[0] >= sum(usage_of(before)), usage_of(last)
 
 
 @claude_code.check("SSE", "a subagent, whose conversation does not push that of its parent out")
 async def _(stage: Stage) -> None:
-    task = {"description": "Look", "prompt": "Look at it", "subagent_type": "general-purpose"}
+    task = {
+        "description": "Look",
+        "prompt": "Look at it",
+        "subagent_type": "general-purpose",
+        "run_in_background": False,
+    }
     agent = [say("I delegate."), call("Agent", **task)]
     async with stage.serve(agent, *_TURN, [say("All done.")]) as relay:
         _require(await _ask(stage, relay, "-p", "Have it looked at"), "All done.")
     turns = _turns(relay)
     assert len(turns) == 4
-    first, last = turns[0].answer[-2]["usage"], turns[-1].answer[-2]["usage"]
-    assert last["cache_read_input_tokens"] >= first["input_tokens"] + first["cache_read_input_tokens"]
+    assert usage_of(turns[-1])[0] >= sum(usage_of(turns[0]))
+
+
+@claude_code.check("SSE", "a tool that it searches for is loaded, and costs its definition")
+async def _(stage: Stage) -> None:
+    search = call("ToolSearch", query="select:CronList", max_results=1)
+    async with stage.serve([search], [call("CronList")], [say(_FINAL)]) as relay:
+        _require(await _ask(stage, relay, "-p", "What is planned?"))
+    turns = _turns(relay)
+    assert len(turns) == 3
+    deferred = [[tool["name"] for tool in turn.body["tools"] if tool.get("defer_loading")] for turn in turns]
+    assert "CronList" not in deferred[0]
+    assert "CronList" in deferred[1]
+    assert '"tool_reference"' in tool_results(turns[1].body)[0]
+    assert len(tool_results(turns[2].body)) == 2
+    for before, after in pairwise(turns):
+        assert usage_of(after)[0] >= sum(usage_of(before)), (usage_of(before), usage_of(after))
 
 
 @claude_code.check("SSE", "/compact")
@@ -142,13 +157,13 @@ async def _(stage: Stage) -> None:
     assert len(answered) == 2
 
 
-@claude_code.check("SSE", "a turn that a safety check blocks is sent once")
+@claude_code.check("SSE", "a turn that a safety check blocks stays blocked, however it is tried again")
 async def _(stage: Stage) -> None:
     flags = stage.blocking("xyzzy", before=True)
     async with stage.serve([say("Hi.")], flags=flags) as relay:
         ended = await _ask(stage, relay, "-p", "Say xyzzy")
     assert "safety check 'words'" in ended.stdout, ended
-    assert [each.status for each in relay.exchanges if each.path.endswith("/messages")] == [400]
+    assert {each.status for each in relay.exchanges if each.path.endswith("/messages")} == {400}
 
 
 @claude_code.check("SSE", "slipring launch claude")
@@ -157,4 +172,4 @@ async def _(stage: Stage) -> None:
         words = ("-p", f"Run {_COMMAND}", *_FLAGS)
         ended = await stage.launch("claude", _program(stage).parent, relay.url, *words, IS_SANDBOX="1")
     _require(ended)
-    assert _PRINTED in _results(_turns(relay)[-1])[0]
+    assert _PRINTED in tool_results(_turns(relay)[-1].body)[0]

@@ -1,6 +1,7 @@
-"""Cline in the terminal: plain HTTP, with slipring in place of OpenAI's own address."""
+"""Cline in the terminal, over HTTP: by Responses at OpenAI's own address, and by Chat Completions."""
 
 import re
+from itertools import pairwise
 
 from tests.clients.real.client import Client
 from tests.clients.real.stage import Answer, Ended, Stage, call, say, tool_outputs
@@ -14,9 +15,23 @@ OPENAI_BASE_URL=http://127.0.0.1:8000/v1 cline "Run the tests"
 """
 """As shown in `docs/clients.md`."""
 
+CHAT = """\
+cline auth -p openai -k any -m simulated -b http://127.0.0.1:8000/v1
+cline "Run the tests"
+"""
+"""As shown in `docs/clients.md`."""
+
 _FLAGS = ("--model", "gpt-5.4")
 _COMMAND = call("execute_command", command="echo slip-$((40 + 2))", requires_approval=False)
 _DONE = call("attempt_completion", result="Done.")
+
+
+# What it asks models for whose tools it does not know.
+_WRITTEN = say(
+    "I run it.\n\n<execute_command>\n<command>echo slip-$((40 + 2))</command>\n"
+    "<requires_approval>false</requires_approval>\n</execute_command>"
+)
+_WRITTEN_END = say("<attempt_completion>\n<result>Done.</result>\n</attempt_completion>")
 
 
 async def _cline(stage: Stage, relay: Relay, *arguments: str) -> Ended:
@@ -61,6 +76,27 @@ async def _(stage: Stage) -> None:
     assert "slip-42" in tool_outputs(relay.exchanges[1].body)[0]
 
 
+@cline.check("Chat Completions", "a model of any name: a task of several turns, with a command in each")
+async def _(stage: Stage) -> None:
+    answers: list[Answer] = [[{"reasoning": "A look first."}, _WRITTEN], [_WRITTEN], [_WRITTEN_END]]
+    async with stage.serve(*answers) as relay:
+        words = CHAT.splitlines()[0].replace("http://127.0.0.1:8000/v1", relay.url).split()
+        (await _cline(stage, relay, *words[1:])).require_success()
+        ended = await _cline(stage, relay, "--yolo", "--json", "Run it twice")
+    _require_written(ended, relay)
+    usages = [exchange.answer[-1]["usage"] for exchange in relay.exchanges]
+    for before, after in pairwise(usages):
+        assert after["prompt_tokens_details"]["cached_tokens"] >= before["prompt_tokens"]
+
+
+def _require_written(ended: Ended, relay: Relay) -> None:
+    ended.require_success()
+    assert [line["text"] for line in ended.lines if line.get("say") == "completion_result"] == ["Done."]
+    assert [exchange.path for exchange in relay.exchanges] == ["/v1/chat/completions"] * 3
+    outputs = [message for message in relay.exchanges[2].body["messages"] if "slip-42" in str(message)]
+    assert [message["role"] for message in outputs] == ["user", "user"]
+
+
 @cline.check("SSE", "slipring launch cline")
 async def _(stage: Stage) -> None:
     programs = stage.workshop.root / "cline" / "node_modules" / ".bin"
@@ -68,3 +104,12 @@ async def _(stage: Stage) -> None:
         ended = await stage.launch("cline", programs, relay.url, "--yolo", "--json", "Run it")
     ended.require_success()
     assert "slip-42" in tool_outputs(relay.exchanges[-1].body)[0]
+
+
+@cline.check("Chat Completions", "slipring launch cline, with a model of any name")
+async def _(stage: Stage) -> None:
+    programs = stage.workshop.root / "cline" / "node_modules" / ".bin"
+    async with stage.serve([_WRITTEN], [_WRITTEN], [_WRITTEN_END]) as relay:
+        ended = await stage.launch("cline", programs, relay.url, "--yolo", "--json", "Run it twice")
+    relay.exchanges.pop(0)  # `launch` asks for the models
+    _require_written(ended, relay)

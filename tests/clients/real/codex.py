@@ -9,7 +9,7 @@ from functools import partial
 import aiohttp
 
 from slipring.prompts.parsing.call_writer import Call
-from tests.clients.family_server import MOVING, family_server, require_appended
+from tests.clients.family_server import ASKED_TO_THINK, MOVING, family_server, require_appended
 from tests.clients.real.client import Client
 from tests.clients.real.disturbances import Cutting, Forgetting, Refusing
 from tests.clients.real.stage import Answer, Ended, Stage, call, require_delta, say, tool_outputs
@@ -400,6 +400,8 @@ async def _run_family(stage: Stage, family: str) -> None:
             "structural_tags=false,retries=0"
         )
         config = CONFIG.replace("simulated", fake.model_name)
+        if asked := ASKED_TO_THINK.get(family):
+            config = f'model_reasoning_effort = "{asked["effort"]}"\n{config}'
         async with stage.serve(engine=engine, foreign_tool_types=_FOREIGN) as relay:
             ended = await _exec(stage, relay, "--ephemeral", "Run it twice", config=config)
         _require_turn(ended, commands=2)

@@ -17,7 +17,7 @@ from typing import Any
 _PINS = Path(__file__).with_name("versions.toml")
 _DRIVERS = Path(__file__).with_name("drivers")
 _ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64", "arm64": "arm64"}
-_PATIENCE_S = 600
+_PATIENCE_S = 1800
 _NPM_FLAGS = ("--no-audit", "--no-fund", "--ignore-scripts", "--save-exact", "--loglevel=error")
 
 

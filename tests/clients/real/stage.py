@@ -154,7 +154,13 @@ class Stage:
         )
 
     async def node(
-        self, name: str, driver: str | Path, url: str, *arguments: str, model: str = "simulated"
+        self,
+        name: str,
+        driver: str | Path,
+        url: str,
+        *arguments: str,
+        model: str = "simulated",
+        **variables: str,
     ) -> Ended:
         """Run a driver with a client's npm packages, on a Node that is new enough."""
         return await self.run(
@@ -163,7 +169,9 @@ class Stage:
             *arguments,
             OPENAI_BASE_URL=url,
             OPENAI_API_KEY="any",
+            within_s=60,
             OPENAI_MODEL=model,
+            **variables,
         )
 
 
@@ -185,6 +193,13 @@ def say(text: str) -> Json:
 def tool_outputs(request: Json) -> list[str]:
     """Return the tool outputs in a request."""
     return [item["output"] for item in request["input"] if item.get("type") == "function_call_output"]
+
+
+def tool_results(request: Json) -> list[str]:
+    """Return the tool results in a request of the Messages API, as JSON."""
+    messages = [message["content"] for message in request["messages"]]
+    blocks = [block for content in messages if isinstance(content, list) for block in content]
+    return [json.dumps(block["content"]) for block in blocks if block["type"] == "tool_result"]
 
 
 def require_delta(frames: list[Json], responses: list[Json]) -> None:

@@ -108,5 +108,9 @@ def test_the_carry_has_lists_and_open_requests() -> None:
     request = item(REQUEST, id="mcpr_1")
     carry = hosted_items.carried(Carry(), (good, bad, request))
     assert (list(carry.lists), carry.approvals) == (["s"], {"mcpr_1": Approval("s", "f", "{}")})
-    assert hosted_items.carried(carry, (answer("mcpr_1", approve=True),)).approvals == {}
+    after = hosted_items.carried(carry, (answer("mcpr_1", approve=True),))
+    assert (after.approvals, after.answered) == ({}, {"mcpr_1": True})
+    denied = hosted_items.denied(carry)
+    assert (denied.approvals, denied.answered) == ({}, {"mcpr_1": False})
+    assert hosted_items.denied(denied) is denied
     assert hosted_items.carried(carry, (user_message("hi"),)) is carry

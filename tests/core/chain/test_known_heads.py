@@ -2,8 +2,7 @@
 
 from msgspec import Raw
 
-from slipring.core.chain.head import Head
-from slipring.core.chain.known_heads import KnownHeads
+from slipring.core.chain.head import Head, KnownHeads
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.requests import CreateRequest
 

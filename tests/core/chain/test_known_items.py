@@ -16,7 +16,7 @@ def items(*texts: str) -> tuple[Item, ...]:
 
 def kept(known: KnownItems, *texts: str, tenant: str = "t", now: float = 0.0) -> tuple[Item, ...]:
     found = items(*texts)
-    known.remember(tenant, found, now)
+    known.remember(tenant, {item.sent: item for item in found}, now)
     return found
 
 
@@ -25,7 +25,7 @@ def test_finds_an_item_by_the_bytes_that_were_sent() -> None:
     (one,) = kept(known, "one")
     sent = b'{"role":"user","content":"two"}'
     (two,) = read_items([Raw(sent)])
-    known.remember("t", [two], 0.0)
+    known.remember("t", {two.sent: two}, 0.0)
     assert two.raw != sent
     assert known.of("t").get(one.raw) is one
     assert known.of("t").get(sent) is two
@@ -57,7 +57,7 @@ def test_keeps_nothing_without_a_duration_or_a_limit() -> None:
 def test_forgets_an_item_that_was_not_sent_for_long() -> None:
     known = KnownItems(LONG, 10**6)
     one, two = kept(known, "one", "two")
-    known.remember("t", [one], 5.0)
+    known.remember("t", {one.sent: one}, 5.0)
     known.sweep(10.0)
     assert one.raw in known.of("t")
     assert two.raw not in known.of("t")

@@ -281,6 +281,23 @@ def test_unanswered_calls_count_when_they_are_copied():
     assert after.size_bytes > 499 * 100
 
 
+def test_requests_for_approval_count_where_they_change():
+    request = {"type": "mcp_approval_request", "server_label": "s", "name": "f", "arguments": "x" * 50}
+    connection = Connection()
+    items = [{**request, "id": f"mcpr_{n}"} for n in range(500)]
+    connection.create(input=[*items, message("go")], generate=False)
+    waiting = state_of(connection, connection.complete()["id"])
+    connection.create(previous=waiting.id, input=[message("no")])
+    denied = state_of(connection, connection.complete()["id"])
+    connection.create(previous=denied.id, input=[message("more")])
+    last = state_of(connection, connection.complete()["id"])
+    assert (len(waiting.carry.approvals), len(denied.carry.answered)) == (500, 500)
+    assert waiting.size_bytes - waiting.item_bytes > 500 * 150
+    assert denied.size_bytes - denied.item_bytes > 500 * 100
+    assert last.size_bytes < 4000
+    assert last.carry.answered is denied.carry.answered
+
+
 # Length.
 
 

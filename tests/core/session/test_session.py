@@ -20,6 +20,7 @@ from tests.core.connection import (
     Server,
     call_output,
     context_of,
+    emitted,
     function,
     message,
     only_error,
@@ -88,7 +89,7 @@ def test_what_no_client_waits_for_follows_the_last_event():
     connection.generate(Text("hello"))
     (work,) = connection.starts.values()
     turns, now = connection.session.turns, connection.server.now
-    turns.deltas(work, [Finished("stop", input_tokens=7, cached_tokens=2, output_tokens=1)])
+    emitted(connection.session, work, [Finished("stop", input_tokens=7, cached_tokens=2, output_tokens=1)])
     *sent, flush = turns.done(work, None, now)
     assert isinstance(flush, Flush)
     assert [type(event).__name__ for action in sent for event in action.events][-1] == "Completed"
@@ -143,11 +144,21 @@ def test_a_finished_response_repeats_its_request():
 def test_usage_is_what_the_engine_counted():
     assert Connection().respond()["usage"] == {
         "input_tokens": 7,
-        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 5},
+        "input_tokens_details": {
+            "cached_tokens": 2,
+            "cache_write_tokens": 5,
+            "cache_write_tokens_details": {"ttl_30m_tokens": 5, "ttl_12h_tokens": 0},
+        },
         "output_tokens": 3,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 10,
     }
+
+
+def test_written_tokens_are_counted_under_the_lifetime_that_the_request_asks_for():
+    usage = Connection().respond(prompt_cache_options={"ttl": "12h"})["usage"]
+    written = usage["input_tokens_details"]["cache_write_tokens_details"]
+    assert written == {"ttl_30m_tokens": 0, "ttl_12h_tokens": 5}
 
 
 def test_an_unknown_model_is_refused_and_the_connection_stays_usable():
@@ -743,7 +754,7 @@ def test_results_for_an_ended_turn_are_ignored():
     (work,) = connection.starts.values()
     connection.finish()
     assert work.turn.place == "ended"
-    assert connection.session.turns.deltas(work, [Text("late")]) == []
+    assert emitted(connection.session, work, [Text("late")]) == []
     assert connection.session.turns.done(work, None, 0.0) == []
     assert connection.session.turns.failed(work, ServerError(), 0.0) == []
     assert connection.session.in_flight == 0

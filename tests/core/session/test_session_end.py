@@ -6,7 +6,7 @@ from msgspec import UNSET
 from slipring.base.errors import ServerError, Unavailable
 from slipring.core.generation import Finished, Text
 from slipring.core.session.actions import Close, Loaded
-from tests.core.connection import Connection, Server, only_error, types
+from tests.core.connection import Connection, Server, emitted, only_error, types
 
 HOUR = 3600.0
 DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
@@ -283,7 +283,7 @@ def test_results_after_the_client_disconnected_are_ignored():
     (saving,) = connection.saves.values()
     connection.hang_up()
     session = connection.session
-    assert session.turns.deltas(running, [Text("x"), DONE]) == []
+    assert emitted(session, running, [Text("x"), DONE]) == []
     assert session.turns.done(running, None, 0.0) == []
     assert session.turns.done(loading, Loaded(), 0.0) == []
     assert session.turns.done(saving, None, 0.0) == []

@@ -29,7 +29,7 @@ from slipring.core.chain.known_contexts import KnownContext
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Generate
-from slipring.core.turn.steps.steer_queue import Steers
+from slipring.core.turn.steps.steering import Steers
 from slipring.core.turn.turn import Turn
 from slipring.protocol.hosted.mcp_items import ProtocolError
 from tests.core.connection import (
@@ -871,7 +871,7 @@ class Peer:
         parent = asked.response_id if continues else asked.previous if asked.left is None else None
         if job.recognised:
             assert parent is None
-            assert job.fork
+            assert not job.fork
         else:
             assert (job.parent.id if job.parent else None) == parent
         self._check_position(job)

@@ -6,7 +6,7 @@ from slipring.core.generation import CallArguments, CallStarted, Finished, Text
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Flush, Record
 from slipring.core.turn.turn import Turn
-from tests.core.connection import Connection, Json, Server, call_output, function, only_error, types
+from tests.core.connection import Connection, Json, Server, call_output, emitted, function, only_error, types
 
 CALL = (CallStarted("function", "f"), CallArguments("{}"))
 
@@ -67,8 +67,10 @@ def test_a_turn_whose_last_events_cannot_be_written_has_ended():
     connection = Connection()
     connection.create()
     _, work = connection.starts.popitem()
-    connection.session.turns.deltas(
-        work, [Text("hello"), Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)]
+    emitted(
+        connection.session,
+        work,
+        [Text("hello"), Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)],
     )
     *_, flush = connection.session.turns.done(work, None, 0.0)
     assert isinstance(flush, Flush)

@@ -89,6 +89,19 @@ def test_the_same_request_is_blocked_again_and_so_is_one_that_ends_with_it():
     assert connection.starts == {}
 
 
+def test_reminders_of_a_client_are_nothing_to_answer():
+    connection = connect()
+    asked = [message("bad"), message("Today is Monday.", "developer")]
+    block(connection, input=asked)
+    for role in ("developer", "system"):
+        again = [*asked[:1], message("Some tools are gone.", role), message("Today is Monday.", role)]
+        assert only_error(connection.create(input=again))["error"]["code"] == "invalid_prompt"
+    assert connection.starts == {}
+    connection.create(input=[*asked, message("hello")])
+    assert "bad" not in json.dumps(answer(connection, "hi"))
+    require_nothing_refused(connection)
+
+
 def test_it_is_withheld_wherever_it_stands_in_a_history_and_the_history_is_recognised():
     connection = connect()
     history = [message("hello")]

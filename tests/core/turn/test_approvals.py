@@ -293,20 +293,147 @@ def test_an_approved_tool_must_be_offered(tools: Any) -> None:
     assert refusal(sent) == "input[0].approval_request_id"
 
 
-@pytest.mark.parametrize("twice", [True, False])
-def test_answers_to_unknown_or_answered_requests_are_refused(twice: bool) -> None:
+def test_an_answer_to_an_unknown_request_is_refused() -> None:
     connection = Connection()
     asked = request(connection)
     known = answer(requests_in(asked)[0], approve=False)
-    sent = approve(connection, asked["id"], known, known if twice else answer("mcpr_x"))
+    sent = approve(connection, asked["id"], known, answer("mcpr_x"))
     assert refusal(sent) == "input[1].approval_request_id"
 
 
-def test_a_request_that_the_chain_has_is_not_sent_again() -> None:
+# What a client sends again.
+
+
+def answered(connection: Connection, approved: bool, **fields: Any) -> tuple[Json, Json, list[str]]:
+    """A request, the response to its answer, and what the model has read then."""
+    asked = request(connection)
+    (request_id,) = requests_in(asked)
+    approve(connection, asked["id"], answer(request_id, approved), **fields)
+    if approved:
+        connection.claim()
+        end_only(connection, "42")
+    read = told(connection.job())
+    return asked, connection.complete(), [*read, "ok"]
+
+
+@pytest.mark.parametrize("with_request", [True, False])
+@pytest.mark.parametrize("approved", [True, False])
+def test_an_answer_that_the_chain_has_means_nothing_new(approved: bool, with_request: bool) -> None:
+    """Clients that keep the whole conversation send each answer with every turn, some with its request."""
+    connection = Connection()
+    asked, response, read = answered(connection, approved)
+    repeated = [answer(requests_in(asked)[0], approved)]
+    if with_request:
+        repeated.insert(0, asked["output"][-1])
+    for turn in range(1, 3):  # also in a response after the next one
+        approve(connection, response["id"], *repeated, message(f"more {turn}"))
+        assert not connection.claims
+        read = [*read, f"more {turn}"]
+        assert told(connection.job()) == read
+        response = connection.complete()
+        read.append("ok")
+        state = connection.cache.find(response["id"])
+        assert state is not None
+        assert [item.type for item in state.input] == ["message"]
+
+
+@pytest.mark.parametrize("approved", [True, False])
+def test_an_answer_that_a_history_has_twice_means_nothing_new(approved: bool) -> None:
+    connection = Connection()
+    asked, response, read = answered(connection, approved)
+    (request_id,) = requests_in(asked)
+    yes = answer(request_id, approved)
+    request_item = asked["output"][-1]
+    history = [message("hi"), *asked["output"], yes, yes, *response["output"], request_item, yes]
+    again = Connection(connection.server)
+    begin(again, input=[*history, message("more")], tools=ASKING)
+    assert told(again.job()) == [*read, "more"]
+
+
+@pytest.mark.parametrize("approved", [True, False])
+@pytest.mark.parametrize("where", ["one input", "chain", "history"])
+def test_a_second_answer_does_not_change_the_first(approved: bool, where: str) -> None:
+    connection = Connection()
+    if where == "one input":
+        asked = request(connection)
+        (request_id,) = requests_in(asked)
+        sent = approve(
+            connection, asked["id"], answer(request_id, approved), answer(request_id, not approved)
+        )
+        assert refusal(sent) == "input[1].approval_request_id"
+        return
+    asked, response, _ = answered(connection, approved)
+    (request_id,) = requests_in(asked)
+    changed = answer(request_id, not approved)
+    if where == "chain":
+        sent = approve(connection, response["id"], changed)
+        assert refusal(sent) == "input[0].approval_request_id"
+    else:
+        history = [
+            message("hi"),
+            *asked["output"],
+            answer(request_id, approved),
+            *response["output"],
+            changed,
+        ]
+        sent = approve(Connection(connection.server), None, *history)
+        assert refusal(sent) == f"input[{len(history) - 1}].approval_request_id"
+    word = "approved" if approved else "denied"
+    assert f"has been {word} already" in only_error(sent)["error"]["message"]
+
+
+def test_an_approved_call_without_its_answer_counts_as_approved() -> None:
+    connection = Connection()
+    asked, response, read = answered(connection, True)
+    (request_id,) = requests_in(asked)
+    again = Connection(connection.server)
+    begin(again, input=[message("hi"), *asked["output"], *response["output"]], tools=ASKING)
+    assert told(again.job()) == read
+    first = again.complete()
+    approve(again, first["id"], answer(request_id), message("more"))
+    assert told(again.job()) == [*read, "ok", "more"]
+    second = again.complete()
+    sent = approve(again, second["id"], answer(request_id, approve=False))
+    assert refusal(sent) == "input[0].approval_request_id"
+
+
+def test_a_denial_may_follow_what_counts_as_denied() -> None:
     connection = Connection()
     asked = request(connection)
-    sent = approve(connection, asked["id"], asked["output"][-1], answer(requests_in(asked)[0]))
+    approve(connection, asked["id"], message("never mind"))
+    response = connection.complete()
+    approve(connection, response["id"], answer(requests_in(asked)[0], approve=False), message("more"))
+    assert told(connection.job())[-3:] == ["never mind", "ok", "more"]
+
+
+def test_a_request_that_the_chain_has_may_come_with_its_answer() -> None:
+    connection = Connection()
+    asked = request(connection)
+    (request_id,) = requests_in(asked)
+    approve(connection, asked["id"], asked["output"][-1], answer(request_id))
+    connection.claim()
+    end_only(connection, "42")
+    assert told(connection.job()) == ["hi", 'call f{"a":1}', "output 42"]
+
+
+def test_a_changed_request_with_an_id_that_the_chain_has_is_refused() -> None:
+    connection = Connection()
+    asked = request(connection)
+    changed = {**asked["output"][-1], "arguments": "{}"}
+    sent = approve(connection, asked["id"], changed, answer(requests_in(asked)[0]))
     assert only_error(sent)["error"]["message"].startswith("Duplicate item found with id")
+
+
+def test_answers_are_remembered_across_a_compaction() -> None:
+    connection = Connection()
+    asked, response, _ = answered(connection, True)
+    (request_id,) = requests_in(asked)
+    connection.create(previous=response["id"], input=[{"type": "compaction_trigger"}], tools=ASKING)
+    connection.resolve()
+    connection.finish(Text("summary"))
+    compacted = connection.order.responses[-1]
+    approve(connection, compacted["id"], answer(request_id), message("more"))
+    assert told(connection.job())[-1] == "more"
 
 
 def test_a_warmup_cannot_approve() -> None:

@@ -15,10 +15,9 @@ from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import hosted_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
-from slipring.core.checks.decisions import checks_of
 from slipring.core.checks.gate import Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.policies import Check, Policy
+from slipring.core.checks.policies import Check, Policy, checks_of
 from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
 from slipring.core.generation import Finished, Job, Settings, Text

@@ -380,7 +380,7 @@ def test_a_proxy_may_be_named_without_its_protocol(
 
 
 async def test_a_proxy_of_another_protocol_is_no_connection() -> None:
-    with pytest.raises(CannotConnect, match="socks5 is no protocol"):
+    with pytest.raises(CannotConnect, match="socks5 is not a protocol"):
         await ConnectionPool("http://far.example", "socks5://127.0.0.1:9", 5.0, keeps=True).take()
 
 

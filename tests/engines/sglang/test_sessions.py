@@ -302,7 +302,7 @@ async def test_sessions_take_at_most_half_of_the_server(limits: dict[str, int], 
     fake = WithSessions()
     for name, value in limits.items():
         setattr(fake, name, value)
-    async with in_front_of(fake) as (_, server), server.connect() as socket:
+    async with in_front_of(fake, scheduling=False) as (_, server), server.connect() as socket:
         for number in range(4):
             await turns(socket, f"chain {number}", "two")  # 37 tokens when it has ended
         assert len(fake.sessions) == kept
@@ -422,11 +422,11 @@ async def test_the_time_to_answer_begins_after_the_wait_for_a_session(
         waited.append(is_due)
         return await lease(*arguments)
 
-    async def watched_run(*arguments: Any) -> Any:
+    async def watched_run(*arguments: Any, **named: Any) -> Any:
         nonlocal is_due
         is_due = True
         try:
-            return await run(*arguments)
+            return await run(*arguments, **named)
         finally:
             is_due = False
 

@@ -517,7 +517,7 @@ def test_missing_dependencies_fail_with_one_line(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_server_that_is_no_vllm_fails_the_start_with_one_line() -> None:
     async with serve() as other:
-        with pytest.raises(StartupError, match="names no context"):
+        with pytest.raises(StartupError, match="reports no context window"):
             async with started(VllmEngine.from_options(other.url)):
                 pass
 

@@ -18,7 +18,7 @@ import msgspec
 from yarl import URL
 
 from slipring.base.errors import ServerError
-from tests import wire
+from tests import api_answers, messages_wire, wire
 from tests.fuzz.frames.inputs import Bytes, Input, Message, Request, Settle, Step, Text
 from tests.fuzz.frames.raw_frames import BINARY, CLOSE, MOST_PADDING, PING, PONG, TEXT, frame, missing_bytes
 
@@ -443,8 +443,12 @@ def _judge_answer(judge: Judge, path: str, answer: aiohttp.ClientResponse, data:
     if answer.status == 500 and _UNEXPECTED in data:
         return judge.fault("an internal error", data)
     try:
-        if answer.content_type == "text/event-stream":
+        if api_answers.is_translated(path):
+            api_answers.check(path.partition("?")[0], answer.status, answer.content_type, data)
+        elif answer.content_type == "text/event-stream":
             _judge_stream(judge, data)
+        elif answer.status >= 400 and answer.headers.get("request-id"):
+            messages_wire.check_error(decoded(data))
         elif answer.status >= 400:
             wire.check_http_error(decoded(data))
         else:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tests.fuzz.frames import trees
+from tests.fuzz.frames import api_seeds, trees
 from tests.fuzz.frames.inputs import (
     LEVELS,
     Bytes,
@@ -26,6 +26,11 @@ from tests.fuzz.frames.seeds import BEGIN, BETAS, REQUESTS, SEQUENCES, Tree
 
 _EVENTS = tuple(event for sequence in SEQUENCES for event in sequence if not isinstance(event, str))
 _BODIES = tuple(body for _, _, body in REQUESTS if body is not None)
+_OTHERS = {
+    "/v1/messages": api_seeds.MESSAGES,
+    "/v1/messages/count_tokens": api_seeds.MESSAGES,
+    "/v1/chat/completions": api_seeds.CHAT,
+}
 _MOST_KEPT = 1000
 """Of one level."""
 _MESSAGES = 200
@@ -50,6 +55,8 @@ _HEADERS = (
     {"Cookie": 'a="\\777"; =; b'},
     {"Range": "bytes=5-1"},
     {"If-Modified-Since": "never"},
+    {"anthropic-version": "2023-06-01", "anthropic-beta": ",=,a;b"},
+    {"x-api-key": "wrong"},
 )
 _OTHER_BETAS = (
     "",
@@ -130,7 +137,8 @@ class Corpus:
         if isinstance(step, Message):
             return Message(damaged(self.rng, bytes.fromhex(step.hex)).hex(), step.binary)
         if isinstance(step, Request) and (body := step.body) is not None:
-            return body_step(step.method, step.path, self._changed_json(body, _BODIES), step.headers)
+            changed = self._changed_json(body, _others(step.path))
+            return body_step(step.method, step.path, changed, step.headers)
         return step
 
     def _changed_json(self, data: bytes, others: tuple[Tree, ...]) -> bytes:
@@ -216,10 +224,15 @@ class Corpus:
         if chance < 0.3:
             data = hard_document(rng, body)
         elif chance < 0.9:
-            data = msgspec.json.encode(trees.changed(rng, body, _EVENTS, hard=0.2))
+            data = msgspec.json.encode(trees.changed(rng, body, _others(path), hard=0.2))
         else:
             data = msgspec.json.encode(body)
         return body_step(method, path, data, headers)
+
+
+def _others(path: str) -> tuple[Tree, ...]:
+    """What parts of a request to a path are taken from: mostly bodies of its own API."""
+    return _OTHERS.get(path.partition("?")[0], _BODIES)
 
 
 def valid_inputs() -> list[Input]:

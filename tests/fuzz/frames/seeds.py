@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slipring.commands.openapi.document import document
+from tests.fuzz.frames import api_seeds
 
 Tree = Any
 """A JSON value as Python has it. A ``msgspec.Raw`` in it is written as it is."""
@@ -272,6 +273,7 @@ REQUESTS: tuple[tuple[str, str, Tree], ...] = (
     ("POST", "/v1/moderations", {"input": [{"type": "text", "text": "hello"}]}),
     ("GET", "/v1/models/simulated", None),
     ("GET", "/v1/slipring/turns", None),
+    *api_seeds.REQUESTS,
 )
 """What clients of the HTTP endpoints send."""
 

@@ -48,7 +48,13 @@ from slipring.prompts.parsing.known_formats import (
     MUSE as MUSE,
 )
 from slipring.prompts.parsing.known_formats import (
+    OLMO3 as OLMO3,
+)
+from slipring.prompts.parsing.known_formats import (
     PHI4_MINI as PHI4_MINI,
+)
+from slipring.prompts.parsing.known_formats import (
+    STEP3 as STEP3,
 )
 from slipring.prompts.parsing.output_format import (
     JsonCalls,
@@ -275,6 +281,37 @@ DEEPSEEK_V4_1 = structs.replace(
     ),
 )
 """As DeepSeek V4, with blanks before the names of tags: DeepSeek V4.1."""
+
+K2_HORIZON = OutputFormat(
+    calls=TaggedCalls(
+        section_open="<ifm|tool_calls>",
+        section_close="</ifm|tool_calls>",
+        open="<ifm|tool_call>",
+        close="</ifm|tool_call>",
+        key_open="<ifm|arg_key>",
+        key_close="</ifm|arg_key><ifm|arg_value>",
+        value_close="</ifm|arg_value>",
+    ),
+    think_open="<ifm|think>",
+    think_close="</ifm|think>",
+    calls_end_thoughts=True,
+)
+"""As GLM, in marks of its own: K2 Horizon."""
+
+PLAMO3 = OutputFormat(
+    calls=NamedJsonCalls(
+        section_open="<|plamo:begin_tool_requests:plamo|>",
+        section_close="<|plamo:end_tool_requests:plamo|>",
+        open="<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>",
+        close="<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
+        arguments_open="<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json"
+        "<|plamo:msg|>",
+    ),
+    think_open="<|plamo:begin_think:plamo|>",
+    think_close="<|plamo:end_think:plamo|>",
+    stops=("<|plamo:tag|>",),
+)
+"""A name and JSON arguments, each in tags: PLaMo 3."""
 
 PYTHON_LIST = OutputFormat(calls=PythonCalls(is_bare=True))
 """``[f(a=1)]`` without marks: Llama 4, Llama 3.2."""

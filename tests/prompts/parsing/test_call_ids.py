@@ -2,9 +2,13 @@
 
 import pytest
 
-from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
 from slipring.prompts.parsing.call_writer import Call, write_answer
-from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
+from slipring.prompts.parsing.output_format import (
+    NamedJsonCalls,
+    OutputFormat,
+    has_call_ids,
+    written_call_ids,
+)
 from tests.prompts.parsing import family_formats as known
 
 SOLAR = OutputFormat(

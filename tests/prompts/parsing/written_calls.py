@@ -26,7 +26,8 @@ def written(format: OutputFormat, calls: Sequence[Call]) -> str:
     if isinstance(layout, JsonCalls) and layout.is_array:
         body = "[" + ", ".join(_json_call(layout, *call) for call in calls) + "]"
     elif isinstance(layout, PythonCalls):
-        body = "[" + ", ".join(_python(*call) for call in calls) + "]"
+        texts = [_python(*call) for call in calls]
+        body = "[" + ", ".join(texts) + "]" if layout.is_list else layout.between.join(texts)
     else:
         texts = [_one(layout, number, *call) for number, call in enumerate(calls)]
         body = layout.between.join(layout.open + text + layout.close for text in texts)

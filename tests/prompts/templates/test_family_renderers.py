@@ -54,14 +54,19 @@ def spelled(renderer: TemplateRenderer, context: Rendered) -> str:
 class Chain:
     """A chain of turns in which the model emits the same ids whatever it is asked."""
 
-    def __init__(self, renderer: TemplateRenderer, effort: str | None = "high") -> None:
+    def __init__(
+        self, renderer: TemplateRenderer, effort: str | None = "high", context: str | None = None
+    ) -> None:
         self._renderer = renderer
         self._effort = effort
+        self._context = context
         self._parent: ResponseState | None = None
 
     def turn(self, *items: Item, answer: tuple[Item, ...]) -> Rendering:
         """Render a turn. If it appends, the prompt begins with all ids of the parent, as emitted."""
         asked = with_effort(job(items, self._parent), self._effort)
+        settings = structs.replace(asked.settings, reasoning_context=self._context)
+        asked = structs.replace(asked, settings=settings)
         rendering = self._renderer.render(asked)
         if self._parent is not None and rendering.fallback is None:
             before = self._parent.position.ids()

@@ -14,6 +14,7 @@ def fields() -> Fields:
     fields = Fields()
     # A text, a message of two blocks, a call, its result.
     fields.items = [Place(0, ()), Place(2, (1, 1, 3)), Place(3, (0,)), Place(4, (2,))]
+    fields.items.append(Place(4, (2,), ("tools[7]", "messages[4].content[0].tool.definition")))
     fields.tools = ["tools[1]", "mcp_servers[0]"]
     return fields
 
@@ -32,7 +33,11 @@ def fields() -> Fields:
         ("input[2].encrypted_content", "messages.3.content.0.signature"),
         ("input[3].call_id", "messages.4.content.2.tool_use_id"),
         ("input[3].output[1]", "messages.4.content.2.content"),
-        ("input[4].content", "messages"),
+        ("input[4]", "messages.4.content.2"),
+        ("input[4].tools[0]", "tools.7"),
+        ("input[4].tools[0].parameters", "tools.7.input_schema"),
+        ("input[4].tools[1].parameters.type", "messages.4.content.0.tool.definition.input_schema.type"),
+        ("input[5].content", "messages"),
         ("tools", "tools"),
         ("tools[0].parameters", "tools.1.input_schema"),
         ("tools[0]", "tools.1"),

@@ -9,6 +9,8 @@ from msgspec import Raw
 from slipring.base.errors import InvalidRequest
 from slipring.protocol.items import MOST_ITEMS, read_input
 from slipring.protocol.messages.history import History
+from slipring.protocol.messages.loaded_tools import LoadedTools
+from slipring.protocol.messages.tools import Tools
 
 Json = dict[str, Any]
 PNG = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
@@ -21,7 +23,7 @@ PRINTED = {"type": "code_execution_result", "stdout": "2", "stderr": "!", "retur
 
 
 def history(*messages: Json, ours: str = "ours", **spelling: Any) -> History:
-    read = History(lambda signature: signature == ours)
+    read = History(lambda signature: signature == ours, LoadedTools(Tools()))
     read.read(Raw(json.dumps(messages, **spelling).encode()))
     return read
 
@@ -172,7 +174,7 @@ def test_an_answer_without_words_has_no_message() -> None:
 
 def test_too_many_messages_are_counted_before_they_are_read() -> None:
     with pytest.raises(InvalidRequest, match="more than 20000 messages"):
-        History(lambda signature: False).read(Raw(b"[" + b",".join([b"{}"] * (MOST_ITEMS + 1)) + b"]"))
+        history(*[{}] * (MOST_ITEMS + 1))
 
 
 def test_images_and_documents() -> None:
@@ -293,7 +295,7 @@ def test_searches_and_code() -> None:
             "messages[0].content[1].content",
         ),
         ([assistant({**SEARCH, "name": "web_fetch"})], "messages[0].content[0].name"),
-        ([user(result([{"type": "tool_reference"}]))], "messages[0].content[0].content[0].type"),
+        ([user(result([{"type": "container_upload"}]))], "messages[0].content[0].content[0].type"),
         ([{"role": "system", "content": "x", "clear_at": "next_user_message"}], "messages[0].clear_at"),
         ([{"role": "user", "content": "x"}] * (MOST_ITEMS + 1), "messages"),
     ],

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from slipring.base.errors import InvalidRequest
 from slipring.protocol.messages import requests, translation
 from slipring.protocol.messages.translation import MessagesTranslation
 from slipring.protocol.wire import encode
@@ -30,6 +31,18 @@ def read(**fields: Any) -> requests.CountRequest:
 )
 def test_how_much_a_model_thinks(thinking: Any, asked: str | None, effort: str | None) -> None:
     assert translation.effort_of(read(thinking=thinking, output_config={"effort": asked})) == effort
+
+
+@pytest.mark.parametrize(
+    ("edits", "context"),
+    [(None, None), ([], None), ([{"type": "clear_thinking_20251015", "keep": "all"}], "all_turns")],
+)
+def test_whose_thoughts_a_model_reads(edits: Any, context: str | None) -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    managed = None if edits is None else {"edits": edits}
+    create = MessagesTranslation("r").read(encode({**body, "context_management": managed}))
+    assert create.reasoning is not None
+    assert create.reasoning.context == context
 
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch=1;"
@@ -64,3 +77,32 @@ def test_the_user_is_passed_on() -> None:
     short, long = create("u"), create("u" * 200)
     assert (short.safety_identifier, short.user) == ("u", None)
     assert (long.safety_identifier, long.user) == (None, "u" * 200)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"system": [{"text": "x"}]}, "system.0.type"),
+        ({"messages": [{"role": "system", "content": [{"text": "x"}]}]}, "messages.0.content.0.type"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "search_result", "source": "", "title": "", "content": [{"text": ""}]}
+                        ],
+                    }
+                ]
+            },
+            "messages.0.content.0.content.0.type",
+        ),
+    ],
+)
+def test_a_text_needs_its_type_also_where_no_other_block_may_stand(
+    fields: dict[str, Any], param: str
+) -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], **fields}
+    with pytest.raises(InvalidRequest, match="Field required") as found:
+        MessagesTranslation("req").read(encode(body))
+    assert found.value.param == param

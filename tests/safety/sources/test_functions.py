@@ -12,8 +12,8 @@ from slipring.base.errors import StartupError
 from slipring.config.checks import CheckEntry
 from slipring.core.checks.verdicts import Subject
 from slipring.core.tenant_entries import TenantCache
-from slipring.safety.running_check import RunningCheck
 from slipring.safety.source import SourceFailed
+from slipring.safety.source_calls import RunningCheck
 from slipring.safety.sources import functions
 from slipring.safety.sources.check_threads import CheckThreads
 from slipring.safety.sources.functions import Functions, find_factory

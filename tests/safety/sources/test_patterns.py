@@ -10,8 +10,8 @@ import pytest
 from slipring.base.errors import StartupError
 from slipring.config.checks import CheckEntry
 from slipring.core.tenant_entries import TenantCache
-from slipring.safety.running_check import RunningCheck
 from slipring.safety.source import SourceFailed
+from slipring.safety.source_calls import RunningCheck
 from slipring.safety.sources.pattern_matching import find_matches
 from slipring.safety.sources.patterns import (
     RECOGNIZERS,
@@ -101,7 +101,7 @@ async def test_a_pattern_that_never_ends_fails_and_the_next_text_is_inspected() 
     ("settings", "reason"),
     [
         (PatternsSettings(), "neither patterns nor secrets"),
-        (PatternsSettings({"x": "("}), "settings.patterns.x is no regular expression"),
+        (PatternsSettings({"x": "("}), "settings.patterns.x is not a regular expression"),
         (PatternsSettings({"x": "a*"}), "matches the empty text"),
     ],
 )

@@ -200,3 +200,89 @@ async def test_without_the_store_quotas_use_the_last_known_counts(
         await server.service.quotas.exchange()
         async with serve_stored(tmp_path) as other:
             assert (await post(other, key))[0] == 429
+
+
+# Headers -----------------------------------------------------------------------------------------
+
+BODIES: dict[str, Any] = {
+    "/responses": {"input": "hello"},
+    "/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
+    "/messages": {
+        "model": "simulated",
+        "max_tokens": 5,
+        "messages": [{"role": "user", "content": "hello"}],
+    },
+}
+DAY_ENDS = "2100-01-02T00:00:00Z"
+MINUTE_ENDS = "2100-01-01T00:01:00Z"
+
+
+async def limits_of(
+    server: Running, key: str, path: str, method: str = "POST", **body: Any
+) -> tuple[int, dict[str, str]]:
+    """The status of a request, and its headers about quotas."""
+    headers = {**bearer(key), "anthropic-version": "2023-06-01"} if "messages" in path else bearer(key)
+    sent: dict[str, Any] = {"json": {**BODIES.get(path, {}), **body}} if method == "POST" else {}
+    async with server.http.request(method, f"{server.url}{path}", headers=headers, **sent) as answer:
+        await answer.read()
+        found = {name.lower(): value for name, value in answer.headers.items() if "ratelimit" in name.lower()}
+        return answer.status, found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/responses", "/chat/completions"])
+async def test_answers_say_what_is_left_of_quotas(tmp_path: Path, path: str, stream: bool) -> None:
+    async with serve_stored(tmp_path) as server:
+        key = await issue(server, requests_per_minute=2, tokens_per_day=1000)
+        for left in ("1", "0"):
+            status, found = await limits_of(server, key, path, stream=stream)
+            assert status == 200
+            assert found["x-ratelimit-remaining-requests"] == left
+        assert found | {"x-ratelimit-remaining-tokens": ""} == {
+            "x-ratelimit-limit-requests": "2",
+            "x-ratelimit-remaining-requests": "0",
+            "x-ratelimit-reset-requests": "45s",
+            "x-ratelimit-limit-tokens": "1000",
+            "x-ratelimit-remaining-tokens": "",
+            "x-ratelimit-reset-tokens": "23h59m45s",
+        }
+        assert 0 < int(found["x-ratelimit-remaining-tokens"]) < 1000
+        status, refused = await limits_of(server, key, path, stream=stream)
+        assert (status, refused["x-ratelimit-remaining-requests"]) == (429, "0")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answers_of_the_messages_api_say_it_in_its_own_headers(tmp_path: Path, stream: bool) -> None:
+    async with serve_stored(tmp_path) as server:
+        key = await issue(server, requests_per_minute=2, tokens_per_day=1000)
+        await limits_of(server, key, "/messages", stream=stream)
+        status, found = await limits_of(server, key, "/messages", stream=stream)
+        assert status == 200
+        tokens = found["anthropic-ratelimit-tokens-remaining"]
+        assert 0 < int(tokens) < 1000
+        expected = {
+            "anthropic-ratelimit-requests-limit": "2",
+            "anthropic-ratelimit-requests-remaining": "0",
+            "anthropic-ratelimit-requests-reset": MINUTE_ENDS,
+        }
+        for name in ("tokens", "input-tokens", "output-tokens"):
+            expected[f"anthropic-ratelimit-{name}-limit"] = "1000"
+            expected[f"anthropic-ratelimit-{name}-remaining"] = tokens
+            expected[f"anthropic-ratelimit-{name}-reset"] = DAY_ENDS
+        assert found == expected
+        status, refused = await limits_of(server, key, "/messages", stream=stream)
+        assert (status, refused["anthropic-ratelimit-requests-remaining"]) == (429, "0")
+
+
+async def test_only_quotas_that_exist_and_are_counted_are_named(tmp_path: Path) -> None:
+    async with serve_stored(tmp_path) as server:
+        free, counted = await issue(server), await issue(server, tokens_per_day=1000)
+        for path in BODIES:
+            assert await limits_of(server, free, path) == (200, {})
+        assert await limits_of(server, counted, "/models", "GET") == (200, {})
+        # Refused before a turn begins: nothing has been counted yet.
+        assert await limits_of(server, counted, "/responses", input=5) == (400, {})
+        _, found = await limits_of(server, counted, "/responses")
+        assert {name.rpartition("-")[2] for name in found} == {"tokens"}
+        advance_clock(server, 24 * 60 * 60)
+        assert await limits_of(server, counted, "/responses", input=5) == (400, {})

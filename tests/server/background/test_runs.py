@@ -459,7 +459,7 @@ async def test_concurrent_runs_of_a_tenant_are_limited() -> None:
         assert [(await begin("our-key"))[0] for _ in range(2)] == [200, 200]
         status, refused = await begin("our-key")
         assert (status, refused["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert "for this tenant" in refused["error"]["message"]
+        assert "This tenant has reached its limit" in refused["error"]["message"]
         assert (await begin("their-key"))[0] == 200
         for _ in range(3):
             (await engine.next()).finish()

@@ -72,7 +72,7 @@ async def test_a_name_chooses_one_check_and_the_default_all_of_the_callers_polic
 
 async def test_a_server_without_checks_says_so() -> None:
     async with serve() as server, client(server) as openai:
-        with pytest.raises(NotFoundError, match="no safety check of this server; it has none"):
+        with pytest.raises(NotFoundError, match="not a safety check of this server; it has none"):
             await openai.moderations.create(input="x")
 
 

@@ -202,7 +202,7 @@ def test_a_key_narrows_the_tools_of_a_server_without_a_list() -> None:
             {"headers": {"X-A": "evil-value\r\nHost: b"}},
             "headers: the value of the header 'X-A' is empty or has",
         ),
-        ({"headers": {"evil-value\n": "b"}}, "headers: a header's name is not one"),
+        ({"headers": {"evil-value\n": "b"}}, "headers: a header's name is not valid"),
         ({"authorization": "evil-value\r\nX: y"}, "authorization: it is empty or has characters"),
         ({"authorization": ""}, "authorization: it is empty or has characters"),
         (
@@ -237,7 +237,7 @@ def test_a_request_may_bring_its_own_token_and_no_other_header_of_the_operator()
 
 @pytest.mark.parametrize("field", [{"authorization": "token"}, {"headers": {"X-A": "b"}}])
 def test_a_process_is_sent_no_headers(field: dict[str, Any]) -> None:
-    assert "is a process and is sent no headers" in refused("files", **field)
+    assert "is a process, which cannot be sent headers" in refused("files", **field)
     assert find("files", headers={}).name == "files"
 
 

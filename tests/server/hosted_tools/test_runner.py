@@ -264,7 +264,7 @@ async def test_a_server_that_is_not_there_was_not_sent_the_call() -> None:
         gone = registered(fake)
     async with running(gone) as runner:
         outcome = await call(runner, find(runner, "fake")["fake"])
-    assert outcome.error == HttpError(502, "The MCP server cannot be connected to.")
+    assert outcome.error == HttpError(502, "The MCP server does not accept connections.")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
 from slipring.core.limits import Limits
-from slipring.server.background import termination
+from slipring.server.background import unfinished_runs
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, event, result, serving, text
@@ -141,6 +141,44 @@ async def test_an_approved_call_runs_and_an_approval_is_good_once(tmp_path: Path
         status, again = await running.post(**answer)
         assert (status, again["error"]["param"]) == (400, "input")
         assert fake.count("tools/call") == 1
+
+
+@pytest.mark.parametrize("joined", ["chain", "conversation"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_answer_that_is_sent_again_changes_nothing(
+    tmp_path: Path, transport: str, joined: str
+) -> None:
+    """As Vercel's AI SDK does it: a reference to the request, and the answer, with every later turn."""
+    engine = scripted(
+        tmp_path, [call(a=1, b=2)], [{"text": "It is 3."}], [{"text": "Yes."}], [{"text": "No."}]
+    )
+    async with hosting(engine, store=f"sqlite:{tmp_path}/slipring.db") as (fake, running):
+        api = Api(running)
+        place: Json = {}
+        if joined == "conversation":
+            _, conversation = await api.call("POST", "/conversations", json={})
+            place = {"conversation": conversation["id"]}
+        last = asked = await respond(running, transport, input="1 + 2?", tools=[ASKING], **place)
+        repeated = [{"type": "item_reference", "id": asked["output"][-1]["id"]}, approval(asked)]
+        for text, expected in ((None, "It is 3."), ("Sure?", "Yes."), ("And 5?", "No.")):
+            items = [*repeated, {"role": "user", "content": text}] if text else repeated
+            if joined == "chain":
+                place = {"previous_response_id": last["id"]}
+            last = await respond(running, transport, input=items, tools=[ASKING], **place)
+            assert last["output"][-1]["content"][0]["text"] == expected
+        assert fake.count("tools/call") == 1
+        refused = {"input": [approval(asked, approve=False)], "tools": [ASKING], **place}
+        if joined == "chain":
+            refused["previous_response_id"] = last["id"]
+        status, body = await running.post(**refused)
+        assert (status, body["error"]["param"]) == (400, "input[0].approval_request_id")
+        if joined == "conversation":
+            path = f"/conversations/{place['conversation']}/items?order=asc"
+            _, page = await api.call("GET", path)
+            assert [item["type"] for item in page["data"]] == [
+                *("message", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "mcp_call"),
+                *("message",) * 5,
+            ]
 
 
 async def test_the_sdk_streams_hosted_calls(tmp_path: Path) -> None:
@@ -446,8 +484,8 @@ async def test_a_call_that_had_begun_when_its_server_died_has_failed() -> None:
         await recorded(running, begun["id"], b"response.mcp_call.completed")
         # Another node takes the run over, as it does when the lease of the owner has expired.
         run = await runs.read("default", begun["id"])
-        await termination.fail_abandoned(
-            running.service.store, run, termination.Claim("other", run.lease_until, running.service.seal)
+        await unfinished_runs.fail_abandoned(
+            running.service.store, run, unfinished_runs.Claim("other", run.lease_until, running.service.seal)
         )
         failed = await api.read(begun["id"])
         assert failed["status"] == "failed"

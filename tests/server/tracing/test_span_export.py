@@ -78,7 +78,7 @@ async def test_a_collector_that_refuses_is_logged_once_until_it_accepts(
                 assert (await answer.json())["traces"] == {"delivered": 1, "dropped": 3}
         assert len(collector.turns) == 1
         failed, again = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
-        assert failed.startswith(f"traces do not reach {collector.url}/v1/traces,")
+        assert failed.startswith(f"traces cannot be delivered to {collector.url}/v1/traces,")
         assert "400" in failed
         assert again.endswith("3 turns were lost")
         assert "abc" not in failed

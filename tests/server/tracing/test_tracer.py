@@ -83,6 +83,7 @@ async def test_a_chain_becomes_linked_spans_with_their_stages() -> None:
             "slipring.rendered_tokens": usage["input_tokens"],
             "slipring.status": "completed",
             "slipring.transport": "websocket",
+            "slipring.api": "responses",
             "slipring.connection": 1,
             "slipring.lane": "lane-1",
             "slipring.tenant": "team",

@@ -8,11 +8,12 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
 from urllib.parse import urlsplit
 
 from slipring.commands import flags
-from slipring.commands.bench.measure.modes import MODES
+from slipring.commands.bench.client.transports import Api
+from slipring.commands.bench.measure.modes import MODES, modes_of
 from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.bench.subject.engines import BadEngine, simulated_speed
 from slipring.commands.bench.workloads.catalogue import DEPTHS, WORKLOADS
@@ -72,7 +73,7 @@ class BenchOptions:
     )
     modes: tuple[str, ...] = flag(
         tuple(MODES),
-        f"modes to compare: {', '.join(MODES)} (default: all)",
+        f"modes to compare: {', '.join(MODES)} (default: all that the API has)",
         name="--mode",
         type=_names("mode", tuple(MODES)),
         metavar="NAME,…",
@@ -162,6 +163,12 @@ def add_target_flags(parser: argparse.ArgumentParser, *, tokens_per_s: float, ti
         type=number(0),
         help=f"simulated decoding speed; 0: unlimited (default: {tokens_per_s:g})",
     )
+    parser.add_argument(
+        "--api",
+        choices=get_args(Api),
+        help="API of the requests; messages and chat send the whole conversation in every turn, as clients of"
+        " these APIs do, and know the modes http-full and http-full-newconn only (default: responses)",
+    )
     parser.add_argument("--serve-flags", metavar="FLAGS", help="further flags of the started server")
     parser.add_argument(
         "--max-output-tokens",
@@ -231,6 +238,7 @@ def target_from_namespace(
         serve_flags=_serve_flags(namespace.serve_flags or ""),
         server_pid=namespace.server_pid,
         max_output_tokens=namespace.max_output_tokens,
+        api=namespace.api or "responses",
         timeout_s=namespace.timeout_s or timeout_s,
     )
 
@@ -249,8 +257,20 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
     if chosen.get("rtt_ms") and target.url is not None and target.url.startswith("https:"):
         raise UsageError("--rtt-ms works with http:// only")
     chosen |= {"workloads": workloads} if workloads else {}
+    names_modes = "modes" in chosen
+    if names_modes:
+        for name in chosen["modes"]:
+            require_mode(name, target.api)
+    else:
+        chosen["modes"] = tuple(modes_of(target.api))
     outputs = Outputs(**flags.given(namespace, Outputs))
-    return BenchOptions(target, names_modes="modes" in chosen, outputs=outputs, **chosen)
+    return BenchOptions(target, names_modes=names_modes, outputs=outputs, **chosen)
+
+
+def require_mode(name: str, api: Api) -> None:
+    """Raise ``UsageError`` if an API does not have a mode."""
+    if name not in (known := modes_of(api)):
+        raise UsageError(f"--mode {name} cannot be used with --api {api}: choose from {', '.join(known)}")
 
 
 def _serve_flags(text: str) -> tuple[str, ...]:

@@ -127,6 +127,8 @@ class Endpoint(Struct, kw_only=True, omit_defaults=True):
     """Engine of the server that the bench started."""
     tokens_per_s: float | None = None
     """Simulated decoding speed; None if decoding was not simulated, or more than decoding was."""
+    api: Literal["responses", "messages", "chat"] = "responses"
+    """The API by which it was asked."""
 
 
 class BenchSettings(Struct, kw_only=True):

@@ -39,10 +39,6 @@ class Client:
     """The command that installs it."""
     point: Callable[[Target, Path], Settings]
     """Make the settings for a target. May write files into the given directory."""
-    model_prefix: str = ""
-    """How names of models begin with which the client uses the Responses API."""
-    usual_model: str = ""
-    """The name under which a server that is started for the client offers its model."""
 
 
 def _point_codex(target: Target, directory: Path) -> Settings:
@@ -129,16 +125,25 @@ def _point_pi(target: Target, directory: Path) -> Settings:
 def _point_cline(target: Target, directory: Path) -> Settings:
     data = directory / "data"
     data.mkdir()
-    (data / "secrets.json").write_text(json.dumps({"openAiNativeApiKey": target.key}))
-    modes = ("actMode", "planMode")
-    state: dict[str, object] = {f"{mode}ApiProvider": "openai-native" for mode in modes}
-    state |= {f"{mode}ApiModelId": target.model for mode in modes}
-    (data / "globalState.json").write_text(json.dumps({**state, "welcomeViewCompleted": True}))
+    # By the Responses API it takes only names that it knows, and calls tools; by Chat Completions any.
+    is_known = target.model.startswith("gpt-5")
+    named = "ApiModelId" if is_known else "OpenAiModelId"
+    state: dict[str, object] = {"welcomeViewCompleted": True, "openAiBaseUrl": target.url}
+    for mode in ("actMode", "planMode"):
+        state |= {
+            f"{mode}ApiProvider": "openai-native" if is_known else "openai",
+            f"{mode}{named}": target.model,
+        }
+        if (context := _context(target)) is not None and not is_known:
+            state[f"{mode}OpenAiModelInfo"] = {"contextWindow": context, "supportsPromptCache": True}
+    (data / "globalState.json").write_text(json.dumps(state))
+    keys = ("openAiApiKey", "openAiNativeApiKey")
+    (data / "secrets.json").write_text(json.dumps(dict.fromkeys(keys, target.key)))
     return Settings(("--config", str(directory)), {"OPENAI_BASE_URL": target.url})
 
 
 def _point_continue(target: Target, directory: Path) -> Settings:
-    model = {
+    model: dict[str, object] = {
         "name": "slipring",
         "provider": "openai",
         "model": target.model,
@@ -147,10 +152,28 @@ def _point_continue(target: Target, directory: Path) -> Settings:
         "roles": ["chat"],
         "capabilities": ["tool_use"],
     }
+    if (context := _context(target)) is not None:
+        model["defaultCompletionOptions"] = {"contextLength": context}
     config = directory / "config.yaml"
     # JSON is YAML.
     config.write_text(json.dumps({"name": "slipring", "version": "1.0.0", "schema": "v1", "models": [model]}))
     return Settings(("--config", str(config)))
+
+
+def _point_aider(target: Target, directory: Path) -> Settings:
+    model = f"openai/{target.model}"
+    known: dict[str, object] = {
+        "litellm_provider": "openai",
+        "mode": "chat",
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+    }
+    if (context := _context(target)) is not None:
+        known["max_input_tokens"] = context
+    metadata = directory / "models.json"
+    metadata.write_text(json.dumps({model: known}))
+    arguments = ("--model", model, "--model-metadata-file", str(metadata), "--no-show-model-warnings")
+    return Settings(arguments, {"OPENAI_API_BASE": target.url, "OPENAI_API_KEY": target.key})
 
 
 def _context(target: Target) -> int | None:
@@ -164,6 +187,7 @@ CLIENTS = {
     "claude": Client("claude", "npm install -g @anthropic-ai/claude-code", _point_claude),
     "opencode": Client("opencode", "npm install -g opencode-ai", _point_opencode),
     "pi": Client("pi", "npm install -g @mariozechner/pi-coding-agent", _point_pi),
-    "cline": Client("cline", "npm install -g cline@2.18.0", _point_cline, "gpt-5", "gpt-5.4"),
-    "continue": Client("cn", "npm install -g @continuedev/cli", _point_continue, "gpt-5", "gpt-5.4"),
+    "cline": Client("cline", "npm install -g cline@2.18.0", _point_cline),
+    "continue": Client("cn", "npm install -g @continuedev/cli", _point_continue),
+    "aider": Client("aider", "python -m pip install aider-chat", _point_aider),
 }

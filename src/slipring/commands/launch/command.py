@@ -23,7 +23,7 @@ from slipring.commands.client_environment import (
 )
 from slipring.commands.errors import CommandFailed
 from slipring.commands.flags import text
-from slipring.commands.launch.clients import CLIENTS, Client, Target
+from slipring.commands.launch.clients import CLIENTS, Target
 from slipring.commands.launch.server import KeyRefused, describe, started
 
 _INTERRUPTED = 130
@@ -66,8 +66,9 @@ def launch(arguments: argparse.Namespace) -> int:
         raise CommandFailed(f"{client.program} is not installed: {client.install}")
     key = api_key(arguments.api_key_env, os.environ) or "any"
     try:
-        with _server(arguments, client, key) as (url, described):
-            target = Target(url, _model(client, arguments.model, described), key, described)
+        with _server(arguments, key) as (url, described):
+            model = arguments.model or described["data"][0]["id"]
+            target = Target(url, model, key, described)
             with tempfile.TemporaryDirectory(prefix="slipring-launch-") as directory:
                 settings = client.point(target, Path(directory))
                 command = [program, *settings.arguments, *arguments.arguments]
@@ -77,7 +78,7 @@ def launch(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _server(arguments: argparse.Namespace, client: Client, key: str) -> Iterator[tuple[str, Any]]:
+def _server(arguments: argparse.Namespace, key: str) -> Iterator[tuple[str, Any]]:
     """The URL of the server, and what it says about its models."""
     named = arguments.url or named_url(os.environ)
     url = (named or DEFAULT_URL).rstrip("/")
@@ -90,20 +91,8 @@ def _server(arguments: argparse.Namespace, client: Client, key: str) -> Iterator
         yield url, described
         return
     print(f"slipring: starting a server with --engine {arguments.engine} …", file=sys.stderr)
-    with started(arguments.engine, arguments.model or client.usual_model) as url:
+    with started(arguments.engine, arguments.model) as url:
         yield url, describe(url, key)
-
-
-def _model(client: Client, wanted: str | None, described: Mapping[str, Any]) -> str:
-    """The model to use. Raises ``CommandFailed`` if the client could not use any of the server's."""
-    names = [wanted] if wanted else [model["id"] for model in described["data"]]
-    for name in names:
-        if name.startswith(client.model_prefix):
-            return name
-    raise CommandFailed(
-        f"{client.program} uses the Responses API only for models named like {client.usual_model}, and the"
-        f" server has none: offer one under that name, with slipring serve --model {client.usual_model}"
-    )
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -61,7 +61,7 @@ def _is_url(text: str) -> bool:
 
 
 @contextmanager
-def started(engine: str, model: str) -> Iterator[str]:
+def started(engine: str, model: str | None) -> Iterator[str]:
     """Start a server on a free port; yield its URL, and stop it at the end. Raises ``CommandFailed``."""
     command = [
         sys.executable,

@@ -8,9 +8,10 @@ from typing import Any
 from msgspec import Struct
 
 from slipring.commands.openapi.schemas import EVENT, MESSAGES_EVENT, Schema
-from slipring.protocol.chat_completions.chunks import ChatChunk
-from slipring.protocol.chat_completions.completion import ChatCompletion
+from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.request import ChatRequest
+from slipring.protocol.decisions.answers import Decision
+from slipring.protocol.decisions.request import DecisionRequest
 from slipring.protocol.endpoints.compact import CompactRequest, Window
 from slipring.protocol.endpoints.conversations import (
     AddItems,
@@ -218,6 +219,15 @@ OPERATIONS = (
         body=ChatRequest,
         errors=(400, 404, 413, 415, 429),
         streams=ChatChunk,
+    ),
+    Operation(
+        "POST",
+        "/v1/decisions",
+        "createDecision",
+        "Answer questions about one input with probabilities.",
+        Decision,
+        body=DecisionRequest,
+        errors=(400, 404, 413, 415, 429),
     ),
     Operation(
         "POST",

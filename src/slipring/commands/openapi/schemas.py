@@ -11,9 +11,8 @@ import msgspec
 from msgspec import UNSET, Struct, inspect, structs
 
 from slipring.protocol.chat_completions.answer_format import ChatFormat, ChatSchema
-from slipring.protocol.chat_completions.chunks import ChatChunk
-from slipring.protocol.chat_completions.completion import ChatCompletion
-from slipring.protocol.chat_completions.history import ChatMessage
+from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
+from slipring.protocol.chat_completions.history import ChatMessage, Part, Role
 from slipring.protocol.chat_completions.request import ChatRequest
 from slipring.protocol.chat_completions.tool_offer import (
     ChatFunction,
@@ -22,6 +21,15 @@ from slipring.protocol.chat_completions.tool_offer import (
     ChatToolName,
     FunctionChoices,
     ToolChoices,
+)
+from slipring.protocol.decisions.answers import Decision
+from slipring.protocol.decisions.request import (
+    MOST_QUESTIONS,
+    ChoiceQuestion,
+    DecisionRequest,
+    PredicateQuestion,
+    QuestionJson,
+    ScoreQuestion,
 )
 from slipring.protocol.endpoints.compact import CompactRequest, Window
 from slipring.protocol.endpoints.conversations import (
@@ -132,6 +140,7 @@ _REQUEST_TYPES: tuple[Any, ...] = (
     *(FunctionTool, CustomTool, NamespaceTool, McpTool, NamedTool, ChoiceObject),
     *(ConversationRef, Management, JsonSchemaFormat),
     *(ChatRequest, ChatMessage, ChatTool, ChatFunction, ChatToolChoice, ChatToolName, ChatFormat),
+    *(DecisionRequest, PredicateQuestion, ChoiceQuestion, ScoreQuestion),
     *(MessagesRequest, CountRequest, SentMessage, MessagesTool, McpServer, Edits),
     *(DocumentBlock, SearchResultBlock, ToolResultBlock, McpToolUseBlock, McpToolResultBlock),
     *(ImageBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ServerToolUseBlock),
@@ -141,7 +150,7 @@ _REQUEST_TYPES: tuple[Any, ...] = (
 _ANSWER_TYPES: tuple[Any, ...] = (
     *(Response, Window, ItemPage, DeletedResponse, DeletedConversation, ConversationObject, InputTokens),
     *(ModelObject, ModelList, TurnList, Health, Readiness, ModerationAnswer, ErrorAnswer),
-    *(ChatCompletion, ChatChunk),
+    *(ChatCompletion, ChatChunk, Decision),
     *(MessageAnswer, Counted, *get_args(MessagesEvent)),
 )
 
@@ -173,7 +182,7 @@ def components() -> dict[str, Schema]:
             found[type_.__name__]["properties"][name] = schema | {
                 key: given[key] for key in given if key == "default"
             }
-    found |= _unions(found)
+    found |= _unions(found) | _messages_by_role(found)
     for body in _ITEM_BODIES:
         del found[body.__name__]  # included in the item of each type that has it
     found[MESSAGES_EVENT] = {"anyOf": [ref(event) for event in get_args(MessagesEvent)]}
@@ -197,6 +206,7 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
         CompactRequest: {"input": input_, "tools": tools},
         **_raw_chat_fields(),
         **_raw_messages_fields(),
+        **_raw_decision_fields(),
         CreateConversation: {"items": _or_null(new_items)},
         AddItems: {"items": new_items},
         ModerationRequest: {"input": {"anyOf": [_inline(Inputs), _inline(Parts)]}},
@@ -231,11 +241,24 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
     }
 
 
+def _raw_decision_fields() -> dict[type[Struct], dict[str, Schema]]:
+    """Return those of the Decisions API."""
+    question: Schema = {"anyOf": [ref(PredicateQuestion), ref(ChoiceQuestion), ref(ScoreQuestion)]}
+    objects = _list_of(_OBJECT)
+    return {
+        DecisionRequest: {
+            "input": {"anyOf": [{"type": "string"}, objects]},
+            "questions": _list_of(question, minItems=1, maxItems=MOST_QUESTIONS),
+        },
+        QuestionJson: {"data": {"anyOf": [_OBJECT, objects]}},
+    }
+
+
 def _raw_chat_fields() -> dict[type[Struct], dict[str, Schema]]:
     """Return those of the Chat Completions API."""
     return {
         ChatRequest: {
-            "messages": _list_of(ref(ChatMessage), maxItems=MOST_ITEMS),
+            "messages": _list_of(ref(ChatMessage), minItems=1, maxItems=MOST_ITEMS),
             "tools": _or_null(_list_of(ref(ChatTool))),
             "tool_choice": _or_null(_inline(ToolChoices)),
             "functions": _or_null(_list_of(ref(ChatFunction))),
@@ -255,9 +278,7 @@ def _raw_messages_fields() -> dict[type[Struct], dict[str, Schema]]:
     """Return those of the Messages API."""
     return {
         **dict.fromkeys((MessagesRequest, CountRequest), _of_messages()),
-        SentMessage: {
-            "content": {"anyOf": [{"type": "string"}, _list_of(_inline(UserBlock | AssistantBlock))]}
-        },
+        SentMessage: {"content": {}},
         MessagesTool: {"input_schema": _OBJECT, "input_examples": _or_null(_list_of(_OBJECT))},
         Edit: {"keep": {"anyOf": [{"type": "string"}, _OBJECT]}},
         JsonFormat: {"schema": _OBJECT},
@@ -283,7 +304,7 @@ def _of_messages() -> dict[str, Schema]:
     """Return the schemas of the raw fields of requests of the Messages API."""
     refused: Schema = {"type": "null"}
     return {
-        "messages": _list_of(ref(SentMessage), maxItems=MOST_ITEMS),
+        "messages": _list_of(ref(SentMessage), minItems=1, maxItems=MOST_ITEMS),
         "system": _or_null(_texts_or(TextBlock)),
         "tools": _or_null(_list_of(ref(MessagesTool))),
         "mcp_servers": _or_null(_list_of(ref(McpServer))),
@@ -331,6 +352,37 @@ def _unions(found: dict[str, Schema]) -> dict[str, Schema]:
         "Tools": _list_of({"anyOf": [*map(ref, callable_tools), ref("OtherTool")]}),
         "TextFormat": {"anyOf": [plain, ref(JsonSchemaFormat)]},
     }
+
+
+def _messages_by_role(found: dict[str, Schema]) -> dict[str, Schema]:
+    """Return the schemas of the messages of Chat Completions and Messages: the role decides what the content
+    may be."""
+    chat = found[ChatMessage.__name__]
+    chat_roles = get_args(Role)
+    blocks: dict[str, Any] = {"user": UserBlock, "assistant": AssistantBlock, "system": TextBlock}
+    needed = {**chat, "required": ["role", "content"]}
+    return {
+        ChatMessage.__name__: {
+            "anyOf": [
+                _with(chat, role={"const": "assistant"}),
+                _with(
+                    needed,
+                    role={"enum": [role for role in chat_roles if role != "assistant"]},
+                    content=_inline(str | list[Part]),
+                ),
+            ]
+        },
+        SentMessage.__name__: {
+            "anyOf": [
+                _with(found[SentMessage.__name__], role={"const": role}, content=_texts_or(block))
+                for role, block in blocks.items()
+            ]
+        },
+    }
+
+
+def _with(schema: Schema, **properties: Schema) -> Schema:
+    return {**schema, "properties": schema["properties"] | properties}
 
 
 def _item(kind: str, body: Schema) -> Schema:

@@ -1,4 +1,4 @@
-"""Tells when ``q`` is pressed on a terminal."""
+"""Reports when ``q`` is pressed on a terminal."""
 
 import asyncio
 import contextlib

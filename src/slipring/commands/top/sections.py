@@ -226,7 +226,7 @@ def _activity_row(view: ConnectionView | TurnView, now: float, name: _Name) -> R
     if isinstance(view, TurnView):
         turn = view.turn
         cells = (
-            name(view.process, visible(turn.transport)),
+            name(view.process, _asked(turn)),
             *_phase(turn, now),
             Text(visible(turn.tenant)),
             _NOTHING,
@@ -292,6 +292,7 @@ def _token_cells(turn: Turn | None) -> tuple[Text, Text, Text]:
 
 # --- Ended turns ------------------------------------------------------------------------------------
 
+_API_NAMES = {"responses": "", "chat_completions": "chat", "messages": "messages"}
 _TURNS = (
     Column("ended", 0, is_right=True),
     Column("client", 2),
@@ -313,7 +314,7 @@ _TURNS = (
 
 def _turn_row(view: TurnView, now: float, name: _Name) -> Row:
     turn, report = view.turn, view.turn.report
-    client = f"#{turn.connection}" if turn.connection else visible(turn.transport)
+    client = f"#{turn.connection}" if turn.connection else _asked(turn)
     saved = report.history_bytes
     return (
         Text(f"{duration(now - ended_at(turn))} ago", style="dim"),
@@ -330,6 +331,12 @@ def _turn_row(view: TurnView, now: float, name: _Name) -> Row:
         Text("" if report.marks is UNSET else ", ".join(report.marks), style="cyan"),
         Text("" if report.fallback is UNSET else visible(report.fallback), style="yellow"),
     )
+
+
+def _asked(turn: Turn) -> str:
+    """How an HTTP request came: its transport, and its API if that is not Responses."""
+    name = _API_NAMES.get(turn.api, visible(turn.api))
+    return f"{visible(turn.transport)} {name}".rstrip()
 
 
 def _slowest_stage(turn: Turn) -> str:

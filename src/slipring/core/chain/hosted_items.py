@@ -9,8 +9,8 @@ the wire, both are one ``mcp_call``. ``opened`` gives the items of hosted tools 
   returned once it was approved.
 - ``mcp_list_tools``: nothing. The tools are part of the head.
 - ``web_search_call``, ``file_search_call``, ``code_interpreter_call``: as ``mcp_call``. Their items do not
-  have the result, so ``Item.opened`` has had it since the call ended. A call that comes back in a history has
-  what the item shows of it.
+  contain the result, so it is put into ``Item.opened`` when the call ends. Of a call that comes back in a
+  history, only what the item shows of the result is known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -228,10 +228,12 @@ def _is_of_same_step(item: Item) -> bool:
 
 
 def carried(before: Carry, items: Sequence[Item]) -> Carry:
-    """The carry after the hosted items among these: their lists, and the approvals that are still open."""
+    """The carry after the hosted items among these: their lists, the approvals that are still open, and how
+    the others were answered."""
     if HOSTED.isdisjoint([item.type for item in items]):
         return before
     lists, list_ids, approvals = dict(before.lists), dict(before.list_ids), dict(before.approvals)
+    answered: dict[str, bool] = {}
     for item in items:
         body = item.body() if item.type in HOSTED else None
         if isinstance(body, McpListTools) and body.error is None:
@@ -241,6 +243,20 @@ def carried(before: Carry, items: Sequence[Item]) -> Carry:
                 list_ids[body.server_label] = item.id
         elif isinstance(body, McpApprovalRequest) and item.id is not None:
             approvals[item.id] = Approval(body.server_label, body.name, body.arguments)
-        elif isinstance(body, McpApprovalResponse | McpCall):
-            approvals.pop(body.approval_request_id or "", None)
-    return structs.replace(before, lists=lists, list_ids=list_ids, approvals=approvals)
+        elif isinstance(body, McpApprovalResponse):
+            answered[body.approval_request_id] = body.approve
+        elif isinstance(body, McpCall) and body.approval_request_id is not None:
+            answered.setdefault(body.approval_request_id, True)
+    all_answered = {**answered, **before.answered} if answered else before.answered
+    open_approvals = {asked: each for asked, each in approvals.items() if asked not in all_answered}
+    return structs.replace(
+        before, lists=lists, list_ids=list_ids, approvals=open_approvals, answered=all_answered
+    )
+
+
+def denied(carry: Carry) -> Carry:
+    """The carry when the context goes on without an answer to the open requests: they count as denied."""
+    if not carry.approvals:
+        return carry
+    answered = {**carry.answered, **dict.fromkeys(carry.approvals, False)}
+    return structs.replace(carry, approvals={}, answered=answered)

@@ -3,8 +3,8 @@
 An item can therefore be found from its id alone, without an index of items. Input items that a client sent
 without an id get one in the same way.
 
-An id also says whether a model wrote the item after a call, in the same step. Clients that send a history
-again so tell which calls were made at once, and the context is rendered as it was generated.
+An id also says whether a model wrote the item after a call, in the same step. When a client sends a history
+again, its ids therefore tell which calls were made at once, and the context is rendered as it was generated.
 """
 
 import re

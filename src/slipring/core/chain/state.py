@@ -68,6 +68,8 @@ class Carry(Struct, frozen=True):
     """The ids of the items with these lists, by the same labels; without those that have none."""
     approvals: Mapping[str, Approval] = {}
     """Calls that the client has neither approved nor denied, by the id of the request."""
+    answered: Mapping[str, bool] = {}
+    """Whether the client approved a call, by the id of the request. Only grows along a chain."""
 
 
 class Position(Protocol):
@@ -213,6 +215,11 @@ class ResponseState:
         return self.response.id
 
     @property
+    def is_audited(self) -> bool:
+        """Whether it may be refused after its end."""
+        return self.verdicts is not None and self.verdicts.is_audited
+
+    @property
     def refused_by(self) -> str | None:
         """The safety check that has refused this response, or one that it continues, after its end."""
         node: ResponseState | None = self
@@ -347,6 +354,10 @@ class ResponseState:
             own += sum(len(item_id) for item_id in carry.list_ids.values())
         if parent is None or parent.carry.open_calls is not carry.open_calls:
             own += _CALL_BYTES * len(carry.open_calls)
+        if parent is None or parent.carry.approvals is not carry.approvals:
+            own += sum(_CALL_BYTES + len(each.arguments) for each in carry.approvals.values())
+        if parent is None or parent.carry.answered is not carry.answered:
+            own += _CALL_BYTES * len(carry.answered)
         if self.position is not None:
             earlier = parent.position if parent is not None else None
             own += self.position.size_bytes if earlier is None else self.position.unshared_bytes(earlier)

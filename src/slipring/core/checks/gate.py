@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
-from slipring.core.checks.decisions import Decision, When, checks_of, decide
 from slipring.core.checks.inspected_answer import Beginning, InspectedAnswer
 from slipring.core.checks.item_texts import texts_in
-from slipring.core.checks.policies import Policy
+from slipring.core.checks.policies import Decision, Policy, When, checks_of, decide
 from slipring.core.checks.report import Report
 from slipring.core.checks.subjects import UPSTREAM_KINDS, call_text, upstream_subjects
 from slipring.core.checks.verdicts import Kind, Side, Subject, Verdict
@@ -61,7 +60,7 @@ _KINDS: dict[type, Kind] = {
 _WITH_TEXT = (Text, RefusalText, Thought, ThoughtSummary, CallArguments)
 _WHOLE = frozenset({Annotated, UpstreamItemStarted, UpstreamItemEvent, UpstreamItemEnded, Finished})
 """The deltas that may begin or end something that is inspected as a whole."""
-Emit = Callable[[], None]
+Emission = Callable[[], None]
 
 
 class Inspection(Struct, frozen=True):
@@ -94,7 +93,7 @@ class _Held(Struct):
 class _Emission(Struct, frozen=True, eq=False):
     """Something that is emitted once its own texts have passed, and the input."""
 
-    emit: Emit
+    emit: Emission
     owed: _Owed | None
 
 
@@ -220,12 +219,12 @@ class Gate:
             if chosen:
                 self._ask(chosen, when)
 
-    def hold(self, emit: Emit, subjects: Sequence[Subject] = ()) -> None:
+    def hold(self, emit: Emission, subjects: Sequence[Subject] = ()) -> None:
         """Have texts inspected. ``take_emissions`` returns ``emit`` once they have passed, and the input. The
         answer does not wait for them, but its end does."""
         self._emissions.append(_Emission(emit, self._inspect_whole(subjects, is_of_answer=False)))
 
-    def take_emissions(self) -> list[Emit]:
+    def take_emissions(self) -> list[Emission]:
         """What may be emitted now, each returned once. It comes before the deltas that are released now."""
         if not self._emissions or self.holds_input:
             return []

@@ -1,10 +1,10 @@
 """Verdicts about items that tenants have sent or received lately, by what the checks saw of them.
 
 Clients that keep no ids send their whole history with every turn, and any client may try a turn again. An
-item that was inspected under the same policy for the same tenant, and of which the checks saw the same, the
-texts before it included if they read them, is not inspected a second time. No tenant
-learns what another has sent: nothing is shared between them. Past a bound on bytes, the tenant that uses the
-most loses the verdicts that were used longest ago.
+item is not inspected a second time if it was inspected for the same tenant under the same policy, and if the
+checks would see the same as before: the item, and the earlier texts if they read those. Tenants share
+nothing, so none learns what another has sent. Past a bound on bytes, the tenant that uses the most loses the
+verdicts that were used longest ago.
 """
 
 from collections import Counter

@@ -1,17 +1,26 @@
 """Policies: which checks inspect which subjects of a turn, and what follows from their verdicts.
 
-Pure data. The operator configures checks and policies; a request can add checks to its policy and remove
-none.
+The operator configures checks and policies. A request can add checks to the policy of its turn
+(``moderation``), and remove none.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import msgspec
 from msgspec import Struct, structs
 
+from slipring.base.errors import (
+    ApiError,
+    InvalidPrompt,
+    InvalidRequest,
+    Unavailable,
+    UnsupportedParameter,
+    quoted,
+)
 from slipring.core.checks.verdicts import Kind, Side, Subject, Verdict
+from slipring.protocol.requests import ModerationConfig
 
 Action = Literal["flag", "cut", "block"]
 Mode = Literal["hold", "follow", "audit"]
@@ -97,3 +106,143 @@ class Policy(Struct, frozen=True):
 
 
 NO_POLICY = Policy()
+
+
+ALL_CHECKS = "omni-moderation-latest"
+"""The name that stands for all checks of the operator's policy: clients send it by default."""
+
+
+class Policies(Protocol):
+    """The checks of a server, and the policies that apply to one caller."""
+
+    @property
+    def checks(self) -> Mapping[str, Check]:
+        """By name."""
+
+    def policy_of(self, model: str) -> Policy:
+        """The policy of a turn of this model."""
+
+
+class NoPolicies:
+    """Of a server without checks."""
+
+    checks: Mapping[str, Check] = {}
+
+    def policy_of(self, model: str) -> Policy:
+        return NO_POLICY
+
+
+def policy_of_turn(policies: Policies, model: str, asked: ModerationConfig | None) -> Policy:
+    """The policy of a turn of this model that asks for these checks. Raises ``InvalidRequest``."""
+    policy = policies.policy_of(model)
+    return policy if asked is None else policy.with_checks(_added(policies, policy, asked))
+
+
+def _added(policies: Policies, policy: Policy, asked: ModerationConfig) -> Iterator[Check]:
+    sides = asked.policy
+    modes: dict[Side, str] = {
+        "input": "score" if sides is None or sides.input is None else sides.input.mode,
+        "output": "score" if sides is None or sides.output is None else sides.output.mode,
+    }
+    for check in _named(policies, policy, asked.model):
+        for side, mode in modes.items():
+            added = structs.replace(check, subjects=KINDS_OF[side])
+            if mode == "block":
+                yield structs.replace(added, action="block", mode="hold", on_error="closed")
+            else:
+                yield structs.replace(added, action="flag", mode="follow", on_error="open")
+
+
+def _named(policies: Policies, policy: Policy, name: str) -> tuple[Check, ...]:
+    """The checks that a name stands for: one, or all of the policy."""
+    if not policies.checks:
+        raise UnsupportedParameter(
+            "Unsupported parameter: 'moderation' is not supported by this server.", param="moderation"
+        )
+    if name in policies.checks:
+        return (policies.checks[name],)
+    if name == ALL_CHECKS and policy.checks:
+        return policy.checks
+    known = ", ".join(f"'{each}'" for each in policies.checks)
+    raise InvalidRequest(
+        f"Invalid 'moderation.model': {quoted(name)} is not a safety check of this server. It has {known}.",
+        param="moderation.model",
+    )
+
+
+Consequence = Literal["flag", "cut", "fail", "block"]
+"""``fail``: a check gave no answer, and the policy requires one."""
+When = Literal["hold", "follow", "audit"]
+"""When a check inspects a subject: before it is released, while the turn goes on, or after the turn."""
+_STRICTNESS: dict[Consequence, int] = {"flag": 0, "cut": 1, "fail": 2, "block": 3}
+_NO_ANSWER = "it gave no answer"
+
+
+class Decision(Struct, frozen=True):
+    """What follows from the verdict of one check about one subject."""
+
+    consequence: Consequence
+    check: str
+    side: Side
+    kind: Kind
+    ending: Ending = "incomplete"
+
+    @property
+    def stops(self) -> bool:
+        """Whether the turn ends because of it."""
+        return self.consequence != "flag"
+
+    def error(self) -> ApiError:
+        """The error of a turn that is blocked, or fails because a check did. It names the check, and nothing
+        that was inspected."""
+        if self.consequence == "fail":
+            return Unavailable(f"The safety check '{self.check}' is not available. Try again later.")
+        what = "The input" if self.side == "input" else "The answer"
+        return InvalidPrompt(f"{what} was blocked by the safety check '{self.check}'.")
+
+
+def checks_of(policy: Policy, subject: Subject, when: When) -> tuple[Check, ...]:
+    """The checks that inspect a subject at this time.
+
+    Input that is only reported holds up nothing. Input that may be refused always does: no answer to it is
+    released before. Output is inspected as each check says.
+    """
+    return tuple(check for check in policy.on(subject.kind) if _when(check, subject.side) == when)
+
+
+def _when(check: Check, side: Side) -> When:
+    if check.mode == "audit" or side == "output":
+        return check.mode
+    return "follow" if check.action == "flag" else "hold"
+
+
+def decide(subject: Subject, checks: Iterable[Check], verdicts: Sequence[Verdict]) -> Decision | None:
+    """The strictest of the decisions about a subject; None if no check objects.
+
+    A check that is missing from the verdicts counts as one that gave no answer. Input cannot be cut: it is
+    blocked instead.
+    """
+    strictest: Decision | None = None
+    for check in checks:
+        consequence = _consequence(check, answer_of(check, verdicts), subject.side)
+        if consequence is None:
+            continue
+        if strictest is None or _STRICTNESS[consequence] > _STRICTNESS[strictest.consequence]:
+            strictest = Decision(consequence, check.name, subject.side, subject.kind, check.ending)
+    return strictest
+
+
+def answer_of(check: Check, verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict of this check; a failed one if it is missing."""
+    for verdict in verdicts:
+        if verdict.check == check.name:
+            return verdict
+    return Verdict(check.name, check.version, flagged=False, failed=_NO_ANSWER)
+
+
+def _consequence(check: Check, verdict: Verdict, side: Side) -> Consequence | None:
+    if verdict.failed is not None:
+        return "fail" if check.on_error == "closed" else None
+    if not verdict.flagged:
+        return None
+    return "block" if check.action == "cut" and side == "input" else check.action

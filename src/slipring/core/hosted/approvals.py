@@ -11,13 +11,14 @@ from msgspec import Struct, structs
 
 from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import hosted_items, item_ids
-from slipring.core.chain.state import Approval
+from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_items import McpApprovalRequest, McpApprovalResponse, McpCall
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.protocol.items import Item
 
-_APPROVALS = frozenset({"mcp_approval_request", "mcp_approval_response"})
+KINDS = frozenset({"mcp_approval_request", "mcp_approval_response"})
+"""The types of items that ask for approvals and give them."""
 Verify = Callable[[bytes, str], bool]
 """Whether a tag was made over these bytes, for the tenant of the turn."""
 
@@ -37,43 +38,82 @@ def signed_bytes(server: McpTool, approval: Approval) -> bytes:
     return wire.encode((server.server_label, identity, approval.name, approval.arguments))
 
 
-def read(before: Mapping[str, Approval], items: Sequence[Item]) -> list[Approved]:
-    """The calls that these items approve; ``before``: requests in the context before them.
+class Answers(Struct, frozen=True):
+    """What an input answers."""
 
-    Raises ``InvalidRequest`` for a request that the context has already, and for an answer to a request that
-    is unknown, or answered already.
+    approved: list[Approved]
+    items: tuple[Item, ...]
+    """The input without the requests and answers that the context has already."""
+
+
+def read(before: Carry, items: tuple[Item, ...]) -> Answers:
+    """The calls that these items approve; ``before``: of the context before them.
+
+    A client that sends a part of its history again repeats requests and answers: these mean nothing new, and
+    are left out. Raises ``InvalidRequest`` for a request that differs from the one with its id, for an answer
+    to an unknown request, and for a second answer that contradicts the first.
     """
-    if _APPROVALS.isdisjoint([item.type for item in items]):
-        return []
-    waiting = dict(before)
-    have_run = {
-        call.approval_request_id
-        for item in items
-        if item.type == "mcp_call" and isinstance(call := item.body(), McpCall)
-    }
-    approved: list[Approved] = []
-    for index, item in enumerate(items):
-        body = item.body() if item.type in hosted_items.HOSTED else None
+    reading = _Reading(before, items)
+    kept = tuple(item for index, item in enumerate(items) if reading.is_new(item, index))
+    return Answers(reading.approved, kept)
+
+
+class _Reading:
+    def __init__(self, before: Carry, items: Sequence[Item]) -> None:
+        self.approved: list[Approved] = []
+        self._waiting = dict(before.approvals)
+        self._answered = dict(before.answered)
+        self._requests: dict[str, Approval] = dict(before.approvals)
+        """All requests whose call is known, answered or not."""
+        self._have_run = {
+            call.approval_request_id
+            for item in items
+            if item.type == "mcp_call" and isinstance(call := item.body(), McpCall)
+        }
+
+    def is_new(self, item: Item, index: int) -> bool:
+        """Read the next item. Returns whether the context does not have it yet."""
+        body = item.body() if item.type in KINDS else None
         if isinstance(body, McpApprovalRequest) and item.id is not None:
-            if item.id in waiting:
-                raise InvalidRequest(
-                    f"Duplicate item found with id {quoted(item.id)}. Remove duplicate items from your input"
-                    " and try again.",
-                    param="input",
-                )
-            waiting[item.id] = Approval(body.server_label, body.name, body.arguments)
-        elif isinstance(body, McpApprovalResponse):
-            where = f"input[{index}].approval_request_id"
-            request_id = body.approval_request_id
-            approval = waiting.pop(request_id, None)
-            if approval is None:
-                raise InvalidRequest(
-                    f"Invalid '{where}': no approval request {quoted(request_id)} waits for an answer.",
-                    param=where,
-                )
-            if body.approve and request_id not in have_run:
-                approved.append(Approved(request_id, approval, where))
-    return approved
+            return self._read_request(item.id, Approval(body.server_label, body.name, body.arguments))
+        if isinstance(body, McpApprovalResponse):
+            return self._read_answer(body, f"input[{index}].approval_request_id")
+        return True
+
+    def _read_request(self, request_id: str, approval: Approval) -> bool:
+        known = self._requests.setdefault(request_id, approval)
+        if known != approval:
+            raise InvalidRequest(
+                f"Duplicate item found with id {quoted(request_id)}. Remove duplicate items from your input"
+                " and try again.",
+                param="input",
+            )
+        if request_id in self._waiting or request_id in self._answered:
+            return False
+        self._waiting[request_id] = approval
+        return True
+
+    def _read_answer(self, answer: McpApprovalResponse, where: str) -> bool:
+        request_id = answer.approval_request_id
+        if (before := self._answered.get(request_id)) is not None:
+            if before == answer.approve:
+                return False
+            decision = "approved" if before else "denied"
+            raise InvalidRequest(
+                f"Invalid '{where}': the call of the approval request {quoted(request_id)} has been"
+                f" {decision} already.",
+                param=where,
+            )
+        approval = self._waiting.pop(request_id, None)
+        if approval is None:
+            raise InvalidRequest(
+                f"Invalid '{where}': no approval request {quoted(request_id)} waits for an answer.",
+                param=where,
+            )
+        self._answered[request_id] = answer.approve
+        if answer.approve and request_id not in self._have_run:
+            self.approved.append(Approved(request_id, approval, where))
+        return True
 
 
 def require_genuine(approved: Approved, server: McpTool, verify: Verify) -> None:

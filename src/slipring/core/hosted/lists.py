@@ -1,9 +1,9 @@
 """Lists of tools in a context: whether one of them is the list that a request needs.
 
 A list belongs to a server and not to a label: a request may name another server by the label of an earlier
-one, or the same with other credentials. The id of an ``mcp_list_tools`` item therefore ends in a tag over the
-server, which only this server can have made, and a digest of what of the list is shown. Both come back with
-chains, conversations and histories.
+one, or the same with other credentials. The id of an ``mcp_list_tools`` item therefore ends in two values: a
+tag that identifies the MCP server, and that only this server can make, and a digest of the part of the list
+that is shown. Both come back with chains, conversations and histories.
 """
 
 from collections.abc import Callable

@@ -131,14 +131,17 @@ class HostedRequest:
         self.input = items
         if self.is_upstream:
             return
-        self.approved = approvals.read(before.approvals, items)
+        if not before.approvals and approvals.KINDS.isdisjoint([item.type for item in items]):
+            self._input, self.input = items, hosted_items.opened(items)
+            return
+        answers = approvals.read(before, items)
+        self.approved, self._input = answers.approved, answers.items
         if self.approved and not complete:
             where = self.approved[0].where
             raise InvalidRequest(
                 f"Invalid '{where}': only a request that generates an answer can approve a call.", param=where
             )
-        self._input = items
-        opened = hosted_items.opened(items)
+        opened = hosted_items.opened(self._input)
         self.input = approvals.with_denials(before.approvals, opened) if complete else opened
 
     def take_results(self, results: Mapping[str, str], before: Carry) -> None:

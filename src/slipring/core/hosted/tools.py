@@ -1,4 +1,5 @@
-"""The hosted tools of one request: what the driver found out about their servers, and each single tool.
+"""What the driver finds out about the hosted tools of a request: servers, lists and outcomes of calls; and
+the tools that can be called.
 
 The core never calls a server. It asks the driver to resolve the servers of a request (``ResolveTools``), to
 fetch their lists (``ListTools``) and to run calls (``CallTool``), and passes ``ResolvedServer.handle`` back

@@ -58,12 +58,6 @@ class Load(Work[Loaded], frozen=True, eq=False):
     compared_id: str | None = None
     """Of the response that the request is to be compared with."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to load."""
-        named = (self.response_id, self.conversation_id, self.compared_id)
-        return not self.item_ids and all(each is None for each in named)
-
 
 class Resolved(Struct, frozen=True):
     """The hosted tools of a request."""

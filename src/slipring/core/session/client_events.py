@@ -4,14 +4,12 @@ A create, steer or append whose body is invalid still yields a value, with its `
 lane or response, so that the session can refuse it in the right place.
 """
 
-from collections.abc import Mapping
-
 from msgspec import Struct
 
 from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, forget_frames, quoted
 from slipring.core.ports import Betas
 from slipring.protocol import live_input, requests, tool_output, wire
-from slipring.protocol.items import NONE_KNOWN, Item
+from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
 from slipring.protocol.live_input import Append, Steer
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.tool_output import ToolOutputPiece
@@ -82,10 +80,10 @@ class Read(Struct, frozen=True):
 
 
 def read_ahead(
-    frame: bytes | str, betas: Betas, *, digests: bool = False, known: Mapping[bytes, Item] = NONE_KNOWN
+    frame: bytes | str, betas: Betas, *, digests: bool = False, known: Known = NOTHING_KNOWN
 ) -> Read:
     """Decode a frame including the items of a create, with their digests if these are wanted. ``known``:
-    items that were decoded before, by their bytes. For large frames, in a thread."""
+    what was decoded before. For large frames, in a thread."""
     try:
         event = read(frame, betas)
     except ApiError as error:

@@ -14,7 +14,7 @@ from slipring.core.session.lanes import Lanes
 from slipring.core.session.preparation import new_definitions
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
-from slipring.core.turn.steps import pauses, rollout, steer_queue
+from slipring.core.turn.steps import pauses, rollout, steering
 from slipring.core.turn.steps.rollout import AppendRefused
 from slipring.core.turn.turn import Turn
 from slipring.protocol.definitions import Compilable
@@ -37,7 +37,7 @@ class LiveInput(Struct, frozen=True):
             return self.successors.steer(steer, turn, refusing)
         state = cache.find(steer.target)
         lane = self.lanes.lane_of(steer.target, cache)
-        return steer_queue.failed_event(steer, steer_queue.not_running(steer, state), None, lane)
+        return steering.failed_event(steer, steering.not_running(steer, state), None, lane)
 
     def grammars_in(self, append: Append) -> list[Compilable]:
         """The grammars to compile before an append is handled. Raises ``ApiError`` for invalid tools."""

@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
-from slipring.core.chain import cache_diagnostics, input_items, sealed_items
+from slipring.core.chain import hosted_items, input_items, sealed_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.checks.policies import policy_of_turn
 from slipring.core.checks.subjects import definition_text
-from slipring.core.checks.turn_policy import policy_of_turn
 from slipring.core.generation import Job, Model
 from slipring.core.limits import Limits
 from slipring.core.session.actions import Load, Loaded
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import response_object
-from slipring.core.turn.compaction import Compaction, read_plan
+from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
 from slipring.core.turn.output.hosted_calls import HostedCalls
 from slipring.core.turn.request_validation import (
     ENCRYPTED_REASONING,
@@ -40,7 +40,7 @@ from slipring.core.turn.turn_checks import TurnChecks
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, CreateRequest
-from slipring.protocol.responses import CacheDiagnostics, ConversationEcho, Response
+from slipring.protocol.responses import ConversationEcho, Response
 from slipring.protocol.tools import ToolChoice, merged
 
 _INPUT_INDEX = re.compile(r"input\[(\d+)\]")
@@ -57,9 +57,10 @@ def forked_state(request: CreateRequest, lane: str | None, cache: ConnectionCach
     return None
 
 
-def look_up(turn: Turn, shared: SessionState) -> tuple[Bound, Load]:
+def look_up(turn: Turn, shared: SessionState) -> tuple[Bound, Load | None]:
     """Decode the input, and look up the parent and references in the cache: returns what a turn is bound to
-    as far as the connection knows it, and a ``Load`` for the rest, which is empty if nothing is missing."""
+    as far as the connection knows it, and a ``Load`` for the rest; None if nothing is missing and the driver
+    need not be asked."""
     request, parent, cache = turn.asked.request, turn.asked.parent, shared.cache
     items = request.read_items(shared.ports.items.of(turn.asked.tenant))
     request.input = UNSET  # decoded and copied: release the frame
@@ -75,14 +76,12 @@ def look_up(turn: Turn, shared: SessionState) -> tuple[Bound, Load]:
     wanted = frozenset(missing - found.keys())
     compared_id = request.compared_id
     compared = cache.find(compared_id) if compared_id is not None else None
-    load = Load(
-        turn,
-        previous if parent is None else None,
-        wanted,
-        conversation_id,
-        compared_id if compared is None else None,
-    )
-    return Bound(parent, items, found, inserted, compared=compared), load
+    bound = Bound(parent, items, found, inserted, compared=compared)
+    lost_id, unseen_id = previous if parent is None else None, compared_id if compared is None else None
+    absent = (lost_id, conversation_id, unseen_id) != (None, None, None)
+    if not (absent or wanted or shared.asks_each_turn):
+        return bound, None
+    return bound, Load(turn, lost_id, wanted, conversation_id, unseen_id)
 
 
 def bind(turn: Turn, known: Bound, loaded: Loaded, shared: SessionState) -> Bound:
@@ -119,7 +118,9 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     request, parent, generates = asked.request, bound.parent, not asked.request.warms_up
     model, checks, items = _read_items(turn, shared)
     response_id = shared.ports.mint("resp")
-    compaction = read_plan(request, items, model)
+    compaction = None
+    if request.context_management is not None or TRIGGER in [item.type for item in items]:
+        compaction = read_plan(request, items, model)
     if request.rollout:
         require_possible(request, compacts=compaction is not None)
     alone = compaction is not None and compaction.alone
@@ -148,20 +149,7 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
         response_id, calls, hosted.sign if calls is not None else None, turn.conceal if conceals else None
     )
     response = _new_response(turn, draft, head, shared.now)
-    diagnostics = UNSET if request.compared_id is None else _diagnose(turn, draft, head)
-    return Prepared(draft, response, head, open_carry, checks, definitions.grammars, diagnostics), planned
-
-
-def _diagnose(turn: Turn, draft: Draft, head: Head) -> CacheDiagnostics:
-    """Compare the context with that of the response that the client has named for it."""
-    return cache_diagnostics.compare(
-        turn.bound.compared,
-        model=draft.model.name,
-        head=head,
-        settings=draft.settings,
-        parent=turn.bound.parent,
-        input=turn.hosted.input,
-    )
+    return Prepared(draft, response, head, open_carry, checks, definitions.grammars), planned
 
 
 def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | None, tuple[Item, ...]]:
@@ -188,9 +176,9 @@ def _read_input(
     input, and the hosted calls of the response if it may make any. ``complete``: one will be generated."""
     request, hosted, before = turn.asked.request, turn.hosted, input_items.carried(turn.bound.parent)
     hosted.read_input(before, items, complete=complete)
-    carry = input_items.join(before, hosted.input, complete=complete, definitions=definitions)
-    if complete and carry.approvals:
-        carry = structs.replace(carry, approvals={})
+    carry = input_items.join(before, items, complete=complete, definitions=definitions)
+    if complete:
+        carry = hosted_items.denied(carry)
     if (offered := hosted.offer(request, carry)) is None:
         return carry, None
     return carry, HostedCalls(offered.tools, request.max_tool_calls, frozenset(request.include or ()))
@@ -262,7 +250,7 @@ def _plan(
         offer=draft.choice.offer(merged(head.tools.callables, carry.tools)),
         settings=draft.settings,
         generate=not request.warms_up,
-        fork=turn.asked.forks or turn.recognition.match is not None,
+        fork=turn.asked.forks,
         recognised=turn.recognition.match is not None,
         cache_key=request.prompt_cache_key,
         upstream_tools=hosted.upstream_tools,

@@ -11,7 +11,7 @@ from msgspec import structs
 from slipring.base.errors import ApiError, ConnectionLimitReached, InvalidPrompt, forget_frames
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
-from slipring.core.checks.turn_policy import Policies
+from slipring.core.checks.policies import Policies
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
@@ -167,7 +167,7 @@ class Session:
             tenant=self.tenant,
             lane=lane_id,
             size_bytes=size_bytes,
-            error=error or rollout.missing_beta(request, shared.betas),
+            error=error or (rollout.missing_beta(shared.betas) if request.rollout else None),
             detached=detached,
             short_events=shared.betas.short_events,
             parent=forked,

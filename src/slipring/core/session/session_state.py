@@ -3,14 +3,14 @@
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
-from slipring.core.checks.turn_policy import Policies
+from slipring.core.checks.policies import Policies
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import Betas, Ports
 from slipring.core.session.actions import Action, CallTool, Compress, Inspect, Record, Send
 from slipring.core.session.connection_lifetime import ConnectionLifetime
-from slipring.core.session.growing_outputs import GrowingOutputs
 from slipring.core.session.lanes import Lanes
+from slipring.core.session.prefills import GrowingOutputs
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
 from slipring.core.turn import endings, turn_reports
@@ -98,7 +98,7 @@ class SessionState:
             endings.remember(turn, state, self.now)
             self.ports.heads.remember(turn.asked.tenant, turn.asked.request.model, state.head, self.now)
             if state.parent is None:
-                self.ports.items.remember(turn.asked.tenant, turn.asked.request.items, self.now)
+                self.ports.items.remember(turn.asked.tenant, turn.asked.request.pieces, self.now)
         self.compress(self.cache)
 
     def evict_parent(self, turn: Turn, error: ApiError) -> None:

@@ -15,8 +15,8 @@ from slipring.core.ports import Ports
 from slipring.core.session.request_charges import Charges
 from slipring.core.turn import request_validation
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.steps import steer_queue
-from slipring.core.turn.steps.steer_queue import SteerRefused, Steers
+from slipring.core.turn.steps import steering
+from slipring.core.turn.steps.steering import SteerRefused, Steers
 from slipring.core.turn.turn import Inserted, Turn
 from slipring.protocol.events import Event, SteerErrorCode
 from slipring.protocol.items import CALL_OF_OUTPUT, Item
@@ -50,7 +50,7 @@ class Successors:
             self._require_steerable(turn, steer, refusing)
             self._require_room(steers, steer)
         except SteerRefused as refusal:
-            return steer_queue.failed_event(steer, refusal, turn.output, turn.asked.lane)
+            return steering.failed_event(steer, refusal, turn.output, turn.asked.lane)
         self._size_bytes += steer.size_bytes
         self._charges.take(steers, steer.size_bytes)
         accepted = steers.accept(steer, self._ports.mint("steer"))
@@ -72,9 +72,9 @@ class Successors:
             return self._fail(steers, "response_not_active", why, is_blocked=turn.is_blocked), None
         if refusing is not None:
             return self._fail_successor(steers, refusing), None
-        if steer_queue.requires_input(state):
+        if steering.requires_input(state):
             self._waiting[steers.response_id] = steers
-            return steers.pending(steer_queue.required_input(state.output, state.carry)), None
+            return steers.pending(steering.required_input(state.output, state.carry)), None
         return [], self._successor(turn, state, steers)
 
     def add_steers(self, turn: Turn, sent: tuple[Item, ...]) -> tuple[tuple[Item, ...], Inserted]:

@@ -104,10 +104,10 @@ class TurnProgram:
         self._pin(known.parent)
         if not turn.asked.forks:
             self._end_growth(turn.asked.request.previous_response_id)
-        must_load = shared.asks_each_turn or not missing.is_empty
-        turn.bound = preparation.bind(turn, known, await missing if must_load else Loaded(), shared)
+        loaded = await missing if missing is not None else Loaded()
+        turn.bound = preparation.bind(turn, known, loaded, shared)
         self._pin(turn.bound.parent)
-        if must_load and turn.bound.parent is not None and not turn.asked.forks:
+        if missing is not None and turn.bound.parent is not None and not turn.asked.forks:
             self._end_growth(turn.bound.parent.id)  # a conversation is continued at its last response
         turn.stages.lap("resolve")
         with preparation.in_clients_terms(turn):

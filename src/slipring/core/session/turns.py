@@ -11,7 +11,7 @@ from typing import Any
 from slipring.base.errors import ApiError, ServerError
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.verdicts import Verdict
-from slipring.core.generation import Delta, Prefill
+from slipring.core.generation import Emit, Prefill
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
 from slipring.core.session.actions import (
     Action,
@@ -28,14 +28,14 @@ from slipring.core.session.actions import (
     StartPrefill,
     Work,
 )
-from slipring.core.session.foreseen_job import foreseen_job
+from slipring.core.session.prefills import foreseen_job
 from slipring.core.session.session_state import SessionState
 from slipring.core.session.turn_program import TurnProgram
 from slipring.core.turn import turn_reports
 from slipring.core.turn.steps import pauses
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import Deliver, Turn
 from slipring.core.turn.waits import ENDED, Blocked, CutShort, Interrupted, News, Wait
-from slipring.protocol.events import Error, Event
+from slipring.protocol.events import Error
 
 _Run = Coroutine[Wait[Any], Any, Turn | None]
 
@@ -194,18 +194,10 @@ class Turns:
             self._stop(turn, Interrupted(ServerError()))
         return self._shared.take_actions()
 
-    def deltas(self, work: Generate, deltas: list[Delta]) -> list[Event]:
-        """The engine produced deltas; returns the events to send.
-
-        Hot path, called once per token of every answer: it returns events directly instead of actions.
-        """
-        turn = work.turn
-        if turn.wait is not work:
-            return []
-        if turn.has_begun:
-            return turn.feed(deltas)
-        self._shared.successors.commit(turn)
-        return turn.accept(deltas)
+    def emitter(self, work: Generate, deliver: Deliver) -> Emit:
+        """What an engine emits the deltas of a job to. Their events are delivered at once, not as actions:
+        they are as many as the tokens of an answer."""
+        return work.turn.emitter(work, deliver, self._shared.successors.commit)
 
     # What happens beside the work of a turn.
 

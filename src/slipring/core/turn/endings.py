@@ -8,20 +8,18 @@ it. A failed step whose model has called hosted tools is kept as far as it came:
 effects, and must not be made again.
 """
 
-from msgspec import UNSET, Raw, structs
+from msgspec import UNSET, Raw, UnsetType, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
-from slipring.core.chain import hosted_items, input_items
-from slipring.core.chain.cache_diagnostics import confirmed
+from slipring.core.chain import cache_diagnostics, hosted_items, input_items
 from slipring.core.chain.state import Position, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts
-from slipring.core.generation import Finished
+from slipring.core.generation import Accepted, Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.turn import NO_TOKENS, Ended, Turn
-from slipring.core.turn.turn_checks import is_audited
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
-from slipring.protocol.responses import IncompleteDetails, Response
+from slipring.protocol.responses import CacheDiagnostics, IncompleteDetails, InputTransformation, Response
 
 
 def finish(turn: Turn, now: float) -> tuple[list[Event], Ended]:
@@ -51,14 +49,14 @@ def finish(turn: Turn, now: float) -> tuple[list[Event], Ended]:
     closing += [*(turn.end_calls() if turn.is_calling else ()), *turn.return_held()]
     finished = turn.without_dropped(finished)
     response = structs.replace(
-        prepared.response,
+        _transformed(turn, prepared.response),
         status="completed" if stopped else "incomplete",
         completed_at=int(now) if stopped else None,
         incomplete_details=None if reason == "stop" else IncompleteDetails.of(reason),
         output=turn.output.raw_items(),
-        usage=response_object.usage(finished),
+        usage=response_object.usage(finished, turn.asked.request.cache_lifetime),
         stop_sequence=(finished.stop_sequence if stopped else None) or UNSET,
-        prompt_cache_diagnostics=confirmed(prepared.diagnostics, finished),
+        prompt_cache_diagnostics=_diagnostics(turn, finished),
         moderation=prepared.checks.moderation if prepared.checks is not None else UNSET,
     )
     state = _new_state(turn, response, turn.output.items, finished.position, cut_off=not stopped)
@@ -66,6 +64,43 @@ def finish(turn: Turn, now: float) -> tuple[list[Event], Ended]:
         # Its last step answered nothing, so that the items do not show that it has read the outputs.
         state.position = None
     return closing, Ended(None, response, finished, state)
+
+
+def _diagnostics(turn: Turn, finished: Finished) -> CacheDiagnostics | UnsetType:
+    """Where the context departs from that of the response that the client has named for it."""
+    if turn.asked.request.compared_id is None:
+        return UNSET
+    prepared, planned = turn.prepared, turn.planned
+    assert prepared is not None
+    continued = planned.job.parent if planned.job is not None else None
+    asked = cache_diagnostics.Asked(
+        model=prepared.draft.model.name,
+        head=turn.head,
+        settings=prepared.draft.settings,
+        parent=turn.bound.parent,
+        input=turn.hosted.input,
+    )
+    processed = cache_diagnostics.Processed(
+        accepted=turn.progress.accepted or Accepted(),
+        finished=finished,
+        continued_id=continued.id if continued is not None else None,
+        is_compacted=planned.compaction is not None and planned.compaction.is_done,
+    )
+    return cache_diagnostics.compare(turn.bound.compared, asked, processed)
+
+
+def _transformed(turn: Turn, response: Response) -> Response:
+    """The response with the reasoning items that the model did not read."""
+    accepted = turn.progress.accepted
+    withheld = accepted.withheld_thoughts if accepted is not None else ()
+    # Where a client leaves thoughts out of its history, the items do not show which the model has read.
+    if not withheld or turn.asked.request.restores_thoughts:
+        return response
+    return structs.replace(
+        response,
+        reasoning=structs.replace(response.reasoning, context="current_turn"),
+        input_transformations=[InputTransformation(id) for id in withheld],
+    )
 
 
 def fail(turn: Turn, error: ApiError, *, keeps_steps: bool) -> tuple[list[Event], Ended]:
@@ -87,7 +122,8 @@ def fail(turn: Turn, error: ApiError, *, keeps_steps: bool) -> tuple[list[Event]
         return closing, Ended(error, response, finished)
     items, spent, position, cut_off = kept
     output = [Raw(item.raw) for item in items]
-    response = structs.replace(response, output=output, usage=response_object.usage(spent))
+    usage = response_object.usage(spent, turn.asked.request.cache_lifetime)
+    response = structs.replace(response, output=output, usage=usage)
     return closing, Ended(
         error, response, finished, _new_state(turn, response, items, position, cut_off=cut_off)
     )
@@ -152,7 +188,7 @@ def _new_state(
     )
     if prepared.checks is not None:
         state.verdicts = prepared.checks.verdicts(parent)
-    elif is_audited(parent):
+    elif parent is not None and parent.is_audited:
         state.verdicts = NodeVerdicts(b"", is_audited=True)
     return state
 
@@ -173,4 +209,11 @@ def remember(turn: Turn, state: ResponseState, now: float) -> None:
     if accepted is not None and accepted.dropped_items:
         return  # the context is not what its items say, and neither is any that continues it
     is_shared = accepted is not None and accepted.fallback is None and turn.planned.compaction is None
-    turn.recognition.remember(state, turn.ended.finished, is_shared=is_shared, now=now)
+    steps = turn.planned.steps
+    turn.recognition.remember(
+        state,
+        turn.ended.finished,
+        is_shared=is_shared,
+        unanswered=None if steps is None else steps.unanswered,
+        now=now,
+    )

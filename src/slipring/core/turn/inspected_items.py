@@ -1,4 +1,4 @@
-"""The items of one turn that its policy inspects: each of them once.
+"""Finds the items of a turn that its policy has to inspect, so that each is inspected once.
 
 Most of a context was inspected before: by the turns of its chain, or when the client sent the same items
 earlier. ``InspectedItems`` finds what was not, gives it to the turn's gate, and remembers the verdicts for
@@ -14,9 +14,9 @@ from hashlib import sha256
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
-from slipring.core.checks.decisions import checks_of, decide
 from slipring.core.checks.gate import Gate
 from slipring.core.checks.known_verdicts import KnownVerdicts
+from slipring.core.checks.policies import checks_of, decide
 from slipring.core.checks.subjects import definition_text, is_models, result_text
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Job

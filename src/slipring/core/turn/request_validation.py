@@ -53,7 +53,7 @@ def read_settings(
         )
     text = request.text
     text_format = requests.read_format(text.format, definitions=definitions) if text is not None else None
-    effort = request.reasoning.effort if request.reasoning is not None else None
+    reasoning = request.reasoning or requests.ReasoningConfig()
     parallel = request.parallel_tool_calls
     return Settings(
         format=text_format or carry.format or TEXT,
@@ -69,8 +69,10 @@ def read_settings(
         top_logprobs=request.top_logprobs or 0,
         parallel_tool_calls=True if parallel is None else parallel,
         max_tool_calls=request.max_tool_calls,
-        effort=effort or carry.effort or defaults.effort,
+        effort=reasoning.effort or carry.effort or defaults.effort,
+        reasoning_context=requests.effective_context(reasoning.context),
         truncation=request.truncation or "disabled",
+        pattern=request.answer_pattern,
     )
 
 

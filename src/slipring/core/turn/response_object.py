@@ -5,8 +5,9 @@ from msgspec import UNSET, Raw, structs
 from slipring.base.errors import ApiError, ExternalConnectorError, RateLimited, Unavailable
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Finished, Settings
-from slipring.protocol.requests import TEXT, CreateRequest
+from slipring.protocol.requests import TEXT, CacheLifetime, CreateRequest
 from slipring.protocol.responses import (
+    CacheWriteDetails,
     ConnectorFailure,
     InputTokensDetails,
     Outage,
@@ -78,13 +79,18 @@ def without_definitions(response: Response) -> Response:
     return structs.replace(shortened(response), text=text, tool_choice=AUTO.echo)
 
 
-def usage(finished: Finished) -> Usage:
-    """Token usage in the form of the response object."""
+def usage(finished: Finished, lifetime: CacheLifetime = "30m") -> Usage:
+    """Token usage in the form of the response object. ``lifetime``: what the request asks of caches."""
+    written = finished.input_tokens - finished.cached_tokens
+    is_long = lifetime == "12h"
     return Usage(
         input_tokens=finished.input_tokens,
         input_tokens_details=InputTokensDetails(
             cached_tokens=finished.cached_tokens,
-            cache_write_tokens=finished.input_tokens - finished.cached_tokens,
+            cache_write_tokens=written,
+            cache_write_tokens_details=CacheWriteDetails(
+                ttl_30m_tokens=0 if is_long else written, ttl_12h_tokens=written if is_long else 0
+            ),
         ),
         output_tokens=finished.output_tokens,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=finished.reasoning_tokens),

@@ -1,5 +1,9 @@
-"""A stopwatch for the stages of a turn. The clock is injected."""
+"""The stages of a turn: a stopwatch with an injected clock, and the progress of the engine's job, which ends
+some of them."""
 
+from collections.abc import Awaitable
+
+from slipring.core.generation import Accepted, Begun, Delta, Prefilled
 from slipring.core.ports import Clock
 from slipring.protocol.timing import Stage, StageName
 
@@ -27,9 +31,11 @@ class Stages:
         self.laps.append(Stage(name, start_ms, int((now - start) * 1e6 + 0.5) / 1000))
         self._last = now
 
-    def wait_for_client(self, seconds: float) -> None:
-        """Generation has waited for the client to read."""
-        self.send_s += seconds
+    async def while_client_reads(self, waiting: Awaitable[None]) -> None:
+        """Wait until the client has read more, and count the time."""
+        before = self._clock()
+        await waiting
+        self.send_s += self._clock() - before
 
     def fold(self) -> None:
         """Bound the list: above 400 stages, replace the oldest 200 by one named ``rollout``."""
@@ -53,3 +59,48 @@ class Stages:
 def as_ms(seconds: float) -> float:
     """Milliseconds with three decimals; takes less than half the time of ``round``."""
     return int(seconds * 1e6 + 0.5) / 1000
+
+
+_REPORTS = frozenset({Accepted, Begun, Prefilled})
+"""Deltas that report progress before the first output."""
+
+
+class JobProgress:
+    """How far the engine is with the current job of a turn, up to its first output.
+
+    Each report ends a stage of the turn.
+    """
+
+    __slots__ = ("_stages", "accepted", "is_begun", "is_prefilled", "is_rendered")
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+        self.accepted: Accepted | None = None
+        """What the engine said when it accepted the jobs so far; None before the response is created."""
+        self.is_rendered = self.is_begun = self.is_prefilled = False
+
+    def read(self, deltas: list[Delta], *, has_ended: bool) -> list[Delta]:
+        """Take the reports out of a job's first deltas; returns the others. ``has_ended``: these are the
+        last."""
+        if not self.is_rendered:
+            self.is_rendered = True
+            accepted = next((delta for delta in deltas if type(delta) is Accepted), Accepted())
+            self.accepted = accepted if self.accepted is None else accepted.after(self.accepted)
+            self._stages.lap("render")
+        kinds = set(map(type, deltas))
+        if Begun in kinds:
+            self.is_begun = True
+            self._stages.lap("engine_queue")
+        rest = [delta for delta in deltas if type(delta) not in _REPORTS]
+        if rest or has_ended or Prefilled in kinds:
+            self.is_begun = self.is_prefilled = True
+            self._stages.lap("prefill")
+        return rest
+
+    def open(self) -> None:
+        """The response is created, before or with the first report."""
+        self.accepted = Accepted()
+
+    def end_job(self) -> None:
+        """The next job begins anew."""
+        self.is_rendered = self.is_begun = self.is_prefilled = False

@@ -5,21 +5,23 @@ into events through ``Output``. Lanes, queues and caches belong to the session; 
 the engine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec import UNSET, Struct, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
-from slipring.core.chain import input_items, item_ids
+from slipring.core.chain import hosted_items, input_items, item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import OpenCall, ResponseState
-from slipring.core.checks.gate import Emit, Inspection
+from slipring.core.chain.state import Carry, OpenCall, ResponseState
+from slipring.core.checks.gate import Emission, Inspection
 from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import (
+    Accepted,
     Delta,
+    Emit,
     Finished,
     FinishReason,
     Job,
@@ -33,13 +35,12 @@ from slipring.core.ports import Ports
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, Plan
-from slipring.core.turn.job_progress import JobProgress
 from slipring.core.turn.output.hosted_lists import HostedLists
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.recognition import Recognition
-from slipring.core.turn.stages import Stages
+from slipring.core.turn.stages import JobProgress, Stages
 from slipring.core.turn.steps.rollout import Rollout
-from slipring.core.turn.steps.steer_queue import Steers
+from slipring.core.turn.steps.steering import Steers
 from slipring.core.turn.steps.steps import Steps
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.core.turn.waits import QUEUED, Wait
@@ -49,7 +50,7 @@ from slipring.protocol.events import Event
 from slipring.protocol.hosted.mcp_items import error_text
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import CacheDiagnostics, Response
+from slipring.protocol.responses import Response
 from slipring.protocol.tools import ToolChoice
 
 _TERMINAL: dict[str, type[events.ResponseEvent]] = {
@@ -57,6 +58,8 @@ _TERMINAL: dict[str, type[events.ResponseEvent]] = {
     "incomplete": events.Incomplete,
     "failed": events.Failed,
 }
+Deliver = Callable[[list[Event]], Awaitable[None] | None]
+"""Delivers events to a client; returns an awaitable if the next ones have to wait for it."""
 NO_TOKENS = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
 """The end of a job that did not run to its end."""
 
@@ -155,8 +158,6 @@ class Prepared(Struct, frozen=True, eq=False):
     """Set if a policy applies."""
     grammars: list[Compilable]
     """To be compiled before the engine gets a job."""
-    diagnostics: CacheDiagnostics | UnsetType = UNSET
-    """Where the context departs from another one, if the client wants to know."""
 
 
 class Planned(Struct, frozen=True, eq=False):
@@ -367,21 +368,50 @@ class Turn:
 
     # While the engine runs.
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether deltas may cause inspections or hosted calls. Does not change during a job."""
+        return self.checks is not None or self.output.hosted is not None
+
+    def emitter(self, work: Wait[Any], deliver: Deliver, begin: Callable[["Turn"], None]) -> Emit:
+        """What takes the deltas of a job, and delivers their events. ``begin`` is called before the first
+        ones of the turn. Deltas of a job that the turn no longer waits for have no effect."""
+        is_watched = self.is_watched
+
+        def emit(deltas: list[Delta]) -> Awaitable[None] | None:
+            # Hot path: runs once per token of every answer.
+            if self.wait is not work:
+                return None
+            if self.has_begun:
+                emitted = self.feed(deltas)
+            else:
+                begin(self)
+                emitted = self.accept(deltas)
+            waiting = deliver(emitted)
+            # What delivers the events of a watched turn waits for more than the client.
+            return waiting if waiting is None or is_watched else self.stages.while_client_reads(waiting)
+
+        return emit
+
     def accept(self, deltas: list[Delta]) -> list[Event]:
         """Process the engine's first deltas: the events that create the response come first."""
-        opening = self.opening()
+        accepted = next((delta for delta in deltas if type(delta) is Accepted), None)
+        opening = self.opening(None if accepted is None else accepted.prompt_tokens)
         if self.is_compacting:
             opening += self.output.open_compaction()
         opening += self.feed(deltas)
         self.has_begun = True
         return opening
 
-    def opening(self) -> list[Event]:
-        """The events that begin the response; none if it has begun."""
+    def opening(self, prompt_tokens: int | None = None) -> list[Event]:
+        """The events that begin the response; none if it has begun. ``prompt_tokens``: of its context, if the
+        engine has counted them."""
         if self.progress.accepted is not None:
             return []
         self.progress.open()
         shown = self._shown()
+        if prompt_tokens is not None and self.asked.request.announces_prompt:
+            shown = structs.replace(shown, prompt_tokens=prompt_tokens)
         kinds = [events.InProgress] if self.asked.detached else [events.Created, events.InProgress]
         if self.asked.request.warms_up:
             kinds = kinds[:1]
@@ -400,7 +430,7 @@ class Turn:
         holds = is_blocked or (checks is not None and checks.holds_definitions)
         return response_object.without_definitions(response) if holds else response
 
-    def emit(self, emit: Emit) -> None:
+    def emit(self, emit: Emission) -> None:
         """Emit something once the input has passed. What is emitted now is among the events of the output."""
         if self.checks is None:
             emit()
@@ -498,7 +528,8 @@ class Turn:
         assert prepared is not None
         assert compaction is not None
         items = compaction.conclude()
-        prepared.carry.replace(input_items.join(input_items.NOTHING, items, complete=False))
+        answered = hosted_items.denied(prepared.carry.current).answered
+        prepared.carry.replace(input_items.join(Carry(answered=answered), items, complete=False))
         if prepared.checks is not None:
             prepared.checks.add(items)
         self.emit(partial(self.output.close_compaction, items, self.conceal(items)))

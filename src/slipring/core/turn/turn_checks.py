@@ -1,17 +1,15 @@
 """The checks of one turn: its gate, the items that it inspects, and what their verdicts lead to."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 
-from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec import Struct, structs
 
 from slipring.base.errors import ApiError
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
-from slipring.core.checks.decisions import checks_of, decide
-from slipring.core.checks.gate import Emit, Gate, Inspection
+from slipring.core.checks.gate import Emission, Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.policies import Policy
+from slipring.core.checks.policies import Policy, checks_of, decide
 from slipring.core.checks.report import Report
 from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
@@ -130,20 +128,20 @@ class TurnChecks:
 
     # What is emitted besides the answer.
 
-    def hold(self, emit: Emit) -> None:
+    def hold(self, emit: Emission) -> None:
         """Have something emitted once the input has passed."""
         self._gate.hold(emit)
 
-    def hold_result(self, emit: Emit, call: Item, item: Item, outcome: CallOutcome) -> None:
+    def hold_result(self, emit: Emission, call: Item, item: Item, outcome: CallOutcome) -> None:
         """Have the result of a hosted call emitted once it has passed. ``call``, ``item``: the call and its
         output as the next step reads them."""
         self._gate.hold(emit, self._items.of_result(call, item, outcome))
 
-    def hold_message(self, emit: Emit, name: str, text: str) -> None:
+    def hold_message(self, emit: Emission, name: str, text: str) -> None:
         """Have something emitted once this text of a hosted tool has passed."""
         self._gate.hold(emit, [Subject("input", "tool_output", text, name=name)])
 
-    def take_emissions(self) -> list[Emit]:
+    def take_emissions(self) -> list[Emission]:
         """What may be emitted now."""
         return self._gate.take_emissions()
 
@@ -274,7 +272,8 @@ class TurnChecks:
         audits = any(check.mode == "audit" for check in policy.checks)
         # A check that gave no answer has inspected nothing.
         digest = b"" if self._gate.unanswered("input", "output") else policy.digest
-        return NodeVerdicts(digest, self._gate.report.findings, audits or is_audited(parent))
+        is_audited = audits or (parent is not None and parent.is_audited)
+        return NodeVerdicts(digest, self._gate.report.findings, is_audited)
 
     def audit(self, state: ResponseState, *, is_stored: bool) -> Audit | None:
         """The response has ended: what remains to be inspected of it. What was cut is inspected again if a
@@ -285,13 +284,3 @@ class TurnChecks:
             return None
         inspection = Inspection(0, subjects, self._gate.policy, "audit")
         return Audit(self._tenant, state, inspection, self._items, is_stored)
-
-
-def is_audited(state: ResponseState | None) -> bool:
-    """Whether a response may be refused after its end."""
-    return state is not None and state.verdicts is not None and state.verdicts.is_audited
-
-
-def safety_id(identifier: str | None) -> str | UnsetType:
-    """A digest by which operators recognise a user of their client, without knowing who it is."""
-    return UNSET if identifier is None else blake2b(identifier.encode(), digest_size=8).hexdigest()

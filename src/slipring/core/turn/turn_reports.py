@@ -1,15 +1,15 @@
 """Reports of turns: their stages, tokens and sizes, for the log, metrics, traces and the live page."""
 
 from functools import reduce
+from hashlib import blake2b
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, UnsetType, structs
 
 from slipring.base.errors import ApiError
 from slipring.core.generation import Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.stages import as_ms
 from slipring.core.turn.turn import Turn
-from slipring.core.turn.turn_checks import safety_id
 from slipring.protocol.timing import Mark, StageName, TurnReport
 
 _ID_LENGTH = 64
@@ -87,7 +87,7 @@ def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False
         input_check_ms=turn.checks.input_ms if turn.checks is not None else UNSET,
         flagged_by=(turn.checks.flagged_by or UNSET) if turn.checks is not None else UNSET,
         withheld=(turn.checks.withheld or UNSET) if turn.checks is not None else UNSET,
-        safety_id=safety_id(turn.asked.request.safety_identifier),
+        safety_id=_safety_id(turn.asked.request.safety_identifier),
     )
     if accepted is None or turn.response is None:
         return report
@@ -101,6 +101,7 @@ def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False
         model=turn.response.model,
         input_items=len(turn.input),
         recognised_items=turn.recognition.items or UNSET,
+        departed=turn.recognition.departed or UNSET,
         send_ms=as_ms(stages.send_s),
         tokens=response_object.counts(accepted, finished) if finished is not None else UNSET,
         fallback=accepted.fallback or UNSET,
@@ -156,3 +157,8 @@ def _marks(turn: Turn) -> tuple[Mark, ...]:
         "background": turn.asked.detached,
     }
     return tuple(mark for mark, applies in marks.items() if applies)
+
+
+def _safety_id(identifier: str | None) -> str | UnsetType:
+    """A digest by which operators recognise a user of their client, without knowing who it is."""
+    return UNSET if identifier is None else blake2b(identifier.encode(), digest_size=8).hexdigest()

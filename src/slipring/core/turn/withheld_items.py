@@ -1,11 +1,12 @@
-"""Withholds what a tenant was refused before from the models that its later turns ask.
+"""Replaces items that a safety check refused in an earlier turn, so that no model of a later turn reads them.
 
 Many clients keep a message that was refused, and send it again with the next one. If that were refused too,
 they would never get an answer again; if it were let through, a model would read what was refused. So a
 placeholder stands for the item, and the turn goes on with what is behind it.
 
 A request that ends with what was refused is refused again, and so is one that is the same as before from the
-refused item on: it brings nothing else to answer.
+refused item on: it brings nothing else to answer. Nor does a message of the developer: clients add reminders
+behind what their users say, and change them when they try again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,19 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from slipring.core.chain import hosted_items
-from slipring.core.checks.decisions import Decision, decide
 from slipring.core.checks.known_verdicts import Known, KnownVerdicts
 from slipring.core.checks.placeholders import placeholder
-from slipring.core.checks.policies import Policy
+from slipring.core.checks.policies import Decision, Policy, decide
 from slipring.core.checks.subjects import subject_of
 from slipring.core.checks.verdicts import Subject
 from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open
 from slipring.protocol.hosted.mcp_items import McpCall
 from slipring.protocol.item_digests import content_digest
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, Message
 
-_ASKS_NOTHING = frozenset({"additional_tools", "configuration_update"})
-"""Items behind which a model has no more to answer than before them."""
 _DIGEST_BYTES = 12
 
 
@@ -116,7 +114,9 @@ def withheld(
         for index, item in enumerate(items)
         if (refusal := refusals.of(item, index, digests.get(id(item)), context)) is not None
     }
-    last = max(_asking(items, refused), default=-1)
+    if not refused:
+        return items, {}
+    last = _last_asking(items, refused)
     behind = Behind(items, digests)
     together, why = list(items), {}
     for index, refusal in refused.items():
@@ -128,11 +128,21 @@ def withheld(
     return tuple(together), why
 
 
-def _asking(items: tuple[Item, ...], refused: Mapping[int, Refusal]) -> Iterator[int]:
-    """The indexes of the items that a model can answer."""
-    for index, item in enumerate(items):
-        if index not in refused and item.type not in _ASKS_NOTHING:
-            yield index
+def _last_asking(items: tuple[Item, ...], refused: Mapping[int, Refusal]) -> int:
+    """The index of the last item that a model can answer; -1 if there is none."""
+    for index in range(len(items) - 1, -1, -1):
+        if index not in refused and not _asks_nothing(items[index]):
+            return index
+    return -1
+
+
+def _asks_nothing(item: Item) -> bool:
+    """Whether a model has no more to answer behind an item than before it."""
+    if item.type != "message":
+        return item.type in ("additional_tools", "configuration_update")
+    body = item.body()
+    assert isinstance(body, Message)
+    return body.role in ("developer", "system")
 
 
 def _parts(item: Item, index: int) -> Iterator[tuple[Item, bool]]:

@@ -1,4 +1,4 @@
-"""Chunks that are not as the API has them: what they mean is read, and nothing else is lost.
+"""Reads chunks that differ from the API's form: takes what they mean, and loses nothing else of the answer.
 
 Content comes as an object, as a list of strings or as a number, a finish reason as `false`, arguments as an
 object, one call without a list around it. Only the frame has to be right: choices are objects in a list, and

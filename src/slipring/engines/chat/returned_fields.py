@@ -2,9 +2,9 @@
 
 Gemini refuses the second step of a tool loop without the signatures of its calls (`extra_content`).
 OpenRouter loses a model's thoughts without `reasoning_details`. LiteLLM has `provider_specific_fields`. They
-are kept with the response and are sent to the server that wrote them and to no other. Encoded messages have
-them. Where these are lost, by a restart or because another node continues the chain, the context is encoded
-again, and the fields are found by the ids of its items.
+are kept with the response and are sent to the server that wrote them and to no other. Encoded messages
+contain them. If the encoded messages are lost, by a restart or because another node continues the chain, the
+context is encoded again, and the fields are found by the ids of its items.
 """
 
 from collections.abc import Iterator, Sequence

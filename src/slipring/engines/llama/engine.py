@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Raw, structs
 
 from slipring.base.errors import PermissionDenied
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Emit, Job, Model, Prefill, deliver
+from slipring.core.generation import Begun, Capabilities, Delta, Emit, Job, Model, Prefill, deliver
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.constraints.answer_grammar import constrains_calls, grammar_of
@@ -28,7 +28,7 @@ from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.remote.answer_reader import CutOff
 from slipring.engines.sharing import Borrowed, Host, Share
-from slipring.engines.tokens.job_rendering import count, foresee, position_of, prefetch, render
+from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.observation import live
 from slipring.prompts.rendering import Rendered, Rendering
 
@@ -142,8 +142,7 @@ class LlamaEngine(Engine):
         constraint = await self._constraint(job, rendering)
         async with self._summaries if job.is_summary else nullcontext():
             with self._queue.ticket(job.tenant) as ticket:
-                accepted = Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)
-                await deliver(emit, [accepted])
+                await deliver(emit, [accepted(job, self.renderer, rendering)])
                 await ticket.turn()
                 await self._queue.spare_ended()  # the slot of a prefill can be copied, or used, once free
                 last = await self._answer(job, rendering, constraint, emit)

@@ -1,7 +1,8 @@
 """Admission to an engine: how many jobs run at once, who waits, and what happens when the engine fails.
 
-- At most ``max_jobs`` jobs run at once. The others wait, tenants in turn, up to a bound; past it they are
-  refused. A tenant that fills the queue does not keep others out of it: its latest jobs make room for theirs.
+- At most ``max_jobs`` jobs run at once. The others wait, tenants in turn or in the order of a
+  ``LoopSchedule``, up to a bound; past it they are refused. A tenant that fills the queue does not keep
+  others out of it: its latest jobs make room for theirs.
 - After several failures in a row of a model its jobs are refused at once, and the engine is probed until it
   answers.
 - An attempt that fails before its answer begins is repeated, after a pause with jitter, or the pause that the
@@ -13,7 +14,7 @@ import contextlib
 import logging
 import random
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from msgspec import structs
 from slipring.base.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable, forget_frames
 from slipring.core.generation import Accepted, Begun, Emit, deliver
 from slipring.engines.options import option
+from slipring.engines.scheduling.loop_schedule import REVIEW_S, LoopSchedule, Need
+from slipring.engines.scheduling.loop_schedule import Turn as LoopTurn
 from slipring.observation import live
 
 log = logging.getLogger("slipring")
@@ -62,18 +65,27 @@ class RequestFailed(Retryable):
 
 
 class JobQueue:
-    """Lets ``max_jobs`` jobs run at once; up to ``max_waiting`` more wait, tenants in turn."""
+    """Lets ``max_jobs`` jobs run at once; ``max_waiting`` more wait, tenants in turn or by a schedule."""
 
     def __init__(self, max_jobs: int, max_waiting: int) -> None:
         self._max_jobs = max_jobs
         self._max_waiting = max_waiting
         self._running = 0
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # next tenant first
+        self._waiting: OrderedDict[str, deque[Ticket]] = OrderedDict()  # next tenant first
         self._waiters = 0
+        self._schedule: LoopSchedule | None = None
+        self._scheduled: dict[LoopTurn, Ticket] = {}
+        """The tickets that wait, by their turn in the schedule."""
+        self._review: asyncio.TimerHandle | None = None
+        """The schedule decides again when some time has passed, while anyone waits."""
         self._changes: set[asyncio.Future[None]] = set()
         """Completed when a job begins, waits or ends."""
         self._spare: set[asyncio.Future[None]] = set()
         """The work of ``run_spare`` that has not ended."""
+
+    def follow(self, schedule: LoopSchedule) -> None:
+        """Run jobs in the order of a schedule from now on. Every job then says what it needs."""
+        self._schedule = schedule
 
     @property
     def running(self) -> int:
@@ -91,13 +103,13 @@ class JobQueue:
             raise _too_busy()
 
     @contextmanager
-    def ticket(self, tenant: str) -> Iterator["Ticket"]:
+    def ticket(self, tenant: str, need: Need | None = None) -> Iterator["Ticket"]:
         """Take a place, or one in the tenant's queue. Raises ``RateLimited`` if the queue is full and no
         tenant has more jobs in it than this one."""
         self.require_room(tenant)
         if self._is_full:
             self._make_room(tenant)
-        ticket = Ticket(self, tenant)
+        ticket = Ticket(self, tenant, need)
         try:
             yield ticket
         finally:
@@ -152,20 +164,42 @@ class JobQueue:
             if not change.done():
                 change.set_result(None)
 
-    def _enter(self, tenant: str) -> asyncio.Future[None] | None:
-        """Start a job (None), or append it to the tenant's queue (done when it may start)."""
+    def _enter(self, ticket: "Ticket", need: Need | None) -> None:
+        """Start a job, or append it to the tenant's queue."""
         self._changed()
-        if self._running < self._max_jobs:
+        if self._schedule is None and self._running < self._max_jobs:
             self._running += 1
-            return None
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
+            return
+        ticket.start = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(ticket.tenant, deque()).append(ticket)
         self._waiters += 1
-        return turn
+        if self._schedule is not None:
+            assert need is not None
+            ticket.scheduled = self._schedule.ask(ticket.tenant, need, _now())
+            self._scheduled[ticket.scheduled] = ticket
+            self._start_scheduled(self._schedule)
+
+    def _start(self, ticket: "Ticket") -> None:
+        assert ticket.start is not None
+        ticket.start.set_result(None)
+        self._unqueue(ticket)
+        self._running += 1
+
+    def _start_scheduled(self, schedule: LoopSchedule) -> None:
+        """Start the jobs whose turn it is."""
+        while (turn := schedule.next(_now())) is not None:
+            self._start(self._scheduled.pop(turn))
+        if self._scheduled and self._review is None:
+            self._review = asyncio.get_running_loop().call_later(REVIEW_S, self._reviewed, schedule)
+
+    def _reviewed(self, schedule: LoopSchedule) -> None:
+        self._review = None
+        self._start_scheduled(schedule)
 
     @property
     def _is_full(self) -> bool:
-        return self._running >= self._max_jobs and self._waiters >= self._max_waiting
+        is_busy = self._schedule is not None or self._running >= self._max_jobs
+        return is_busy and self._waiters >= self._max_waiting
 
     def _displaced_by(self, tenant: str) -> str | None:
         """The tenant with the most waiting jobs, if it has more than ``tenant`` would have with one more."""
@@ -178,27 +212,40 @@ class JobQueue:
         most = self._displaced_by(tenant)
         assert most is not None
         latest = self._waiting[most][-1]
-        self._unqueue(most, latest)
-        latest.set_exception(_too_busy())
+        self._give_up(latest)
+        assert latest.start is not None
+        latest.start.set_exception(_too_busy())
 
-    def _leave(self) -> None:
-        """End a job: the next tenant's first waiter starts in its place."""
-        self._changed()
-        if not self._waiting:
-            self._running -= 1
-            return
-        tenant, queue = next(iter(self._waiting.items()))
-        queue[0].set_result(None)
-        self._waiting.move_to_end(tenant)
-        self._unqueue(tenant, queue[0])
+    def _give_up(self, ticket: "Ticket") -> None:
+        """A job that waits will not run."""
+        self._unqueue(ticket)
+        if self._schedule is not None and ticket.scheduled is not None:
+            del self._scheduled[ticket.scheduled]
+            self._schedule.withdraw(ticket.scheduled, _now())
 
-    def _unqueue(self, tenant: str, turn: asyncio.Future[None]) -> None:
+    def _leave(self, ticket: "Ticket") -> None:
+        """End a job: the next one starts in its place."""
         self._changed()
-        queue = self._waiting[tenant]
-        queue.remove(turn)
+        self._running -= 1
+        if self._schedule is not None and ticket.scheduled is not None:
+            if ticket.outcome is None:
+                self._schedule.withdraw(ticket.scheduled, _now())
+            else:
+                tokens, tools = ticket.outcome
+                self._schedule.end(ticket.scheduled, tokens, tools, _now())
+            self._start_scheduled(self._schedule)
+        elif self._waiting:
+            tenant, queue = next(iter(self._waiting.items()))
+            self._waiting.move_to_end(tenant)
+            self._start(queue[0])
+
+    def _unqueue(self, ticket: "Ticket") -> None:
+        self._changed()
+        queue = self._waiting[ticket.tenant]
+        queue.remove(ticket)
         self._waiters -= 1
         if not queue:
-            del self._waiting[tenant]
+            del self._waiting[ticket.tenant]
 
 
 class Breaker:
@@ -280,7 +327,10 @@ class Admission(JobQueue):
         """The status of an engine, with its queue and its breakers: open if that of any model is."""
         is_open = any(each.trouble is not None for each in self._breakers.values())
         breaker = "open" if is_open else "closed"
-        return structs.replace(engine, running=self.running, waiting=self.waiting, breaker=breaker)
+        loops = None if self._schedule is None else self._schedule.status(_now())
+        return structs.replace(
+            engine, running=self.running, waiting=self.waiting, breaker=breaker, loops=loops
+        )
 
     async def close(self) -> None:
         for breaker in self._breakers.values():
@@ -292,18 +342,19 @@ class Admission(JobQueue):
         self.require_room(tenant)
 
     @contextmanager
-    def admission(self, tenant: str, model: str = "") -> Iterator["Ticket"]:
+    def admission(self, tenant: str, model: str = "", need: Need | None = None) -> Iterator["Ticket"]:
         """A ticket for a job, as ``ticket``; refused with ``Unavailable`` while the model is down."""
         self._breaker(model).require_closed()
-        with self.ticket(tenant) as ticket:
+        with self.ticket(tenant, need) as ticket:
             yield ticket
 
-    async def run(self, attempt: Attempt, model: str = "") -> None:
-        """Run an answer: call ``attempt`` until an answer begins, one fails for good, or no retry is left."""
+    async def run(self, attempt: Attempt, model: str = "", ticket: "Ticket | None" = None) -> None:
+        """Run an answer: call ``attempt`` until an answer begins, one fails for good, or no retry is left.
+        How long its first token took is noted on the ticket."""
         policy, breaker = self._policy, self._breaker(model)
         retries = policy.retries
         while True:
-            start = _Start(breaker)
+            start = _Start(breaker, ticket)
             try:
                 async with asyncio.timeout(policy.first_token_timeout_s) as start.limit:
                     await attempt(start.begin)
@@ -342,10 +393,13 @@ class Admission(JobQueue):
 class _Start:
     """The beginning of an attempt, which is bounded in time."""
 
-    __slots__ = ("_breaker", "has_begun", "limit")
+    __slots__ = ("_breaker", "_ticket", "has_begun", "limit")
 
-    def __init__(self, breaker: Breaker) -> None:
+    def __init__(self, breaker: Breaker, ticket: "Ticket | None") -> None:
         self._breaker = breaker
+        self._ticket = ticket
+        if ticket is not None:
+            ticket.sent_at = _now()
         self.has_begun = False
         self.limit: asyncio.Timeout | None = None
 
@@ -355,22 +409,32 @@ class _Start:
             self.has_begun = True
             self.limit.reschedule(None)
             self._breaker.succeeded()
+            if self._ticket is not None:
+                self._ticket.begun_at = _now()
 
 
 class Ticket:
     """One job's place in a ``JobQueue``: waiting first, then running."""
 
-    __slots__ = ("_queue", "_tenant", "_turn")
+    __slots__ = ("_queue", "begun_at", "outcome", "scheduled", "sent_at", "start", "tenant")
 
-    def __init__(self, queue: JobQueue, tenant: str) -> None:
+    def __init__(self, queue: JobQueue, tenant: str, need: Need | None) -> None:
         self._queue = queue
-        self._tenant = tenant
-        self._turn = queue._enter(tenant)
+        self.tenant = tenant
+        self.start: asyncio.Future[None] | None = None
+        """Done when the job may run; None if it never had to wait."""
+        self.scheduled: LoopTurn | None = None
+        self.outcome: tuple[int, Sequence[str]] | None = None
+        """After the job: the tokens of its context, and the tools for which its loop waits. None if it
+        failed."""
+        self.sent_at = self.begun_at = 0.0
+        """When its request was sent, and when its answer began."""
+        queue._enter(self, need)
 
     @property
     def has_to_wait(self) -> bool:
         """Whether the job may not run yet."""
-        return self._turn is not None and not self._turn.done()
+        return self.start is not None and not self.start.done()
 
     async def begin(self, accepted: Accepted, emit: Emit) -> None:
         """Emit that the job is accepted, wait until it may run, and emit that it runs. Raises ``RateLimited``
@@ -384,16 +448,20 @@ class Ticket:
 
     async def turn(self) -> None:
         """Wait until the job may run. Raises ``RateLimited`` if another tenant gets its place."""
-        if self._turn is not None:
+        if self.start is not None:
             # Shielded: a waiter that is cancelled is removed from the queue by ``give_back``.
-            await asyncio.shield(self._turn)
+            await asyncio.shield(self.start)
 
     def give_back(self) -> None:
         """Leave the queue, or let the next job run."""
-        if self._turn is not None and not self._turn.done():
-            self._queue._unqueue(self._tenant, self._turn)
-        elif self._turn is None or self._turn.exception() is None:
-            self._queue._leave()
+        if self.has_to_wait:
+            self._queue._give_up(self)
+        elif self.start is None or self.start.exception() is None:
+            self._queue._leave(self)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _too_busy() -> RateLimited:

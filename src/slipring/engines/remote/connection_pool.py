@@ -100,7 +100,7 @@ class ConnectionPool:
         loop, target = asyncio.get_running_loop(), self._target
         near = self._proxy or target
         if near.scheme not in _PORTS:
-            raise ValueError(f"{near.scheme} is no protocol that requests are sent by")
+            raise ValueError(f"{near.scheme} is not a protocol for requests")
         context = _tls_context() if near.scheme == "https" else None
         host, port = near.hostname or "", near.port or _PORTS[near.scheme]
         connected = await _connect(host, port)

@@ -142,7 +142,17 @@ class HttpClient:
     async def query(
         self, path: str, pieces: Sequence[bytes] | None = None, timeout_s: float = _QUERY_TIMEOUT_S
     ) -> Any:
-        """GET a path, or POST a JSON body to it, and decode the JSON answer.
+        """``fetch`` and decode the JSON answer."""
+        content = await self.fetch(path, pieces, timeout_s)
+        try:
+            return msgspec.json.decode(repaired(content))
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise Unreadable("the answer is not JSON") from error
+
+    async def fetch(
+        self, path: str, pieces: Sequence[bytes] | None = None, timeout_s: float = _QUERY_TIMEOUT_S
+    ) -> bytes:
+        """GET a path, or POST a JSON body to it, and return the body of the answer.
 
         Only for requests that may be repeated: a server may close a kept connection just when it is used
         again, so a request whose connection breaks is sent once more.
@@ -150,24 +160,20 @@ class HttpClient:
         with failures():
             async with asyncio.timeout(timeout_s):
                 try:
-                    return await self._query(path, pieces)
+                    return await self._fetch(path, pieces)
                 except ConnectionError:
                     if self._loop is None:  # closed
                         raise
-                    return await self._query(path, pieces)
+                    return await self._fetch(path, pieces)
 
-    async def _query(self, path: str, pieces: Sequence[bytes] | None) -> Any:
+    async def _fetch(self, path: str, pieces: Sequence[bytes] | None) -> bytes:
         answer = await self._ask(path, pieces)
         try:
             if answer.status // 100 != 2:
                 raise await _bad_status(answer)
-            content = await _read(answer, _LONGEST_ANSWER)
+            return await _read(answer, _LONGEST_ANSWER)
         finally:
             answer.release()
-        try:
-            return msgspec.json.decode(repaired(content))
-        except (msgspec.DecodeError, UnicodeError) as error:
-            raise Unreadable("the answer is no JSON") from error
 
     def query_from_thread(self, path: str, body: object) -> Any:
         """POST a body and wait for the JSON answer, in a thread other than the event loop's.

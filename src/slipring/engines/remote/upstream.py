@@ -254,7 +254,7 @@ def api_failure(failure: HttpFailure) -> ApiError:
     elif isinstance(failure, TimedOut):
         error = ServerError("The engine has sent nothing for too long.")
     elif isinstance(failure, RedirectedElsewhere):
-        error = ServerError("The engine is not at its address. The log of the server has the reason.")
+        error = ServerError("The engine cannot be reached. The server's log has the reason.")
     else:
         error = ServerError("The engine's answer cannot be read.")
     error.detail = str(failure)

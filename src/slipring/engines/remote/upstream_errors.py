@@ -122,7 +122,7 @@ def _api_error(fault: UpstreamError) -> ApiError:
     if status == 402 or _NO_QUOTA.search(said):
         return RateLimited(message or "The engine's quota is used up.", code="insufficient_quota")
     if status == 403:
-        return ServerError("The engine does not permit this request. The log of the server has its reason.")
+        return ServerError("The engine does not permit this request. The server's log has its reason.")
     if status == 429:
         return RateLimited(message or "The engine is busy.")
     if _TOO_LONG.search(fault.code):  # llama-server had it with 500

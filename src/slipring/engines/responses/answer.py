@@ -265,7 +265,7 @@ class ResponsesAnswer:
     def _open_item(self, event: Event, item: _Item) -> _OpenItem:
         passes = item.type in self._passed_types
         if item.type == "mcp_approval_request" and not passes:
-            raise ServerError("The engine asks for an approval of a call that it was not to make.")
+            raise ServerError("The engine asks for an approval of a call that it was not allowed to make.")
         key: int | str = event.output_index if event.output_index is not None else f"#{self._count}"
         opened = _OpenItem(item.type, key, passes=passes)
         self._count += 1

@@ -180,7 +180,10 @@ class ResponsesEngine(RemoteEngine):
             )
             if len(readable) == len(items):
                 raise
-            log.warning("the Responses server refuses its earlier encrypted reasoning: sent without it")
+            log.warning(
+                "the Responses server refuses encrypted reasoning that it made earlier;"
+                " the context is sent without it"
+            )
             forget_frames(error)
             await self._send_whole(run, readable)
 

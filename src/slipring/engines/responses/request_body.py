@@ -76,7 +76,14 @@ def _settings(job: Job, options: ResponsesOptions) -> dict[str, object]:
         "max_tool_calls": settings.max_tool_calls,
         "truncation": "auto" if settings.truncation == "auto" else None,
         "text": {"format": settings.format.echo} if settings.format.kind != "text" else None,
-        "reasoning": _given({"effort": settings.effort, "summary": options.summary or None}) or None,
+        "reasoning": _given(
+            {
+                "effort": settings.effort,
+                "summary": options.summary or None,
+                "context": settings.reasoning_context,
+            }
+        )
+        or None,
         "include": _include(job, options) or None,
     }
     return _given(asked)

@@ -160,6 +160,7 @@ class SglangEngine(SessionServer):
             # What sessions hold cannot be evicted by the server: half of its cache stays for all else.
             most_tokens=None if tokens is None else tokens // 2,
             idle_s=options.session_idle_s,
+            is_scheduled=self.schedule is not None,
         )
 
     async def _open_session(self, session_id: str) -> None:
@@ -181,6 +182,9 @@ class SglangEngine(SessionServer):
             await self._upstream.client.query(path, [body])
         except Unreadable:
             return
+
+    async def cache_tokens(self) -> int | None:
+        return _capacity(await self._server_info())[1]
 
     async def takes_tags(self) -> bool:
         info = await self._server_info()

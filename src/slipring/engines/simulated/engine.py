@@ -76,7 +76,7 @@ class SimulatedEngine(Engine):
     async def generate(self, job: Job, emit: Emit) -> None:
         self._queue.require_room(job.tenant)
         tally, cached, content, trace = await self._read(job)
-        accepted = Accepted(rendered_tokens=tally.new_tokens)
+        accepted = Accepted(rendered_tokens=tally.new_tokens, prompt_tokens=tally.tokens)
         with self._queue.ticket(job.tenant) as ticket:
             await ticket.begin(accepted, emit)
             await (pace := self._pace(job, tally.tokens - cached)).reached()

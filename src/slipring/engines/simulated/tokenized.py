@@ -12,7 +12,6 @@ from msgspec import structs
 
 from slipring.base.errors import StartupError
 from slipring.core.generation import (
-    Accepted,
     Capabilities,
     Delta,
     Emit,
@@ -31,7 +30,7 @@ from slipring.engines.simulated.plan import Content, prepare
 from slipring.engines.simulated.timed_tokens import TimedTokens
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
-from slipring.engines.tokens.job_rendering import count, foresee, render
+from slipring.engines.tokens.job_rendering import accepted, count, foresee, render
 from slipring.engines.tokens.model_files import (
     MODEL_COMMAND,
     ModelInfo,
@@ -128,9 +127,8 @@ class TokenizedEngine(Engine):
         rendering = await render(job, self.renderer, options.context_tokens, self.tokenizing)
         outputs = _count_tool_outputs(job, rendering)
         content = await prepare(job, outputs, options, self.compiler)
-        accepted = Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)
         with self._queue.ticket(job.tenant) as ticket:
-            await ticket.begin(accepted, emit)
+            await ticket.begin(accepted(job, self.renderer, rendering), emit)
             pace = Pace(options.tokens_per_s, self._ticks)
             known, cached = self._read(job, rendering, outputs)
             self._postpone(pace, job, rendering.prompt.total - cached)

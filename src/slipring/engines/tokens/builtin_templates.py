@@ -1,4 +1,5 @@
-"""Chat templates that slipring brings, for models that bring code instead of a template, or a lacking one."""
+"""Chat templates that slipring ships, for models that have code instead of a template, or one that lacks
+something."""
 
 from importlib import resources
 

@@ -1,9 +1,10 @@
 """Renders jobs to token ids and counts them, in threads where it takes long."""
 
 import asyncio
+from itertools import islice
 
 from slipring.base.errors import ContextLengthExceeded
-from slipring.core.generation import Job, Prefill
+from slipring.core.generation import Accepted, Job, Prefill
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.prompts import foreseen_context
 from slipring.prompts.foreseen_context import Foreseen
@@ -49,6 +50,21 @@ async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokeniz
     if rendering is None or total >= context:
         raise ContextLengthExceeded(total, context, is_exact=rendering is not None)
     return rendering
+
+
+def accepted(job: Job, renderer: Renderer, rendering: Rendering) -> Accepted:
+    """What is known of a job when it is rendered."""
+    sent = rendering.prompt if job.generate else rendering.context
+    withheld: tuple[str, ...] = ()
+    if ranges := renderer.withheld_thoughts(rendering.prompt):
+        thoughts = (item for item in job.context() if item.type == "reasoning")
+        numbered = enumerate(islice(thoughts, ranges[-1][1]))
+        withheld = tuple(
+            item.id
+            for number, item in numbered
+            if item.id is not None and any(first <= number < end for first, end in ranges)
+        )
+    return Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items, sent.total, withheld)
 
 
 async def foresee(

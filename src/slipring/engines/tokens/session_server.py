@@ -75,6 +75,10 @@ class SessionServer(TokenServer):
         """Whether the server can answer this job in a session."""
         return True
 
+    def context_demoted(self, key: str) -> None:
+        if self.sessions is not None:
+            self.sessions.release(key)
+
     def distrust_sessions(self) -> None:
         """Use no more sessions: what the server holds in one is not what was sent."""
         if self.sessions is not None:

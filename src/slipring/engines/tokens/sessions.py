@@ -21,6 +21,8 @@ from typing import NamedTuple
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Job
 from slipring.engines.remote.http_failures import HttpFailure, TimedOut
+from slipring.engines.remote.upstream import branch_keys
+from slipring.engines.tokens.job_rendering import position_of
 from slipring.prompts.rendering import Body, EncodedIds, Rendered
 from slipring.protocol import wire
 
@@ -69,17 +71,21 @@ class Session:
     """A session at the server, and the context that the server holds in it."""
 
     __slots__ = (
-        *("body", "id", "is_busy", "later_ids", "missing_ids"),
-        *("reading", "tenant", "tokens", "used_at"),
+        *("body", "id", "is_busy", "later_ids", "loop", "missing_ids"),
+        *("reading", "since", "tenant", "tokens", "used_at"),
     )
 
-    def __init__(self, tenant: str, now: float) -> None:
+    def __init__(self, tenant: str, loop: str, now: float) -> None:
         self.id = secrets.token_hex(16)
         self.tenant = tenant
+        self.loop = loop
+        """The key of the branch that it belongs to."""
         self.used_at = now
         self.is_busy = True
         self.tokens = 0
         """What it holds, or will hold when the running turn has been prefilled."""
+        self.since = 0
+        """The length of the context that its latest turn has continued."""
         self.body: weakref.ref[Body] | None = None
         """Of the position that the session belongs to; None while a turn runs."""
         self.later_ids: list[int] = []
@@ -116,14 +122,18 @@ class Sessions:
     """The open sessions of one engine: at most ``most``, which hold at most ``most_tokens`` tokens.
 
     When there is no room, the tenant that has most of what is short loses the session that it has not used
-    for longest. Sessions whose turn runs are never closed for another's sake.
+    for longest; or, if a schedule decides whose contexts are kept, no session is opened. Sessions whose turn
+    runs are never closed for another's sake.
     """
 
-    def __init__(self, protocol: Protocol, *, most: int, most_tokens: int | None, idle_s: float) -> None:
+    def __init__(
+        self, protocol: Protocol, *, most: int, most_tokens: int | None, idle_s: float, is_scheduled: bool
+    ) -> None:
         self._protocol = protocol
         self._most = most
         self._most_tokens = most_tokens
         self._idle_s = idle_s
+        self._is_scheduled = is_scheduled
         self._open: dict[str, Session] = {}
         self._by_body: dict[
             int, Session
@@ -146,15 +156,29 @@ class Sessions:
         if found is not None and found[0].reading is not None:
             await self._until_read(found[0], found[0].reading)
             found = self._find(job.tenant, sent.body)
+        parent = position_of(job)
+        since = 0 if parent is None else parent.total
         if found is not None and not found[0].is_busy:
             session, steps = found
             self._unbind(session)
             if (addressed := _appended(session, steps)) is None:
                 self._discard(session)
             else:
-                session.is_busy, session.tokens = True, sent.total
+                session.is_busy, session.tokens, session.since = True, sent.total, since
                 return Lease(self, session, addressed)
-        return await self._new(job.tenant, sent)
+        if job.recognised and parent is not None:
+            self._discard_replaced(job.tenant, parent.body)
+        return await self._new(job, sent, since)
+
+    def _discard_replaced(self, tenant: str, context: Body) -> None:
+        """Close the sessions whose latest answer a client has changed: its history now goes on from the
+        context before that answer."""
+        for session in [each for each in self._open.values() if each.tenant == tenant and not each.is_busy]:
+            answered = session.body() if session.body is not None else None
+            if answered is None or session.since >= context.total:
+                continue
+            if any(body is context for body in answered.lineage()):
+                self._discard(session)
 
     def has(self, job: Job, body: Body) -> bool:
         """Whether a session belongs to the position, with this body, of the job's parent."""
@@ -207,6 +231,11 @@ class Sessions:
         log.warning("%s opens no session: %s", self._protocol.maker, error)
         self._refused_until = max(self._refused_until, time.monotonic() + _PAUSE_S)
 
+    def release(self, loop: str) -> None:
+        """Close the sessions of a branch whose context need not be kept any longer."""
+        for session in [each for each in self._open.values() if each.loop == loop and not each.is_busy]:
+            self._discard(session)
+
     def refuse(self) -> None:
         """Use no more sessions: none is opened, and those that are in use are closed after that."""
         self._refused_until = math.inf
@@ -222,12 +251,12 @@ class Sessions:
         for task in self._closing:
             task.cancel()
 
-    async def _new(self, tenant: str, sent: Rendered) -> Lease | None:
+    async def _new(self, job: Job, sent: Rendered, since: int) -> Lease | None:
         now = time.monotonic()
         if now < self._refused_until or not self._make_room(sent.total):
             return None
-        session = Session(tenant, now)
-        session.tokens = sent.total
+        session = Session(job.tenant, branch_keys(job)[0], now)
+        session.tokens, session.since = sent.total, since
         self._open[session.id] = session
         try:
             if self._closing:  # the server may have no room before they are closed
@@ -280,6 +309,8 @@ class Sessions:
 
     def _evict(self, weight: Callable[[Session], int]) -> bool:
         """Close the idle session, used longest ago, of the tenant with the greatest weight that has one."""
+        if self._is_scheduled:
+            return False
         weights: dict[str, int] = {}
         for session in self._open.values():
             weights[session.tenant] = weights.get(session.tenant, 0) + weight(session)

@@ -1,5 +1,6 @@
 """Decodes the answers of engines that exchange token ids."""
 
+import codecs
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
@@ -7,11 +8,19 @@ import msgspec
 from msgspec import Struct, structs
 
 from slipring.base.errors import ApiError, ServerError
-from slipring.core.generation import CallArguments, Delta, Emit, Finished, Job, Prefilled, Text
+from slipring.core.generation import (
+    CallArguments,
+    CallStarted,
+    Delta,
+    Emit,
+    Finished,
+    Job,
+    Prefilled,
+    Text,
+)
 from slipring.engines.remote.answer_reader import AnswerReader
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat, PythonCalls
 from slipring.prompts.parsing.output_parser import OutputParser
-from slipring.prompts.parsing.utf8 import Utf8Stream
 from slipring.prompts.rendering import Renderer, Rendering
 from slipring.protocol.responses import Logprob
 
@@ -41,6 +50,8 @@ class OutputDecoder:
         self._logprobs: list[Logprob] = []
         self.characters = Utf8Stream()
         self.thought_tokens = 0
+        self.called: list[str] = []
+        """The names of the tools that were called."""
 
     def feed(self, text: str, tokens: int, logprobs: list[Logprob]) -> list[Delta]:
         """Decode the text of ``tokens`` more tokens."""
@@ -49,6 +60,8 @@ class OutputDecoder:
                 self._parser = self._without_thought
             self._without_thought = None
         deltas = self._parser.feed(text) if text else []
+        if len(deltas) > 1 or (deltas and type(deltas[0]) is CallStarted):
+            self._note_calls(deltas)
         if self._parser.is_thinking:
             self.thought_tokens += tokens
         if logprobs:
@@ -68,7 +81,11 @@ class OutputDecoder:
     def finish(self, *, cut_off: bool) -> list[Delta]:
         """The last deltas; ``cut_off``: a limit has ended the answer."""
         deltas = [*self._parser.feed(self.characters.finish()), *self._parser.finish(cut_off=cut_off)]
+        self._note_calls(deltas)
         return self._with_logprobs(deltas) if self._logprobs else deltas
+
+    def _note_calls(self, deltas: list[Delta]) -> None:
+        self.called += [delta.name for delta in deltas if isinstance(delta, CallStarted)]
 
     def _with_logprobs(self, deltas: list[Delta]) -> list[Delta]:
         """Attach all collected logprobs to the next text delta: the parser may have held some text back."""
@@ -205,6 +222,11 @@ class TokenAnswer:
         return self._reason is not None
 
     @property
+    def called(self) -> list[str]:
+        """The names of the tools that were called so far."""
+        return self._decoder.called
+
+    @property
     def closing_ids(self) -> list[int] | None:
         """The ids that the model emitted after those of the position where the answer has ended; None if it
         was cut, or if others than the last ones are missing there."""
@@ -293,3 +315,27 @@ class TokenReader(AnswerReader[bytes]):
 
     def begins_without_deltas(self) -> bool:
         return self.answer.has_begun
+
+
+class Utf8Stream:
+    """Decodes UTF-8 piece by piece. Invalid bytes become U+FFFD."""
+
+    __slots__ = ("_decoder", "is_waiting")
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.is_waiting = False
+        """Whether the last bytes are an incomplete character."""
+
+    def feed(self, data: bytes) -> str:
+        """Return the text that ``data`` completes and hold back an incomplete character at its end."""
+        if data.isascii() and not self.is_waiting:
+            return data.decode("ascii")  # fast path: most output is ASCII
+        text = self._decoder.decode(data)
+        self.is_waiting = bool(self._decoder.getstate()[0])
+        return text
+
+    def finish(self) -> str:
+        """Return U+FFFD if the data ended within a character, otherwise an empty string."""
+        self.is_waiting = False
+        return self._decoder.decode(b"", final=True)

@@ -1,6 +1,6 @@
-"""What the engines share that send token ids to a server and get back the ids it emits: vllm and sglang.
+"""What vllm and sglang share: they send token ids to a server, and get back the ids that it emits.
 
-Each of them adds how a request is written and how its stream is parsed.
+Each engine adds how it writes a request and how it parses the stream.
 """
 
 import asyncio
@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import (
-    Accepted,
     Capabilities,
     Delta,
     Emit,
@@ -28,7 +27,7 @@ from slipring.core.generation import (
 from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_address, read_pairs
-from slipring.engines.remote.admission_and_retries import Admission, Retryable
+from slipring.engines.remote.admission_and_retries import Admission, Retryable, Ticket
 from slipring.engines.remote.answer_reader import CutOff
 from slipring.engines.remote.upstream import (
     RemoteEngine,
@@ -38,8 +37,9 @@ from slipring.engines.remote.upstream import (
     startup_errors,
 )
 from slipring.engines.remote.upstream_errors import refusal
+from slipring.engines.scheduling.loop_schedule import LoopSchedule, Need, Rules
 from slipring.engines.tokens.chain_ends import ChainEnds
-from slipring.engines.tokens.job_rendering import count, foresee, prefetch, render
+from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
@@ -56,6 +56,10 @@ _BLOCK_TOKENS = 16
 _LEAST_PREFILL_TOKENS = 128
 """Fewer new tokens are not worth a request that sends all ids."""
 _MOST_PREFILLS = 4
+_EXPECTED_TOKENS = 256
+"""Tokens of an answer for which there has to be room in the server's cache."""
+_SCHEDULED = 0.95
+"""The part of the server's cache that is scheduled: it keeps whole blocks, and other users may need some."""
 _REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
@@ -74,6 +78,10 @@ class TokenServerOptions(UpstreamOptions):
     priorities: bool = option(
         False, "whether the server schedules by priority: answers then go before warmups"
     )
+    scheduling: bool = option(
+        True, "whether turns wait while the server's KV cache cannot hold the contexts of all running loops"
+    )
+    kv_tokens: int = option(0, "tokens that the server's KV cache holds; 0: as many as the server reports")
     structural_tags: bool = option(
         True, "whether the server may be sent structural tags; false: it does not enforce them with xgrammar"
     )
@@ -130,6 +138,9 @@ class TokenServer(RemoteEngine):
     sampling: Sampling
     """Recommended by the model's authors."""
     chain_ends: ChainEnds | None = None
+    schedule: LoopSchedule | None = None
+    """Decides which turns run, if it is known how much the server's cache holds."""
+    _loop_ends: ChainEnds | None = None
     """Set by ``start`` if the engine reports the ends of chains to the server."""
 
     def __init__(self, options: TokenServerOptions) -> None:
@@ -167,6 +178,12 @@ class TokenServer(RemoteEngine):
         )
         self._models = [model]
         await prefetch(self.renderer)
+        if self.options.scheduling and (tokens := self.options.kv_tokens or await self.cache_tokens()):
+            self.schedule = LoopSchedule(
+                Rules(int(tokens * _SCHEDULED), self.options.max_jobs), self.context_demoted
+            )
+            self._admission.follow(self.schedule)
+            self._loop_ends = ChainEnds(self._loop_ended)
 
     async def connect(self) -> tuple[Vocabulary, ModelInfo]:
         """Connect to the server, and find its model, that model's vocabulary and what is known about it."""
@@ -175,8 +192,9 @@ class TokenServer(RemoteEngine):
         return await self.find_vocabulary()
 
     async def close(self) -> None:
-        if self.chain_ends is not None:
-            await self.chain_ends.close()
+        for ends in (self.chain_ends, self._loop_ends):
+            if ends is not None:
+                await ends.close()
         await self._admission.close()
         await self._upstream.close()
 
@@ -185,9 +203,9 @@ class TokenServer(RemoteEngine):
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
         constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
-        with self._admission.admission(job.tenant) as ticket:
-            accepted = Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)
-            await ticket.begin(accepted, emit)
+        limit = self._limit(job, sent)
+        with self._admission.admission(job.tenant, need=self._need(job, sent, limit)) as ticket:
+            await ticket.begin(accepted(job, self.renderer, rendering), emit)
             if not sent.total:  # a warmup of an empty context, which servers refuse
                 await deliver(emit, [Finished("stop", 0, 0, 0, position=sent, context=sent)])
                 return
@@ -200,20 +218,52 @@ class TokenServer(RemoteEngine):
             )
 
             # Encoded only now, because it takes memory: all ids as text.
-            with closing(self.exchange(job, sent, self._limit(job, sent), constraint, answer)) as exchange:
+            with closing(self.exchange(job, sent, limit, constraint, answer)) as exchange:
                 await exchange.prepare()  # its answer is not due yet
                 with suppress(CutOff):
-                    await self._admission.run(partial(exchange.attempt, emit))
+                    await self._admission.run(partial(exchange.attempt, emit), ticket=ticket)
                 last = answer.finish()
                 exchange.keep(last)
-                self._watch(job, last)
+                self._ended(job, last, answer, ticket)
         # After the ticket is given back: a slow reader must not hold up other jobs.
         await deliver(emit, last)
 
-    def _watch(self, job: Job, last: list[Delta]) -> None:
-        if self.chain_ends is not None and isinstance(finished := last[-1], Finished):
-            assert isinstance(finished.position, Rendered)
-            self.chain_ends.watch(branch_keys(job)[0], finished.position)
+    def _need(self, job: Job, sent: Rendered, limit: int) -> Need | None:
+        """What a job needs of the server's cache, if its jobs are scheduled."""
+        if self.schedule is None:
+            return None
+        parent = position_of(job) if job.fork and not job.recognised else None
+        tokens = sent.total + min(limit, _EXPECTED_TOKENS)
+        return Need(branch_keys(job)[0], tokens, 0 if parent is None else parent.total)
+
+    def _ended(self, job: Job, last: list[Delta], answer: TokenAnswer, ticket: Ticket) -> None:
+        """A job has ended: its chain goes on later, or ends some time."""
+        finished = last[-1]
+        assert isinstance(finished, Finished)
+        position = finished.position
+        assert isinstance(position, Rendered)
+        if self.chain_ends is None and self._loop_ends is None:
+            return
+        key = branch_keys(job)[0]
+        for ends in (self.chain_ends, self._loop_ends):
+            if ends is not None:
+                ends.watch(key, position)
+        if self.schedule is not None:
+            ticket.outcome = position.total, answer.called
+            prefilled = finished.input_tokens - finished.cached_tokens
+            self.schedule.measured(prefilled, ticket.begun_at - ticket.sent_at)
+
+    async def _loop_ended(self, key: str) -> None:
+        if self.schedule is not None:
+            self.schedule.drop(key)
+
+    def context_demoted(self, key: str) -> None:
+        """The context of a loop need not be kept any longer. Servers evict by themselves what is not used."""
+        return
+
+    @abstractmethod
+    async def cache_tokens(self) -> int | None:
+        """How many tokens the server's KV cache holds; None if the server does not report it."""
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
@@ -303,7 +353,9 @@ class TokenServer(RemoteEngine):
         card = cards[0]
         context = options.context or int(card.get("max_model_len") or 0)
         if not context:
-            raise StartupError(f"--engine {self.name}: {options.url} names no context; give it with context=")
+            raise StartupError(
+                f"--engine {self.name}: {options.url} reports no context window; give it with context="
+            )
         return Served(card["id"], context, str(card.get("root") or card["id"]))
 
     async def query(self, path: str) -> Any:

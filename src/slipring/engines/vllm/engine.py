@@ -7,6 +7,7 @@ If the server has loaded the plugin of ``sessions_plugin``, turns of a chain sen
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +57,9 @@ _OLDEST = "0.11"
 _FIRST_WITH_TAGS = (0, 21)
 """The first version with xgrammar 0.2."""
 _AS_ID = "token_id:"
+_CACHE_CONFIG = "vllm:cache_config_info{"
+"""The metric whose labels describe the KV cache."""
+_SIZES = re.compile(r'\b(num_gpu_blocks|block_size)="(\d+)"')
 _SESSIONS = "/v1/slipring/sessions"
 """Where the plugin answers."""
 _USUAL = ("<s>", "</s>", "<unk>", "<pad>", "<bos>", "<eos>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -191,6 +195,7 @@ class VllmEngine(SessionServer):
             most=min(options.max_sessions, limits.most_sessions),
             most_tokens=limits.most_tokens,
             idle_s=options.session_idle_s,
+            is_scheduled=self.schedule is not None,
         )
 
     async def _end_session(self, session_id: str) -> None:
@@ -200,6 +205,15 @@ class VllmEngine(SessionServer):
         """Only what is known here: for the rest vLLM uses the ``generation_config.json`` of its model."""
         fields = self.sampling.known_fields(settings, penalty_name="repetition_penalty")
         return fields if settings.seed is None else {**fields, "seed": settings.seed}
+
+    async def cache_tokens(self) -> int | None:
+        try:
+            metrics = (await self._upstream.client.fetch("/metrics")).decode("utf-8", "replace")
+        except HttpFailure:
+            return None
+        line = next((line for line in metrics.splitlines() if line.startswith(_CACHE_CONFIG)), "")
+        sizes = {name: int(value) for name, value in _SIZES.findall(line)}
+        return sizes.get("num_gpu_blocks", 0) * sizes.get("block_size", 0) or None
 
     async def takes_tags(self) -> bool:
         return is_newer((await self.query("/version")).get("version"), _FIRST_WITH_TAGS)

@@ -123,9 +123,9 @@ def _explained(error: Exception) -> McpFailure:
                 return RequestRefused(kind.reason)
         if isinstance(error, aiohttp.ClientConnectorDNSError):
             return Unreachable("the MCP server's name cannot be resolved")
-        return Unreachable("the MCP server cannot be connected to")
+        return Unreachable("the MCP server does not accept connections")
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return Unreachable("the MCP server cannot be connected to in time")
+        return Unreachable("the MCP server did not accept a connection in time")
     if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | OSError):
         return ConnectionLost("the connection to the MCP server ended before the answer")
     return Malformed("the MCP server's HTTP response is invalid")

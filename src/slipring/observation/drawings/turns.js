@@ -15,7 +15,7 @@ export const MARKS = {
 };
 
 /** A turn of the stream. */
-export function turnOf({ started_at, report, transport, tenant, connection, lane }, process, isRunning) {
+export function turnOf({ started_at, report, transport, tenant, connection, lane, api }, process, isRunning) {
   const start = started_at * 1000;
   return {
     start,
@@ -30,6 +30,7 @@ export function turnOf({ started_at, report, transport, tenant, connection, lane
     connection: connection ?? 0,
     lane: lane ?? null,
     transport,
+    api: api ?? "responses",
     tenant,
     report,
   };

@@ -121,7 +121,7 @@ def write_calls(format: OutputFormat, calls: Sequence[Call]) -> list[Piece]:
         raise ValueError("the format has no calls")
     bodies = [_body(layout, call, number) for number, call in enumerate(calls, 1)]
     between = layout.between
-    if isinstance(layout, PythonCalls) or (isinstance(layout, JsonCalls) and layout.is_array):
+    if layout.is_bracketed:
         written = [Piece("["), *_joined(", ", bodies), Piece("]")]
     else:
         if isinstance(layout, JsonCalls) and not (layout.open or layout.close or between):

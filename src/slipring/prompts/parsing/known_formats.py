@@ -110,6 +110,33 @@ LFM2 = OutputFormat(
 )
 """``<|tool_call_start|>[f(a=1)]<|tool_call_end|>``: LFM2, LFM2.5."""
 
+OLMO3 = OutputFormat(
+    calls=PythonCalls(
+        section_open="<function_calls>", section_close="</function_calls>", between="\n", is_list=False
+    ),
+    think_open="<think>",
+    think_close="</think>",
+)
+"""``<function_calls>f(a=1)`` and further calls, each on its line: OLMo 3."""
+
+STEP3 = OutputFormat(
+    calls=TaggedCalls(
+        section_open="<｜tool_calls_begin｜>",
+        section_close="<｜tool_calls_end｜>",
+        open="<｜tool_call_begin｜>function<｜tool_sep｜>",
+        close="<｜tool_call_end｜>",
+        name_open='<steptml:invoke name="',
+        name_close='">\n',
+        arguments_close="</steptml:invoke>",
+        key_open='<steptml:parameter name="',
+        key_close='">',
+        value_close="</steptml:parameter>\n",
+    ),
+    think_open="<think>",
+    think_close="</think>",
+)
+"""``<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f">`` and tagged arguments: Step 3."""
+
 GEMMA4 = OutputFormat(
     calls=BracedCalls(open="<|tool_call>", close="<tool_call|>"),
     think_open="<|channel>thought\n",
@@ -214,6 +241,8 @@ NO_CALLS_RENDERED = (
     ),
     KnownFormat(("<|tool_list_start|>",), "LFM2", LFM2),
     KnownFormat(("List of tools: [", "keep_past_thinking"), "LFM2", LFM2),
+    KnownFormat(("<function_calls>", "</function_calls>", "<functions>"), "OLMo 3", OLMO3),
+    KnownFormat(("<｜tool_calls_begin｜>", "<steptml:invoke"), "Step 3", STEP3),
     KnownFormat(("<longcat_tool_call>", "</longcat_tool_call>"), "LongCat", LONGCAT),
     KnownFormat(("<dots_function_call>", "<invoke", "<parameter"), "dots", DOTS),
     KnownFormat(("<|action_start|>", "<|plugin|>", "<|action_end|>"), "InternLM 2", INTERNLM2),
@@ -224,7 +253,13 @@ _ENDING_THOUGHTS: Final = frozenset(
     (
         *("<tool_call>", "<|START_ACTION|>", "[TOOL_CALLS]", "<|tool_calls_section_begin|>", "<tool_calls>"),
         *("<seed>", "<minimax>", "<｜DSML｜tool_calls>", "<｜DSML｜function_calls>"),
-        *("<｜DSML｜ calls>", "<|open|>tools<|sep|>", "<|tool_call>", "<|tools_prefix|>["),
+        *(
+            "<｜DSML｜ calls>",
+            "<|open|>tools<|sep|>",
+            "<|tool_call>",
+            "<|tools_prefix|>[",
+            "<ifm|tool_calls>",
+        ),
     )
 )
 """Marks of calls that end thoughts, in the parsers that vLLM, SGLang or llama.cpp have for their families;

@@ -8,6 +8,7 @@ All strings are as the model's template writes them, white space included, becau
 that. The parser accepts any white space where the format has some.
 """
 
+import json
 import re
 from typing import Final
 
@@ -17,7 +18,7 @@ HARMONY_MARKS: Final = (
     *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
 )
 _TOKEN: Final = re.compile(
-    r"<\|[^<>|]*\|?>|<[^<>|\s]*\|>|</?[^<>|\s]*>|｜[^｜<>]*｜|\[/?[A-Z_]+\]|\]<\][^\[\]]*\[>\[",
+    r"<\|[^<>|]*\|?>|<[^<>|\s]*\|>|</?[^<>|\s]*>|</?\w+\|\w+>|｜[^｜<>]*｜|\[/?[A-Z_]+\]|\]<\][^\[\]]*\[>\[",
 )
 """Parts of marks that a vocabulary may have as control tokens."""
 _MARK: Final = re.compile(rf"(?:{_TOKEN.pattern})(?:\w*(?:{_TOKEN.pattern}))*|</?｜[^｜<>]*｜[^<>]*>")
@@ -44,6 +45,11 @@ class CallLayout(Struct, frozen=True, kw_only=True):
     between: str = ""
     """Written between two calls."""
 
+    @property
+    def is_bracketed(self) -> bool:
+        """Whether one pair of brackets is around all calls of an answer."""
+        return False
+
 
 class JsonCalls(CallLayout, frozen=True, kw_only=True, tag="json"):
     """A call is a JSON object that holds its name and its arguments: ``{"name": …, "arguments": …}``."""
@@ -59,6 +65,10 @@ class JsonCalls(CallLayout, frozen=True, kw_only=True, tag="json"):
     """Whether output that begins with such JSON, without a mark, is a call as well."""
     announcement: str = ""
     """A mark that may precede a bare call at any place: Llama's ``<|python_tag|>``."""
+
+    @property
+    def is_bracketed(self) -> bool:
+        return self.is_array
 
 
 class NamedJsonCalls(CallLayout, frozen=True, kw_only=True, tag="named_json"):
@@ -127,8 +137,14 @@ class NestedTagCalls(CallLayout, frozen=True, kw_only=True, tag="nested_tags"):
 class PythonCalls(CallLayout, frozen=True, kw_only=True, tag="python"):
     """Calls are a Python list of calls with keyword arguments: ``[f(a=1), g(b="x")]``."""
 
+    is_list: bool = True
+    """False: the calls stand in the section as they are, one after the other: OLMo 3."""
     is_bare: bool = False
     """Whether output that begins with such a list, without a mark, is calls as well: Llama 4."""
+
+    @property
+    def is_bracketed(self) -> bool:
+        return self.is_list
 
 
 class BracedCalls(CallLayout, frozen=True, kw_only=True, tag="braced"):
@@ -181,3 +197,44 @@ class OutputFormat(Struct, frozen=True, kw_only=True):
         marks = [value for key, value in fields.items() if isinstance(value, str) and key not in _UNMARKED]
         stripped = (mark.strip() for mark in (self.think_open, self.think_close, *self.ignored, *marks))
         return frozenset(filter(None, stripped))
+
+
+def has_call_ids(format: OutputFormat) -> bool:
+    """Whether the model gives ids to its calls, other than their numbers."""
+    calls = format.calls
+    if isinstance(calls, NamedJsonCalls):
+        return bool(calls.id_open or calls.id_separator) and not calls.id_is_index
+    return isinstance(calls, JsonCalls) and bool(calls.id_key)
+
+
+def written_call_ids(format: OutputFormat, answer: str) -> list[str]:
+    """The ids that a model gave to the calls of its answer, in order; empty if the format has none, or they
+    are unclear.
+
+    slipring sends the client other ids. Where a model writes ids, the prompt for its next answer must name
+    them beside the outputs, because the answer stays in the context as the model wrote it.
+    """
+    calls = format.calls
+    if not has_call_ids(format):
+        return []
+    if isinstance(calls, NamedJsonCalls):
+        if calls.id_open:
+            return _between(calls.id_open, calls.open, answer)
+        return _between(calls.id_separator, calls.arguments_open, answer)
+    return _in_array(calls, answer) if isinstance(calls, JsonCalls) and calls.section_open else []
+
+
+def _between(before: str, after: str, answer: str) -> list[str]:
+    pattern = rf"{re.escape(before.strip())}\s*([\w-]+)\s*{re.escape(after.strip())}"
+    return re.findall(pattern, answer)
+
+
+def _in_array(layout: JsonCalls, answer: str) -> list[str]:
+    text = answer.partition(layout.section_open.strip())[2].lstrip()
+    try:
+        calls, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(calls, list):
+        return []
+    return [str(call.get(layout.id_key, "")) for call in calls if isinstance(call, dict)]

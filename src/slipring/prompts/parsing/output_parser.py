@@ -148,7 +148,7 @@ class OutputParser:
         self._after_marker = self._state is _THOUGHT  # nothing but white space since the last marker
         self._expects_bare = bool(self._bare_starts)  # what begins here may be a call without a mark
         self._in_list = False  # after a bare call: separators may precede another
-        self._held = HeldText("", "")  # the current call
+        self._held: HeldText  # the current call; set while there is one
         self._reading: Iterator[None] = iter(())
         self._in_thought = False  # the current call is inside a thought
         self._mark = ""  # with which the current call begins

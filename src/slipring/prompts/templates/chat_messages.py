@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
@@ -63,6 +63,8 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     call_id: str = ""
     name: str = ""
     """The tool's name, in a tool output whose call is known."""
+    thought_numbers: tuple[int, ...] | UnsetType = UNSET
+    """Of the reasoning items that ``thoughts`` comes from, counted from zero in the context."""
 
     def as_dict(
         self, text: Callable[[str], str], value: Callable[[Any], Any], fields: "MessageFields"
@@ -143,7 +145,7 @@ class MessageBuilder:
 
     ``pending``: calls of earlier items that may be answered. ``calls``: how many calls there are in earlier
     items; None: ids do not count them. ``ids``: the ids that the model gave to the calls that are added.
-    ``text_before_calls``: see ``MessageForms``.
+    ``text_before_calls``: see ``MessageForms``. ``thoughts``: how many reasoning items there are before.
     """
 
     def __init__(
@@ -153,8 +155,13 @@ class MessageBuilder:
         ids: Sequence[str] = (),
         *,
         text_before_calls: bool = True,
+        thoughts: int = 0,
     ) -> None:
         self.messages: list[ChatMessage] = []
+        self.thoughts = thoughts
+        """How many reasoning items there are up to here."""
+        self.earlier_thoughts = 0
+        """How many there are before the last message of the user or a developer; 0 if none was added."""
         self._pending = dict(pending)
         self.calls = calls
         self._ids = list(reversed(ids))
@@ -171,9 +178,12 @@ class MessageBuilder:
             if isinstance(body, Message):
                 self._add_message(body)
             elif isinstance(body, Reasoning):
-                thought = body.thought
-                if thought:
-                    self.messages.append(ChatMessage(role="assistant", thoughts=thought))
+                if thought := body.thought:
+                    numbers = (self.thoughts,)
+                    self.messages.append(
+                        ChatMessage(role="assistant", thoughts=thought, thought_numbers=numbers)
+                    )
+                self.thoughts += 1
             elif isinstance(body, FunctionCall):
                 self._add_call(body, _arguments(body.arguments))
             elif isinstance(body, CustomToolCall):
@@ -181,6 +191,7 @@ class MessageBuilder:
             elif isinstance(body, CallOutput):
                 self._add_output(body)
             elif isinstance(body, AdditionalTools):
+                self.earlier_thoughts = self.thoughts
                 lines = [describe(tool) for tool in Toolset.brought(body.tools).callables]
                 self.messages.append(ChatMessage(role="system", content="\n".join((_ADDED_TOOLS, *lines))))
         self.messages = _merge_assistant(self.messages)
@@ -193,6 +204,7 @@ class MessageBuilder:
         if message.role == "assistant":
             self.messages.append(ChatMessage(role="assistant", content=text))
         else:
+            self.earlier_thoughts = self.thoughts
             role: Literal["user", "system"] = "user" if message.role == "user" else "system"
             self.messages.append(ChatMessage(role=role, content=text))
 
@@ -233,6 +245,8 @@ def _merge(messages: list[ChatMessage]) -> ChatMessage:
         content="\n".join(message.content for message in messages if message.content),
         thoughts="\n".join(message.thoughts for message in messages if message.thoughts),
         calls=tuple(call for message in messages for call in message.calls),
+        thought_numbers=tuple(number for message in messages for number in message.thought_numbers or ())
+        or UNSET,
     )
 
 

@@ -1,7 +1,7 @@
-"""A chat template with what is found out about it, once, when a model is loaded.
+"""A chat template and its properties, which are found out once, when a model is loaded.
 
-A probe is a short conversation of placeholders that the template writes. It shows how the template ends an
-answer, whether it numbers calls, which thoughts it drops, what an effort of reasoning changes.
+The template writes short conversations of placeholders. They show how it ends an answer, whether it numbers
+calls, which thoughts it drops, and what ``reasoning.effort`` changes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -56,6 +56,10 @@ class ModelTemplate(Struct, frozen=True, kw_only=True):
     """The ids that end an answer, as far as the model's files name them."""
     response_template: Mapping[str, Any] | None = None
     """The model's own description of its answers."""
+
+
+ThoughtsKept = Literal["all", "turn", "template"]
+"""Whose thoughts a context has: all, those since the last user message, or those that the template writes."""
 
 
 class ProbedTemplate:
@@ -122,13 +126,22 @@ class ProbedTemplate:
         tools: list[dict[str, Any]],
         encoder: BudgetedEncoder,
         effort: str | None,
+        reasoning_context: str | None = None,
     ) -> Draft:
         """What writes a conversation. ``messages`` and ``tools`` have all texts that it will write."""
-        return Draft(self._form, encoder, messages, tools, self.variables_of(effort))
+        variables = self.variables_of(effort, reasoning_context)
+        return Draft(self._form, encoder, messages, tools, variables)
 
-    def variables_of(self, effort: str | None) -> Variables:
+    def thoughts_kept(self, reasoning_context: str | None) -> ThoughtsKept:
+        """What a request's ``reasoning_context`` comes to with this template."""
+        if reasoning_context == "current_turn":
+            return "turn"
+        return "all" if self.keeps_thoughts or reasoning_context == "all_turns" else "template"
+
+    def variables_of(self, effort: str | None, reasoning_context: str | None = None) -> Variables:
         switches = self.detected.thinking
-        kept = switches.keep_variables() if self.keeps_thoughts else NO_VARIABLES
+        keeps = self.thoughts_kept(reasoning_context) == "all"
+        kept = switches.keep_variables() if keeps else NO_VARIABLES
         return {**switches.variables(effort), **kept, **self._variables}
 
     def effort_changes_history(self, before: str | None, now: str | None, *, has_tools: bool) -> bool:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence, Set
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from slipring.prompts.chain_choices import EMPTY_THOUGHTS, WHITE_SPACE, ChainChoice
 from slipring.prompts.parsing.output_format import OutputFormat
@@ -68,6 +68,24 @@ class Draft:
     def count_thoughts(self, text: str) -> int:
         """How many thoughts of a stand-in a text has."""
         return text.count(self.guard.text(THOUGHT_PLACEHOLDER))
+
+    def unwritten_thoughts(self, messages: Sequence[ChatMessage], written: str) -> list[int]:
+        """The numbers of the reasoning items whose thoughts are not written. ``written``: what the template
+        writes for the messages of these."""
+        thinking = [at for at, message in enumerate(messages) if message.thought_numbers]
+        if not thinking:
+            return []
+        mark = "((thought"
+        while mark in written:
+            mark += "("
+        marks = {at: f"{mark} {at}))" for at in thinking if messages[at].thoughts}
+        marked = [
+            structs.replace(message, thoughts=marks[at]) if at in marks else message
+            for at, message in enumerate(messages)
+        ]
+        shown = self.write(marked, prompt=True)
+        unwritten = [at for at in thinking if at not in marks or self.guard.text(marks[at]) not in shown]
+        return [number for at in unwritten for number in messages[at].thought_numbers or ()]
 
     def rest(self, text: str, longer: str) -> str | None:
         """What ``longer`` has after ``text``; None if it has another beginning, or no token ends there."""

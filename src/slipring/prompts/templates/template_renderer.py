@@ -11,14 +11,13 @@ import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.prompts.chain_choices import LOOP_THOUGHTS
-from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
-from slipring.prompts.parsing.output_format import NamedJsonCalls
+from slipring.prompts.parsing.output_format import NamedJsonCalls, has_call_ids, written_call_ids
 from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, empty
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
@@ -28,7 +27,7 @@ from slipring.prompts.templates.chat_messages import (
     template_tools,
 )
 from slipring.prompts.templates.chat_template import NO_VARIABLES, Variables
-from slipring.prompts.templates.probed_template import ModelTemplate, ProbedTemplate
+from slipring.prompts.templates.probed_template import ModelTemplate, ProbedTemplate, ThoughtsKept
 from slipring.prompts.templates.stand_ins import (
     LAST_CALL_PLACEHOLDER,
     PLACEHOLDER_TOOLS,
@@ -42,6 +41,7 @@ from slipring.prompts.templates.stand_ins import (
 )
 from slipring.prompts.templates.template_draft import NO_BOUNDARY, REWRITES_EARLIER, Draft, squeezed
 from slipring.prompts.templates.template_engines import SupportsStrftime
+from slipring.prompts.templates.withheld_thoughts import Ranges, clipped, in_current_turn, joined, ranges_of
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.prompts.tool_definitions import tool_instructions
@@ -54,6 +54,8 @@ EFFORT_CHANGED = (
 )
 OPENED_OTHERWISE = "the effort of reasoning changed, with which the template may open answers otherwise"
 DROPS_THOUGHTS = "the template drops earlier thoughts"
+ASKED_TO_DROP = "the request asks for the thoughts of the current turn only"
+CONTEXT_CHANGED = "the request asks for the thoughts of other turns than the one before"
 MOVES_EARLIER = "the template writes earlier parts among the new ones"
 CONTINUES_ASSISTANT = "the delta continues an assistant message"
 REFUSES_PART = "the template cannot write a part of the conversation alone"
@@ -75,6 +77,13 @@ class Tail(Struct, frozen=True):
     """How many calls the context holds, if the template numbers them or their ids count them."""
     effort: str | None = None
     """The effort of reasoning that the context was rendered with."""
+    reasoning_context: str | UnsetType = UNSET
+    """That of the request for which the context was rendered."""
+    unwritten: Ranges | UnsetType = UNSET
+    """The reasoning items whose thoughts the context lacks."""
+    thoughts: tuple[int, int] | UnsetType = UNSET
+    """How many reasoning items the context has, and how many before the last message of the user or a
+    developer."""
 
 
 class TemplateRenderer(Renderer):
@@ -114,15 +123,23 @@ class TemplateRenderer(Renderer):
         return self.probed.stop_ids
 
     def start(
-        self, head: Head, settings: Settings, items: Sequence[Item], encoder: BudgetedEncoder
+        self,
+        head: Head,
+        settings: Settings,
+        items: Sequence[Item],
+        encoder: BudgetedEncoder,
+        *,
+        dropped_thoughts: int = 0,
     ) -> Rendered:
         format = settings.format
-        builder = self._builder({}, 0).add(items)
+        builder = self._builder({}, 0, thoughts=dropped_thoughts).add(items)
         callables, writes_tools = head.tools.callables, self.detected.writes_tools
         described = tool_instructions(callables) if callables and not writes_tools else ""
         messages = [*head_messages(head, format, described), *builder.messages]
         tools = template_tools(callables) if writes_tools else []
-        draft = self.probed.draft(messages, tools, encoder, settings.effort)
+        draft = self.probed.draft(messages, tools, encoder, settings.effort, settings.reasoning_context)
+        if self.probed.thoughts_kept(settings.reasoning_context) == "turn":
+            messages = in_current_turn(messages)
         text = draft.write(messages)
         opened = draft.write(messages, prompt=True)
         prompt = draft.rest(text, opened)
@@ -132,19 +149,21 @@ class TemplateRenderer(Renderer):
         else:
             tail = self._tail(messages, builder, draft.ids(prompt), prompt, settings)
             ids = draft.ids(text)
+        if builder.thoughts:
+            unwritten = ranges_of(draft.unwritten_thoughts(messages, opened))
+            thoughts = (builder.thoughts, builder.earlier_thoughts)
+            tail = structs.replace(tail, unwritten=unwritten or UNSET, thoughts=thoughts)
         return Rendered(self._writer, Preface(head, format), empty(tail)).then(ids, tail)
 
     def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
-        tail, effort = _tail(position), job.settings.effort
+        tail, settings = _tail(position), job.settings
+        effort, context = settings.effort, settings.reasoning_context
         has_tools = self.detected.writes_tools and bool(job.head.tools.callables)
-        if not position.preface.covers(job):
-            raise CannotAppend(HEAD_CHANGED)
-        if self.probed.effort_changes_history(tail.effort, effort, has_tools=has_tools):
-            raise CannotAppend(EFFORT_CHANGED)
+        self._require_same_history(position, job, has_tools=has_tools)
         answer, builder = self._following(position, tail, job)
-        new, earlier = builder.messages, self.probed.variables_of(tail.effort)
+        new, earlier = builder.messages, self.probed.variables_of(tail.effort, tail.reasoning_context or None)
         if not new and answer is None:
-            if earlier != self.probed.variables_of(effort):
+            if earlier != self.probed.variables_of(effort, context):
                 raise CannotAppend(OPENED_OTHERWISE)
             return position
         if _has_two_answers((*tail.stand_in[-1:], *([answer] if answer else []), *new[:1])):
@@ -153,29 +172,58 @@ class TemplateRenderer(Renderer):
             raise CannotAppend(NO_BOUNDARY)
         before = self._stand_in(tail)
         messages = [*before, *([answer] if answer else []), *new]
-        draft = self.probed.draft(messages, PLACEHOLDER_TOOLS if has_tools else [], encoder, effort)
+        draft = self.probed.draft(messages, PLACEHOLDER_TOOLS if has_tools else [], encoder, effort, context)
+        kept = self.probed.thoughts_kept(context)
         try:
-            text, prompt = _Addition(self.probed, draft, before, answer, new, earlier).written()
+            text, prompt = _Addition(self.probed, draft, before, answer, new, earlier, kept).written()
         except InvalidRequest:
             raise CannotAppend(REFUSES_PART) from None
         if draft.has_placeholders(text + (prompt or "")):
             raise CannotAppend(MOVES_EARLIER)
         ids = None if prompt is None else draft.ids(prompt)
-        new_tail = self._tail(messages, builder, ids, text if prompt is None else prompt, job.settings)
+        opening = text if prompt is None else prompt
+        new_tail = self._tail(messages, builder, ids, opening, settings)
+        if builder.thoughts:
+            earlier_thoughts = builder.earlier_thoughts or _earlier_thoughts(tail)
+            thoughts = (builder.thoughts, earlier_thoughts)
+            unwritten = joined(tail.unwritten or (), ranges_of(draft.unwritten_thoughts(messages, text)))
+            new_tail = structs.replace(new_tail, unwritten=unwritten or UNSET, thoughts=thoughts)
         return position.then(draft.ids(text), new_tail)
+
+    def _require_same_history(self, position: Rendered, job: Job, *, has_tools: bool) -> None:
+        """Raise ``CannotAppend`` if a job wants another beginning, or other earlier answers, than the tokens
+        of its parent have."""
+        tail, settings = _tail(position), job.settings
+        if not position.preface.covers(job):
+            raise CannotAppend(HEAD_CHANGED)
+        if self.probed.effort_changes_history(tail.effort, settings.effort, has_tools=has_tools):
+            raise CannotAppend(EFFORT_CHANGED)
+        if self._wants_other_thoughts(tail, settings.reasoning_context):
+            raise CannotAppend(CONTEXT_CHANGED)
+
+    def _wants_other_thoughts(self, tail: Tail, context: str | None) -> bool:
+        """Whether a request may want thoughts that a context lacks, or not want some that it has."""
+        wanted = self.probed.thoughts_kept(context)
+        if wanted == self.probed.thoughts_kept(tail.reasoning_context or None):
+            return False
+        has_thoughts = any(message.thoughts for message in tail.stand_in)
+        return bool(tail.unwritten) or (wanted != "all" and has_thoughts)
 
     def _following(
         self, position: Rendered, tail: Tail, job: Job
     ) -> tuple[ChatMessage | None, MessageBuilder]:
         """The stand-in of the answer that ends the context, if one does; and the job's messages."""
         if not tail.is_open:
-            return None, self._builder(tail.pending, tail.calls).add(job.input)
+            builder = self._builder(tail.pending, tail.calls, thoughts=_count_thoughts(tail))
+            return None, builder.add(job.input)
         given = job.parent.answer if job.parent is not None else ()
-        answered = self._builder(tail.pending, tail.calls, self._written_ids(position, given)).add(given)
+        ids, thoughts = self._written_ids(position, given), _count_thoughts(tail)
+        answered = self._builder(tail.pending, tail.calls, ids, thoughts).add(given)
         answer = answer_stand_in(answered.messages)
         if answer is None:
             raise CannotAppend(REWRITES_EARLIER)
-        return answer, self._builder(answered.pending, answered.calls).add(job.input)
+        builder = self._builder(answered.pending, answered.calls, thoughts=answered.thoughts)
+        return answer, builder.add(job.input)
 
     def open(self, context: Rendered) -> Rendered:
         tail = _tail(context)
@@ -183,6 +231,10 @@ class TemplateRenderer(Renderer):
 
     def opens_thought(self, prompt: Rendered) -> bool:
         return _tail(prompt).opens_thought
+
+    def withheld_thoughts(self, prompt: Rendered) -> Sequence[tuple[int, int]]:
+        tail = _tail(prompt)
+        return clipped(tail.unwritten or (), _earlier_thoughts(tail))
 
     def counted_calls(self, prompt: Rendered) -> int:
         return (_tail(prompt).calls or 0) if self._counts_calls else 0
@@ -199,12 +251,15 @@ class TemplateRenderer(Renderer):
             tail.stand_in, missing if self.probed.numbers_calls == "all" else min(missing, 1)
         )
 
-    def _builder(self, pending: PendingCalls, calls: int | None, ids: Sequence[str] = ()) -> MessageBuilder:
+    def _builder(
+        self, pending: PendingCalls, calls: int | None, ids: Sequence[str] = (), thoughts: int = 0
+    ) -> MessageBuilder:
         return MessageBuilder(
             pending,
             calls if self._counts_calls else None,
             ids,
             text_before_calls=self.forms.text_before_calls,
+            thoughts=thoughts,
         )
 
     def _written_ids(self, position: Rendered, answer: Sequence[Item]) -> Sequence[str]:
@@ -231,6 +286,7 @@ class TemplateRenderer(Renderer):
             opens_thought=bool(mark) and prompt.rstrip().endswith(mark),
             calls=count_calls(messages) if self.probed.numbers_calls else builder.calls,
             effort=settings.effort,
+            reasoning_context=settings.reasoning_context or UNSET,
         )
 
 
@@ -246,10 +302,13 @@ class _Addition(Struct, frozen=True):
     new: Sequence[ChatMessage]
     earlier: Variables
     """Those that the context was rendered with."""
+    kept: ThoughtsKept
 
     def written(self) -> tuple[str, str | None]:
         """The text of the new messages, and what then opens the assistant turn; None for the latter if it is
         inseparable from the former. Raises ``CannotAppend``, or ``InvalidRequest`` of the template."""
+        if self.kept == "turn" and in_current_turn(self._messages()) != self._messages():
+            raise CannotAppend(ASKED_TO_DROP)
         if self.answer is not None and self._keeps_dropped_thoughts():
             before = tuple(map(without_thoughts, self.before))
             return structs.replace(self, before=before, answer=without_thoughts(self.answer))._difference(
@@ -274,14 +333,14 @@ class _Addition(Struct, frozen=True):
     def _keeps_dropped_thoughts(self) -> bool:
         """Whether thoughts stay in the context that the template drops once the new messages follow.
 
-        They do if the operator says so, and within a tool loop (``LOOP_THOUGHTS``). Otherwise raises
-        ``CannotAppend`` if it drops some.
+        They do if the operator or the request says so, and within a tool loop (``LOOP_THOUGHTS``). Otherwise
+        raises ``CannotAppend`` if it drops some.
         """
         draft, probed, answer = self.draft, self.probed, self.answer
         assert answer is not None
         if not any(message.thoughts for message in (*self.before, answer)):
             return False
-        if probed.keeps_thoughts:
+        if self.kept == "all":
             return True
         written = draft.count_thoughts(draft.write(self.before, prompt=True, variables=self.earlier))
         expected = max(written, loop_thoughts(self.before)) + bool(answer.thoughts)
@@ -330,6 +389,14 @@ def _tail(rendered: Rendered) -> Tail:
     tail = rendered.body.tail
     assert isinstance(tail, Tail)
     return tail
+
+
+def _count_thoughts(tail: Tail) -> int:
+    return tail.thoughts[0] if tail.thoughts else 0
+
+
+def _earlier_thoughts(tail: Tail) -> int:
+    return tail.thoughts[1] if tail.thoughts else 0
 
 
 def _has_two_answers(messages: Sequence[ChatMessage]) -> bool:

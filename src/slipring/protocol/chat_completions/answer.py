@@ -8,8 +8,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.protocol import wire
 from slipring.protocol.chat_completions import logprobs
-from slipring.protocol.chat_completions.calls import CalledCustomTool, CalledFunction
 from slipring.protocol.chat_completions.logprobs import ChoiceLogprobs, TokenLogprob
+from slipring.protocol.items import SEPARATOR
 from slipring.protocol.responses import (
     CustomToolCallItem,
     FunctionCallItem,
@@ -21,8 +21,6 @@ from slipring.protocol.responses import (
 )
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
-SEPARATOR = "\n\n"
-"""Between texts that were items or parts of their own."""
 _CALL_ID_DIGITS = 24
 
 
@@ -38,6 +36,16 @@ class AnswerForm(Struct, frozen=True):
     """Whether a call is a ``function_call``, because the request has ``functions``."""
     fingerprint: str = ""
     """``system_fingerprint``: names the version of the server."""
+
+
+class CalledFunction(Struct):
+    name: str
+    arguments: str = ""
+
+
+class CalledCustomTool(Struct):
+    name: str
+    input: str
 
 
 class ChatFunctionCall(Struct, tag_field="type", tag="function"):

@@ -2,17 +2,19 @@
 
 The bytes of an item depend on the content of its message alone, so that a history that is sent again is
 recognised: text is the same as a string or as parts, ``null`` the same as an empty text, and calls are
-numbered, whatever ids a client gave them. ``places`` says where each item stands in the request.
+numbered, whatever ids a client gave them. ``places`` says where each item stands in the request. A message
+that is sent again in the same bytes is not translated again, if its calls and its result have the same
+numbers.
 """
 
 from typing import Literal
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.chat_completions.calls import CalledCustomTool, CalledFunction
+from slipring.protocol.chat_completions.answer import CalledCustomTool, CalledFunction
 from slipring.protocol.chat_completions.places import (
     CALL,
     CUSTOM_CALL,
@@ -20,9 +22,13 @@ from slipring.protocol.chat_completions.places import (
     MESSAGE,
     OUTPUT,
     THOUGHT,
+    Fields,
     Place,
 )
+from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known, Piece
 from slipring.protocol.items import MOST_ITEMS, MOST_PARTS, numbered_call
+
+_API = b"chat "
 
 # Messages as clients send them -------------------------------------------------------------------
 
@@ -157,7 +163,7 @@ class CustomToolCallOutputItem(Struct, tag_field="type", tag="custom_tool_call_o
     output: _Content
 
 
-class _Call(Struct):
+class _Call(Struct, frozen=True):
     """A call of the history."""
 
     sent_id: str | None
@@ -194,27 +200,85 @@ class _OpenCalls:
         return next(iter(self._all), None)
 
 
+class _Result(Struct, frozen=True):
+    """The result of a call: what the message says of the call, and its number."""
+
+    role: Role
+    sent_id: str | None
+    name: str | None
+    number: int = -1
+    is_custom: bool = False
+
+
+class _Note(Struct, frozen=True):
+    """What is known of a message beside its items."""
+
+    places: tuple[tuple[str, Fields], ...]
+    """Where each item stands below the message, and the names of its fields."""
+    calls: tuple[_Call, ...]
+    first_call: int
+    """The number of the first of them."""
+    result: _Result | None
+
+
 class History:
     """The items of a request's messages."""
 
-    def __init__(self, messages: Raw) -> None:
-        """Raises ``ApiError`` that names the field of the request."""
-        self._items: list[Struct] = []
+    def __init__(self, messages: Raw, known: Known = NOTHING_KNOWN) -> None:
+        """``known``: what the tenant has sent before. Raises ``ApiError`` that names the field of the
+        request."""
         self._calls: list[_Call] = []
         self._open_calls = _OpenCalls()
-        self.places: list[Place] = []
-        """Where each item stands in the request."""
+        self.pieces: list[Piece] = []
+        """The messages."""
+        self._items: list[bytes] = []
+        self._places: list[tuple[str, Fields]] = []
+        self._result: _Result | None = None
+        """Of the message that is being translated."""
         wire.require_few(messages, MOST_ITEMS, "messages", "messages")
         for index, raw in enumerate(wire.decode(_messages, messages, where="messages")):
-            where = f"messages[{index}]"
-            self._add_message(_read_message(raw, where), where)
-        if not self._items:
-            raise InvalidRequest("Invalid 'messages': no message has a content.", param="messages")
+            key = _API + raw
+            piece = known.get(key)
+            if not isinstance(piece, Piece) or not self._repeats(piece.note):
+                piece = self._translate(key, raw, f"messages[{index}]")
+            self.pieces.append(piece)
+        if not any(piece.json for piece in self.pieces):
+            raise InvalidRequest("Invalid 'messages': no message has content.", param="messages")
+
+    def _repeats(self, note: _Note) -> bool:
+        """Take a message that was translated before as it is, if its calls and its result have the same
+        numbers here."""
+        if note.calls and note.first_call != len(self._calls):
+            return False
+        if (result := note.result) is not None:
+            number = self._named_by(result)
+            if number != result.number or self._calls[number].is_custom != result.is_custom:
+                return False
+            self._open_calls.take(number)
+        for call in note.calls:
+            self._open(call)
+        return True
+
+    def _translate(self, key: bytes, raw: Raw, where: str) -> Piece:
+        self._items, self._places, self._result = [], [], None
+        first_call = len(self._calls)
+        self._add_message(_read_message(raw, where), where)
+        calls = tuple(self._calls[first_call:])
+        return Piece(key, tuple(self._items), _Note(tuple(self._places), calls, first_call, self._result))
 
     @property
     def items(self) -> Raw:
         """The ``input`` of a create request."""
-        return wire.raw(self._items)
+        return Raw(b"[" + b",".join([item for piece in self.pieces for item in piece.json]) + b"]")
+
+    @property
+    def places(self) -> list[Place]:
+        """Where each item stands in the request."""
+        return [
+            Place(f"messages[{index}]{below}", fields)
+            for index, piece in enumerate(self.pieces)
+            for below, fields in piece.note.places
+        ]
 
     @property
     def call_count(self) -> int:
@@ -224,9 +288,10 @@ class History:
         """The id by which the client knows a call; None if it has none."""
         return self._calls[number].sent_id if number < len(self._calls) else None
 
-    def _add(self, item: Struct, place: Place) -> None:
-        self._items.append(item)
-        self.places.append(place)
+    def _add(self, item: Struct, below: str, fields: Fields) -> None:
+        """Add an item, which stands at ``below`` in its message."""
+        self._items.append(wire.encode(item))
+        self._places.append((below, fields))
 
     def _add_message(self, message: ChatMessage, where: str) -> None:
         role = message.role
@@ -236,36 +301,36 @@ class History:
             self._add_output(message, where)
         else:
             content = _content(_required(message, where), where)
-            self._add(MessageItem(role, content), Place(where, MESSAGE))
+            self._add(MessageItem(role, content), "", MESSAGE)
 
     def _add_answer(self, message: ChatMessage, where: str) -> None:
         for field in ("reasoning_content", "reasoning"):
             thought = getattr(message, field)
             if thought:
-                self._add(ReasoningItem([ReasoningText(thought)]), Place(f"{where}.{field}", THOUGHT))
+                self._add(ReasoningItem([ReasoningText(thought)]), f".{field}", THOUGHT)
                 break
         content = _answer_content(message, where)
         if content:
-            self._add(MessageItem("assistant", content), Place(where, MESSAGE))
+            self._add(MessageItem("assistant", content), "", MESSAGE)
         for index, call in enumerate(message.tool_calls or ()):
-            self._add_call(call, f"{where}.tool_calls[{index}]")
+            self._add_call(call, where, f".tool_calls[{index}]")
         if (function := message.function_call) is not None:
             call_id = self._open(_Call(None, function.name, is_custom=False))
             item = FunctionCallItem(call_id, function.name, function.arguments)
-            self._add(item, Place(f"{where}.function_call", LEGACY_CALL))
+            self._add(item, ".function_call", LEGACY_CALL)
 
-    def _add_call(self, call: ChatToolCall, where: str) -> None:
+    def _add_call(self, call: ChatToolCall, message: str, below: str) -> None:
         function, custom = call.function, call.custom
         if call.type == "custom" or (call.type is None and function is None and custom is not None):
             if custom is None:
-                raise wire.explain("Object missing required field `custom`", where)
+                raise wire.explain("Object missing required field `custom`", message + below)
             call_id = self._open(_Call(call.id, custom.name, is_custom=True))
-            self._add(CustomToolCallItem(call_id, custom.name, custom.input), Place(where, CUSTOM_CALL))
+            self._add(CustomToolCallItem(call_id, custom.name, custom.input), below, CUSTOM_CALL)
             return
         if function is None:
-            raise wire.explain("Object missing required field `function`", where)
+            raise wire.explain("Object missing required field `function`", message + below)
         call_id = self._open(_Call(call.id, function.name, is_custom=False))
-        self._add(FunctionCallItem(call_id, function.name, function.arguments), Place(where, CALL))
+        self._add(FunctionCallItem(call_id, function.name, function.arguments), below, CALL)
 
     def _open(self, call: _Call) -> str:
         number = len(self._calls)
@@ -275,31 +340,37 @@ class History:
 
     def _add_output(self, message: ChatMessage, where: str) -> None:
         content = _content(_required(message, where), where)
-        number = self._answered(message, where)
+        result = _Result(message.role, message.tool_call_id, message.name)
+        number = self._answered(result, where)
+        is_custom = self._calls[number].is_custom
+        self._result = structs.replace(result, number=number, is_custom=is_custom)
         self._open_calls.take(number)
-        kind = CustomToolCallOutputItem if self._calls[number].is_custom else FunctionCallOutputItem
-        self._add(kind(numbered_call(number), content), Place(where, OUTPUT))
+        kind = CustomToolCallOutputItem if is_custom else FunctionCallOutputItem
+        self._add(kind(numbered_call(number), content), "", OUTPUT)
 
-    def _answered(self, message: ChatMessage, where: str) -> int:
-        """The number of the call that a message answers: by its id, or else by the function's name, or else
+    def _named_by(self, result: _Result) -> int | None:
+        """The number of the call that a result answers: by its id, or else by the function's name, or else
         the first that waits for a result."""
-        sent_id, name = message.tool_call_id, message.name
-        if message.role == "tool" and sent_id is not None:
-            number = self._open_calls.with_id(sent_id)
-            param, named = f"{where}.tool_call_id", f"call with the id {quoted(sent_id)}"
-        elif name is not None:
-            number = self._open_calls.with_name(name)
-            param, named = f"{where}.name", f"call of {quoted(name)}"
-        elif message.role == "function":
+        if result.role == "tool" and result.sent_id is not None:
+            return self._open_calls.with_id(result.sent_id)
+        if result.name is not None:
+            return self._open_calls.with_name(result.name)
+        return self._open_calls.first()
+
+    def _answered(self, result: _Result, where: str) -> int:
+        if result.role == "function" and result.name is None:
             raise wire.explain("Object missing required field `name`", where)
-        else:
-            number = self._open_calls.first()
-            param, named = f"{where}.tool_call_id", "call"
-        if number is None:
-            raise InvalidRequest(
-                f"Invalid '{param}': no {named} in the messages before it waits for a result.", param=param
-            )
-        return number
+        number = self._named_by(result)
+        if number is not None:
+            return number
+        param, named = f"{where}.tool_call_id", "call"
+        if result.role == "tool" and result.sent_id is not None:
+            named = f"call with the id {quoted(result.sent_id)}"
+        elif result.name is not None:
+            param, named = f"{where}.name", f"call of {quoted(result.name)}"
+        raise InvalidRequest(
+            f"Invalid '{param}': no {named} in the messages before it waits for a result.", param=param
+        )
 
 
 def _read_message(raw: Raw, where: str) -> ChatMessage:

@@ -10,20 +10,21 @@ from msgspec import UNSET, UnsetType
 
 from slipring.protocol import wire
 from slipring.protocol.chat_completions import answer, logprobs
-from slipring.protocol.chat_completions.answer import SEPARATOR, AnswerForm
-from slipring.protocol.chat_completions.chunks import (
+from slipring.protocol.chat_completions.answer import AnswerForm
+from slipring.protocol.chat_completions.completion import (
     ChatChunk,
     ChunkChoice,
     ChunkDelta,
+    CompletionUsage,
     CustomDelta,
     FunctionDelta,
     ToolCallDelta,
     block,
+    completion_id,
+    moderation_of,
+    usage_of,
 )
-from slipring.protocol.chat_completions.completion import completion_id
 from slipring.protocol.chat_completions.logprobs import ChoiceLogprobs
-from slipring.protocol.chat_completions.moderation import moderation_of
-from slipring.protocol.chat_completions.usage import CompletionUsage, usage_of
 from slipring.protocol.events import (
     PADDED,
     Completed,
@@ -43,6 +44,7 @@ from slipring.protocol.events import (
     RefusalDelta,
     ResponseEvent,
 )
+from slipring.protocol.items import SEPARATOR
 from slipring.protocol.responses import CustomToolCallItem, FunctionCallItem, Usage
 
 _NOWHERE = (-1, -1)

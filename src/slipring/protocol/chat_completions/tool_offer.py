@@ -135,8 +135,9 @@ class ToolOffer:
                 self._add(_custom_tool(tool.custom, where), Place(where, CUSTOM))
             else:
                 raise UnsupportedParameter(
-                    f"Unsupported parameter: '{where}.type': {quoted(tool.type)} is no tool of this endpoint,"
-                    " which has 'function' and 'custom'. POST /v1/responses also runs tools on the server.",
+                    f"Unsupported parameter: '{where}.type': {quoted(tool.type)} is not a tool of this"
+                    " endpoint, which has 'function' and 'custom'. POST /v1/responses also runs tools on the"
+                    " server.",
                     param=f"{where}.type",
                 )
 
@@ -207,7 +208,7 @@ def _read_function_choice(sent: Raw | UnsetType) -> Raw | UnsetType:
 def _named(tool: ChatNamedTool, where: str) -> NamedTool:
     if tool.type not in ("function", "custom"):
         raise UnsupportedParameter(
-            f"Unsupported parameter: '{where}.type': {quoted(tool.type)} is no tool of this endpoint.",
+            f"Unsupported parameter: '{where}.type': {quoted(tool.type)} is not a tool of this endpoint.",
             param=f"{where}.type",
         )
     named = tool.function if tool.type == "function" else tool.custom

@@ -5,15 +5,19 @@ from msgspec import UNSET, structs
 from slipring.base.errors import ApiError
 from slipring.protocol.chat_completions.answer import AnswerForm, choice_of
 from slipring.protocol.chat_completions.answer_format import read_format
-from slipring.protocol.chat_completions.completion import ChatCompletion, completion_id
+from slipring.protocol.chat_completions.completion import (
+    ChatCompletion,
+    completion_id,
+    moderation_of,
+    usage_of,
+)
 from slipring.protocol.chat_completions.history import History
-from slipring.protocol.chat_completions.moderation import moderation_of
 from slipring.protocol.chat_completions.places import Places
 from slipring.protocol.chat_completions.request import ChatRequest, read_request
 from slipring.protocol.chat_completions.stream import CompletionStream
 from slipring.protocol.chat_completions.tool_offer import ToolOffer
-from slipring.protocol.chat_completions.usage import usage_of
 from slipring.protocol.endpoints import event_blocks
+from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, ErrorBody, Event, Failed, ResponseEvent
 from slipring.protocol.requests import (
@@ -32,6 +36,8 @@ _NO_PLACES = Places((), (), {}, lambda number: None)
 class ChatTranslation(Translation):
     """Translates one request and its answer. ``read`` comes first."""
 
+    api = "chat_completions"
+
     def __init__(self, fingerprint: str) -> None:
         """``fingerprint``: names the version of the server, as ``system_fingerprint``."""
         self.form = AnswerForm(fingerprint=fingerprint)
@@ -42,11 +48,12 @@ class ChatTranslation(Translation):
         self._ended: dict[int, Response] = {}
         """The responses that have ended, by the index of their choice."""
 
-    def read(self, body: bytes) -> CreateRequest:
+    def read(self, body: bytes, known: Known = NOTHING_KNOWN) -> CreateRequest:
         """The create request that each choice answers. Raises ``ApiError`` in the client's terms."""
         sent = read_request(body)
-        history, offer = History(sent.messages), ToolOffer(sent)
+        history, offer = History(sent.messages, known), ToolOffer(sent)
         create = _create(sent, history, offer)
+        create.consist_of(history.pieces)
         self._places = Places(history.places, offer.places, _names(sent), history.sent_id)
         self.streams, options = sent.stream is True, sent.stream_options
         self.form = AnswerForm(
@@ -63,6 +70,24 @@ class ChatTranslation(Translation):
         """The prompt was processed for all choices at once, by a job with this usage. An engine that has not
         done so reports no tokens."""
         self._stream.prompt = prompt if prompt is not None and prompt.input_tokens else None
+
+    def forks(self, request: CreateRequest, first_id: str) -> list[CreateRequest]:
+        """The create requests of all choices, which continue a response with the prompt. The id of a lane is
+        the index of its choice."""
+        return [
+            structs.replace(
+                request,
+                generate=None,
+                previous_response_id=first_id,
+                stream_id=str(index),
+                seed=None if request.seed is None else request.seed + index,
+            )
+            for index in range(self.form.choices)
+        ]
+
+    def judged(self, event: Event, first: Response) -> Event:
+        """An event of a choice: a choice that fails ends the completion."""
+        return event
 
     def frames(self, event: Event) -> bytes:
         """The SSE blocks for an event; empty if it has none."""
@@ -117,7 +142,7 @@ def _names(sent: ChatRequest) -> dict[str, str]:
     }
 
 
-def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> CreateRequest:
+def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> ResentHistory:
     options, effort = sent.stream_options, sent.effort
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
     padded = options is not None and options.include_obfuscation is True

@@ -4,6 +4,9 @@ A request of any API becomes a ``CreateRequest``, and the events of its turn bec
 ``Translation`` serves one request, so it may remember what it has read and written.
 """
 
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
 from msgspec import UNSET, Struct, structs
 
 from slipring.base.errors import (
@@ -16,7 +19,9 @@ from slipring.base.errors import (
     UnsupportedParameter,
 )
 from slipring.protocol import requests
-from slipring.protocol.endpoints import event_blocks
+from slipring.protocol.endpoints import event_blocks, rate_limits
+from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
+from slipring.protocol.endpoints.rate_limits import RateLimit
 from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import Error, ErrorAnswer, Event, ResponseEvent
 from slipring.protocol.requests import CreateRequest
@@ -28,6 +33,9 @@ _FAILURES: dict[str, type[ApiError]] = {
     "insufficient_quota": RateLimited,
     "model_not_found": NotFound,
 }
+
+
+Api = Literal["responses", "chat_completions", "messages"]
 
 
 class ErrorReply(Struct, frozen=True):
@@ -42,12 +50,13 @@ class Translation:
     """Reads one request and writes its answer. This base is the Responses API itself; other APIs override
     every method."""
 
+    api: ClassVar[Api] = "responses"
     keepalive: bytes = event_blocks.KEEPALIVE
     """What is written to a stream that has been silent for long."""
 
-    def read(self, body: bytes) -> CreateRequest:
-        """Decode a request. Called in a thread if it is large. Raises ``ApiError``, whose message and param
-        name the fields of the client's API."""
+    def read(self, body: bytes, known: Known = NOTHING_KNOWN) -> CreateRequest:
+        """Decode a request. ``known``: what the client's tenant has sent before. Called in a thread if it is
+        large. Raises ``ApiError``, whose message and param name the fields of the client's API."""
         create = requests.read_create(body)
         if create.stream_id is not None:
             raise UnsupportedParameter(
@@ -82,6 +91,10 @@ class Translation:
         body = ErrorAnswer(structs.replace(error.error, headers=UNSET))
         headers = error.error.headers
         return ErrorReply(error.status, body, {} if headers is UNSET else headers)
+
+    def limit_headers(self, limits: Sequence[RateLimit]) -> dict[str, str]:
+        """The headers that say how much of the client's quotas is left."""
+        return rate_limits.headers_of(limits)
 
 
 RESPONSES = Translation()

@@ -50,8 +50,8 @@ def refuse_hosted(tools: Raw | UnsetType) -> None:
     """Refuse a request with a tool that a server runs."""
     for where, outline in _hosted(tools):
         raise UnsupportedParameter(
-            f"Unsupported parameter: '{where}.type': {outline.noun} is a tool that servers run, and none does"
-            " for this model.",
+            f"Unsupported parameter: '{where}.type': {outline.noun} is a tool that a server runs, and no"
+            " server runs it for this model.",
             param=f"{where}.type",
         )
 

@@ -96,12 +96,14 @@ class Wishes(Struct, frozen=True):
 
 
 def opening(response: Response, wishes: Wishes) -> MessageAnswer:
-    """The message before its first block. The tokens of its prompt are not counted yet."""
+    """The message before its first block. How many tokens of its prompt are cached is not known yet; and
+    nothing of them if the engine's server counts them."""
+    tokens = response.prompt_tokens
     return MessageAnswer(
         id=f"msg_{response.id.removeprefix('resp_')}",
         model=response.model,
         content=[],
-        usage=MessageUsage(),
+        usage=MessageUsage(input_tokens=0 if isinstance(tokens, UnsetType) else tokens),
         context_management=AppliedEdits() if wishes.edits_context else UNSET,
     )
 

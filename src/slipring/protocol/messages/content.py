@@ -18,6 +18,14 @@ class TextBlock(Struct, tag_field="type", tag="text"):
     text: str
 
 
+class OnlyText(Struct):
+    """A text where no other block may stand. Its type is a field: decoders do not miss the tag of a type that
+    has no alternatives."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Base64Image(Struct, tag_field="type", tag="base64"):
     media_type: ImageType
     data: str
@@ -81,8 +89,30 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
     tool_use_id: CallId
     content: Raw | UnsetType = msgspec.UNSET
-    """A text, or a list of texts, images, documents and search results."""
+    """A text, or a list of texts, images, documents, search results and references to tools."""
     is_error: bool | None = None
+
+
+class ToolReferenceBlock(Struct, tag_field="type", tag="tool_reference"):
+    """In the result of a search for tools: a tool that it has found."""
+
+    tool_name: Name
+
+
+class NamedTool(Struct, tag_field="type", tag="tool_reference"):
+    name: Name
+
+
+class DefinedTool(Struct, tag_field="type", tag="tool_definition"):
+    definition: Raw
+
+
+class ToolAdditionBlock(Struct, tag_field="type", tag="tool_addition"):
+    tool: NamedTool | DefinedTool
+
+
+class ToolRemovalBlock(Struct, tag_field="type", tag="tool_removal"):
+    tool: NamedTool
 
 
 class McpToolUseBlock(Struct, tag_field="type", tag="mcp_tool_use"):
@@ -127,12 +157,15 @@ AssistantBlock = (
     | WebSearchToolResultBlock
     | CodeExecutionToolResultBlock
 )
-ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+ShownBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+ResultBlock = ShownBlock | ToolReferenceBlock
+SystemBlock = TextBlock | ToolAdditionBlock | ToolRemovalBlock
 
 _user_blocks = msgspec.json.Decoder(str | list[UserBlock])
 _assistant_blocks = msgspec.json.Decoder(str | list[AssistantBlock])
-_texts = msgspec.json.Decoder(str | list[TextBlock])
-_text_list = msgspec.json.Decoder(list[TextBlock])
+_system_blocks = msgspec.json.Decoder(str | list[SystemBlock])
+_texts = msgspec.json.Decoder(str | list[OnlyText])
+_text_list = msgspec.json.Decoder(list[OnlyText])
 _results = msgspec.json.Decoder(str | list[ResultBlock])
 _texts_and_images = msgspec.json.Decoder(str | list[TextBlock | ImageBlock])
 
@@ -151,6 +184,13 @@ def read_assistant(content: Raw, where: str) -> str | list[AssistantBlock]:
     return blocks
 
 
+def read_system(content: Raw, where: str) -> str | list[SystemBlock]:
+    """Decode the content of a message of the system."""
+    _require_few(content, where)
+    blocks: str | list[SystemBlock] = wire.decode(_system_blocks, content, where=where)
+    return blocks
+
+
 def read_texts(content: Raw | UnsetType, where: str) -> list[str]:
     """Decode a text or a list of texts; empty if it is absent."""
     if isinstance(content, UnsetType):
@@ -160,21 +200,16 @@ def read_texts(content: Raw | UnsetType, where: str) -> list[str]:
     return [found] if isinstance(found, str) else [block.text for block in found]
 
 
-def result_parts(block: ToolResultBlock, where: str) -> list[Part]:
-    """What a tool has returned."""
+def read_result(block: ToolResultBlock, where: str) -> list[ResultBlock]:
+    """Decode what a tool has returned."""
     if isinstance(block.content, UnsetType):
         return []
     _require_few(block.content, f"{where}.content")
-    found = wire.decode(_results, block.content, where=f"{where}.content")
-    if isinstance(found, str):
-        return [InputText(found)]
-    parts: list[Part] = []
-    for index, each in enumerate(found):
-        parts += parts_of(each, f"{where}.content[{index}]")
-    return parts
+    found: str | list[ResultBlock] = wire.decode(_results, block.content, where=f"{where}.content")
+    return [TextBlock(found)] if isinstance(found, str) else found
 
 
-def parts_of(block: ResultBlock, where: str) -> Iterator[Part]:
+def parts_of(block: ShownBlock, where: str) -> Iterator[Part]:
     """A block that a user or a tool shows to the model, as parts of an item."""
     if isinstance(block, TextBlock):
         yield InputText(block.text)

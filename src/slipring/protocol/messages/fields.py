@@ -1,7 +1,7 @@
-"""Names of fields: how errors of the core name what a client has sent, in the terms of the Messages API.
+"""Translates the names of fields in errors of the core into those of the Messages API.
 
-The core names the fields of the create request that a request has become, as ``input[3].content[0].text``. A
-client reads ``messages.1.content.0.text``, where it has written that.
+The core names a field of the create request, such as ``input[3].content[0].text``. The client reads the name
+of the field that it has sent: ``messages.1.content.0.text``.
 """
 
 import re
@@ -70,15 +70,17 @@ class Fields:
             return self._in_item(index, field or "", part, rest) if index < len(self.items) else "messages"
         if index >= len(self.tools):
             return "tools"
-        renamed = _IN_TOOL.get(field or "", field or "")
         inner = f"[{part}]" if part is not None else ""
-        return dotted(f"{self.tools[index]}.{renamed}{inner}{rest}".rstrip("."))
+        return _in_tool(self.tools[index], field or "", f"{inner}{rest}")
 
     def _in_item(self, index: int, field: str, part: str | None, rest: str) -> str:
         place = self.items[index]
         message = f"messages[{place.message}].content"
         if not place.blocks:
             return dotted(message)
+        if field == "tools" and part is not None:
+            name, _, inner = rest.removeprefix(".").partition(".")
+            return _in_tool(place.tools[int(part)], name, f".{inner}" if inner else "")
         if field == "content" and part is not None:
             at = int(part)
             block = place.blocks[at] if at < len(place.blocks) else place.blocks[-1]
@@ -86,6 +88,10 @@ class Fields:
         if field == "content":
             return dotted(f"{message}[{place.blocks[0]}]")
         return dotted(f"{message}[{place.blocks[0]}].{_IN_ITEM.get(field, field)}".rstrip("."))
+
+
+def _in_tool(where: str, field: str, rest: str) -> str:
+    return dotted(f"{where}.{_IN_TOOL.get(field, field)}{rest}".rstrip("."))
 
 
 def styled_message(message: str, name: Callable[[str], str], param: str | None = None) -> str:

@@ -4,11 +4,12 @@ A block of an answer becomes an item of its own, and consecutive texts and image
 bytes of an item depend on nothing but its content: text as a string or in a block, ``cache_control``, the
 order of fields, ``is_error: false`` and the ids of calls, which are numbered, make no difference. An item
 that is sent again with the next request therefore has the same bytes, and is neither decoded nor rendered a
-second time.
+second time. A message that is sent again in the same bytes is not translated again either, if its calls and
+results have the same numbers and it does not change tools.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -16,22 +17,30 @@ from msgspec import Raw, Struct
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
+from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known, Piece
 from slipring.protocol.items import MOST_ITEMS, InputText, OutputText, numbered_call
 from slipring.protocol.messages import content, hosted_calls
 from slipring.protocol.messages.content import (
     AssistantBlock,
     McpToolUseBlock,
+    NamedTool,
     Part,
     RedactedThinkingBlock,
+    ResultBlock,
     ServerToolUseBlock,
+    SystemBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
     UserBlock,
 )
 from slipring.protocol.messages.hosted_calls import PlacedResult, Result, arguments_of
+from slipring.protocol.messages.loaded_tools import LoadedTools
 
+_API = b"messages "
 Opens = Callable[[str], bool]
 """Whether this server has sealed a thought, for the tenant who sends it back."""
 _ERROR_CHARS = 40
@@ -39,15 +48,20 @@ _ERROR_CHARS = 40
 
 
 class _Call(Struct, frozen=True, gc=False):
-    """A call of the history."""
+    """A call of the history, and where it stands."""
 
     number: int
-    where: str
+    message: int
+    block: int
 
     @property
     def own_id(self) -> str:
         """Its id in the context."""
         return numbered_call(self.number)
+
+    @property
+    def where(self) -> str:
+        return f"messages[{self.message}].content[{self.block}]"
 
 
 class Place(Struct, frozen=True, gc=False):
@@ -56,6 +70,27 @@ class Place(Struct, frozen=True, gc=False):
     message: int
     blocks: tuple[int, ...]
     """The block of each part of the item; empty if the message's content is a string."""
+    tools: tuple[str, ...] = ()
+    """The field of each tool that the item adds."""
+
+
+class _Note(Struct, frozen=True):
+    """What is known of a message beside its items."""
+
+    is_answer: bool
+    """Whether the assistant has written it."""
+    blocks: tuple[tuple[int, ...], ...]
+    """The ``Place.blocks`` of each item."""
+    calls: tuple[tuple[str, int], ...]
+    """The calls that it makes: the client's id, and the block."""
+    first_call: int
+    """The number of the first of them."""
+    results: tuple[tuple[str, int], ...]
+    """The results that it has: the client's id, and the number of the call."""
+    changes_tools: bool
+    """Whether it adds or withdraws tools: its items then depend on those of the request."""
+    added: Mapping[int, tuple[str, ...]]
+    """The ``Place.tools`` of the items that add some."""
 
 
 class SentMessage(Struct):
@@ -69,16 +104,27 @@ _message = msgspec.json.Decoder(SentMessage)
 
 
 class History:
-    """The items of a request's messages, as JSON, and where each comes from."""
+    """The items of a request's messages, and where each comes from."""
 
-    def __init__(self, opens: Opens) -> None:
+    def __init__(self, opens: Opens, tools: LoadedTools, known: Known = NOTHING_KNOWN) -> None:
+        """``tools``: those of the request, which messages may change. ``known``: what the tenant has sent
+        before."""
         self._opens = opens
-        self.items: list[bytes] = []
-        self.places: list[Place] = []
+        self._tools = tools
+        self._known = known
+        self.pieces: list[Piece] = []
+        """The messages."""
         self.call_count = 0
         """How many calls the client has run, or is to run."""
         self._waiting: dict[str, deque[_Call]] = {}
         """The calls without a result, by the client's ids."""
+        self._items: list[bytes] = []
+        self._blocks: list[tuple[int, ...]] = []
+        self._calls: list[tuple[str, int]] = []
+        self._results: list[tuple[str, int]] = []
+        self._added: dict[int, tuple[str, ...]] = {}
+        self._changes_tools = False
+        """Of the message that is being translated."""
 
     def read(self, messages: Raw) -> None:
         """Add the items of all messages. Raises ``InvalidRequest``, which names the field."""
@@ -88,20 +134,69 @@ class History:
             raise wire.too_many(MOST_ITEMS, "messages", "messages")
         if not sent:
             raise InvalidRequest("Invalid 'messages': at least one message is required.", param="messages")
-        role = ""
+        find, add = self._known.get, self.pieces.append
         for index, raw in enumerate(sent):
-            message = wire.decode(_message, raw, where=f"messages[{index}]")
-            role = message.role
-            self._add(index, message)
-        if role == "assistant":
+            key = _API + raw
+            known = find(key)
+            if isinstance(known, Piece) and self._repeats(known.note, index):
+                add(known)
+            else:
+                add(self._translate(key, raw, index))
+        if self.pieces[-1].note.is_answer:
             raise InvalidRequest(
                 "Invalid 'messages': this model does not support assistant message prefill. The conversation"
                 " must end with a user message.",
                 param="messages",
             )
-        if not self.items:
+        if not any(piece.json for piece in self.pieces):
             raise InvalidRequest("Invalid 'messages': they have no content.", param="messages")
         self._require_results()
+
+    def _repeats(self, note: _Note, index: int) -> bool:
+        """Take a message that was translated before as it is, if its calls and results have the same numbers
+        here."""
+        if note.changes_tools or (note.calls and note.first_call != self.call_count):
+            return False
+        waiting = self._waiting
+        for sent_id, number in note.results:
+            if (calls := waiting.get(sent_id)) is None or calls[0].number != number:
+                return False
+        for sent_id, _ in note.results:
+            self._take(sent_id)
+        for sent_id, block in note.calls:
+            self._open(sent_id, index, block)
+        return True
+
+    def _translate(self, key: bytes, raw: Raw, index: int) -> Piece:
+        self._items, self._blocks, self._calls, self._results = [], [], [], []
+        self._added, self._changes_tools = {}, False
+        first_call = self.call_count
+        message = wire.decode(_message, raw, where=f"messages[{index}]")
+        self._add(index, message)
+        note = _Note(
+            is_answer=message.role == "assistant",
+            blocks=tuple(self._blocks),
+            calls=tuple(self._calls),
+            first_call=first_call,
+            results=tuple(self._results),
+            changes_tools=self._changes_tools,
+            added=self._added,
+        )
+        return Piece(key, tuple(self._items), note)
+
+    @property
+    def items(self) -> list[bytes]:
+        """The items as JSON."""
+        return [item for piece in self.pieces for item in piece.json]
+
+    @property
+    def places(self) -> list[Place]:
+        """Where each item comes from."""
+        return [
+            Place(index, blocks, piece.note.added.get(number, ()))
+            for index, piece in enumerate(self.pieces)
+            for number, blocks in enumerate(piece.note.blocks)
+        ]
 
     @property
     def input(self) -> Raw:
@@ -119,32 +214,55 @@ class History:
                 raise UnsupportedParameter(
                     f"Unsupported parameter: '{param}': {quoted(message.clear_at or '')}.", param=param
                 )
-            texts = content.read_texts(message.content, where)
-            parts: list[Part] = [InputText(text) for text in texts if text]
-            is_text = bytes(message.content).startswith(b'"')
-            places = () if is_text else tuple(at for at, text in enumerate(texts) if text)
-            self._add_message(index, "developer", parts, places)
+            self._add_system(content.read_system(message.content, where), where)
+
+    def _add_system(self, sent: str | list[SystemBlock], where: str) -> None:
+        if isinstance(sent, str):
+            self._add_message("developer", [InputText(sent)] if sent else [], ())
+            return
+        texts = {at: self._text_of(block, f"{where}[{at}]") for at, block in enumerate(sent)}
+        said = {at: text for at, text in texts.items() if text}
+        self._add_message("developer", [InputText(text) for text in said.values()], tuple(said))
+        self._add_tools(len(sent) - 1)
+
+    def _text_of(self, block: SystemBlock, where: str) -> str:
+        """What the model reads of a block of the system."""
+        if isinstance(block, TextBlock):
+            return block.text
+        self._changes_tools = True
+        if isinstance(block, ToolRemovalBlock):
+            self._tools.withdraw(block.tool.name, f"{where}.tool.name")
+            return f"The tool {block.tool.name} is no longer available."
+        if isinstance(block.tool, NamedTool):
+            self._tools.add(block.tool.name, f"{where}.tool.name")
+        else:
+            self._tools.define(block.tool.definition, f"{where}.tool.definition")
+        return ""
 
     def _add_user(self, index: int, sent: str | list[UserBlock], where: str) -> None:
         if isinstance(sent, str):
-            self._add_message(index, "user", [InputText(sent)] if sent else [], ())
+            self._add_message("user", [InputText(sent)] if sent else [], ())
             return
         parts: list[Part] = []
         places: list[int] = []
         for at, block in enumerate(sent):
             if isinstance(block, ToolResultBlock):
-                self._add_message(index, "user", parts, tuple(places))
+                self._add_message("user", parts, tuple(places))
                 parts, places = [], []
-                self._put(self._output(block, f"{where}[{at}]"), index, at)
-            elif not isinstance(block, TextBlock) or block.text:
+                self._put(self._output(block, f"{where}[{at}]"), at)
+                continue
+            # After all results in a row: models read those of one step together.
+            self._add_tools(at)
+            if not isinstance(block, TextBlock) or block.text:
                 new = list(content.parts_of(block, f"{where}[{at}]"))
                 parts += new
                 places += [at] * len(new)
-        self._add_message(index, "user", parts, tuple(places))
+        self._add_tools(len(sent) - 1)
+        self._add_message("user", parts, tuple(places))
 
     def _add_assistant(self, index: int, sent: str | list[AssistantBlock], where: str) -> None:
         if isinstance(sent, str):
-            self._add_message(index, "assistant", [OutputText(sent)] if sent else [], ())
+            self._add_message("assistant", [OutputText(sent)] if sent else [], ())
             return
         results = _results_in(sent, where)
         parts: list[Part] = []
@@ -155,19 +273,23 @@ class History:
                     parts.append(OutputText(block.text))
                     places.append(at)
                 continue
-            item = self._item(block, results, f"{where}[{at}]")
+            item = self._item(block, results, index, at)
             if item is not None:
-                self._add_message(index, "assistant", parts, tuple(places))
+                self._add_message("assistant", parts, tuple(places))
                 parts, places = [], []
-                self._put(item, index, at)
-        self._add_message(index, "assistant", parts, tuple(places))
+                self._put(item, at)
+        self._add_message("assistant", parts, tuple(places))
 
     def _item(
-        self, block: AssistantBlock, results: dict[str, PlacedResult], where: str
+        self, block: AssistantBlock, results: dict[str, PlacedResult], index: int, at: int
     ) -> dict[str, object] | None:
         """The item of a block that is no text; None if it has none of its own."""
+        where = f"messages[{index}].content[{at}]"
         if isinstance(block, ToolUseBlock):
-            return self._call(block, where)
+            arguments = arguments_of(block.input, f"{where}.input")
+            self._calls.append((block.id, at))
+            call_id = self._open(block.id, index, at).own_id
+            return {"type": "function_call", "call_id": call_id, "name": block.name, "arguments": arguments}
         if isinstance(block, ThinkingBlock):
             return self._thought(block.signature, block.thinking)
         if isinstance(block, RedactedThinkingBlock):
@@ -176,30 +298,50 @@ class History:
             return hosted_calls.item_of(block, results.get(block.id), where)
         return None
 
-    def _call(self, block: ToolUseBlock, where: str) -> dict[str, object]:
-        arguments = arguments_of(block.input, f"{where}.input")
-        call = _Call(self.call_count, where)
+    def _open(self, sent_id: str, index: int, at: int) -> _Call:
+        """A call has been made, and waits for its result."""
+        call = _Call(self.call_count, index, at)
         self.call_count += 1
-        self._waiting.setdefault(block.id, deque()).append(call)
-        return {"type": "function_call", "call_id": call.own_id, "name": block.name, "arguments": arguments}
+        self._waiting.setdefault(sent_id, deque()).append(call)
+        return call
 
     def _output(self, block: ToolResultBlock, where: str) -> dict[str, object]:
-        parts = content.result_parts(block, where)
+        parts = self._result_parts(content.read_result(block, where), f"{where}.content")
         if block.is_error is True:
             parts = _as_error(parts)
         call = self._answered(block.tool_use_id, f"{where}.tool_use_id")
+        self._results.append((block.tool_use_id, call.number))
         output = content.joined(parts) if parts else ""
         return {"type": "function_call_output", "call_id": call.own_id, "output": output}
 
+    def _result_parts(self, blocks: Sequence[ResultBlock], where: str) -> list[Part]:
+        """What the model reads of a result."""
+        parts: list[Part] = []
+        found: list[str] = []
+        for at, block in enumerate(blocks):
+            if isinstance(block, ToolReferenceBlock):
+                self._changes_tools = True
+                self._tools.add(block.tool_name, f"{where}[{at}].tool_name")
+                found.append(block.tool_name)
+            else:
+                parts += content.parts_of(block, f"{where}[{at}]")
+        if found and not parts:
+            parts.append(InputText(f"Tools found: {', '.join(found)}"))
+        return parts
+
     def _answered(self, sent_id: str, param: str) -> _Call:
         """The call that a result answers: the first one with this id that waits."""
-        waiting = self._waiting.get(sent_id)
-        if waiting is None:
+        if sent_id not in self._waiting:
             raise InvalidRequest(
                 f"Invalid '{param}': no `tool_use` before this `tool_result` has the id {quoted(sent_id)} and"
                 " waits for a result.",
                 param=param,
             )
+        return self._take(sent_id)
+
+    def _take(self, sent_id: str) -> _Call:
+        """The first call with this id has its result."""
+        waiting = self._waiting[sent_id]
         call = waiting.popleft()
         if not waiting:
             del self._waiting[sent_id]
@@ -222,15 +364,21 @@ class History:
             return None
         return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
 
-    def _add_message(self, index: int, role: str, parts: Sequence[Part], places: tuple[int, ...]) -> None:
+    def _add_message(self, role: str, parts: Sequence[Part], blocks: tuple[int, ...]) -> None:
         if parts:
             item = {"type": "message", "role": role, "content": content.joined(parts)}
-            self.items.append(wire.encode(item))
-            self.places.append(Place(index, places))
+            self._items.append(wire.encode(item))
+            self._blocks.append(blocks)
 
-    def _put(self, item: dict[str, object], index: int, at: int) -> None:
-        self.items.append(wire.encode(item))
-        self.places.append(Place(index, (at,)))
+    def _add_tools(self, at: int) -> None:
+        """Add the tools that blocks up to this one have loaded."""
+        if (added := self._tools.take()) is not None:
+            self._added[len(self._items)] = added.places
+            self._put(added.item, max(at, 0))
+
+    def _put(self, item: dict[str, object], at: int) -> None:
+        self._items.append(wire.encode(item))
+        self._blocks.append((at,))
 
 
 def _results_in(blocks: Sequence[AssistantBlock], where: str) -> dict[str, PlacedResult]:

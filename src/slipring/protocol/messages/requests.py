@@ -133,13 +133,22 @@ def _checked(request: CountRequest) -> CountRequest:
     return request
 
 
-def _check_edits(data: Raw | UnsetType) -> None:
-    """Refuse edits of the context that would change what the model reads: nothing here makes them."""
+def keeps_thoughts(request: CountRequest) -> bool:
+    """Whether the client asks that the model reads the thoughts of all turns, not only of the last one."""
+    return bool(_read_edits(request.context_management))
+
+
+def _read_edits(data: Raw | UnsetType) -> list[Edit]:
     sent = wire.given(data)
     if sent is None:
-        return
+        return []
     wire.require_short(sent, "context_management")
-    for index, edit in enumerate(wire.decode(_edits, sent, where="context_management").edits):
+    return wire.decode(_edits, sent, where="context_management").edits
+
+
+def _check_edits(data: Raw | UnsetType) -> None:
+    """Refuse edits of the context other than the one that keeps all thoughts: nothing here makes them."""
+    for index, edit in enumerate(_read_edits(data)):
         where = f"context_management.edits[{index}]"
         if edit.type != "clear_thinking_20251015":
             raise _unsupported(f"{where}.type", f"{quoted(edit.type)} is not supported by this server")

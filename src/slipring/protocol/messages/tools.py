@@ -1,5 +1,6 @@
 """Tools, MCP servers and ``tool_choice`` of a request, as the Responses API has them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -74,15 +75,27 @@ _server = msgspec.json.Decoder(McpServer)
 _examples = msgspec.json.Decoder(list[dict[str, Any]])
 
 
+class Function(Struct, frozen=True, gc=False):
+    """A function that the client runs."""
+
+    name: str
+    sent: dict[str, object]
+    """As the Responses API has it."""
+    where: str
+    is_deferred: bool
+    """Whether it is not offered before a message adds it."""
+
+
 class Tools:
     """The tools of a request, as JSON, and where each comes from."""
 
     def __init__(self) -> None:
+        self.functions: dict[str, Function] = {}
         self.places: list[str] = []
         """The field of each tool."""
         self.hosted: set[str] = set()
         """The types of the tools that the server runs, by those of the Responses API."""
-        self._tools: list[object] = []
+        self._tools: list[dict[str, object]] = []
         self._named: dict[str, str] = {}
         """The types of the tools that ``tool_choice`` names by their type, by their names."""
         self._servers: set[str] = set()
@@ -93,7 +106,7 @@ class Tools:
         """Add the tools and MCP servers of a request. Raises ``InvalidRequest``, which names the field."""
         for index, raw in enumerate(_entries(tools, MOST_TOOLS, "tools")):
             where = f"tools[{index}]"
-            self._add(wire.decode(_tool, raw, where=where), where)
+            self._add(read_tool(raw, where), where)
         for index, raw in enumerate(_entries(servers, MOST_SERVERS, "mcp_servers")):
             where = f"mcp_servers[{index}]"
             self._add_server(wire.decode(_server, raw, where=where), where)
@@ -107,15 +120,38 @@ class Tools:
     def raw(self) -> Raw | UnsetType:
         return wire.raw(self._tools) if self._tools else msgspec.UNSET
 
-    def choice(self, choice: Choice | None) -> Raw | UnsetType:
-        """``tool_choice`` as the Responses API has it."""
+    def choice(
+        self, choice: Choice | None, offered: Sequence[str] = (), withdrawn: Sequence[str] = ()
+    ) -> Raw | UnsetType:
+        """``tool_choice`` as the Responses API has it, without the functions that messages have
+        ``withdrawn``; those that they have left are ``offered``."""
         if isinstance(choice, NamedChoice):
+            if choice.name in withdrawn:
+                raise InvalidRequest(
+                    f"Invalid 'tool_choice.name': {quoted(choice.name)} was withdrawn.",
+                    param="tool_choice.name",
+                )
             if choice.name in self._named:
                 return wire.raw({"type": self._named[choice.name]})
             return wire.raw({"type": "function", "name": choice.name})
-        if isinstance(choice, AnyChoice):
-            return Raw(b'"required"')
-        return Raw(b'"none"') if isinstance(choice, NoChoice) else msgspec.UNSET
+        if isinstance(choice, NoChoice):
+            return Raw(b'"none"')
+        is_required = isinstance(choice, AnyChoice)
+        if withdrawn:
+            return self._all_of(offered, "required" if is_required else "auto")
+        return Raw(b'"required"') if is_required else msgspec.UNSET
+
+    def _all_of(self, functions: Sequence[str], mode: str) -> Raw:
+        """The choice of these functions and of all tools that the server runs."""
+        allowed: list[dict[str, object]] = [{"type": "function", "name": name} for name in functions]
+        for tool in self._tools:
+            if tool["type"] == "mcp":
+                allowed.append({"type": "mcp", "server_label": tool["server_label"]})
+            elif tool["type"] != "function":
+                allowed.append({"type": tool["type"]})
+        if not allowed:
+            return Raw(b'"none"')
+        return wire.raw({"type": "allowed_tools", "mode": mode, "tools": allowed})
 
     def _add(self, tool: MessagesTool, where: str) -> None:
         kind = tool.type
@@ -124,9 +160,10 @@ class Tools:
                 raise wire.explain("Object missing required field `mcp_server_name`", where)
             self._toolsets[tool.mcp_server_name] = (where, tool)
             return
-        if kind is None or kind == "custom":
-            self._put(_function(tool, where), where)
+        if is_function(tool):
+            self._add_function(read_function(tool, where))
             return
+        assert kind is not None
         hosted = next((name for prefix, name in _HOSTED.items() if kind.startswith(prefix)), None)
         if hosted is None:
             raise _unsupported(f"{where}.type", f"this server does not have the tool {quoted(kind)}")
@@ -137,6 +174,17 @@ class Tools:
         if hosted == "code_interpreter":
             sent["container"] = {"type": "auto"}
         self._put(sent, where)
+
+    def _add_function(self, function: Function) -> None:
+        earlier = self.functions.get(function.name)
+        if earlier is not None and (earlier.is_deferred or function.is_deferred):
+            param = f"{function.where}.name"
+            raise InvalidRequest(
+                f"Invalid '{param}': two tools are named {quoted(function.name)}.", param=param
+            )
+        self.functions[function.name] = function
+        if not function.is_deferred:
+            self._put(function.sent, function.where)
 
     def _add_server(self, server: McpServer, where: str) -> None:
         if server.name in self._servers:
@@ -178,24 +226,33 @@ def _entries(data: Raw | UnsetType, most: int, where: str) -> list[Raw]:
     return entries
 
 
-def _function(tool: MessagesTool, where: str) -> dict[str, object]:
+def read_tool(data: Raw, where: str) -> MessagesTool:
+    """Decode a tool. Raises ``InvalidRequest``, which names the field."""
+    return wire.decode(_tool, data, where=where)
+
+
+def is_function(tool: MessagesTool) -> bool:
+    """Whether the client runs it."""
+    return tool.type is None or tool.type == "custom"
+
+
+def read_function(tool: MessagesTool, where: str) -> Function:
+    """A tool that the client runs. Raises ``InvalidRequest``, which names the field."""
     if isinstance(tool.name, UnsetType):
         raise wire.explain("Object missing required field `name`", where)
     if isinstance(tool.input_schema, UnsetType):
         raise wire.explain("Object missing required field `input_schema`", where)
-    if tool.defer_loading is True:
-        raise _unsupported(f"{where}.defer_loading", "this server runs no tool search")
     _require_direct(tool, where)
     wire.require_object(tool.input_schema, f"{where}.input_schema")
-    function: dict[str, object] = {"type": "function", "name": tool.name}
+    sent: dict[str, object] = {"type": "function", "name": tool.name}
     description = tool.description or ""
     if (examples := wire.given(tool.input_examples)) is not None:
         description = f"{description}\n\nExamples of its input: {_examples_of(examples, where)}".lstrip()
     if description:
-        function["description"] = description
-    function["parameters"] = tool.input_schema
-    function["strict"] = tool.strict is True
-    return function
+        sent["description"] = description
+    sent["parameters"] = tool.input_schema
+    sent["strict"] = tool.strict is True
+    return Function(tool.name, sent, where, is_deferred=tool.defer_loading is True)
 
 
 def _examples_of(sent: Raw, where: str) -> str:

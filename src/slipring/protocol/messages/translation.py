@@ -1,19 +1,22 @@
 """One request of the Messages API: reads it as a create request, and writes the answer to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
+from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
+from slipring.protocol.endpoints.rate_limits import RateLimit
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
 from slipring.protocol.items import Effort
-from slipring.protocol.messages import answer, errors, requests
+from slipring.protocol.messages import answer, errors, rate_limits, requests
 from slipring.protocol.messages.answer import Wishes
 from slipring.protocol.messages.events import PING
 from slipring.protocol.messages.fields import Fields
 from slipring.protocol.messages.history import History, Opens
+from slipring.protocol.messages.loaded_tools import LoadedTools
 from slipring.protocol.messages.requests import CountRequest, ThinkingDisabled, ThinkingEnabled
 from slipring.protocol.messages.stream import Stream
 from slipring.protocol.messages.tools import NoChoice, Tools
@@ -36,6 +39,7 @@ class Counted(Struct):
 class MessagesTranslation(Translation):
     """Translates one request and its answer."""
 
+    api = "messages"
     keepalive = PING
 
     def __init__(
@@ -53,9 +57,9 @@ class MessagesTranslation(Translation):
         self._wishes = Wishes(max_tokens=0)
         self._stream = Stream(self._wishes, self._fields, request_id)
 
-    def read(self, body: bytes) -> CreateRequest:
+    def read(self, body: bytes, known: Known = NOTHING_KNOWN) -> CreateRequest:
         try:
-            return self._create(self._read(body))
+            return self._create(self._read(body), known)
         except InvalidRequest as error:
             raise errors.in_style(error) from None
 
@@ -74,20 +78,28 @@ class MessagesTranslation(Translation):
     def error(self, error: Error) -> ErrorReply:
         return errors.reply_of(error, self._fields, self._request_id)
 
-    def _create(self, request: CountRequest) -> CreateRequest:
-        history, tools = History(self._opens), Tools()
-        history.read(request.messages)
+    def limit_headers(self, limits: Sequence[RateLimit]) -> dict[str, str]:
+        return rate_limits.headers_of(limits)
+
+    def _create(self, request: CountRequest, known: Known) -> CreateRequest:
+        tools = Tools()
         tools.read(request.tools, request.mcp_servers)
+        loaded = LoadedTools(tools)
+        history = History(self._opens, loaded, known)
+        history.read(request.messages)
         shows = requests.shows_thinking(request)
+        keeps_thoughts = requests.keeps_thoughts(request)
         create = ResentHistory(
             calls=history.call_count,
             model=request.model,
             input=history.input,
             instructions=requests.instructions_of(request.system),
             tools=tools.raw,
-            tool_choice=tools.choice(request.tool_choice),
+            tool_choice=tools.choice(request.tool_choice, loaded.offered, loaded.withdrawn),
             parallel_tool_calls=_parallel(request),
-            reasoning=ReasoningConfig(effort=effort_of(request)),
+            reasoning=ReasoningConfig(
+                effort=effort_of(request), context="all_turns" if keeps_thoughts else None
+            ),
             text=self._text(request),
             include=["reasoning.encrypted_content"] if shows else [],
             store=False,
@@ -99,6 +111,7 @@ class MessagesTranslation(Translation):
             top_k=request.top_k or None,
             stream=request.stream,
         )
+        create.consist_of(history.pieces)
         assert create.include is not None
         create.include += [field for kind, field in _INCLUDED.items() if kind in tools.hosted]
         _identify(create, request)

@@ -1,7 +1,8 @@
 """Threads for checks that compute, or that wait without yielding to the event loop.
 
 A thread cannot be stopped. So these are daemon threads, unlike those of an executor: one that hangs does not
-keep the process from ending. It takes a thread from the tenant whose text it hangs on, and from no other one.
+keep the process from ending. The tenant whose text it hangs on then has one thread less; the others keep
+theirs.
 """
 
 import asyncio

@@ -121,7 +121,7 @@ def _read_pattern(category: str, given: str | PatternSettings) -> list[str]:
     try:
         compiled = re.compile(pattern.regex)
     except re.error as error:
-        raise StartupError(f"{where} is no regular expression: {error}") from None
+        raise StartupError(f"{where} is not a regular expression: {error}") from None
     if compiled.match("") is not None:
         raise StartupError(f"{where} matches the empty text, and so every text")
     if pattern.validator and pattern.validator not in VALIDATORS:

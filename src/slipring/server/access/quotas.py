@@ -10,12 +10,15 @@ Windows are calendar minutes and days in UTC, so that they end for all servers a
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import Literal
 
 from msgspec import Struct
 
 from slipring.base.errors import RateLimited, Unavailable
+from slipring.protocol.endpoints.rate_limits import RateLimit
 from slipring.stores.keys import Key, Keys, Usage
 
 log = logging.getLogger("slipring")
@@ -51,6 +54,11 @@ class _Tally:
         self._measure = measure
         self._exchanged = 0
         self._unsent = 0
+
+    @property
+    def ends_at_utc(self) -> str:
+        """In RFC 3339."""
+        return datetime.fromtimestamp(self.ends_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     @property
     def used(self) -> int:
@@ -103,6 +111,17 @@ class Quotas:
         """Count the tokens of a turn."""
         if tokens and _TOKENS in _limits(key):
             self._tally(key, _TOKENS).add(tokens)
+
+    def standing(self, key: Key) -> list[RateLimit]:
+        """The quotas of a key as this server knows them; without those that it has not counted yet."""
+        found, now = [], self.now()
+        for measure, limit in _limits(key).items():
+            tally = self._tallies.get((key.id, measure))
+            if tally is not None and tally.window == int(now // measure.seconds):
+                left_s = math.ceil(tally.ends_at - now)
+                remaining = max(0, limit - tally.used)
+                found.append(RateLimit(measure.unit, limit, remaining, tally.ends_at_utc, left_s))
+        return found
 
     async def exchange(self) -> None:
         """Add the counts of this server to the store, and read the totals of all servers."""

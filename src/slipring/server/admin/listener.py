@@ -4,7 +4,7 @@
   admin key, if there is one. Without a key, only this machine can connect.
 - A web page from elsewhere must not read the data through its visitor's browser. Requests that a browser
   marks as coming from another origin are refused. Without a key, so are requests for a host name that is not
-  this machine's: such a name may belong to somebody else, who made it lead here.
+  this machine's: somebody else may own such a name and make it resolve to this address.
 - The page may load nothing but its own files.
 """
 
@@ -198,7 +198,9 @@ class AdminListener:
             raise PermissionDenied("Web pages of other origins may not read this.")
         name = urlsplit(f"//{request.host}").hostname or ""
         if not self._key and not is_loopback(name):
-            raise PermissionDenied("Without an admin key, this listens to requests for this machine only.")
+            raise PermissionDenied(
+                "Without an admin key, this listener answers only requests for this machine's own name."
+            )
 
     def _require_key(self, request: web.Request) -> None:
         if not self._key:
@@ -227,7 +229,7 @@ class AdminListener:
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         if len(self._streams) >= _MOST_WATCHERS:
-            raise RateLimited("Too many watch this server at once.")
+            raise RateLimited("Too many clients watch this server at once.")
         stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await stream.prepare(request)
         lines: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD_LINES)

@@ -201,6 +201,7 @@ def _running(turn: Turn, driver: Driver) -> live.Turn:
         tenant=turn.asked.tenant,
         connection=driver.origin.connection,
         lane=turn.asked.lane,
+        api=driver.origin.api,
     )
 
 
@@ -219,6 +220,7 @@ def _ended(turn: EndedTurn) -> live.Turn:
         tenant=turn.caller.tenant,
         connection=turn.origin.connection,
         lane=turn.lane,
+        api=turn.origin.api,
     )
 
 

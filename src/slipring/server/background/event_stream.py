@@ -13,7 +13,7 @@ from slipring.protocol.endpoints import event_blocks
 from slipring.protocol.events import TERMINAL
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode, type_of
-from slipring.server.background import termination
+from slipring.server.background import unfinished_runs
 from slipring.server.background.runs import Background
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.periodic_tasks import cancel_and_wait
@@ -138,7 +138,7 @@ async def _batches(
             await live.written.wait()
         elif has_ended:
             if run is None:
-                last = await termination.deletion_event(store, tenant, response, after + 1)
+                last = await unfinished_runs.deletion_event(store, tenant, response, after + 1)
                 yield [RunEvent(last.sequence_number, encode(last))]
             return
         else:

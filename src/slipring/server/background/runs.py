@@ -20,7 +20,7 @@ from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
-from slipring.server.background import termination, unfinished_states
+from slipring.server.background import unfinished_runs
 from slipring.server.clock import now, shared_now
 from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.driver import Driver, Exchange, Sink
@@ -259,7 +259,7 @@ class LiveRun(Sink):
         response, beginning = self._response, self._take_beginning()
         try:
             if response.status == "failed":
-                await unfinished_states.save(self._store, self._service.seal, lease, response)
+                await unfinished_runs.save(self._store, self._service.seal, lease, response)
             await self._store.runs.append(
                 lease, batch, response, lease_until=self._lease_until(), beginning=beginning
             )
@@ -383,8 +383,8 @@ class Background:
         limits, tenant = self.service.config.limits, caller.tenant
         if self._running_of[tenant] >= limits.tenant_runs:
             raise RateLimited(
-                "The limit of background responses that are being made for this tenant"
-                f" ({limits.tenant_runs}) is reached. Wait for one to finish.",
+                f"This tenant has reached its limit of running background responses ({limits.tenant_runs})."
+                " Wait for one to finish.",
                 retry_after_s=OVERLOAD_RETRY_S,
             )
         if self._running_of.total() >= limits.max_runs:
@@ -406,7 +406,7 @@ class Background:
         run = await self.service.store.runs.read(tenant, response_id)
         if run is None:
             return None
-        response = await termination.cancel(self.service.store, run, self._claim())
+        response = await unfinished_runs.cancel(self.service.store, run, self._claim())
         await self.stop(tenant, response_id)
         return response
 
@@ -461,7 +461,7 @@ class Background:
         found = await runs.expired(shared_now(), _EXPIRED_AT_ONCE)
         others = [run for run in found if not self._owns(run)]
         for run in expired.abandoned(others, now()):
-            await termination.fail_abandoned(self.service.store, run, self._claim())
+            await unfinished_runs.fail_abandoned(self.service.store, run, self._claim())
         for run in others:
             if not expired.is_known(run) and await runs.touch(run):
                 expired.note(run, now())
@@ -471,9 +471,9 @@ class Background:
         live = self.find(run.tenant, run.response_id)
         return live is not None and live.owns(run)
 
-    def _claim(self) -> termination.Claim:
+    def _claim(self) -> unfinished_runs.Claim:
         lease_until = shared_now() + self.service.config.limits.run_lease_s
-        return termination.Claim(self.service.node_id, lease_until, self.service.seal)
+        return unfinished_runs.Claim(self.service.node_id, lease_until, self.service.seal)
 
 
 def _resolve(opened: "asyncio.Future[None]", error: BaseException | None = None) -> None:

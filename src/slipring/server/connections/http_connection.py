@@ -9,7 +9,7 @@ import fcntl
 import logging
 import struct
 import termios
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from aiohttp import web
@@ -73,6 +73,7 @@ class HttpConnection(ServerProtocol):
 
     __slots__ = (
         "_connections",
+        "_drained",
         "_head_bytes",
         "_is_aborted",
         "_is_refused",
@@ -81,6 +82,7 @@ class HttpConnection(ServerProtocol):
         "_wire",
         "close_socket",
         "heard_at",
+        "is_paused",
         "is_surplus",
         "queued_bytes",
         "state",
@@ -107,6 +109,10 @@ class HttpConnection(ServerProtocol):
         self._connections = connections
         self._turns = turns
         self._head_bytes = 0
+        self.is_paused = False
+        """Whether more waits to be sent than the client reads."""
+        self._drained: asyncio.Future[None] | None = None
+        """Done when that changes, or the connection is lost; None if nothing waits for it."""
         self._is_aborted = self._is_refused = False
         self._wire: asyncio.Transport | None = None
         """The transport until the connection is lost; aiohttp drops its own when it begins to close."""
@@ -154,17 +160,26 @@ class HttpConnection(ServerProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._wire = None
+        self._end_pause()
         self._connections.closed(self)
         super().connection_lost(exc)
         self.queued_bytes = self.close_socket = self._waiting_bytes = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self.is_paused = True
         self._connections.paused(self)
 
     def resume_writing(self) -> None:
         self._connections.resumed(self)
+        self._end_pause()
         super().resume_writing()
+
+    def _end_pause(self) -> None:
+        self.is_paused = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
 
     def data_received(self, data: bytes) -> None:
         if self.close_socket is not None:
@@ -243,6 +258,25 @@ class HttpConnection(ServerProtocol):
         waits until everything has been sent."""
         if self.unsent_bytes:
             self._connections.watch(self)
+
+    # Writing past aiohttp: what an outbox sends.
+
+    def write(self, data: bytes) -> Awaitable[None] | None:
+        """Write to the transport. Returns None while the client keeps up, and otherwise an awaitable that
+        waits for it. Raises ``ConnectionResetError`` if the connection is closing."""
+        if self._wire is None or self._wire.is_closing():
+            raise ConnectionResetError("the connection is closing")
+        self._wire.write(data)
+        return self.drained() if self.is_paused else None
+
+    async def drained(self) -> None:
+        """Wait until the client has read enough. Raises ``ConnectionResetError`` if the connection is lost.
+        One task may wait at a time."""
+        if self.is_paused:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+        if self._wire is None:
+            raise ConnectionResetError("the connection is lost")
 
     # Requests.
 

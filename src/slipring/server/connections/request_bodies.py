@@ -72,7 +72,7 @@ class _Reader:
     def _charge(self, size_bytes: int) -> None:
         if not self._ledger.fits_tenant(self._tenant, size_bytes):
             raise RateLimited(
-                "The bodies of the requests that are being sent at once are too large together.",
+                "The request bodies that this tenant is sending are too large in total.",
                 retry_after_s=OVERLOAD_RETRY_S,
             )
         if not self._ledger.fits(size_bytes):

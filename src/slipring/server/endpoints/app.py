@@ -26,6 +26,7 @@ from slipring.server.endpoints import conversations, messages
 from slipring.server.endpoints.chat_completions.endpoint import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
+from slipring.server.endpoints.decisions import decide
 from slipring.server.endpoints.messages import speaks_messages
 from slipring.server.endpoints.moderations import moderate
 from slipring.server.endpoints.responses import Responses, count_tokens
@@ -37,6 +38,7 @@ from slipring.server.transports.websocket import WebSocketConnection, serve_webs
 
 log = logging.getLogger("slipring")
 
+_CALLER = web.RequestKey("caller", Caller)
 _Endpoint = Callable[[Service, web.Request, Caller], Awaitable[web.StreamResponse]]
 _HINTS = {
     "/chat/completions": "Chat completions are not stored",
@@ -74,6 +76,7 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("GET", "/conversations/{conversation_id}/items/{item_id}", conversations.retrieve_item),
         ("DELETE", "/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
         ("POST", "/chat/completions", complete),
+        ("POST", "/decisions", decide),
         ("POST", "/moderations", moderate),
         ("POST", "/messages", messages.create),
         ("POST", "/messages/count_tokens", messages.count_tokens),
@@ -97,7 +100,7 @@ def build_app(service: Service, background: Background) -> web.Application:
     # Every method, because a 405 would reveal that the path exists.
     app.router.add_route("*", f"{peers.PATH}/{{response_id}}", parked)
     _add_probes(app, service)
-    app.on_response_prepare.append(_add_headers)
+    app.on_response_prepare.append(_adding_headers(service))
     return app
 
 
@@ -123,18 +126,27 @@ def _add_probes(app: web.Application, service: Service) -> None:
     app.on_cleanup.append(end_trials)
 
 
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    request_id = request_id_of(request)
-    add_standard_headers(response.headers, request_id)
-    if speaks_messages(request):
-        response.headers["request-id"] = request_id
+def _adding_headers(service: Service) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Adds the headers that every response has, and how much is left of the quotas of the caller's key."""
+
+    async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+        request_id = request_id_of(request)
+        add_standard_headers(response.headers, request_id)
+        if speaks_messages(request):
+            response.headers["request-id"] = request_id
+        caller = request.get(_CALLER)
+        if caller is not None and caller.key is not None and request.method == "POST":
+            limits = service.quotas.standing(caller.key)
+            response.headers.update(_translation_of(request).limit_headers(limits))
+
+    return add_headers
 
 
 def _authenticated(service: Service, endpoint: _Endpoint) -> Handler:
     """A handler that authenticates a request, applies the limits on connections, and calls ``endpoint``."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        caller = await service.keyring.admit(request.headers)
+        caller = request[_CALLER] = await service.keyring.admit(request.headers)
         connection, alone = connection_of(request), service.keyring.is_open
         service.connections.identify(connection, caller.tenant, alone=alone)
         if service.draining:

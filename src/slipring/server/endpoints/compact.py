@@ -28,7 +28,7 @@ _text = msgspec.json.Decoder(str)
 
 async def compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     """Compact a context and answer with the new one."""
-    posted = await read_posted(service, request, caller, lambda body: read_compact(body).as_create())
+    posted = await read_posted(service, request, caller, lambda body, _: read_compact(body).as_create())
     session = service.open_exchange(caller, retention_of(request.headers))
     reply = JsonReply(_Compaction(service.seal, caller.tenant))
     return await answer(service, caller, session, reply, posted)

@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+from functools import partial
 
 from aiohttp import web
 
@@ -30,16 +31,18 @@ def speaks_messages(request: web.Request) -> bool:
     return VERSION_HEADER in request.headers and (is_of_none or _SHARED_PATH.match(request.path) is not None)
 
 
-async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    def opens(signature: str) -> bool:
-        try:
-            thought = service.seal.open(caller.tenant, signature)
-        except BrokenSeal:
-            return False
-        return [item.type for item in thought] == ["reasoning"]
+def _opens(service: Service, caller: Caller, signature: str) -> bool:
+    """Whether a signature is a thought that this server has sealed for the client's tenant."""
+    try:
+        thought = service.seal.open(caller.tenant, signature)
+    except BrokenSeal:
+        return False
+    return [item.type for item in thought] == ["reasoning"]
 
-    translation = MessagesTranslation(request_id_of(request), opens)
-    posted = await read_posted(service, request, caller, translation.read)
+
+async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    translation = MessagesTranslation(request_id_of(request), partial(_opens, service, caller))
+    posted = await read_posted(service, request, caller, translation.read, translation.api)
     reply: JsonReply | SseReply
     if posted.request.stream:
         reply = SseReply(service, request, posted.stages, translation)
@@ -50,8 +53,9 @@ async def create(service: Service, request: web.Request, caller: Caller) -> web.
 
 
 async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    translation = MessagesTranslation(request_id_of(request), read=requests.read_count)
-    posted = await read_posted(service, request, caller, translation.read)
+    opens = partial(_opens, service, caller)
+    translation = MessagesTranslation(request_id_of(request), opens, requests.read_count)
+    posted = await read_posted(service, request, caller, translation.read, translation.api)
     session = service.open_exchange(caller)
     session.shared.counts_only = True
     return await answer(service, caller, session, JsonReply(translation), posted)

@@ -51,7 +51,7 @@ def _checks(service: Service, caller: Caller, model: str) -> tuple[Check, ...]:
         return policy.checks
     has = f"it has: {', '.join(known)}" if known else "it has none"
     raise NotFound(
-        f"The model {quoted(model)} is no safety check of this server; {has}.",
+        f"The model {quoted(model)} is not a safety check of this server; {has}.",
         param="model",
         code="model_not_found",
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from slipring.base.errors import PermissionDenied, StartupError, quoted
 from slipring.config.mcp_registrations import BuiltinMapping, McpRegistration
 from slipring.config.settings import Config
-from slipring.core.generation import Job
+from slipring.core.generation import UpstreamTools
 from slipring.core.limits import Limits
 from slipring.mcp import (
     Credential,
@@ -213,7 +213,7 @@ def _target(registered: _Registered, tool: McpTool, key: Key | None) -> Target:
     if isinstance(registered.server, StdioServer):
         for field in ("authorization", "headers"):
             if getattr(tool, field):
-                raise ServerRefused(field, "this MCP server is a process and is sent no headers")
+                raise ServerRefused(field, "this MCP server is a process, which cannot be sent headers")
     else:
         _require_free(registered.server, tool.headers or {})
     return Target(
@@ -257,11 +257,10 @@ def _credential(tool: McpTool) -> Credential:
         raise ServerRefused("headers", refusal.message) from None
 
 
-def require_unbound(caller: Caller, job: Job) -> None:
-    """Refuse a key that is limited to MCP servers or tools: its permissions are for servers that are
-    registered here, and the engine's server would not apply them."""
-    tools, key = job.upstream_tools, caller.key
-    if tools is None or not tools.labels or key is None or not key.limits_mcp:
+def require_unbound(caller: Caller, tools: UpstreamTools) -> None:
+    """Refuse tools of the engine's server to a key that is limited to MCP servers or tools: its permissions
+    are for servers that are registered here, and that server would not apply them."""
+    if not tools.labels or caller.key is None or not caller.key.limits_mcp:
         return
     raise PermissionDenied(
         f"The MCP server {quoted(tools.labels[0])} would be called by the server of this model, where the"

@@ -29,8 +29,7 @@ from slipring.protocol.hosted.mcp_items import CallError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, ToolHints, place_of
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock
-from slipring.server.hosted_tools.registry import Registry, ServerRefused, Target
-from slipring.server.hosted_tools.results import (
+from slipring.server.hosted_tools.call_outcomes import (
     INTERNAL_ERROR,
     INVALID_ARGUMENTS,
     error_of,
@@ -39,6 +38,7 @@ from slipring.server.hosted_tools.results import (
     outcome_of,
     stated,
 )
+from slipring.server.hosted_tools.registry import Registry, ServerRefused, Target
 from slipring.server.observation.turn_log import plain
 from slipring.server.tenant_slots import TenantSlots
 

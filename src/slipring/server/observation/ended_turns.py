@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from slipring.protocol.endpoints.translation import Api
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
@@ -25,6 +26,8 @@ class Origin(Struct, frozen=True, gc=False):
     """Number of the WebSocket, counted from 1 in each process. 0: an HTTP request."""
     traceparent: str | None = None
     """The trace context of the handshake or of the HTTP request, not yet validated."""
+    api: Api = "responses"
+    """The API that the client speaks."""
 
 
 class EndedTurn(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The metrics of one process: counts the turns that have ended, and reads what counts itself.
+"""The metrics of one process: counts ended turns, and reads the counts that caches, queues and engines keep.
 
 Nothing is done per token. An ended turn is counted once; everything else is read when a snapshot is taken.
 
@@ -20,7 +20,7 @@ from slipring.observation import metrics as table
 from slipring.observation.live_totals import totals
 from slipring.observation.metric_counts import BoundedNames, Reading, Registry, Snapshot
 from slipring.protocol.timing import OWN_STAGES, TokenCounts, TurnReport
-from slipring.safety.running_check import CheckStatus, FailureKind
+from slipring.safety.source_calls import CheckStatus, FailureKind
 from slipring.server.connections.connection_limits import DropReason
 from slipring.server.driver import Exchange
 from slipring.server.hosted_tools.runner import EndedCall
@@ -69,8 +69,8 @@ class Metrics:
         """Export the turns of a model before there are any: the rate of a counter that appears with its
         first turn lacks that turn."""
         for status in table.STATUSES:
-            for transport in table.TRANSPORTS:
-                self._counter(table.TURNS)[model, status, transport] += 0
+            for api, transport in table.API_TRANSPORTS:
+                self._counter(table.TURNS)[model, status, transport, api] += 0
 
     def snapshot(self) -> Snapshot:
         """Everything counted since the start, and the gauges as they are now."""
@@ -100,7 +100,7 @@ class Metrics:
         """Count a turn that has ended."""
         report, transport = turn.report, turn.origin.transport
         model = table.OTHER if report.model is UNSET else self._models.get(report.model, table.OTHER)
-        self._counter(table.TURNS)[model, report.status, transport] += 1
+        self._counter(table.TURNS)[model, report.status, transport, turn.origin.api] += 1
         self._counter(table.REQUEST_BYTES)[transport,] += report.request_bytes
         self._histogram(table.TURN_SECONDS).observe((model, report.status), report.total_ms / 1000)
         if report.error_code is not UNSET:
@@ -272,6 +272,12 @@ def _engine(name: str, engine: Engine) -> Iterator[Reading]:
         busy = sum(slot.state == "busy" for slot in status.slots)
         yield table.ENGINE_SLOTS, (name, "busy"), busy
         yield table.ENGINE_SLOTS, (name, "idle"), len(status.slots) - busy
+        if (loops := status.loops) is not None:
+            yield table.ENGINE_LOOPS, (name, "running"), loops.running
+            yield table.ENGINE_LOOPS, (name, "paused"), loops.paused
+            yield table.ENGINE_LOOPS, (name, "waiting"), loops.waiting
+            yield table.ENGINE_LOOP_TOKENS, (name, "held"), loops.held_tokens
+            yield table.ENGINE_LOOP_TOKENS, (name, "free"), max(loops.capacity_tokens - loops.held_tokens, 0)
     if status.saved_memory is not None:
         yield table.ENGINE_SAVED_BYTES, (name,), status.saved_memory.used_bytes
 

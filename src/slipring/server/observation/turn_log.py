@@ -29,11 +29,12 @@ def write(turn: "EndedTurn") -> None:
 class TurnLine:
     """The log message of a turn, formatted only if a handler emits it."""
 
-    __slots__ = ("_caller", "_lane", "_report")
+    __slots__ = ("_api", "_caller", "_lane", "_report")
 
     def __init__(self, turn: "EndedTurn") -> None:
         self._report = turn.report
         self._lane = turn.lane
+        self._api = turn.origin.api
         self._caller = turn.caller
 
     def __str__(self) -> str:
@@ -44,6 +45,7 @@ class TurnLine:
             "tenant": plain(self._caller.tenant),
             "key": UNSET if key is None else key.id,
             "lane": UNSET if self._lane is None else self._lane,
+            "api": UNSET if self._api == "responses" else self._api,
             "previous": plain(report.previous_response_id),
             "status": report.status,
             "error": report.error_code,
@@ -51,6 +53,7 @@ class TurnLine:
             "bytes": report.request_bytes,
             "items": report.input_items,
             "recognised": report.recognised_items,
+            "departed": UNSET if report.departed is UNSET else report.departed.place,
             "dropped": report.dropped_items,
             "safety_id": report.safety_id,
             "flagged": UNSET if report.flagged_by is UNSET else ",".join(report.flagged_by),

@@ -109,6 +109,7 @@ class RecordedLoops:
             waited_ms=_ms(max(0.0, arrived_at - before.ended_at)) if before is not None else None,
             connection=ended.origin.connection,
             transport=ended.origin.transport,
+            api=ended.origin.api,
             lane=ended.lane,
             model=captured.content.response.model
             if captured.content.response is not None

@@ -129,7 +129,9 @@ class SpanExport:
         if self._lost is None:
             self._lost = 0
             log.warning(
-                "traces do not reach %s, and are dropped until they do: %s", self._where, self._reason()
+                "traces cannot be delivered to %s, and are dropped until they can: %s",
+                self._where,
+                self._reason(),
             )
         self._lost += len(batch)
         with self._changed:

@@ -112,6 +112,7 @@ def _attributes(turn: EndedTurn) -> dict[str, AttributeValue]:
         "error.type": _error_type(report),
         "slipring.status": report.status,
         "slipring.transport": origin.transport,
+        "slipring.api": origin.api,
         "slipring.connection": origin.connection or UNSET,
         "slipring.lane": UNSET if turn.lane is None else _encodable(turn.lane),
         "slipring.tenant": UNSET if caller.is_guest else caller.tenant,

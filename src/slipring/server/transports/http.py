@@ -6,7 +6,7 @@ from the store.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import ClassVar, cast
 
@@ -17,7 +17,7 @@ from slipring.base.aiohttp_internals import StreamedResponse
 from slipring.base.errors import ApiError
 from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
-from slipring.protocol.endpoints.translation import RESPONSES, Translation, failure_of
+from slipring.protocol.endpoints.translation import RESPONSES, Api, Translation, failure_of
 from slipring.protocol.events import DELTAS, TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.timing import TurnReport, server_timing
@@ -29,6 +29,7 @@ from slipring.server.connections.request_bodies import read_body
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
 from slipring.server.replies import error_reply, json_response
+from slipring.server.request_decoding import ReadCreate
 from slipring.server.service import Service
 from slipring.server.transports import streamed_body
 from slipring.server.transports.outbox import Outbox, run_until_waiting
@@ -44,10 +45,10 @@ class PostedCreate(Struct, frozen=True):
 
 
 async def read_posted(
-    service: Service, request: web.Request, caller: Caller, read: Callable[[bytes], CreateRequest]
+    service: Service, request: web.Request, caller: Caller, read: ReadCreate, api: Api = "responses"
 ) -> PostedCreate:
     """Read the body of a request and decode it with ``read``. If it is not valid, its turn is reported as
-    refused, like one that is refused later."""
+    refused, like one that is refused later. ``api``: that of the request."""
     body = await read_body(service, request, caller)
     stages, traceparent = Stages(clock), request.headers.get("traceparent")
     try:
@@ -55,7 +56,8 @@ async def read_posted(
     except ApiError as error:
         stages.lap("decode")
         report = TurnReport("refused", len(body), stages.laps, stages.total_ms, error_code=error.code)
-        origin, started_at = Origin("http", traceparent=traceparent), unix_time(stages.arrived)
+        origin = Origin("http", traceparent=traceparent, api=api)
+        started_at = unix_time(stages.arrived)
         service.turn_ended(EndedTurn(report, None, caller, origin, started_at, traceparent))
         error.is_reported = True
         raise
@@ -88,7 +90,7 @@ async def driving(
         caller,
         session,
         sink or reply,
-        origin=Origin(reply.transport, traceparent=posted.traceparent),
+        origin=Origin(reply.transport, traceparent=posted.traceparent, api=reply.api),
         states=StoredStates(service.store.responses, service.lookups),
     )
     with service.serving(_HttpExchange(driver, reply)):
@@ -104,6 +106,7 @@ class JsonReply(Sink):
     transport: ClassVar[Transport] = "http"
 
     def __init__(self, translation: Translation = RESPONSES) -> None:
+        self.api = translation.api
         self._translation = translation
         self._answer: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
 
@@ -113,9 +116,10 @@ class JsonReply(Sink):
                 return  # answered already, or the client has disconnected
             if isinstance(event, Error):
                 self._answer.set_result(error_reply(self._translation.error(event)))
-            elif isinstance(event, TERMINAL) and self._translation.ends(event):
+            elif isinstance(event, TERMINAL):
                 try:
-                    self._answer.set_result(self._final_response(event))
+                    if self._translation.ends(event):
+                        self._answer.set_result(self._final_response(event))
                 except Exception as error:  # nothing follows that could be answered instead
                     self._answer.set_exception(error)
                     raise
@@ -151,6 +155,7 @@ class SseReply(Sink):
         self, service: Service, request: web.Request, stages: Stages, translation: Translation = RESPONSES
     ) -> None:
         loop = asyncio.get_running_loop()
+        self.api = translation.api
         self._translation = translation
         self._stages = stages
         self._limits = service.config.limits

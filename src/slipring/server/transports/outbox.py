@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any
+from typing import Any, Protocol
 
 from slipring.protocol import wire
 from slipring.protocol.events import Event
@@ -25,6 +25,20 @@ _MAX_WRITE_BYTES = 64 * 1024
 log = logging.getLogger("slipring")
 
 
+class Paced(Protocol):
+    """A connection whose client may read more slowly than is written."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """None if it is closed."""
+
+    is_paused: bool
+    """Whether more waits to be sent than the client reads."""
+
+    async def drained(self) -> None:
+        """Wait until the client has read enough. Raises ``ConnectionError`` if the connection is lost."""
+
+
 class Outbox(Sink):
     """A sink with a bounded queue of messages and a single writer."""
 
@@ -32,6 +46,7 @@ class Outbox(Sink):
         "__weakref__",
         "_abort",
         "_bytes",
+        "_connection",
         "_failed",
         "_head",
         "_limit_bytes",
@@ -54,14 +69,18 @@ class Outbox(Sink):
         encode: Callable[[Event], bytes] | None = None,
         head: Head | None = None,
         on_full: Callable[[], None] | None = None,
+        connection: Paced | None = None,
     ) -> None:
         """``encode`` makes a message of an event: its JSON if none is given. Empty ones are not sent. Several
         messages are written at once, each behind its ``head``; without that, each is written by itself.
-        ``on_full`` is called for each message posted beyond the limit, ``abort`` to drop the connection if an
-        event cannot be encoded, or if writing fails for another reason than that the connection is closed."""
+        With a ``connection``, an event that finds the queue empty is written to its transport, as ``write``
+        would do it. ``on_full`` is called for each message posted beyond the limit, ``abort`` to drop the
+        connection if an event cannot be encoded, or if writing fails for another reason than that the
+        connection is closed."""
         self._write = write
         self.encode = encode or wire.encode
         self._head = head
+        self._connection = connection
         self._on_full = on_full
         self._abort = abort
         self._limit_bytes = limit_bytes
@@ -119,7 +138,12 @@ class Outbox(Sink):
             self.flush()
             return self.room()
         try:
-            waiting = self._write(head(len(message)) + message)
+            framed, connection = head(len(message)) + message, self._connection
+            if connection is None or (transport := connection.transport) is None or transport.is_closing():
+                waiting = self._write(framed)
+            else:
+                transport.write(framed)
+                waiting = connection.drained() if connection.is_paused else None
         except Exception as error:
             self._give_up(error)
             return None
@@ -151,6 +175,7 @@ class Outbox(Sink):
         messages, and release all that wait, and what the outbox wrote to."""
         self._failed = True
         self._write, self._on_full, self._abort = _write_nowhere, None, _abort_nothing
+        self._connection = None
         if self._messages is not None:
             self._messages.clear()
         self._bytes = 0

@@ -127,6 +127,7 @@ class WebSocketConnection(Outbox):
             abort=self._http.abort,
             head=None if socket.compress else text_head,
             on_full=self._http.queue_grew,
+            connection=None if socket.compress else self._http,
         )
         socket.before_close = self.discard
         waiting_bytes = waiting_bytes_of(socket) if socket.compress else None

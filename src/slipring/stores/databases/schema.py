@@ -1,11 +1,11 @@
 """The tables of the store, as an append-only list of migrations.
 
-A database records how many migrations it has run. One that has run more than are listed here was migrated by
-a newer slipring, and records from which version on a slipring may use it: a migration that only adds leaves
-nodes of the version before in use, and lets them start again, while nodes are upgraded one after the other; a
-migration that older nodes cannot live with adds its own number to ``slipring_oldest_schema``, and they are
-refused at startup. Text that clients choose freely is stored as bytes, because a text
-column of PostgreSQL cannot hold NUL.
+A database records how many migrations it has run. If these are more than are listed here, a newer slipring
+has migrated it, and the database also records the oldest version that may use it. After a migration that only
+adds, nodes of the version before continue and can start again, so that nodes can be upgraded one after the
+other. A migration that older nodes cannot work with writes its own number to ``slipring_oldest_schema``;
+older nodes then refuse to start. Text that clients choose freely is stored as bytes, because a text column of
+PostgreSQL cannot hold NUL.
 """
 
 from slipring.base.errors import StartupError

@@ -1,11 +1,20 @@
-// Vercel's AI SDK, driven: node ai_sdk.mjs SCENARIO [URL OF AN MCP SERVER]. It validates every event strictly. Prints
-// one line of JSON.
+// Vercel's AI SDK, driven: node ai_sdk.mjs SCENARIO [URL OF AN MCP SERVER]. It validates every event strictly. AI_SDK_API
+// names the provider: responses, chat, compatible or messages. Prints one line of JSON.
+import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
-const openai = createOpenAI({ baseURL: process.env.OPENAI_BASE_URL, apiKey: process.env.OPENAI_API_KEY });
-const model = openai.responses(process.env.OPENAI_MODEL);
+const server = { baseURL: process.env.OPENAI_BASE_URL, apiKey: process.env.OPENAI_API_KEY };
+const openai = createOpenAI(server);
+const providers = {
+  responses: openai.responses,
+  chat: openai.chat,
+  compatible: createOpenAICompatible({ name: "slipring", supportsStructuredOutputs: true, includeUsage: true, ...server }),
+  messages: createAnthropic(server),
+};
+const model = providers[process.env.AI_SDK_API ?? "responses"](process.env.OPENAI_MODEL);
 const [scenario, serverUrl] = process.argv.slice(2);
 let calls = 0;
 const tools = {
@@ -28,7 +37,31 @@ async function read(result) {
     if (part.type === "tool-result" && part.providerExecuted) results.push(part.output.output ?? part.output);
     if (part.type === "reasoning-delta") reasoning += part.text;
   }
-  return { text, reasoning, errors, calls, results, finish: await result.finishReason.catch(() => null) };
+  const finish = await result.finishReason.catch(() => null);
+  const usage = await result.totalUsage.catch(() => null);
+  return { text, reasoning, errors, calls, results, finish, usage };
+}
+
+/** Options of Anthropic's provider with which the model thinks. */
+const thinking = { anthropic: { thinking: { type: "enabled", budgetTokens: 2048 } } };
+
+/** An image of one pixel. */
+const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg==";
+
+/** Ask for an object of a schema, with these options of the provider. */
+async function describe(providerOptions) {
+  const schema = z.object({ city: z.string(), degrees: z.number() });
+  const { object } = await generateObject({ model, schema, prompt: "the weather", providerOptions });
+  return { object };
+}
+
+/** Run a tool loop, then ask again after all that was said. */
+async function followUp() {
+  const question = { role: "user", content: "weather in Paris?" };
+  const asked = { model, tools, stopWhen: stepCountIs(5), providerOptions: thinking };
+  const first = await generateText({ ...asked, messages: [question] });
+  const messages = [question, ...first.responseMessages, { role: "user", content: "And tomorrow?" }];
+  return { first: first.text, ...(await read(streamText({ ...asked, messages }))) };
 }
 
 /** The tools of an MCP server, which slipring runs. */
@@ -84,11 +117,26 @@ const scenarios = {
     });
     return { first: responseId, ...(await read(result)) };
   },
-  object: async () => {
-    const schema = z.object({ city: z.string(), degrees: z.number() });
-    const { object } = await generateObject({ model, schema, prompt: "the weather" });
-    return { object };
-  },
+  object: () => describe(),
+  object_by_format: () => describe({ anthropic: { structuredOutputMode: "outputFormat" } }),
+  thinking: () =>
+    read(streamText({ model, tools, stopWhen: stepCountIs(5), providerOptions: thinking, prompt: "weather in Paris?" })),
+  follow_up: followUp,
+  image: () =>
+    read(
+      streamText({
+        model,
+        messages: [
+          {
+            role: "user",
+            content: [
+              { type: "text", text: "What is it?" },
+              { type: "image", image: pixel, mediaType: "image/png" },
+            ],
+          },
+        ],
+      }),
+    ),
   short: () => read(streamText({ model, prompt: "Hello!", maxOutputTokens: 12 })),
   retrying: () => read(streamText({ model, prompt: "Hello!", onError: () => {} })),
   failing: () => read(streamText({ model, prompt: "Hello!", maxRetries: 0, onError: () => {} })),

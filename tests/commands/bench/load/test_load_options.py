@@ -14,6 +14,7 @@ from slipring.commands.errors import UsageError
 HEEDED: dict[str, str] = {
     "--url": "http://127.0.0.1:9/v1",
     "--model": "small",
+    "--api": "chat",
     "--api-key-env": "MINE",
     "--engine": "llama",
     "--tokens-per-s": "1000",

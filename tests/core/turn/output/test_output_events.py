@@ -21,7 +21,7 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.protocol.responses import Logprob, TopLogprob
-from tests.core.connection import Connection, Json, types
+from tests.core.connection import Connection, Json, emitted, types
 
 
 def output_events(*deltas: Delta, reason: str = "stop", model: str = "m") -> list[Json]:
@@ -210,7 +210,7 @@ def test_arguments_outside_a_call_are_an_engine_error():
     connection.create()
     (work,) = connection.starts.values()
     with pytest.raises(TypeError):
-        connection.session.turns.deltas(work, [Text("a"), CallArguments("{}")])
+        emitted(connection.session, work, [Text("a"), CallArguments("{}")])
     connection.fail()
     connection.order.finish()
 
@@ -221,7 +221,7 @@ def test_the_end_of_a_call_outside_a_call_is_an_engine_error(before):
     connection.create()
     (work,) = connection.starts.values()
     with pytest.raises(TypeError):
-        connection.session.turns.deltas(work, [*before, CallEnded()])
+        emitted(connection.session, work, [*before, CallEnded()])
     connection.fail()
     connection.order.finish()
 
@@ -231,7 +231,7 @@ def test_sequence_numbers_have_no_gap_after_a_batch_failed_midway():
     connection.create()
     (work,) = connection.starts.values()
     with pytest.raises(TypeError):
-        connection.session.turns.deltas(work, [Text("a"), CallArguments("{}")])
+        emitted(connection.session, work, [Text("a"), CallArguments("{}")])
     connection.fail()
     assert [event["sequence_number"] for event in connection.events] == list(range(len(connection.events)))
     assert connection.events[-1]["response"]["output"][0]["content"][0]["text"] == "a"

@@ -770,6 +770,8 @@ def test_values_in_cdata_are_read_if_the_source_names_them() -> None:
         ("<|action_start|><|plugin|><|action_end|>", known.INTERNLM2),
         ('functools[{"name": [function name]}]', known.PHI4_MINI),
         ("<dots_function_call><invoke name=f><parameter name=k>", known.DOTS),
+        ("<functions></functions><function_calls></function_calls>", known.OLMO3),
+        ("<｜tool_calls_begin｜><steptml:invoke name=", known.STEP3),
     ],
 )
 def test_formats_that_a_template_only_names_are_known_by_their_marks(
@@ -777,3 +779,64 @@ def test_formats_that_a_template_only_names_are_known_by_their_marks(
 ) -> None:
     source = "{#- " + marks + " -#}{% for message in messages %}{{ message.content }}</s>{% endfor %}"
     assert detect(source).format.calls == format.calls
+
+
+TAGGED_ARGUMENTS = (
+    "{%- for key, value in call.arguments.items() -%}{{- 'KEY' + key + 'VALUE' -}}"
+    "{{- value if value is string else value | tojson -}}{{- 'END' -}}{%- endfor -%}"
+)
+
+
+def tagged_template(format: OutputFormat) -> str:
+    """A template that writes calls in a format with tagged arguments."""
+    layout = format.calls
+    assert isinstance(layout, TaggedCalls)
+    arguments = TAGGED_ARGUMENTS.replace("KEY", layout.key_open).replace("VALUE", layout.key_close)
+    arguments = arguments.replace("END", layout.value_close.replace("\n", "\\n"))
+    before = layout.open + layout.name_open
+    after = layout.arguments_close + layout.close
+    name_close = layout.name_close.replace("\n", "\\n")
+    each = f"{{{{- '{before}' + call.name + '{name_close}' -}}}}{arguments}{{{{- '{after}' -}}}}"
+    return with_calls(first=layout.section_open, each=each, last=layout.section_close)
+
+
+@pytest.mark.parametrize("name", ["STEP3", "K2_HORIZON", "HUNYUAN3"])
+def test_tagged_calls_in_marks_of_other_kinds(name: str) -> None:
+    """Step 3: a word between the mark and the name; K2 Horizon: tags with a bar; Hunyuan: with a suffix."""
+    format = known.FORMATS[name]
+    found = detect(tagged_template(format)).format.calls
+    assert isinstance(format.calls, TaggedCalls)
+    assert isinstance(found, TaggedCalls)
+    assert found == msgspec.structs.replace(format.calls, between=found.between)
+
+
+def test_names_and_arguments_in_tags() -> None:
+    """PLaMo 3."""
+    layout = known.PLAMO3.calls
+    assert isinstance(layout, NamedJsonCalls)
+    before = f"{{{{- '{layout.open}' + call.name + '{layout.arguments_open}' -}}}}"
+    each = before + ARGUMENTS + f"{{{{- '{layout.close}' -}}}}"
+    source = with_calls(first=layout.section_open, each=each, last=layout.section_close)
+    assert detect(source).format.calls == layout
+
+
+PYTHON_CALL = (
+    "{{- call.name + '(' -}}{%- for key, value in call.arguments.items() -%}"
+    "{{- ('' if loop.first else ', ') + key + '=' + (value | tojson) -}}{%- endfor -%}{{- ')' -}}"
+)
+
+
+def test_python_calls_by_lines() -> None:
+    """OLMo 3."""
+    each = "{{- '' if loop.first else '\\n' -}}" + PYTHON_CALL
+    found = detect(with_calls(first="<function_calls>", each=each, last="</function_calls>")).format
+    assert found.calls == known.OLMO3.calls
+    one = "{%- if loop.first -%}" + PYTHON_CALL + "{%- endif -%}"
+    found = detect(with_calls(first="<function_calls>", each=one, last="</function_calls>")).format
+    assert found.calls == known.OLMO3.calls
+
+
+@pytest.mark.parametrize(("first", "between"), [("", "\\n"), ("<calls>", ";")])
+def test_python_calls_without_marks_or_white_space_are_text(first: str, between: str) -> None:
+    each = "{{- '' if loop.first else '" + between + "' -}}" + PYTHON_CALL
+    assert detect(with_calls(first=first, each=each)).format.calls is None

@@ -1,15 +1,15 @@
 """Transports: HTTP with server-sent events, and a WebSocket with or without lanes.
 
-Each takes the fields of a ``response.create`` (on a WebSocket also of a ``response.append``) and returns a
-``TurnExchange``. The clock of a turn starts before its JSON is encoded. A transport opens its connection in
-its first turn, unless ``open`` was called before.
+Each takes the fields of a ``response.create`` (on a WebSocket also of a ``response.append``), or of a request
+of another API, and returns a ``TurnExchange``. The clock of a turn starts before its JSON is encoded. A
+transport opens its connection in its first turn, unless ``open`` was called before.
 """
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol, Self
 
 import aiohttp
 from aiohttp import ClientWebSocketResponse, ClientWSTimeout, TCPConnector, WSMsgType
@@ -33,7 +33,13 @@ from slipring.commands.bench.client.exchange import (
     refusal,
     validated,
 )
+from slipring.commands.bench.client.rebuilt_answer import RebuiltAnswer
 from slipring.commands.bench.client.redaction import Redactor
+
+Api = Literal["responses", "messages", "chat"]
+_PATHS: dict[Api, str] = {"responses": "/responses", "messages": "/messages", "chat": "/chat/completions"}
+_VERSION = "2023-06-01"
+"""Of the Messages API."""
 
 
 class SseParser:
@@ -82,11 +88,14 @@ class Access:
         asks_timing: bool = True,
         short_events: bool = False,
         name: str | None = None,
+        api: Api = "responses",
     ) -> None:
         """``short_events``: ask for first events without instructions and tools. ``name``: the URL to show in
-        messages, if it differs from ``url``."""
+        messages, if it differs from ``url``. ``api``: that of the requests."""
         self.base_url = url.rstrip("/")
-        self.url = f"{self.base_url}/responses"
+        self.path = _PATHS[api]
+        self.url = f"{self.base_url}{self.path}"
+        self._api = api
         self.name = (name or url).rstrip("/")
         self.timeout_s = timeout_s
         self.asks_timing = asks_timing
@@ -106,6 +115,10 @@ class Access:
         headers = {"Accept-Encoding": "identity"}  # compression would distort the byte counts
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
+        if self._api == "messages":
+            headers |= {"anthropic-version": _VERSION} | ({"x-api-key": self._key} if self._key else {})
+        if self._api != "responses":
+            return headers
         named = [*(["slipring_timing=v1"] if self.asks_timing else ()), *self._betas, *betas]
         if named:
             headers["OpenAI-Beta"] = ", ".join(named)
@@ -200,12 +213,63 @@ class HttpTransport(Transport):
             async for chunk in answer.content.iter_any():
                 exchange.received_bytes += len(chunk)
                 for data in parser.feed(chunk):
-                    if exchange.receive(data).get("type") == "error":
-                        raise refusal(exchange.events[-1])
+                    self._receive(exchange, data)
+        self._end(exchange)
         if not exchange.events:
             raise MalformedAnswer(f"no events, content type {answer.content_type}")
         exchange.end()
         self.is_open = not self._new_connections
+
+    def _receive(self, exchange: TurnExchange, data: bytes) -> None:
+        """Record what has arrived. Raises ``TurnFailed`` for an error."""
+        if exchange.receive(data).get("type") == "error":
+            raise refusal(exchange.events[-1])
+
+    def _end(self, exchange: TurnExchange) -> None:
+        """The stream has ended."""
+
+
+class AnswerReader(Protocol):
+    """Reads the stream of one answer of another API."""
+
+    answer: RebuiltAnswer
+
+    def see(self, event: Event) -> None:
+        """Take what has arrived. Raises ``TurnFailed`` for an error."""
+
+    def finish(self) -> None:
+        """The stream has ended."""
+
+
+class TranslatedTransport(HttpTransport):
+    """Sends each turn as a POST of another API. Its exchanges have the events that a response would have."""
+
+    def __init__(
+        self, access: Access, reader: Callable[[], AnswerReader], *, new_connections: bool = False
+    ) -> None:
+        super().__init__(access, new_connections=new_connections)
+        self._new_reader = reader
+        self._reader = reader()
+
+    async def _post(self, exchange: TurnExchange, body: bytes, headers: dict[str, str]) -> None:
+        self._reader = self._new_reader()
+        await super()._post(exchange, body, headers)
+
+    def _receive(self, exchange: TurnExchange, data: bytes) -> None:
+        at_ns = time.perf_counter_ns()
+        try:
+            self._reader.see(decode(data))
+        except (KeyError, TypeError) as error:
+            raise MalformedAnswer(f"{type(error).__name__} {error} in {data[:80]!r}") from None
+        self._record(exchange, at_ns)
+
+    def _end(self, exchange: TurnExchange) -> None:
+        self._reader.finish()
+        self._record(exchange, time.perf_counter_ns())
+
+    def _record(self, exchange: TurnExchange, at_ns: int) -> None:
+        for event in self._reader.answer.take():
+            exchange.record(event, at_ns)
 
 
 class _WebSocketTransport(Transport):

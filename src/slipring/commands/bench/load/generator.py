@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
+from functools import partial
 from typing import Literal, Protocol
 
 import msgspec
@@ -45,9 +46,9 @@ class LocalGenerator:
     """Users and idle connections of this process."""
 
     def __init__(self, job: Job) -> None:
-        access = Access(job.url, job.key, timeout_s=job.timeout_s, asks_timing=False)
-        self._users = Users(access, job)
-        self._idle = IdleSockets(access)
+        access = partial(Access, job.url, job.key, timeout_s=job.timeout_s, asks_timing=False)
+        self._users = Users(access(api=job.api), job)
+        self._idle = IdleSockets(access())
         self._cpu_s = 0.0
 
     async def grow(self, users: int, idle: int, within_s: float) -> None:

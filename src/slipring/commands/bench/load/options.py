@@ -8,7 +8,12 @@ from pathlib import Path
 from slipring.commands import flags
 from slipring.commands.bench.load.results import ServiceLevel
 from slipring.commands.bench.measure.modes import MODES
-from slipring.commands.bench.options import add_target_flags, loop_flags, target_from_namespace
+from slipring.commands.bench.options import (
+    add_target_flags,
+    loop_flags,
+    require_mode,
+    target_from_namespace,
+)
 from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.client_environment import api_key
 from slipring.commands.errors import UsageError
@@ -61,7 +66,11 @@ class LoadOptions:
         "environment variable with the API key of that tenant, for a server at --url",
         metavar="VARIABLE",
     )
-    mode: str = flag("websocket", "mode of the connections (default: websocket)", choices=_MODES)
+    mode: str = flag(
+        "websocket",
+        "mode of the connections (default: websocket; http-full with --api messages or chat)",
+        choices=_MODES,
+    )
     slo_ttft_ms: float = flag(
         500.0, "limit of the time to the first token at p95 (default: 500)", type=number(0), metavar="MS"
     )
@@ -100,7 +109,10 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
     if misplaced := loop_flags(namespace):
         raise UsageError(f"{misplaced[0]} cannot be used with load (see slipring bench load --help)")
     target = target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
-    options = LoadOptions(target=target, **flags.given(namespace, LoadOptions))
+    chosen = flags.given(namespace, LoadOptions)
+    if target.api != "responses":
+        require_mode(chosen.setdefault("mode", "http-full"), target.api)
+    options = LoadOptions(target=target, **chosen)
     if options.json is not None and not options.json.parent.is_dir():
         raise UsageError(f"cannot write {options.json}: there is no directory {options.json.parent}")
     if options.bare and (options.mode != "websocket" or target.url is not None):

@@ -19,7 +19,7 @@ from slipring.commands.bench.load.options import LoadOptions
 from slipring.commands.bench.load.results import FloodResult, Level, LoadRecord, percentiles
 from slipring.commands.bench.load.users import Job, Tally
 from slipring.commands.bench.measure.loop import unique_instructions
-from slipring.commands.bench.measure.modes import MODES
+from slipring.commands.bench.measure.modes import Mode, modes_of
 from slipring.commands.bench.measure.probes import base_fields, first_model, nothing_to_measure, probe
 from slipring.commands.bench.subject import machine
 from slipring.commands.bench.subject.bare import recorded_frames, start_bare
@@ -68,7 +68,7 @@ class Load:
 
     async def run(self) -> None:
         """Run all levels, and what follows them. Raises ``CommandFailed``."""
-        options, target, mode = self._options, self._options.target, MODES[self._options.mode]
+        options, target, mode = self._options, self._options.target, self._mode
         engine = self.record.endpoint.engine
         engine = engine_for(engine, self._plan) if engine is not None else None
         keys: dict[str, str] = {}
@@ -76,7 +76,7 @@ class Load:
             keys = {"users": secrets.token_hex(16), "flood": secrets.token_hex(16)}
         key = keys.get("users", target.key)
         async with open_endpoint(target, engine, keys) as endpoint:
-            access = Access(endpoint.url, key, timeout_s=target.timeout_s, asks_timing=False)
+            access = Access(endpoint.url, key, timeout_s=target.timeout_s, asks_timing=False, api=target.api)
             self._observer.endpoint_opened()
             model = target.model or await first_model(access)
             self.record.endpoint.model = access.redact(model)
@@ -90,6 +90,7 @@ class Load:
                 key=key,
                 timeout_s=target.timeout_s,
                 mode=options.mode,
+                api=target.api,
                 head=head,
                 think_ms=options.think_ms,
                 limit_ms=options.service_level.first_token_ms,
@@ -111,6 +112,10 @@ class Load:
                 await generator.stop()
         if options.bare and self._last_held is not None:
             await self._run_bare(job, frames, self._last_held)
+
+    @property
+    def _mode(self) -> Mode:
+        return modes_of(self._options.target.api)[self._options.mode]
 
     @property
     def _last_held(self) -> Level | None:

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from slipring.base.progress import ProgressLine, bar
 from slipring.commands.bench.load.results import Level, LoadRecord, Percentiles
-from slipring.commands.bench.report.conditions import busy_warning, simulation
+from slipring.commands.bench.report.conditions import busy_warning, by_api, simulation
 from slipring.commands.bench.report.terminal import wide_console
 
 _BUSY_CORES = 0.85
@@ -46,7 +46,7 @@ def show(record: LoadRecord) -> None:
     with wide_console() as console:
         if record.levels:
             console.print(_table(record))
-        console.print(escape(f"Measured: {what}; model {endpoint.model}."))
+        console.print(escape(f"Measured: {what}{by_api(endpoint)}; model {endpoint.model}."))
         if simulated := simulation(endpoint):
             console.print(escape(f"Simulated. {simulated}"))
         for line in (*verdict(record), *bare_verdict(record), *flood_verdict(record)):

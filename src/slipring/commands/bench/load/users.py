@@ -12,9 +12,9 @@ from typing import Any
 from msgspec import Struct
 
 from slipring.commands.bench.client.exchange import FIRST_TOKENS, Fields, TurnExchange, TurnFailed
-from slipring.commands.bench.client.transports import Access, Transport
+from slipring.commands.bench.client.transports import Access, Api, Transport
 from slipring.commands.bench.measure.loop import unique_instructions
-from slipring.commands.bench.measure.modes import MODES
+from slipring.commands.bench.measure.modes import modes_of
 from slipring.commands.bench.verify.checks import Expectation, find_faults
 from slipring.commands.bench.verify.digests import Digest
 from slipring.commands.bench.workloads.catalogue import short
@@ -31,6 +31,7 @@ class Job(Struct, frozen=True, kw_only=True):
     key: str
     timeout_s: float
     mode: str
+    api: Api = "responses"
     head: Fields
     think_ms: float
     limit_ms: float
@@ -113,7 +114,7 @@ class Users:
         """Turns that have not finished, and connections being opened."""
         self._access = access
         self._job = job
-        self._mode = MODES[job.mode]
+        self._mode = modes_of(job.api)[job.mode]
         self._plan = short()
         self._transports: set[Transport] = set()
         self._users: list[asyncio.Task[None]] = []
@@ -208,7 +209,7 @@ class Users:
                 raise TurnFailed(f"wrong answer: {_DIGEST.sub('…', faults)}")
             self.tally.add(exchange, self._job)
             least_tokens = _usage(exchange).get("input_tokens") or 0
-            digest.add(exchange.answer)
+            digest.add(self._mode.returned(exchange.answer))
             context.learn(exchange)
 
 

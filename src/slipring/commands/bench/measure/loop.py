@@ -129,6 +129,7 @@ class _Loop:
         self._stream_id = f"lane-{lane}" if lane is not None else None
         self._name = f"{settings.nonce} {plan.workload.name} {mode.name} {repeat} {lane or 0}"
         self._new_context = mode.context
+        self._returned = mode.returned
         self._branches: list[_Branch] = []
         """After each turn."""
         self._turns: list[_FinishedTurn] = []
@@ -251,7 +252,7 @@ class _Loop:
             _add_stages(checked, exchange, redact)
             if not turn.continues_response:  # else its tokens include those of the turns before
                 floor.add(checked[-1])
-            digest.add(exchange.answer)
+            digest.add(self._returned(exchange.answer))
         return checked
 
     def _known_before(
@@ -276,7 +277,7 @@ class _Loop:
         digest = Digest(instructions)
         for turn in reversed([*turns, self._turns[index]]):
             digest.add(turn.sent)
-            digest.add(turn.exchange.answer)
+            digest.add(self._returned(turn.exchange.answer))
         return digest
 
 

@@ -8,15 +8,21 @@ import copy
 from collections.abc import Callable
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from slipring.commands.bench import results
+from slipring.commands.bench.client import messages_api
+from slipring.commands.bench.client.chat_api import ChatHistory, ChatReader
 from slipring.commands.bench.client.exchange import PAUSE, Fields, TurnExchange
+from slipring.commands.bench.client.messages_api import MessagesHistory, MessagesReader
 from slipring.commands.bench.client.transports import (
     Access,
+    AnswerReader,
+    Api,
     HttpTransport,
     LanesTransport,
     SocketTransport,
+    TranslatedTransport,
     Transport,
 )
 from slipring.commands.bench.workloads.plan import Item
@@ -133,6 +139,8 @@ class Mode(Struct, frozen=True, kw_only=True):
     context: Callable[[], Context]
     has_lanes: bool = False
     is_rollout: bool = False
+    returned: Callable[[list[Item]], list[Item]] = list
+    """An answer as the server gets it back: some APIs keep the meaning of a call and not its spelling."""
     sends_history: bool = False
     """Whether every request contains the whole conversation, so that a server gains nothing by losing it."""
 
@@ -195,6 +203,29 @@ MODES = {
         ),
     )
 }
+
+
+_Returned = Callable[[list[Item]], list[Item]]
+_OTHER_APIS: dict[Api, tuple[Callable[[], AnswerReader], Callable[[], Context], _Returned]] = {
+    "messages": (MessagesReader, MessagesHistory, messages_api.returned),
+    "chat": (ChatReader, ChatHistory, list),
+}
+
+
+def modes_of(api: Api) -> dict[str, Mode]:
+    """The modes of an API, by name: others than Responses know only requests with the whole conversation."""
+    if api == "responses":
+        return MODES
+    reader, context, returned = _OTHER_APIS[api]
+    return {
+        name: structs.replace(
+            MODES[name],
+            open=lambda access, is_new=is_new: TranslatedTransport(access, reader, new_connections=is_new),
+            context=context,
+            returned=returned,
+        )
+        for name, is_new in (("http-full", False), ("http-full-newconn", True))
+    }
 
 
 def as_input(output: list[Item]) -> list[Item]:

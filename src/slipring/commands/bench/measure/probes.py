@@ -120,7 +120,7 @@ def nothing_to_measure(access: Access, found: Capabilities) -> CommandFailed:
     if found.statuses <= set(_KEY_REFUSED):
         return _key_refused(access, next(iter(modes)))
     if found.statuses == {_NOT_FOUND} and any(not mode.startswith("websocket") for mode in found.skipped):
-        return CommandFailed(f"{access.name}/responses answered 404: check the path in --url")
+        return CommandFailed(f"{access.name}{access.path} answered 404: check the path in --url")
     reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in modes.items())
     return CommandFailed(f"cannot measure {access.name}: {reasons}")
 

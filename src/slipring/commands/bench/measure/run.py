@@ -15,7 +15,7 @@ from slipring.commands.bench import results
 from slipring.commands.bench.client.exchange import Fields
 from slipring.commands.bench.client.transports import Access
 from slipring.commands.bench.measure.loop import LoopRunner, LoopSettings
-from slipring.commands.bench.measure.modes import MODES, Mode
+from slipring.commands.bench.measure.modes import Mode, modes_of
 from slipring.commands.bench.measure.probes import (
     Capabilities,
     base_fields,
@@ -90,7 +90,13 @@ class Bench:
                 with_round_trip(endpoint.url, self._options.rtt_ms) as url,
             ):
                 short_events = self._options.short_events
-                access = Access(url, key, timeout_s=timeout_s, short_events=short_events, name=endpoint.url)
+                access = Access(
+                    *(url, key),
+                    timeout_s=timeout_s,
+                    short_events=short_events,
+                    name=endpoint.url,
+                    api=self._options.target.api,
+                )
                 await self._measure(plan, access, endpoint.meter)
 
     async def _measure(self, plan: Plan, access: Access, meter: Meter | None) -> None:
@@ -150,7 +156,8 @@ class Bench:
             gc.enable()
 
     async def _probe(self, access: Access, head: Fields) -> Capabilities:
-        modes = [MODES[name] for name in self._options.modes]
+        known_modes = modes_of(self._options.target.api)
+        modes = [known_modes[name] for name in self._options.modes]
         left_out = {mode.name: _LIMITED for mode in modes if mode.is_rollout and "max_output_tokens" in head}
         modes = [mode for mode in modes if mode.name not in left_out]
         found = await probe(access, head, modes)

@@ -7,6 +7,7 @@ from slipring.commands.bench.results import BenchRecord, BenchSettings, Endpoint
 from slipring.commands.bench.statistics import Summary, summarise
 from slipring.commands.bench.subject.engines import is_simulated
 
+API_NAMES = {"responses": "Responses", "messages": "Messages", "chat": "Chat Completions"}
 BUSY_SHARE = 0.1
 """From this share of all cores on, CPU use of other processes is reported as a warning."""
 
@@ -15,7 +16,13 @@ def subject(record: BenchRecord) -> str:
     """Endpoint, machine and date in one line."""
     endpoint = record.endpoint
     engine = f", engine {endpoint.engine}" if endpoint.engine else ""
-    return f"Model {endpoint.model}, at {_where(endpoint)}{engine}. {machine(record)}. {_when(record)}."
+    asked = f"{_where(endpoint)}{by_api(endpoint)}"
+    return f"Model {endpoint.model}, at {asked}{engine}. {machine(record)}. {_when(record)}."
+
+
+def by_api(endpoint: Endpoint) -> str:
+    """By which API it was asked, if not by Responses."""
+    return "" if endpoint.api == "responses" else f" by the {API_NAMES[endpoint.api]} API"
 
 
 def simulation(endpoint: Endpoint) -> str | None:
@@ -59,6 +66,7 @@ def conditions(record: BenchRecord) -> list[tuple[str, str]]:
     others = record.others_cores
     return [
         ("Endpoint", _where(endpoint)),
+        ("API", API_NAMES[endpoint.api]),
         ("Model", endpoint.model),
         ("Engine", endpoint.engine or "not known"),
         ("Decoding", decoding(endpoint)),

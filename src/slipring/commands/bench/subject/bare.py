@@ -1,9 +1,9 @@
-"""The least that a server of the same frames can cost: a bare aiohttp WebSocket that sends recorded ones.
+"""A lower bound for the cost of a server: a bare aiohttp WebSocket that sends recorded frames.
 
     python -m slipring.commands.bench.subject.bare TOKENS_PER_S
 
-It is given the frames of one answer, and sends them for every message that it receives, each delta at the
-pace of the simulated engine. It ends when its standard input does.
+It gets the frames of one answer, and sends them for every message that it receives, each delta at the pace of
+the simulated engine. It ends when its standard input does.
 """
 
 import asyncio

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from slipring.base.connection_failures import reason
+from slipring.commands.bench.client.transports import Api
 from slipring.commands.bench.results import Endpoint
 from slipring.commands.bench.subject.engines import default_engine, simulated_speed
 from slipring.commands.bench.subject.processes import Meter
@@ -38,6 +39,7 @@ class Target:
     server_pid: int | None = None
     timeout_s: float = 300.0
     max_output_tokens: int | None = None
+    api: Api = "responses"
 
 
 class OpenEndpoint(NamedTuple):
@@ -93,9 +95,11 @@ async def with_round_trip(url: str, rtt_ms: float) -> AsyncIterator[str]:
 def describe(target: Target) -> Endpoint:
     """The endpoint as records store it. Its model is empty if ``target`` does not name one."""
     if target.url is not None:
-        return Endpoint(model=target.model or "", url=target.url)
+        return Endpoint(model=target.model or "", url=target.url, api=target.api)
     engine = target.engine or default_engine(target.tokens_per_s)
-    return Endpoint(model=target.model or "", engine=engine, tokens_per_s=simulated_speed(engine))
+    return Endpoint(
+        model=target.model or "", engine=engine, tokens_per_s=simulated_speed(engine), api=target.api
+    )
 
 
 def _readable(meter: Meter) -> Meter | None:

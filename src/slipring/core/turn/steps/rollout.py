@@ -17,7 +17,7 @@ from slipring.core.generation import Capabilities
 from slipring.core.ports import Betas
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.request_validation import refuse_unseen_content
-from slipring.core.turn.steps.steer_queue import required_input
+from slipring.core.turn.steps.steering import required_input
 from slipring.core.turn.steps.steps import Steps
 from slipring.protocol.events import (
     AppendErrorBody,
@@ -162,9 +162,9 @@ class Rollout:
         return [failed_event(append, refusal, output, None) for append in held]
 
 
-def missing_beta(request: CreateRequest, betas: Betas) -> ApiError | None:
-    """The error for a request that asks for a rollout on a connection that has not enabled them."""
-    if not request.rollout or betas.rollout:
+def missing_beta(betas: Betas) -> ApiError | None:
+    """The error for a rollout on a connection that has not enabled them."""
+    if betas.rollout:
         return None
     return InvalidRequest(
         f"'rollout' needs a WebSocket that was opened with the header '{_HEADER}'.", param="rollout"

@@ -48,7 +48,7 @@ class CallShapes:
     def __init__(self, layout: Calls, tools: list[CalledTool], max_calls: int) -> None:
         self._layout = layout
         self._max_calls = max_calls
-        is_list = isinstance(layout, PythonCalls) or (isinstance(layout, JsonCalls) and layout.is_array)
+        is_list = layout.is_bracketed
         self._lead = _lead(layout)
         between = layout.between
         if is_list or not (between or self._lead):

@@ -60,7 +60,8 @@ class CallReader(ABC):
         self._section_open = parts_of(layout.section_open)
         self._open = parts_of(layout.open)
         self._name_open: tuple[str, ...] = ("",)
-        self.close = parts_of(layout.close)[-1]
+        self._close_parts = parts_of(layout.close)
+        self.close = self._close_parts[-1]
         self._section_closing = parts_of(layout.section_close)
         self.section_close = self._section_closing[-1]
         self._between = layout.between.strip(SPACE)
@@ -89,7 +90,7 @@ class CallReader(ABC):
     @property
     def strays(self) -> tuple[str, ...]:
         """Closing marks that are no text, wherever they stand."""
-        return tuple(filter(is_unmistakable, (self.close, self.section_close)))
+        return tuple(filter(is_unmistakable, (*self._close_parts, self.section_close)))
 
     @property
     def _has_inner_marks(self) -> bool:

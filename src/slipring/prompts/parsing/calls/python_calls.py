@@ -1,4 +1,4 @@
-"""Reads calls that are a Python list: ``[f(a=1), g(b="x")]``."""
+"""Reads calls that are written as in Python: ``[f(a=1), g(b="x")]``, or one on each line."""
 
 from typing import Final
 
@@ -15,10 +15,11 @@ _STRUCTURE: Final = marker_finder(*"()[]{}\"'")
 
 
 class PythonCallReader(CallReader):
-    """Reads one list of calls. Each is emitted when its parenthesis closes."""
+    """Reads one list of calls, or the calls of a section. Each is emitted when its parenthesis closes."""
 
     def __init__(self, layout: PythonCalls, tools: OfferedTools) -> None:
         super().__init__(layout, tools)
+        self._is_list = layout.is_list
         if layout.is_bare:
             self.bare_starts = ("[",)
         self._json = JsonCallReader(JsonCalls(), tools, trusted=False)
@@ -29,6 +30,11 @@ class PythonCallReader(CallReader):
         if mark and (yield from self._is_json(held)):
             # Models of the family also write calls as JSON, in a list or alone.
             yield from self._json.read_objects(held, self.section_close, announced=True)
+            return
+        if not self._is_list:
+            yield from self._call(held)
+            while not (yield from self._ends_here(held)):
+                yield from self._call(held)
             return
         yield from held.require("[")
         yield from self._call(held)

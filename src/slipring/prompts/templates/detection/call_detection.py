@@ -276,16 +276,34 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
 
 
 def _python_calls(written: _Written) -> Found | None:
-    """``[f(a=1)]``."""
+    """``[f(a=1)]``, or calls without brackets, one after the other."""
     text = written.calls
     begin = re.search(rf"\[\s*{NAME}\(", text)
     end = re.search(rf"{SECOND_VALUE}['\"]?\)\s*\](?!.*{SECOND_VALUE})", text, re.DOTALL)
     if begin is None or end is None:
-        return None
+        return _unbracketed_python_calls(written)
     section_open = text[: begin.start()]
     section_close, ending = _ending(written, section_open, text[end.end() :])
     is_bare = not marked(section_open)
     return Found(PythonCalls(section_open=section_open, section_close=section_close, is_bare=is_bare), ending)
+
+
+def _unbracketed_python_calls(written: _Written) -> Found | None:
+    """``<calls>f(a=1)`` and further calls, with white space between them."""
+    text = written.calls
+    places = [match.start() for match in re.finditer(rf"{NAME}\(", text)]
+    ends = [match.end() for match in re.finditer(rf"{SECOND_VALUE}['\"]?\)", text)]
+    if not places or len(ends) != len(places) or not marked(text[: places[0]]):
+        return None
+    between = text[ends[0] : places[1]] if len(places) > 1 else "\n"
+    if not between.isspace():
+        return None
+    section_open = text[: places[0]]
+    section_close, ending = _ending(written, section_open, text[ends[-1] :])
+    calls = PythonCalls(
+        section_open=section_open, section_close=section_close, between=between, is_list=False
+    )
+    return Found(calls, ending)
 
 
 def _tagged_calls(written: _Written) -> Found | None:

@@ -17,6 +17,7 @@ const SENT = { colour: "var(--sent)", pattern: "plain" };
 const SPARED = { colour: null, pattern: "open" };
 const MOST_STEPS = 40;
 const MOST_CHILDREN = 6;
+const API_NAMES = { chat_completions: "Chat Completions", messages: "Messages" };
 
 /**
  * The selected turn. `width`: of the panel; `before` and `after`: its neighbours in its lane, or null; `children`: turns of its
@@ -144,6 +145,11 @@ function byteBars(turn, width) {
   });
 }
 
+/** How an HTTP request came: its transport, and its API if that is not Responses. */
+function asked(turn) {
+  return turn.api === "responses" ? turn.transport : `${turn.transport} · ${API_NAMES[turn.api] ?? turn.api}`;
+}
+
 function facts(turn, row, children, onResponse, onRow) {
   const { report } = turn;
   const link = (id) => h("button", { type: "button", class: "link", onclick: () => onResponse(id), title: id }, h("code", null, shortId(id)));
@@ -153,10 +159,12 @@ function facts(turn, row, children, onResponse, onRow) {
     turn.previous !== null && ["Continues", link(turn.previous)],
     children.length > 0 && ["Continued by", [children.slice(0, MOST_CHILDREN).map(({ id }) => [link(id), " "]), children.length > MOST_CHILDREN && "…"]],
     ["Where", row.kind === "connection" ? [h("button", { type: "button", class: "link", onclick: () => onRow(row) }, `connection #${turn.connection}`), lane] : turn.transport],
+    turn.api !== "responses" && ["API", API_NAMES[turn.api] ?? turn.api],
     ["Tenant", turn.tenant],
     report.model && ["Model", report.model],
     ["Began", new Date(turn.start).toLocaleTimeString()],
     report.input_items !== undefined && ["New items", report.recognised_items ? `${report.input_items}, of which ${report.recognised_items} were recognised` : String(report.input_items)],
+    report.departed ? ["Not recognised", departureInWords(report.departed)] : null,
     report.hosted_calls ? ["Calls of hosted tools", count(report.hosted_calls)] : null,
     report.steps ? ["Steps", stepsInWords(report.steps)] : null,
     report.send_ms ? ["Waited for the client to read", duration(report.send_ms)] : null,
@@ -165,6 +173,13 @@ function facts(turn, row, children, onResponse, onRow) {
     turn.marks?.length ? ["Marks", turn.marks.map((mark) => MARKS[mark] ?? mark).join("; ")] : null,
   ];
   return all.filter(Boolean).map(([name, value]) => [h("dt", null, name), h("dd", null, value)]);
+}
+
+/** Where a history departs from the one before: the server names the place, and never the content. */
+function departureInWords({ field, item, type }) {
+  if (field === "memory") return "the history is the one before, but its context is not kept any more";
+  if (item === undefined) return `other ${field} than in the history before`;
+  return `from item ${item} on, a ${type}: its ${field} is not that of the history before`;
 }
 
 /** The tokens of each step: those that the engine had to read, and those that it generated. */
@@ -222,7 +237,7 @@ export function sharedDetail(row, { onTurn, now }) {
       h("button", { type: "button", onclick: () => onTurn(turn) },
         h("code", null, turn.id === null ? "no response" : shortId(turn.id)),
         statusBadge(turn),
-        h("span", { class: "facts" }, `${turn.transport} · ${turn.tenant} · ${duration((turn.end ?? now) - turn.start)}`))))),
+        h("span", { class: "facts" }, `${asked(turn)} · ${turn.tenant} · ${duration((turn.end ?? now) - turn.start)}`))))),
   ];
 }
 

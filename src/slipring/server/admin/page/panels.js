@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** The panels about the server: totals, engines with their slots, memory, parked sessions, processes. */
+/** The panels about the server: totals, engines with their slots and loops, memory, parked sessions, processes. */
 
 import { copyButton, h } from "./dom.js";
 import { MOST_VALUES } from "./history.js";
@@ -103,7 +103,26 @@ export function enginesPanel(state, onResponse) {
         users.length > 1 && health(engine)),
       engine.trouble && h("p", { class: "notice wrong" }, engine.trouble),
       engine.slots.length ? slots(engine, onResponse) : null,
+      loops(engine),
       savedContexts(engine, onResponse)))));
+}
+
+/** How the engine's KV cache is divided among the loops of agents, and who waits for room in it. */
+function loops({ loops: all }) {
+  if (all === null || all === undefined) return null;
+  const share = all.held_tokens / Math.max(1, all.capacity_tokens);
+  const words = { running: "runs", waiting: "waits for room" };
+  return [
+    meter("KV cache held by loops", `${count(all.held_tokens)} of ${counted(all.capacity_tokens, "token")}`, share,
+      `${all.running} running, ${all.paused} paused, ${all.waiting} waiting`),
+    all.listed.length ? h("ul", { class: "slots", "aria-label": "Loops" }, all.listed.map((loop, at) =>
+      h("li", { key: `loop${at}`, class: loop.state === "running" ? "busy" : "idle" },
+        h("span", { class: loop.state === "waiting" ? "badge wrong" : "badge state" }, loop.state), " ",
+        h("span", { class: "holds" }, `${counted(loop.tokens, "token")} of ${loop.tenant}, ${counted(loop.turns, "turn")}, `,
+          words[loop.state] ?? `${loop.tools || "its user"}, usually ${duration(1000 * loop.usually_s)}`,
+          loop.seconds ? `, for ${duration(1000 * loop.seconds)}` : ""),
+        h("div", { class: "fill", "aria-hidden": "true", style: { width: `${(loop.tokens / Math.max(1, all.capacity_tokens) * 100).toFixed(1)}%` } })))) : null,
+  ];
 }
 
 function health({ trouble, breaker }) {

@@ -169,6 +169,7 @@ function recordedTurn(line, begun, header) {
     tenant: header.tenant,
     connection: isConnection ? line.connection : 0,
     lane: line.lane,
+    api: line.api,
   }, 0, false);
   return { line, turn };
 }

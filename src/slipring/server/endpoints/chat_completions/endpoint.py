@@ -11,7 +11,7 @@ from slipring import __version__
 from slipring.base.errors import ApiError, InvalidRequest
 from slipring.protocol.chat_completions.translation import ChatTranslation
 from slipring.server.access.auth import Caller
-from slipring.server.endpoints.chat_completions.choices import Choices
+from slipring.server.endpoints.forks import Forks
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import retention_of
 from slipring.server.transports.http import (
@@ -38,7 +38,7 @@ async def complete(service: Service, request: web.Request, caller: Caller) -> we
     betas = retention_of(request.headers)
     if translation.form.choices == 1:
         return await answer(service, caller, service.open_exchange(caller, betas), reply, posted)
-    session, choices = service.open_session(caller, betas), Choices(reply, translation, posted)
+    session, choices = service.open_session(caller, betas), Forks(reply, translation, posted)
     async with driving(service, caller, session, reply, posted, choices) as driver:
         choices.start(driver)
         return await reply.finished()
@@ -48,7 +48,7 @@ async def _read(
     service: Service, request: web.Request, caller: Caller, translation: ChatTranslation
 ) -> PostedCreate:
     try:
-        return await read_posted(service, request, caller, translation.read)
+        return await read_posted(service, request, caller, translation.read, translation.api)
     except ApiError as error:
         translation.rename(error)
         raise

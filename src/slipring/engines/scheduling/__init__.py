@@ -1,0 +1,1 @@
+"""Which loops of agents keep their context in an engine's KV cache, and whose turn runs next. Pure."""

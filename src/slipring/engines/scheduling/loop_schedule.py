@@ -1,0 +1,376 @@
+"""Which loops keep their context in the engine's KV cache, and which turn runs next.
+
+When the contexts of all loops do not fit the cache, an engine evicts the one that was used longest ago. Among
+agents that take turns, that is the one that comes back next, so every turn prefills its whole history. This
+schedule lets only as many loops take part as fit together. Those are *resident*: their next turn runs at once
+and finds its context. The turns of others wait until a resident loop ends, or until giving up the context of
+one that pauses costs less than their waiting.
+
+Pure: the caller passes the time and does what is returned.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from msgspec import Struct
+
+from slipring.engines.scheduling.pause_lengths import Kind, PauseLengths, kind_of
+from slipring.observation import live
+
+REVIEW_S = 0.25
+"""How long a decision about a paused loop stands before it is made again."""
+_MOST_LOOPS = 16_384
+"""Loops that are remembered. Past it, those without a resident context are forgotten, oldest first."""
+_SLICE_PREFILLS = 20.0
+"""A loop keeps its place at least for so many times as long as its context takes to be prefilled again."""
+_FIRST_RATE = 10_000.0
+"""Tokens prefilled per second, before any was measured."""
+_LEAST_MEASURED = 1024
+"""Prefills of fewer tokens say nothing about the rate."""
+_MOST_LISTED = 20
+_RATE_MEMORY = 0.02
+_GROWTH_MEMORY = 0.02
+_GROWTH_TURNS = 2.0
+"""A loop becomes resident only if there is room for so many further turns of all that are."""
+
+
+class Rules(Struct, frozen=True):
+    """What the schedule may give away, and how patient it is."""
+
+    capacity: int
+    """Tokens that the contexts of resident loops may have together."""
+    most_running: int
+    """Turns that run at once."""
+    patience_s: float = 60.0
+    """A turn that has waited longer takes the place of a loop that had its time."""
+    slice_s: float = 20.0
+    """How long a loop keeps its place at least, once it has it, against those that have waited long."""
+
+
+class Need(Struct, frozen=True):
+    """What a turn needs of the cache."""
+
+    key: str
+    """Names its loop."""
+    tokens: int
+    """Of its prompt and its expected answer."""
+    shared: int = 0
+    """Of these, the context of another loop, from which this one is forked."""
+
+
+class Loop:
+    """What is known of one loop: a branch of a chain, with one turn at a time."""
+
+    __slots__ = (
+        *("began_at", "charged", "hold_until", "key", "kind", "paused_at", "resident_since"),
+        *("reviewed_at", "shared", "tenant", "tokens", "turns"),
+    )
+
+    def __init__(self, key: str, tenant: str, shared: int, now: float) -> None:
+        self.key = key
+        self.tenant = tenant
+        self.began_at = now
+        self.turns = 0
+        self.charged = 0
+        """Tokens of the cache that are kept for its context; 0 if the loop is not resident."""
+        self.shared = shared
+        """Tokens at the beginning of its context that belong to the loop from which it was forked."""
+        self.tokens = 0
+        """Of its context after its last turn."""
+        self.resident_since = 0.0
+        self.paused_at: float | None = None
+        """When its last turn ended; None while a turn waits or runs."""
+        self.kind: Kind = (tenant, "")
+        """What it waits for while it pauses."""
+        self.hold_until = 0.0
+        """Until when it pays to hold its context while others wait; decided at ``reviewed_at``."""
+        self.reviewed_at = float("-inf")
+
+    @property
+    def is_resident(self) -> bool:
+        return self.charged > 0
+
+
+class Turn:
+    """One turn of a loop, which waits, runs and ends."""
+
+    __slots__ = ("asked_at", "loop", "tokens")
+
+    def __init__(self, loop: Loop, tokens: int, now: float) -> None:
+        self.loop = loop
+        self.tokens = tokens
+        """What it adds to the cache if its context is not there."""
+        self.asked_at = now
+
+
+class LoopSchedule:
+    """The loops of one engine."""
+
+    def __init__(self, rules: Rules, on_demoted: Callable[[str], None] = lambda key: None) -> None:
+        """``on_demoted`` is called with the key of a loop whose context need not be kept any longer."""
+        self.rules = rules
+        self.pauses = PauseLengths()
+        self._on_demoted = on_demoted
+        self._loops: OrderedDict[str, Loop] = OrderedDict()
+        """By key; the one that was used longest ago first."""
+        self._waiting: dict[Turn, None] = {}
+        self._running: set[Turn] = set()
+        self._paused: dict[Loop, None] = {}
+        """The resident loops that pause."""
+        self._held: dict[str, int] = {}
+        """Tokens of resident loops, by tenant that has any."""
+        self._held_tokens = 0
+        self._prefill_rate = _FIRST_RATE
+        self._growth = 0.0
+
+    # What operators see
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def resident_tokens(self) -> int:
+        return self._held_tokens
+
+    def status(self, now: float) -> live.Loops:
+        """Who has what, who waits, and for what."""
+        waiting = [
+            live.Loop(turn.loop.tenant, "waiting", now - turn.asked_at, turn.tokens, turn.loop.turns)
+            for turn in islice(self._waiting, _MOST_LISTED)
+        ]
+        resident = [turn.loop for turn in self._running]
+        resident = heapq.nlargest(_MOST_LISTED, [*resident, *self._paused], key=lambda loop: loop.charged)
+        return live.Loops(
+            capacity_tokens=self.rules.capacity,
+            held_tokens=self._held_tokens,
+            running=len(self._running),
+            paused=len(self._paused),
+            waiting=len(self._waiting),
+            listed=waiting + [self._described(loop, now) for loop in resident],
+        )
+
+    def _described(self, loop: Loop, now: float) -> live.Loop:
+        if loop.paused_at is None:
+            return live.Loop(loop.tenant, "running", 0.0, loop.charged, loop.turns)
+        usually_s = self.pauses.of(loop.kind).median_s
+        return live.Loop(
+            *(loop.tenant, "paused", now - loop.paused_at, loop.charged, loop.turns, loop.kind[1], usually_s)
+        )
+
+    # What happens
+
+    def ask(self, tenant: str, need: Need, now: float) -> Turn:
+        """A turn of a loop wants to run."""
+        loop = self._loops.get(need.key)
+        if loop is None or loop.paused_at is None:
+            # A loop has one turn at a time: a second one is taken for a loop that ends with it.
+            loop, is_known = Loop(need.key, tenant, need.shared, now), loop is not None
+            if not is_known:
+                self._loops[need.key] = loop
+                self._forget_oldest()
+        else:
+            self._loops.move_to_end(need.key)
+            self.pauses.of(loop.kind).observe(now - loop.paused_at)
+            loop.paused_at = None
+            self._paused.pop(loop, None)
+        turn = Turn(loop, self._size(loop, need.tokens), now)
+        self._waiting[turn] = None
+        return turn
+
+    def next(self, now: float) -> Turn | None:
+        """The turn that runs next; it counts as running from now on. None if none may run now."""
+        if not self._waiting or len(self._running) >= self.rules.most_running:
+            return None
+        turn = self._first_resident() or self._first_admitted(now)
+        if turn is None:
+            return None
+        del self._waiting[turn]
+        self._running.add(turn)
+        if not turn.loop.is_resident:
+            turn.loop.resident_since = now
+        self._charge(turn.loop, max(turn.tokens, turn.loop.charged))
+        self._shed()
+        return turn
+
+    def end(self, turn: Turn, tokens: int, tools: Iterable[str], now: float) -> None:
+        """A running turn has ended with a context of so many tokens; the loop waits for these tools."""
+        self._running.remove(turn)
+        loop = turn.loop
+        loop.turns += 1
+        if loop.turns > 1:
+            self._growth += _GROWTH_MEMORY * (max(tokens - loop.tokens, 0) - self._growth)
+        loop.tokens = tokens
+        loop.kind = kind_of(loop.tenant, tools)
+        self._charge(loop, self._size(loop, tokens))
+        self._pause(loop, now)
+        self._shed()
+
+    def withdraw(self, turn: Turn, now: float) -> None:
+        """A turn does not want to run any more, or has failed."""
+        if self._waiting.pop(turn, turn) is None:
+            self._pause(turn.loop, now)
+        elif turn in self._running:
+            self._running.remove(turn)
+            self._pause(turn.loop, now)
+
+    def drop(self, key: str) -> None:
+        """A loop has ended: it will not come back."""
+        loop = self._loops.pop(key, None)
+        if loop is not None and loop.paused_at is not None:
+            self.pauses.of(loop.kind).observe_end()
+            self._demote(loop)
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """So many tokens were prefilled in this time, perhaps beside others, so the fastest tells most."""
+        if tokens >= _LEAST_MEASURED and seconds > 0.0:
+            rate = tokens / seconds
+            slower = self._prefill_rate + _RATE_MEMORY * (rate - self._prefill_rate)
+            self._prefill_rate = max(rate, slower)
+
+    def prefill_s(self, tokens: int) -> float:
+        """How long so many tokens take to be prefilled, without other work."""
+        return tokens / self._prefill_rate
+
+    # Who is next
+
+    def _first_resident(self) -> Turn | None:
+        for turn in self._waiting:  # in the order of arrival
+            if turn.loop.is_resident:
+                return turn
+        return None
+
+    def _first_admitted(self, now: float) -> Turn | None:
+        """The waiting turn whose loop becomes resident; paused loops make room for it if they may."""
+        order = sorted(
+            self._waiting,
+            key=lambda turn: (
+                self._held.get(turn.loop.tenant, 0),
+                not self._is_late(turn, now),
+                turn.loop.turns == 0,
+                turn.loop.began_at,
+            ),
+        )
+        first = order[0]
+        if self._make_room(first, now):
+            return first
+        if self._is_late(first, now):
+            return None  # what becomes free is kept for it
+        room = self._room()
+        return next((turn for turn in order if turn.tokens <= room), None)
+
+    def _make_room(self, turn: Turn, now: float) -> bool:
+        """Demote paused loops until a turn fits. If it would not fit even then, none is demoted, unless the
+        turn has waited for too long: then room gathers for it."""
+        if turn.tokens <= self._room():
+            return True
+        victims = self._victims(turn, now)
+        freed = sum(loop.charged for loop in victims) + self._reserve * len(victims)
+        if turn.tokens > self._room() + freed and not self._is_late(turn, now):
+            return False
+        while victims and turn.tokens > self._room():
+            self._demote(victims.pop())
+        return turn.tokens <= self._room()
+
+    def _room(self) -> float:
+        """What a loop may take that becomes resident: the others go on growing for some turns."""
+        residents = len(self._paused) + len(self._running)
+        return self.rules.capacity - self._held_tokens - self._reserve * residents
+
+    @property
+    def _reserve(self) -> float:
+        """For the next turns of one loop."""
+        return _GROWTH_TURNS * self._growth
+
+    def _victims(self, turn: Turn, now: float) -> list[Loop]:
+        """Paused loops that have to make room for a turn, the one last that goes first."""
+        share = self._share()
+        is_poor = self._held.get(turn.loop.tenant, 0) + turn.tokens <= share
+        is_late = self._is_late(turn, now)
+        ranked: list[tuple[int, float, Loop]] = []
+        for loop in self._paused:
+            if is_poor and self._held[loop.tenant] > share:
+                ranked.append((2, loop.began_at, loop))
+            elif self._hold_until(loop, now) <= now:
+                ranked.append((1, -loop.hold_until, loop))
+            elif not is_poor and loop.tenant != turn.loop.tenant and self._held[loop.tenant] <= share:
+                continue  # a tenant that has its share takes nothing from those that have less
+            elif is_late and now - loop.resident_since >= self._slice_s(loop):
+                ranked.append((0, -loop.resident_since, loop))
+        ranked.sort(key=lambda entry: entry[:2])
+        return [loop for _, _, loop in ranked]
+
+    def _is_late(self, turn: Turn, now: float) -> bool:
+        return now - turn.asked_at >= self.rules.patience_s
+
+    def _share(self) -> float:
+        """The tokens that one tenant may have while others want theirs."""
+        tenants = self._held.keys() | {turn.loop.tenant for turn in self._waiting}
+        return self.rules.capacity / len(tenants)
+
+    def _slice_s(self, loop: Loop) -> float:
+        return max(self.rules.slice_s, _SLICE_PREFILLS * self.prefill_s(loop.charged))
+
+    def _hold_until(self, loop: Loop, now: float) -> float:
+        """Until when it pays to hold a paused loop's context, while others wait."""
+        if now - loop.reviewed_at >= REVIEW_S:
+            assert loop.paused_at is not None
+            loop.reviewed_at = now
+            # Its prefill would delay all turns that run, and its own.
+            gain_s = self.prefill_s(loop.charged) * (1 + len(self._running) + len(self._waiting))
+            # Each second for which it is held, so many turns wait that could run in its place.
+            mean = sum(turn.tokens for turn in self._waiting) / len(self._waiting)
+            cost_rate = min(len(self._waiting), loop.charged / mean)
+            pause = self.pauses.of(loop.kind)
+            loop.hold_until = now + pause.hold_s(now - loop.paused_at, gain_s, cost_rate)
+        return loop.hold_until
+
+    # Who keeps its context
+
+    def _size(self, loop: Loop, tokens: int) -> int:
+        """What a context takes of the cache beside what it shares."""
+        return max(min(tokens - loop.shared, self.rules.capacity), 1)
+
+    def _pause(self, loop: Loop, now: float) -> None:
+        loop.paused_at = now
+        loop.reviewed_at = float("-inf")
+        if loop.is_resident:
+            self._paused[loop] = None
+        if self._loops.get(loop.key) is not loop:  # it has ended
+            self._demote(loop)
+
+    def _charge(self, loop: Loop, tokens: int) -> None:
+        """Keep so many tokens of the cache for a loop."""
+        change = tokens - loop.charged
+        loop.charged = tokens
+        self._held_tokens += change
+        if not (held := self._held.pop(loop.tenant, 0) + change):
+            return
+        self._held[loop.tenant] = held
+
+    def _shed(self) -> None:
+        """Demote paused loops while resident contexts have grown beyond the cache: the latest loop of the
+        tenant that holds most. Turns that run stay, even if there is no room for all."""
+        while self._paused and self._held_tokens > self.rules.capacity:
+            self._demote(max(self._paused, key=lambda loop: (self._held[loop.tenant], loop.began_at)))
+
+    def _demote(self, loop: Loop) -> None:
+        """Keep the context of a paused loop no longer."""
+        if self._paused.pop(loop, loop) is None:
+            self._charge(loop, 0)
+            self._on_demoted(loop.key)
+
+    def _forget_oldest(self) -> None:
+        """Forget paused loops beyond the bound, the one that was used longest ago first."""
+        while len(self._loops) > _MOST_LOOPS:
+            oldest = next((loop for loop in self._loops.values() if loop.paused_at is not None), None)
+            if oldest is None:
+                return
+            del self._loops[oldest.key]
+            self._demote(oldest)

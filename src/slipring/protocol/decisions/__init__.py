@@ -1,0 +1,1 @@
+"""The Decisions API: questions about one input, answered with probabilities."""

@@ -1,0 +1,39 @@
+"""How much of a quota is left, and the headers by which clients of the OpenAI APIs know it."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Struct
+
+
+class RateLimit(Struct, frozen=True):
+    """A quota, as it stands."""
+
+    unit: Literal["requests", "tokens"]
+    limit: int
+    remaining: int
+    resets_at: str
+    """When all of it can be used again, in RFC 3339."""
+    resets_in_s: int
+
+
+def headers_of(limits: Iterable[RateLimit]) -> dict[str, str]:
+    """The ``x-ratelimit-*`` headers."""
+    return {
+        f"x-ratelimit-{field}-{limit.unit}": value
+        for limit in limits
+        for field, value in (
+            ("limit", str(limit.limit)),
+            ("remaining", str(limit.remaining)),
+            ("reset", _duration(limit.resets_in_s)),
+        )
+    }
+
+
+def _duration(seconds: int) -> str:
+    """As the API writes it: ``45s``, ``6m0s``, ``1h0m0s``."""
+    minutes, left = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{left}s"
+    return f"{minutes}m{left}s" if minutes else f"{left}s"

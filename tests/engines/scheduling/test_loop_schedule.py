@@ -1,0 +1,315 @@
+"""Who runs next, and whose context goes, when the contexts of all loops do not fit."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from slipring.engines.scheduling.loop_schedule import REVIEW_S, LoopSchedule, Need, Rules, Turn
+
+RULES = Rules(capacity=1000, most_running=8, patience_s=60.0, slice_s=20.0)
+
+
+class Loops:
+    """A schedule, its time, and what it demoted."""
+
+    def __init__(self, rules: Rules = RULES) -> None:
+        self.demoted: list[str] = []
+        self.schedule = LoopSchedule(rules, self.demoted.append)
+        self.now = 0.0
+
+    def ask(self, key: str, tokens: int, tenant: str = "one", shared: int = 0) -> Turn:
+        return self.schedule.ask(tenant, Need(key, tokens, shared), self.now)
+
+    def started(self) -> list[str]:
+        """The loops whose turns begin to run now."""
+        found = []
+        while (turn := self.schedule.next(self.now)) is not None:
+            found.append(turn.loop.key)
+        return found
+
+    def run(self, key: str, tokens: int, *tools: str, tenant: str = "one") -> None:
+        """A whole turn, which takes no time."""
+        turn = self.ask(key, tokens, tenant)
+        assert self.started() == [key]
+        self.schedule.end(turn, tokens, tools, self.now)
+
+    def learn(self, tool: str, seconds: float, tenant: str = "one") -> None:
+        """Let a loop of its own pause for a tool again and again."""
+        for _ in range(60):
+            self.run(f"{tenant} {tool}", 1, tool, tenant=tenant)
+            self.now += seconds
+        self.schedule.drop(f"{tenant} {tool}")
+        self.demoted.clear()
+
+
+def test_loops_that_fit_never_wait() -> None:
+    loops = Loops()
+    for at in range(10):
+        for key in "abcd":
+            loops.run(key, 20 * (at + 1), "read")
+    assert loops.schedule.resident_tokens == 800
+    assert not loops.demoted
+
+
+def test_a_loop_that_does_not_fit_waits_until_another_has_ended() -> None:
+    loops = Loops()
+    first, second = loops.ask("a", 600), loops.ask("b", 600)
+    assert loops.started() == ["a"]
+    loops.schedule.end(first, 600, ["read"], loops.now)
+    loops.schedule.drop("a")
+    assert loops.started() == ["b"]
+    assert loops.demoted == ["a"]
+    loops.schedule.end(second, 600, [], loops.now)
+
+
+def test_a_resident_loop_goes_on_before_one_that_begins() -> None:
+    loops = Loops()
+    loops.learn("read", 1.0)
+    loops.schedule.measured(2000, 10.0)  # a slow engine: contexts are worth holding
+    loops.schedule._prefill_rate = 200.0
+    loops.run("a", 900, "read")
+    loops.ask("b", 500)
+    assert loops.started() == []
+    loops.ask("a", 950)
+    assert loops.started() == ["a"]
+    assert not loops.demoted
+
+
+def test_of_those_that_wait_a_loop_that_runs_goes_before_one_that_begins() -> None:
+    loops = Loops()
+    busy = loops.ask("busy", 900)
+    assert loops.started() == ["busy"]
+    loops.ask("new", 800)
+    loops.run("old", 50, "read")
+    loops.now += 1
+    loops.ask("old", 800)
+    loops.schedule.end(busy, 900, (), loops.now)
+    loops.schedule.drop("busy")
+    assert loops.started() == ["old"]
+
+
+def test_a_context_is_given_up_where_its_prefill_costs_less_than_the_waiting() -> None:
+    loops = Loops()
+    loops.learn("build", 100.0)
+    loops.run("a", 900, "build")
+    loops.ask("b", 500)
+    assert loops.started() == ["b"]
+    assert loops.demoted == ["a"]
+
+
+def test_what_is_decided_for_a_pause_is_decided_again_later() -> None:
+    loops = Loops()
+    loops.learn("read", 1.0)
+    loops.schedule._prefill_rate = 200.0
+    loops.run("a", 900, "read")
+    loops.ask("b", 500)
+    assert loops.started() == []
+    loops.now += 30.0  # the tool usually takes a second
+    assert loops.started() == ["b"]
+
+
+def test_a_turn_that_has_waited_long_gets_a_place_from_loops_that_had_their_time() -> None:
+    loops = Loops()
+    loops.learn("read", 1.0)
+    loops.schedule._prefill_rate = 100.0
+    keys = ["a", "b", "c"]
+    for key in keys:
+        loops.run(key, 300, "read")
+    loops.ask("late", 950)
+    started: list[str] = []
+    while "late" not in started:
+        assert loops.now < 1000
+        for key in keys:  # one pauses while the others run
+            turn = loops.ask(key, 300)
+            started += loops.started()
+            if turn in loops.schedule._running:
+                loops.schedule.end(turn, 300, ["read"], loops.now)
+            else:
+                loops.schedule.withdraw(turn, loops.now)
+            loops.now += 1.0
+            started += loops.started()
+    assert sorted(loops.demoted) == keys
+
+
+def test_a_tenant_with_many_loops_does_not_keep_another_out() -> None:
+    loops = Loops(Rules(capacity=1000, most_running=100))
+    loops.learn("hang", 0.5, "greedy")
+    loops.schedule._prefill_rate = 1.0
+    for number in range(10):
+        loops.run(f"g{number}", 100, "hang", tenant="greedy")
+    loops.ask("more", 100, "greedy")
+    assert loops.started() == []
+    loops.ask("mine", 400, "modest")
+    assert loops.started() == ["mine"]
+    assert len(loops.demoted) == 4
+
+
+def test_the_tenant_that_holds_least_goes_first() -> None:
+    loops = Loops()
+    first = loops.ask("a", 700, "rich")
+    loops.ask("keeps", 50, "rich")
+    loops.started()
+    loops.ask("b", 900, "rich")
+    loops.now += 1
+    loops.ask("c", 900, "poor")
+    loops.schedule.end(first, 700, (), loops.now)
+    loops.schedule.drop("a")
+    assert loops.started() == ["c"]
+
+
+def test_small_turns_pass_one_that_waits_for_much_room_until_it_is_late() -> None:
+    loops = Loops()
+    loops.ask("running", 500)
+    assert loops.started() == ["running"]
+    loops.ask("large", 900)
+    loops.ask("small", 100)
+    assert loops.started() == ["small"]
+    loops.now += RULES.patience_s
+    loops.ask("small too", 100)
+    assert loops.started() == []
+
+
+def test_contexts_that_grow_beyond_the_cache_push_out_the_latest_loop() -> None:
+    loops = Loops()
+    for key in "abc":
+        loops.run(key, 300, "read")
+        loops.now += 0.1
+    loops.run("a", 450, "read")
+    assert loops.demoted == ["c"]
+
+
+def test_a_second_turn_of_a_running_loop_is_a_loop_that_ends_with_it() -> None:
+    loops = Loops()
+    first, second = loops.ask("a", 300), loops.ask("a", 300)
+    assert loops.started() == ["a", "a"]
+    loops.schedule.end(second, 310, (), loops.now)
+    assert loops.schedule.resident_tokens == 300
+    loops.schedule.end(first, 320, (), loops.now)
+    assert loops.schedule.resident_tokens == 320
+
+
+def test_forks_share_what_they_begin_with() -> None:
+    loops = Loops()
+    loops.run("a", 800, "read")
+    for number in range(4):
+        loops.ask(f"fork {number}", 840, shared=800)
+    assert len(loops.started()) == 4
+    assert loops.schedule.resident_tokens == 960
+
+
+def test_a_loop_that_ends_while_its_turn_runs_is_forgotten_with_it() -> None:
+    loops = Loops()
+    turn = loops.ask("a", 300)
+    loops.started()
+    loops.schedule.drop("a")
+    loops.schedule.end(turn, 300, (), loops.now)
+    assert loops.demoted == ["a"]
+    assert not loops.schedule._loops
+
+
+def test_a_context_larger_than_the_cache_runs_alone() -> None:
+    loops = Loops()
+    loops.run("a", 500, "read")
+    loops.now += 100.0
+    loops.run("huge", 5000)
+    assert loops.schedule.resident_tokens == 1000
+
+
+def test_loops_are_forgotten_past_a_bound() -> None:
+    loops = Loops(Rules(capacity=10**9, most_running=8))
+    for number in range(17_000):
+        loops.run(str(number), 10)
+    assert len(loops.schedule._loops) == 16_384
+    assert loops.schedule.resident_tokens == 163_840
+
+
+def test_operators_see_who_has_what_and_who_waits() -> None:
+    loops = Loops()
+    loops.learn("read", 1.0)
+    loops.schedule._prefill_rate = 100.0
+    loops.run("a", 300, "read")
+    loops.ask("b", 400, "two")
+    loops.started()
+    loops.now += 0.2
+    loops.ask("c", 900)
+    assert loops.started() == []
+    loops.now += 0.1
+    status = loops.schedule.status(loops.now)
+    assert (status.capacity_tokens, status.held_tokens) == (1000, 700)
+    assert (status.running, status.paused, status.waiting) == (1, 1, 1)
+    seen = [(each.state, each.tenant, each.tokens, each.tools) for each in status.listed]
+    assert seen == [("waiting", "one", 900, ""), ("running", "two", 400, ""), ("paused", "one", 300, "read")]
+    assert 0.9 < status.listed[2].usually_s < 1.1
+    assert 0.05 < status.listed[0].seconds < 0.15
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Loops of three tenants ask, end, leave and come back in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loops = Loops(Rules(capacity=1000, most_running=4, patience_s=10.0, slice_s=5.0))
+        self.turns: list[Turn] = []
+        self.held: set[str] = set()
+
+    @rule(key=st.sampled_from("abcdefghij"), tokens=st.integers(1, 1500), shared=st.integers(0, 200))
+    def ask(self, key: str, tokens: int, shared: int) -> None:
+        self.turns.append(self.loops.ask(key, tokens, tenant=str(ord(key) % 3), shared=shared))
+
+    @rule()
+    def start(self) -> None:
+        self.loops.started()
+
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data(), tokens=st.integers(0, 1500), tool=st.sampled_from(["", "read", "build"]))
+    def end(self, data: st.DataObject, tokens: int, tool: str) -> None:
+        turn = data.draw(st.sampled_from(self.turns))
+        if turn in self.loops.schedule._running and tokens:
+            self.loops.schedule.end(turn, tokens, [tool] if tool else [], self.loops.now)
+        else:
+            self.loops.schedule.withdraw(turn, self.loops.now)
+        self.turns.remove(turn)
+
+    @rule(key=st.sampled_from("abcdefghij"))
+    def drop(self, key: str) -> None:
+        self.loops.schedule.drop(key)
+
+    @rule(seconds=st.sampled_from([0.1, REVIEW_S, 3.0, 100.0]))
+    def wait(self, seconds: float) -> None:
+        self.loops.now += seconds
+
+    @rule(tokens=st.integers(0, 5000), seconds=st.floats(0.0, 10.0))
+    def measure(self, tokens: int, seconds: float) -> None:
+        self.loops.schedule.measured(tokens, seconds)
+
+    @invariant()
+    def what_is_held_adds_up(self) -> None:
+        schedule = self.loops.schedule
+        residents = {turn.loop for turn in schedule._running} | set(schedule._paused)
+        residents |= {turn.loop for turn in schedule._waiting if turn.loop.is_resident}
+        assert sum(loop.charged for loop in residents) == schedule.resident_tokens
+        assert sum(schedule._held.values()) == schedule.resident_tokens
+        assert all(tokens > 0 for tokens in schedule._held.values())
+        assert all(loop.is_resident and loop.paused_at is not None for loop in schedule._paused)
+
+    @invariant()
+    def no_more_is_held_than_fits_unless_it_runs(self) -> None:
+        schedule = self.loops.schedule
+        assert not schedule._paused or schedule.resident_tokens <= 1000 or schedule._waiting
+        assert schedule.running <= 4
+
+    def teardown(self) -> None:
+        """Whoever waits runs in the end, if the others end or pause."""
+        schedule = self.loops.schedule
+        for _ in range(200):
+            if not schedule.waiting:
+                break
+            for turn in list(schedule._running):
+                schedule.end(turn, turn.tokens, ["read"], self.loops.now)
+            self.loops.now += 30.0
+            self.loops.started()
+        assert not schedule.waiting
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

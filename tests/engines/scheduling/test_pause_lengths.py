@@ -1,0 +1,81 @@
+"""How long a context is held for a loop that pauses."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipring.engines.scheduling.pause_lengths import PauseLength, PauseLengths, kind_of
+
+
+def learnt(*seconds: float) -> PauseLength:
+    pause = PauseLength()
+    for each in seconds:
+        pause.observe(each)
+    return pause
+
+
+def test_a_tool_that_returns_at_once_is_waited_for_and_one_that_builds_for_minutes_is_not() -> None:
+    draw = random.Random(1)
+    quick = learnt(*(draw.lognormvariate(-1.0, 0.5) for _ in range(60)))
+    slow = learnt(*(draw.lognormvariate(5.0, 0.5) for _ in range(60)))
+    assert quick.median_s == pytest.approx(0.37, rel=0.2)
+    assert quick.hold_s(0.0, 2.0, 1.0) > quick.median_s
+    assert slow.hold_s(0.0, 2.0, 1.0) == 0.0
+
+
+def test_the_longer_a_pause_lasts_beyond_what_is_usual_the_less_it_pays_to_hold() -> None:
+    draw = random.Random(2)
+    pause = learnt(*(draw.lognormvariate(0.0, 0.4) for _ in range(60)))
+    assert pause.hold_s(0.0, 3.0, 1.0) > 0.0
+    assert pause.hold_s(30.0, 3.0, 1.0) == 0.0
+
+
+def test_loops_that_never_come_back_are_not_held_for() -> None:
+    pause = learnt(*[0.5] * 20)
+    assert pause.hold_s(0.0, 1.0, 1.0) > 0.0
+    for _ in range(200):
+        pause.observe_end()
+    assert pause.hold_s(0.0, 1.0, 1.0) == 0.0
+
+
+def test_a_changed_tool_is_learnt_anew() -> None:
+    pause = learnt(*[0.1] * 500)
+    for _ in range(150):
+        pause.observe(20.0)
+    assert pause.median_s > 10.0
+
+
+@given(
+    st.lists(st.floats(0.0, 1e6), max_size=30),
+    st.floats(0.0, 1e6),
+    st.floats(0.0, 1e4),
+    st.floats(0.0, 1e4),
+)
+def test_any_pauses_give_a_finite_time(seen: list[float], age: float, gain: float, cost: float) -> None:
+    hold = learnt(*seen).hold_s(age, gain, cost)
+    assert 0.0 <= hold < float("inf")
+    assert gain or not hold
+
+
+def _size(pauses: PauseLengths) -> int:
+    return sum(map(len, pauses._tenants.values()))
+
+
+def test_kinds_are_bounded_per_tenant_and_tenants_too() -> None:
+    pauses = PauseLengths()
+    quick = pauses.of(kind_of("mine", ["read"]))
+    quick.observe(0.1)
+    for number in range(10_000):
+        pauses.of(kind_of("other", [f"tool {number}"]))
+    assert pauses.of(kind_of("mine", ["read"])) is quick
+    assert _size(pauses) <= 66
+    for number in range(3_000):
+        pauses.of(kind_of(f"tenant {number}", []))
+    assert _size(pauses) <= 1024 + 64
+
+
+def test_a_kind_is_a_set_of_names_of_bounded_length() -> None:
+    assert kind_of("a", ["x", "b", "x"]) == kind_of("a", ["b", "x"]) == ("a", "b+x")
+    assert len(kind_of("a", [character * 1000 for character in "abcdefgh"])[1]) < 300

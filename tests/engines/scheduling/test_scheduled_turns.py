@@ -1,0 +1,134 @@
+"""Turns of real sockets in front of a server whose KV cache holds one context at a time."""
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from slipring.core.limits import Limits
+from tests.engines.chains import turns
+from tests.engines.fakes.server import Call, Say, Stall, Stop, in_front_of
+from tests.engines.fakes.sglang import FakeSglang
+from tests.engines.fakes.vllm import FakeVllm
+from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions, session_of
+from tests.harness import WEATHER, Running, serve
+from tests.server.raw import until
+
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
+LENIENT = {**WEATHER, "strict": False}
+METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 0.0
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",engine="0",num_cpu_blocks="None",num_gpu_blocks="75000"} 1.0
+"""
+
+
+class WithMetrics(FakeVllm):
+    def routes(self) -> list[web.RouteDef]:
+        async def metrics(request: web.Request) -> web.Response:
+            return web.Response(text=METRICS)
+
+        return [*super().routes(), web.get("/metrics", metrics)]
+
+
+def engine_of(server: Running) -> Any:
+    (engine,) = server.service.catalog.engines
+    return engine
+
+
+def loops_of(server: Running) -> Any:
+    return engine_of(server).status().loops
+
+
+@pytest.mark.parametrize(
+    ("options", "capacity"),
+    [({}, 1_140_000), ({"kv_tokens": 1000}, 950), ({"scheduling": False}, None)],
+)
+async def test_the_size_of_the_cache_is_read_from_the_server(options: Any, capacity: int | None) -> None:
+    async with in_front_of(WithMetrics(), **options) as (_, server):
+        loops = loops_of(server)
+        assert (None if loops is None else loops.capacity_tokens) == capacity
+
+
+async def test_a_server_that_does_not_report_its_cache_is_not_scheduled() -> None:
+    async with in_front_of(FakeVllm()) as (_, server):
+        assert loops_of(server) is None
+
+
+async def test_sglang_reports_its_cache() -> None:
+    fake = FakeSglang()
+    fake.max_total_num_tokens, fake.max_req_input_len = 2000, 1000
+    async with in_front_of(fake) as (_, server):
+        assert loops_of(server).capacity_tokens == 1900
+
+
+async def test_a_turn_waits_for_room_and_runs_when_there_is_some() -> None:
+    async with in_front_of(FakeVllm(), kv_tokens=400) as (fake, server):
+        async with server.connect(abandoned=True) as first, server.connect() as second:
+            fake.script(Say(("a",)), Stall())
+            await first.send(type="response.create", input="one", store=False)
+            await fake.stalled.wait()
+            await second.send(type="response.create", input="two", store=False)
+            await second.until("response.in_progress")
+            loops = loops_of(server)
+            assert (loops.running, loops.waiting) == (1, 1)
+            assert [each.state for each in loops.listed] == ["waiting", "running"]
+            assert len(fake.requests) == 1
+            await first.ws.close()  # its turn is withdrawn
+            await second.until("response.completed")
+        assert len(fake.requests) == 2
+
+
+async def test_a_client_that_leaves_while_it_waits_holds_nothing() -> None:
+    async with in_front_of(FakeVllm(), kv_tokens=400) as (fake, server):
+        async with server.connect(abandoned=True) as first:
+            fake.script(Say(("a",)), Stall())
+            await first.send(type="response.create", input="one", store=False)
+            await fake.stalled.wait()
+            async with server.connect(abandoned=True) as second:
+                await second.send(type="response.create", input="two", store=False)
+                await second.until("response.in_progress")
+            await until(lambda: loops_of(server).waiting == 0)
+        await until(lambda: loops_of(server).running == 0)
+        async with server.connect() as third:
+            await turns(third, "three")
+
+
+async def test_the_tools_that_a_loop_waits_for_are_known() -> None:
+    async with in_front_of(FakeVllm(), kv_tokens=4000) as (fake, server), server.connect() as socket:
+        fake.script(Call("get_weather", '{"city": "Rome"}'), Stop())
+        await turns(socket, "Rome?", tools=[LENIENT])
+        (loop,) = loops_of(server).listed
+        assert (loop.state, loop.tools, loop.turns) == ("paused", "get_weather", 1)
+
+
+async def test_the_session_of_a_loop_that_loses_its_place_is_closed() -> None:
+    async with (
+        in_front_of(FakeVllmWithSessions(), kv_tokens=280) as (fake, server),
+        server.connect() as first,
+        server.connect() as second,
+    ):
+        _, two = await turns(first, "one", "two")
+        opened = session_of(fake.requests[1])
+        assert opened is not None
+        await turns(second, "another loop")
+        assert loops_of(server).paused == 1
+        await turns(first, "three", after=two["id"])
+        # The context is sent whole, into a new session.
+        assert session_of(fake.requests[3]) not in (None, opened)
+        assert fake.requests[3]["held"] == 0
+
+
+async def test_a_chain_that_has_ended_holds_nothing() -> None:
+    fake = FakeVllm()
+    await fake.start()
+    try:
+        engine = fake.engine(kv_tokens=4000)
+        async with serve(engine, limits=Limits(recognised_s=0, parked_s=0)) as server:
+            async with server.connect() as socket:
+                await turns(socket, "one", "two")
+                assert loops_of(server).paused == 1
+            await until(lambda: loops_of(server).paused == 0)
+    finally:
+        await fake.close()
