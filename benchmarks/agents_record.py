@@ -113,12 +113,12 @@ def read(shape: str) -> Record:
 
 def about(record: Record) -> str:
     """The model, the loops and the machine."""
-    model, plan = record.model, record.measured[0].cell.plan
+    plan = record.measured[0].cell.plan
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     left_out = "".join(f" Not measured: {why}." for why in record.left_out.values())
     where = record.gpu or "no GPU"
     return (
-        f"{model['layers']} layers of {model['width']:,}, random weights. {plan.turns} turns; each brings"
+        f"{_heading(record)}, random weights. {plan.turns} turns; each brings"
         f" {plan.output_bytes / 1000:g} kB of a tool's output and asks for {plan.answer_tokens} tokens;"
         f" {_last_tokens(record):,} tokens at the end. {record.when[:10]}, {where}, {record.machine.cpu},"
         f" {record.machine.cores} cores; {versions}.{left_out}"
@@ -151,26 +151,40 @@ def table(record: Record, pauses: bool) -> str:
     return "\n".join(lines)
 
 
+def short_table(records: Sequence[Record]) -> str:
+    """The times alone, without pauses: a row for each model and way, a column for each number of loops."""
+    amounts = sorted({amount for record in records for amount in _amounts(record)})
+    lines = [
+        f"| model | loops at once: | {' | '.join(map(str, amounts))} |",
+        f"|---|---|{'---:|' * len(amounts)}",
+    ]
+    for record in records:
+        found = {(cell.key, cell.at_once): runs for cell, runs in _by_cell(record, pauses=False).items()}
+        for key in dict.fromkeys(key for key, _ in found):
+            cells = [
+                f"{_wall_s(found[key, at]):.1f} s" if _is_right(found.get((key, at), ())) else ""
+                for at in amounts
+            ]
+            lines.append(f"| {_SIZES[record.shape]} | {NAMES[key[0]]} {WAYS[key[1]]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def sentence(record: Record) -> str:
     """How much faster sessions are than vLLM's own endpoint, for each number of loops at once."""
     found = {(cell.key, cell.at_once): runs for cell, runs in _by_cell(record, pauses=False).items()}
     parts = []
     for amount in _amounts(record):
-        own = found.get(((WITH_SESSIONS, "websocket"), amount))
-        others = [
-            runs for (key, at), runs in found.items() if at == amount and key[0] == "vllm" and _is_right(runs)
-        ]
-        if own is None or not others or not _is_right(own):
-            continue
-        best = min(map(_wall_s, others))
-        loops = "one loop" if amount == 1 else f"{amount} loops"
-        parts.append(f"{loops} {_wall_s(own):.1f} s against {best:.1f} s ({_ratio(best / _wall_s(own))})")
-    return f"Sessions against the faster of vLLM's own endpoints: {'; '.join(parts)}."
+        own, other = found.get((_SESSIONS, amount)), found.get((_CHAT, amount))
+        if own and other and _is_right(own) and _is_right(other):
+            loops = "one loop" if amount == 1 else f"{amount} loops"
+            times = _wall_s(own), _wall_s(other)
+            parts.append(f"{loops} {times[0]:.1f} s against {times[1]:.1f} s ({_ratio(times[1] / times[0])})")
+    return f"Sessions against vLLM's own Chat Completions: {'; '.join(parts)}."
 
 
 def figure(records: Sequence[Record]) -> str:
     """Loops at once against the time of all of them, as SVG: one plot for each model."""
-    shown = (("vllm", "chat"), (OWN, "websocket"), (WITH_SESSIONS, "websocket"))
+    shown = (_CHAT, _SOCKET, _SESSIONS)
     plots = []
     for record in records:
         found = {(cell.key, cell.at_once): runs for cell, runs in _by_cell(record, pauses=False).items()}
@@ -205,24 +219,25 @@ def figure(records: Sequence[Record]) -> str:
     return scripts.still(_SCRIPT, {"css": palette.css() + _STYLE, "plots": plots, **texts}) + "\n"
 
 
+_CHAT, _SOCKET, _SESSIONS = ("vllm", "chat"), (OWN, "websocket"), (WITH_SESSIONS, "websocket")
 _SHORT = {
-    ("vllm", "chat"): "vLLM, Chat Completions",
-    (OWN, "websocket"): "slipring, WebSocket",
-    (WITH_SESSIONS, "websocket"): "slipring, WebSocket and sessions",
+    _CHAT: "vLLM, Chat Completions",
+    _SOCKET: "slipring, WebSocket",
+    _SESSIONS: "slipring, WebSocket and sessions",
 }
+_SIZES = {"tiny": "a tiny model", "small": "0.3B", "7b": "as large as 7B models"}
 _STYLES = (("m0", "7 3", "circle"), ("m4", "10 3 2 3", "square"), ("m3", None, "diamond"))
 
 
 def _subtitle(records: Sequence[Record]) -> str:
-    """How much the most loops at once gain, in a line."""
+    """What the most loops at once gain, in a line."""
     parts = []
     for record in records:
         found = {(cell.key, cell.at_once): runs for cell, runs in _by_cell(record, pauses=False).items()}
-        own, other = (WITH_SESSIONS, "websocket"), ("vllm", "chat")
-        most = max(at for key, at in found if key == own and (other, at) in found)
-        factor = _wall_s(found[other, most]) / _wall_s(found[own, most])
-        parts.append(f"{most} agents {_ratio(factor)} with sessions")
-    return "; ".join(parts) + ". With a large model the engine's own work is everybody's"
+        most = max(at for key, at in found if key == _SESSIONS and (_CHAT, at) in found)
+        factor = _wall_s(found[_CHAT, most]) / _wall_s(found[_SESSIONS, most])
+        parts.append(f"{most} agents {_ratio(factor)}")
+    return f"With sessions {', large model: '.join(parts)} (there the engine's own work is everybody's)"
 
 
 def _last_tokens(record: Record) -> int:
@@ -230,7 +245,7 @@ def _last_tokens(record: Record) -> int:
 
 
 def _heading(record: Record) -> str:
-    return f"{record.model['layers']} layers of {record.model['width']:,}"
+    return f"{record.model['layers']} layers of {record.model['width']:,} ({_SIZES[record.shape]})"
 
 
 def _by_cell(record: Record, pauses: bool) -> dict[Cell, list[Run]]:
@@ -248,7 +263,7 @@ def _amounts(record: Record) -> list[int]:
 
 
 def _is_right(runs: Sequence[Run]) -> bool:
-    return not any(run.wrong for run in runs)
+    return bool(runs) and not any(run.wrong for run in runs)
 
 
 def _wall_s(runs: Sequence[Run]) -> float:

@@ -118,11 +118,12 @@ def test_vllm_loads_it_where_it_is_needed(
     class Real(Mended):
         """As vLLM's module has it."""
 
-    for name, contents in (
-        ("vllm", {"__version__": version}),
-        *((f"vllm.{part}", {}) for part in ("v1", "v1.core", "v1.core.sched")),
-        ("vllm.v1.core.sched.scheduler", {"Scheduler": Real}),
-    ):
+    modules: dict[str, dict[str, Any]] = {
+        "vllm": {"__version__": version},
+        **{f"vllm.{part}": {} for part in ("v1", "v1.core", "v1.core.sched")},
+        "vllm.v1.core.sched.scheduler": {"Scheduler": Real},
+    }
+    for name, contents in modules.items():
         module = ModuleType(name)
         vars(module).update(contents)
         monkeypatch.setitem(sys.modules, name, module)
