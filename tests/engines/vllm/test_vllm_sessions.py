@@ -143,6 +143,7 @@ async def test_without_any_session_the_server_says_why() -> None:
                     await engine.start()
             else:
                 await engine.start()
+                assert isinstance(engine, VllmEngine)
                 assert engine.sessions is None
         finally:
             await engine.close()
