@@ -1,5 +1,6 @@
 """Claude Code, Anthropic's coding agent: the Messages API over SSE. It sends its whole history every time."""
 
+import base64
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 from tests.clients.real.client import Client
 from tests.clients.real.stage import Answer, Ended, Stage, call, say, tool_results
+from tests.engines.fakes.chat import FakeChatServer
+from tests.engines.fakes.server import Call, Say, Stop
 from tests.relay import Exchange, Relay
 
 claude_code = Client("claude-code", "Claude Code")
@@ -14,6 +17,8 @@ claude_code = Client("claude-code", "Claude Code")
 _COMMAND = "echo slip-$((40 + 2))"
 _PRINTED = "slip-42"
 _FINAL = "Done."
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
+"""An image of one red dot."""
 _FLAGS = ("--dangerously-skip-permissions", "--output-format", "json")
 VARIABLES = {
     "ANTHROPIC_AUTH_TOKEN": "any",
@@ -135,6 +140,37 @@ async def _(stage: Stage) -> None:
     assert len(tool_results(turns[2].body)) == 2
     for before, after in pairwise(turns):
         assert usage_of(after)[0] >= sum(usage_of(before)), (usage_of(before), usage_of(after))
+
+
+@claude_code.check("SSE", "an image that it reads arrives at a model that sees")
+async def _(stage: Stage) -> None:
+    (stage.directory / "dot.png").write_bytes(base64.b64decode(_PIXEL))
+    fake = FakeChatServer()
+    fake.script(Call("Read", json.dumps({"file_path": str(stage.directory / "dot.png")})), Stop("tool_calls"))
+    fake.script(Say(("It", " is red.")), Stop())
+    await fake.start()
+    try:
+        engine = f"chat:{fake.url},model=simulated,images=true"
+        async with stage.serve(engine=engine) as relay:
+            _require(await _ask(stage, relay, "-p", "What is on dot.png?"), "It is red.")
+    finally:
+        await fake.close()
+    (sent,) = [
+        block["source"]["data"]
+        for message in _turns(relay)[-1].body["messages"]
+        for result in _blocks(message)
+        if result["type"] == "tool_result"
+        for block in result["content"]
+        if block["type"] == "image"
+    ]
+    shown = [
+        part["image_url"]["url"]
+        for message in fake.requests[-1]["messages"]
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] == "image_url"
+    ]
+    assert shown == [f"data:image/png;base64,{sent}"]
 
 
 @claude_code.check("SSE", "/compact")
