@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).with_name("peers")))
 import comparison
 import gateways_table as gateways
 import guardrails_table as guardrails
+import replay_table as replays
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
@@ -161,6 +162,7 @@ def sections() -> dict[str, str]:
         "vllm": peers_section("vllm"),
         "llama-server": peers_section("llama-server"),
         "gateways": gateways_section(),
+        "claude code": claude_code_section(),
         "tool output": tool_output_tables(),
         "hosted tools": hosted_tools_section(),
         "load": load_section(),
@@ -181,6 +183,11 @@ def gateways_section() -> str:
     turns, rest = record["turns"], record["rest"]
     parts = gateways.about(record), gateways.table(turns, rest), gateways.sentence(turns, rest)
     return "\n\n".join(parts)
+
+
+def claude_code_section() -> str:
+    record = replays.read()
+    return "\n\n".join((replays.about(record), replays.table(record), replays.sentence(record)))
 
 
 def load_section() -> str:

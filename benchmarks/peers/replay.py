@@ -336,6 +336,7 @@ def main() -> None:
         versions={**machine.versions(), "Claude Code": recording.client},
         requests=len(recording.requests),
         tools=len(recording.requests[0]["tools"]),
+        reminders=sum(message["role"] == "system" for message in recording.requests[-1]["messages"]),
         replays=[],
     )
     for engine in given.engines:

@@ -129,18 +129,24 @@ async def test_progress_begins_the_timeout_again(
     assert answer.content == (TextContent("done"),)
 
 
-async def test_endless_progress_ends_at_the_total(pool: Pool, fake: FakeServer) -> None:
+async def test_endless_progress_ends_at_the_total(
+    pool: Pool, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, reported = LoopClock(monkeypatch), asyncio.Queue[object]()
+
     async def endless(exchange: Exchange) -> Reply:
         response = await exchange.stream()
         step = 0
         while True:
             step += 1
             await response.write(event(exchange.progress(step)))
-            await asyncio.sleep(0.01)
+            await reported.get()
+            clock.advance(200)
 
     fake.calls["endless"] = endless
+    server = at(fake, call_timeout_s=600, call_total_s=2000)
     with pytest.raises(TimedOut) as caught:
-        await pool.call(at(fake, call_timeout_s=60, call_total_s=1.0), "endless", {})
+        await pool.call(server, "endless", {}, progress=reported.put_nowait)
     assert caught.value.outcome is Outcome.UNKNOWN
 
 

@@ -3,11 +3,12 @@ costs its delta, and the model reads the same."""
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from slipring.core.limits import Limits
-from tests.engines.fakes.server import Call, Say, Stop
+from tests.engines.fakes.server import Call, Say, Stop, Think
 from tests.engines.fakes.tokens import decoded
 from tests.engines.vllm.test_vllm_engine import fake_vllm
 from tests.harness import serve
@@ -111,6 +112,56 @@ async def test_a_turn_costs_its_delta_and_the_model_reads_the_same(
                 assert [report.recognised_items or 0 for report in reports] == [0, 3, 7, 10]
                 assert [report.input_items for report in reports] == [1, 5, 9, 11]
     assert prompts[0] == prompts[1]
+
+
+async def agent(api: MessagesApi, history: History, turns: int, **fields: Any) -> None:
+    """Turns with a call each, which are added to the history."""
+    for _ in range(turns):
+        answer = await api.create(*history, **fields)
+        results = [
+            {"type": "tool_result", "tool_use_id": block["id"], "content": "sunny"}
+            for block in answer["content"]
+        ]
+        history += [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": results}]
+
+
+async def test_side_requests_and_subagents_do_not_push_the_main_chain_out() -> None:
+    main: History = [{"role": "user", "content": "hi"}]
+    asked: Json = {"tools": [TOOL], "system": "main"}
+    async with fake_vllm() as fake, serve(fake.engine(retries=0)) as server:
+        reports, api = reports_of(server), MessagesApi(server)
+        fake.script(CALLS[0], Stop())
+        await agent(api, main, 1, **asked)
+        for number in range(12):  # more than the heads that are known of a tenant
+            fake.script(Say(("A", " title.")), Stop())
+            await api.create(f"Name it {number}", system=f"title {number}")
+            other = {**TOOL, "description": f"of subagent {number}"}
+            for _ in range(3):
+                fake.script(CALLS[1], Stop())
+            # It begins with the same words as the main chain.
+            await agent(api, [{"role": "user", "content": "hi"}], 3, tools=[other], system="sub")
+        fake.script(CALLS[0], Stop())
+        await agent(api, main, 1, **asked)
+    assert (reports[-1].input_items, reports[-1].recognised_items) == (3, 2)
+    assert reports[-1].tokens is not None
+    assert reports[-1].tokens.rendered < 40
+
+
+async def test_a_history_that_was_sent_before_counts_as_many_tokens() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    async with fake_vllm() as fake, serve(fake.engine(retries=0)) as server:
+        api, history = MessagesApi(server), [{"role": "user", "content": "hi"}]
+        fake.script(Think(("hm", " hm")), Say(("Rome",)), Stop())
+        answer = await api.create(*history, thinking=thinking)
+        assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
+        history += [
+            {"role": "assistant", "content": answer["content"]},
+            {"role": "user", "content": "and?"},
+        ]
+        counted = await api.count(*history, thinking=thinking)
+        fake.script(Say(("Bern",)), Stop())
+        await api.create(*history, thinking=thinking)
+        assert await api.count(*history, thinking=thinking) == counted
 
 
 async def test_a_tool_that_a_search_has_found_costs_its_definition() -> None:

@@ -6,12 +6,14 @@ that of the arguments of a call included.
 An item that clients send back after it was emitted therefore keeps its digest, whatever they do to the rest.
 """
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from math import inf
 
 import msgspec
 
 from slipring.protocol.items import (
+    SEPARATOR,
     AdditionalTools,
     CallOutput,
     CustomToolCall,
@@ -45,6 +47,14 @@ def content_digest(item: Item) -> bytes:
     return digest_of(_content(item))
 
 
+def joined_thoughts_digest(items: Iterable[Item]) -> bytes | None:
+    """The digest of the thoughts among the items of an answer, which a client may send back as one thought;
+    None if there are fewer than two."""
+    bodies = [item.body() for item in items if item.type == "reasoning"]
+    thoughts = [body.thought for body in bodies if isinstance(body, Reasoning)]
+    return digest_of(_encode(("thought", SEPARATOR.join(thoughts)))) if len(thoughts) > 1 else None
+
+
 def _content(item: Item) -> bytes:
     """What a model reads, in a form that differs if and only if that differs."""
     body = item.body()
@@ -63,6 +73,52 @@ def _content(item: Item) -> bytes:
     if isinstance(body, AdditionalTools):
         return _encode(("tools", bytes(body.tools)))
     return _encode(("other", item.raw))
+
+
+OUTLINE_BYTES = 10
+"""Type, role, name, call and text: one, one, two, two and four bytes."""
+_TEXT_FIELDS = {
+    "message": "content",
+    "reasoning": "content",
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "additional_tools": "tools",
+    "tool_search_output": "tools",
+}
+
+
+@computed_once
+def item_outline(item: Item) -> bytes:
+    """A few bytes that show which part of an item differs from another one."""
+    if item.opened is not None:
+        return _outlined(item.type, "", "", "", b"".join(map(content_digest, item.opened)))
+    body = item.body()
+    if isinstance(body, Message):
+        return _outlined(item.type, body.role, "", "", _encode(_text_or_parts(body.content)))
+    if isinstance(body, Reasoning):
+        return _outlined(item.type, "", "", "", body.thought.encode())
+    if isinstance(body, FunctionCall | CustomToolCall):
+        text = _same_arguments(body.arguments) if isinstance(body, FunctionCall) else body.input.encode()
+        return _outlined(item.type, "", f"{body.namespace or ''} {body.name}", body.call_id, text)
+    return _outlined(item.type, "", "", item.call_id or "", content_digest(item))
+
+
+def _outlined(kind: str, role: str, name: str, call_id: str, text: bytes) -> bytes:
+    parts = (kind.encode(), 1), (role.encode(), 1), (name.encode(), 2), (call_id.encode(), 2), (text, 4)
+    return b"".join([blake2b(part, digest_size=size).digest() for part, size in parts])
+
+
+def outlined_field(before: bytes, after: bytes, item: Item) -> str:
+    """The first field in which two outlines differ; ``item`` is the one of ``after``."""
+    if before[:1] != after[:1]:
+        return "type"
+    if before[1:2] != after[1:2]:
+        return "role"
+    if before[2:4] != after[2:4]:
+        return "name"
+    if before[4:6] != after[4:6]:
+        return "call_id"
+    return _TEXT_FIELDS.get(item.type, "output")
 
 
 def _number(literal: str) -> int | float:

@@ -39,6 +39,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 ItemId = Annotated[str, Meta(max_length=512)]
 """An id chosen by a client. Bounded because stores index it."""
 
+SEPARATOR = "\n\n"
+"""Between the texts of several items of an answer where an API has one text for all of them."""
 MOST_ITEMS = 20_000
 """Per request. Reading more would block the event loop for too long."""
 MOST_PARTS = 20_000

@@ -69,6 +69,22 @@ class StepCounts(Struct, frozen=True, gc=False):
         return StepCounts(self.prefilled + other.prefilled, self.output + other.output)
 
 
+class Departure(Struct, frozen=True, gc=False):
+    """Where a history departs from an earlier one of the same client."""
+
+    field: str
+    """``model``, ``instructions``, ``tools``, or a field of the item. ``memory``: it does not depart, but its
+    context is not kept any more."""
+    item: int | UnsetType = UNSET
+    """The index of the item in ``input``."""
+    type: str | UnsetType = UNSET
+
+    @property
+    def place(self) -> str:
+        """As a field of the request, such as ``input[3].content``."""
+        return self.field if self.item is UNSET else f"input[{self.item}].{self.field}"
+
+
 class TurnReport(Struct, frozen=True, gc=False):
     """How one turn went."""
 
@@ -83,6 +99,9 @@ class TurnReport(Struct, frozen=True, gc=False):
     input_items: int | UnsetType = UNSET
     recognised_items: int | UnsetType = UNSET
     """Input items that were recognised as a context that the engine had processed before."""
+    departed: Departure | UnsetType = UNSET
+    """Where the history departs from the one that the client has sent before, if not all of that was
+    recognised."""
     send_ms: float | UnsetType = UNSET
     """Time in which generation waited for the client to read."""
     tokens: TokenCounts | UnsetType = UNSET

@@ -333,14 +333,17 @@ def test_a_rollout_is_recognised_as_a_whole():
     assert recognised(job) == 4
 
 
-def test_a_paused_rollout_with_unprocessed_outputs_leaves_no_context():
+def test_a_paused_rollout_with_unprocessed_outputs_is_continued_before_its_last_step():
     connection = connect(betas=Betas(rollout=True))
     connection.create(input="hello", rollout=True)
     connection.finish(*CALL, *CALL)
     call = next(item for item in connection.events if item["type"] == "response.output_item.done")
     connection.append(connection.events[0]["response"]["id"], call_output(call["item"]["call_id"]))
     connection.tick(connection.server.limits.rollout_wait_s)
-    assert len(connection.server.known) == 0
+    (response,) = connection.order.responses
+    outputs = [call_output(item["call_id"]) for item in response["output"] if item["type"] == "function_call"]
+    sent = [message("hello"), *response["output"][:2], *outputs]
+    assert recognised(started(connection, input=sent)) == 1
 
 
 def test_an_engine_without_reproducible_positions_is_given_whole_histories():

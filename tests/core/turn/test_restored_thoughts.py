@@ -79,6 +79,19 @@ def test_thoughts_that_are_sent_must_be_those_of_the_model():
     assert thoughts_in(visible(connection.job().input)) == ["another"]
 
 
+def test_thoughts_of_an_answer_may_come_back_as_one():
+    """As they do from clients of Chat Completions."""
+    connection = connect()
+    output = turn(connection, Thought("hm"), Text("ok"), Thought("so"), *CALL, input="hello")
+    thought, said, _, call = output
+    joined = {**thought, "content": [{"type": "reasoning_text", "text": "hm\n\nso"}]}
+    history = [message("hello"), joined, said, call, call_output(call["call_id"])]
+    assert thoughts_in(continued(connection, input=history)) == ["hm", "so"]
+    connection.finish(Text("done"))
+    other = {**thought, "content": [{"type": "reasoning_text", "text": "hm\n\nno"}]}
+    assert continued(connection, input=[message("hello"), other, *history[2:]]) == [message("hello")]
+
+
 def test_a_thought_at_the_end_of_a_history_is_read():
     connection = connect()
     output = turn(connection, Thought("hm"), Text("ok"), input="hello")

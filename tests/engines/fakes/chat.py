@@ -102,10 +102,12 @@ class Stream:
 
     async def play(self, step: Step | Send) -> None:
         if isinstance(step, HangUp):
-            assert self.request.transport is not None
+            transport = self.request.transport
+            assert transport is not None
             # What was sent so far arrives first, as it does when a process dies.
-            await asyncio.sleep(0.02)
-            self.request.transport.abort()
+            while transport.get_write_buffer_size():  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0)
+            transport.abort()
             raise Hung
         if not self.response.prepared:
             await self.response.prepare(self.request)

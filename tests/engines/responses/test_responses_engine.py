@@ -433,10 +433,10 @@ async def test_a_socket_at_its_limit_is_replaced() -> None:
         assert len(fake.requests[-1]["input"]) == 5
 
 
-async def test_old_sockets_take_no_more_turns() -> None:
-    async with running(socket_max_age_s=0.05) as (fake, server), server.connect() as socket:
+async def test_old_sockets_take_no_more_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(socket_max_age_s=10) as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
-        await asyncio.sleep(0.06)
+        LoopClock(monkeypatch).advance(11)
         await go_on(socket, first)
         assert [len(peer.creates) for peer in fake.peers] == [1, 1]
 
@@ -555,6 +555,7 @@ async def test_sockets_that_do_not_answer_pings_are_dropped(monkeypatch: pytest.
         fake.is_deaf = True
         first = await socket.response(**ASK)
         await asyncio.wait_for(fake.peers[0].is_closed.wait(), 60)
+        monkeypatch.setattr("slipring.engines.responses.pool._SILENCE_S", 3600.0)
         await go_on(socket, first)
         assert len(fake.peers) == 2
 

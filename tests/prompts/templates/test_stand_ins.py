@@ -1,10 +1,16 @@
 """Stand-ins keep the form of a conversation, at a size that does not grow."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.prompts.templates.chat_messages import MessageBuilder
-from slipring.prompts.templates.stand_ins import ALL_PLACEHOLDERS, answer_stand_in, stand_in
+from slipring.prompts.templates.chat_messages import ChatMessage, MessageBuilder
+from slipring.prompts.templates.stand_ins import (
+    ALL_PLACEHOLDERS,
+    answer_stand_in,
+    stand_in,
+    with_earlier_calls,
+)
 from slipring.protocol.items import Item
 from tests.prompts.templates.test_chat_messages import thought
 from tests.prompts.vocabulary import call, message, output
@@ -64,3 +70,20 @@ def test_an_answer_has_a_stand_in_only_if_it_is_one_assistant_message() -> None:
         answer_stand_in(MessageBuilder({}).add([message("assistant", "a"), message("user", "b")]).messages)
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("system user", "system user assistant tool user"),
+        ("system user assistant", "system user assistant tool assistant"),
+        ("user assistant system", "user assistant tool user assistant system"),
+        ("system assistant system", "system assistant tool assistant system"),
+        ("assistant tool system", "assistant tool assistant tool system"),
+    ],
+)
+def test_earlier_calls_do_not_stand_between_the_last_message_and_the_answer(before: str, after: str) -> None:
+    """Without a user's message either: the next answer would follow an output, and be opened otherwise."""
+    messages = tuple(ChatMessage(role=role, content="x") for role in before.split())  # type: ignore[arg-type]
+    assert [message.role for message in with_earlier_calls(messages, 1)] == after.split()
+    assert with_earlier_calls(messages, 0) == messages

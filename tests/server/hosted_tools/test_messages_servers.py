@@ -9,6 +9,7 @@ from tests.messages_wire import Json
 from tests.server.hosted_tools.running import OPERATOR
 from tests.server.hosted_tools.test_turns import hosting
 from tests.server.hosted_tools.turns import call, scripted
+from tests.server.test_resent_chat import reports_of
 
 MINE: Json = {"name": "mine", "input_schema": {"type": "object"}}
 
@@ -39,8 +40,11 @@ async def test_a_step_may_have_hosted_calls_and_calls_of_the_client(tmp_path: Pa
         (mine,) = [block["id"] for block in answer["content"] if block["type"] == "tool_use"]
         result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": mine, "content": "ok"}]}
         history = ({"role": "user", "content": "go"}, {"role": "assistant", "content": answer["content"]})
+        reports = reports_of(server)
         ended = await api.create(*history, result, **asked)
         assert ended["content"] == [{"type": "text", "text": "both"}]
+        # What the hosted call returned stands before the other call, and the model has not read it there.
+        assert reports[0].recognised_items == 1
 
 
 async def test_a_server_that_is_not_registered_is_refused_by_its_field(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ bound, the tenant that uses the most bytes loses the context that was used longe
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slipring.core.chain.head import Head
+from slipring.core.chain.known_histories import KnownHistories
 from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import Position, echoed_bytes
 from slipring.core.tenant_entries import TimedEntries
-from slipring.protocol.item_digests import content_digest, digest_of
+from slipring.protocol.item_digests import content_digest, digest_of, joined_thoughts_digest
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
 
@@ -23,6 +24,8 @@ _AFTER = "digest_after"
 _THOUGHT_BYTES = 150
 _CONTEXT_BYTES = 2000
 """A context and its response object, without head and position."""
+_HISTORIES_FRACTION = 64
+"""Outlines of histories may use one part in this many of what contexts may, in addition."""
 _MOST_UNFIT = 8
 """Contexts with other thoughts than a history that are looked at for it: each takes as long as the history is
 long."""
@@ -83,12 +86,15 @@ class Thoughts:
 
     __slots__ = ("_answered", "_before", "_sent", "size_bytes")
 
-    def __init__(self, before: "Thoughts | None", sent: Iterable[Item], answered: Iterable[Item]) -> None:
+    def __init__(self, before: "Thoughts | None", sent: Iterable[Item], answered: Sequence[Item]) -> None:
         """``before``: those of the context that this one continues. ``sent``: the items that its client has
-        added, and that were not recognised; ``answered``: those that the model has."""
+        added, and that were not recognised; ``answered``: those that the model has. A client may join the
+        thoughts of an answer to one."""
         self._before = before
         self._sent = frozenset(_digests_of(sent))
-        self._answered = frozenset(_digests_of(answered))
+        joined = joined_thoughts_digest(answered)
+        own = (*_digests_of(answered), *(() if joined is None else (digest_of(NOTHING_YET + joined),)))
+        self._answered = frozenset(own)
         self.size_bytes = _THOUGHT_BYTES * (len(self._sent) + len(self._answered))
 
     def departs_at(self, items: Sequence[Item]) -> int | None:
@@ -169,13 +175,15 @@ class KnownContext:
 class KnownContexts(TimedEntries[bytes, KnownContext]):
     """The known contexts of all tenants of a process."""
 
-    __slots__ = ("_keys", "_retention")
+    __slots__ = ("_keys", "_retention", "histories")
 
     def __init__(self, duration_s: float, limit_bytes: int) -> None:
         super().__init__(duration_s, limit_bytes)
         self._retention: Retention[KnownContext] = Retention()
         self._keys: dict[tuple[str, str], list[bytes]] = {}
         """By tenant and response id: the keys of its contexts."""
+        self.histories = KnownHistories(duration_s, limit_bytes // _HISTORIES_FRACTION)
+        """What histories looked like that ended with these contexts."""
 
     def deepest(
         self, tenant: str, start: bytes, items: Sequence[Item], digests: Sequence[bytes], now: float
@@ -217,8 +225,13 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
 
     def forget_response(self, tenant: str, response_id: str) -> None:
         """Drop the contexts of a response, because it was deleted."""
+        self.histories.forget(tenant)
         for key in list(self._keys.get((tenant, response_id), ())):
             self._drop(tenant, key)
+
+    def sweep(self, now: float) -> None:
+        super().sweep(now)
+        self.histories.sweep(now)
 
     def _hold(self, tenant: str, value: KnownContext) -> int:
         self._keys.setdefault((tenant, value.response.id), []).append(value.key)

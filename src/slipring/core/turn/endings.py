@@ -209,4 +209,11 @@ def remember(turn: Turn, state: ResponseState, now: float) -> None:
     if accepted is not None and accepted.dropped_items:
         return  # the context is not what its items say, and neither is any that continues it
     is_shared = accepted is not None and accepted.fallback is None and turn.planned.compaction is None
-    turn.recognition.remember(state, turn.ended.finished, is_shared=is_shared, now=now)
+    steps = turn.planned.steps
+    turn.recognition.remember(
+        state,
+        turn.ended.finished,
+        is_shared=is_shared,
+        unanswered=None if steps is None else steps.unanswered,
+        now=now,
+    )

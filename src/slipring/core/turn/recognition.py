@@ -9,7 +9,9 @@ are known by the other items alone: the model reads its own thoughts again, as i
 a client does send must be those.
 """
 
-from msgspec import structs
+from itertools import islice
+
+from msgspec import UNSET, structs
 
 from slipring.core.chain import input_items
 from slipring.core.chain.head import Head
@@ -23,10 +25,12 @@ from slipring.core.chain.known_contexts import (
     is_thought,
     start_key,
 )
-from slipring.core.chain.state import ResponseState
+from slipring.core.chain.known_histories import Outline, head_outline, outline_of
+from slipring.core.chain.state import OutputByJob, ResponseState
 from slipring.core.generation import Finished
 from slipring.protocol.items import Item, in_context, last_compaction
 from slipring.protocol.requests import CreateRequest
+from slipring.protocol.timing import Departure
 
 _MOST_OUTPUT_BYTES = 512 * 1024
 """Output is digested on the event loop, which takes a millisecond for this much. Only rollouts have more."""
@@ -40,8 +44,10 @@ class Recognition:
         "_input_digest",
         "_is_opening",
         "_known",
+        "_outline",
         "_tenant",
         "_with_thoughts",
+        "departed",
         "items",
         "match",
     )
@@ -61,6 +67,10 @@ class Recognition:
         """Whether thoughts are part of what contexts are known by."""
         self._is_opening = False
         """Whether no model has answered before."""
+        self._outline: Outline | None = None
+        """Of the input, if it is a whole history."""
+        self.departed: Departure | None = None
+        """Where the input departs from an earlier history."""
 
     def look_up(
         self, request: CreateRequest, items: tuple[Item, ...], model: str, now: float, head: Head | None
@@ -76,6 +86,26 @@ class Recognition:
         found = self._known.deepest(self._tenant, start, items, digests, now)
         if found is not None:
             self.items, self.match = found
+        self._compare(request, model, now)
+
+    def _compare(self, request: CreateRequest, model: str, now: float) -> None:
+        """Compare the history with earlier ones, unless it continues the latest one of its chain."""
+        histories, match = self._known.histories, self.match
+        before = histories.find(self._tenant, match.root_id) if match is not None else None
+        if before is not None and match is not None and before.context == match.key:
+            added = outline_of(self._counted(self._input[self.items :]))
+            self._outline = structs.replace(before, items=before.items + added)
+            return
+        counted = self._counted(self._input)
+        self._outline = Outline(head_outline(model, request), outline_of(counted), b"")
+        found = histories.departure(self._tenant, self._outline.head, counted, self._outline.items, now)
+        if found is not None and found.item is not UNSET and len(counted) < len(self._input):
+            found = structs.replace(found, item=_place(self._input, found.item))
+        self.departed = None if found is not None and found.field == "memory" and match is not None else found
+
+    def _counted(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """The items that contexts are known by."""
+        return items if self._with_thoughts else tuple(item for item in items if not is_thought(item))
 
     def follow(self, parent: ResponseState, request: CreateRequest, items: tuple[Item, ...]) -> None:
         """Note the context of a turn that continues ``parent`` with these items."""
@@ -112,21 +142,39 @@ class Recognition:
         state.root_id = match.root_id or response_id
         return state
 
-    def remember(self, state: ResponseState, finished: Finished, *, is_shared: bool, now: float) -> None:
+    def remember(
+        self,
+        state: ResponseState,
+        finished: Finished,
+        *,
+        is_shared: bool,
+        now: float,
+        unanswered: int | None = None,
+    ) -> None:
         """Set the digest of a finished response, and let later requests continue its contexts.
 
         ``is_shared``: whether the engine has extended the position of the context that its job continued.
+        ``unanswered``: where in the output the last step begins, if the engine has not processed what the
+        calls of that step returned. Its position is then not that of any items: a history is continued
+        before that step.
         """
         if self._input_digest is None or _size(state.output) > _MOST_OUTPUT_BYTES:
             return
-        steps = state.steps
-        if steps.unread:
+        output, steps = state.output, state.steps
+        made = last_compaction(output)
+        if unanswered is not None:
+            added = output[0 if made is None else made + 1 : unanswered]
+            steps = OutputByJob(tuple(in_context(added)), (), ())
+        elif steps.unread:
             return  # the engine's position does not cover the whole context
-        if last_compaction(state.output) is None:
+        if made is None:
             prompt_digest = self._extended(self._input_digest, steps.earlier)
         else:
-            prompt_digest = self._extended(NOTHING_YET, state.prompt)
-        digest = state.digest = self._extended(prompt_digest, steps.answer)
+            compacted = tuple(in_context(output[made : made + 1]))
+            prompt_digest = self._extended(NOTHING_YET, compacted + steps.earlier)
+        digest = self._extended(prompt_digest, steps.answer)
+        if unanswered is None:
+            state.digest = digest
         if finished.context is None:
             return
         start = self._start_key(state.response.model, state.head)
@@ -134,8 +182,8 @@ class Recognition:
         root_id = (self.match.root_id if self.match is not None else None) or state.root_id
         # Many chains may begin with the same question: each of them is a chain of its own.
         is_opening = self._is_opening and not steps.earlier
-        added = self._input if before is None else self._input[self.items :]
-        thoughts = self._thoughts(before.thoughts if before is not None else None, added, steps.earlier)
+        sent = self._input if before is None else self._input[self.items :]
+        thoughts = self._thoughts(before.thoughts if before is not None else None, sent, steps.earlier)
         response = structs.replace(state.response, output=[], usage=None)
         asked = KnownContext(
             start + prompt_digest,
@@ -161,6 +209,10 @@ class Recognition:
                 thoughts=self._thoughts(thoughts, (), steps.answer),
             )
             self._known.remember(self._tenant, answered, now)
+            if self._outline is not None and made is None:
+                items = self._outline.items + outline_of(self._counted(output))
+                outline = structs.replace(self._outline, items=items, context=answered.key)
+                self._known.histories.remember(self._tenant, root_id, outline, now)
 
     def _extended(self, digest: bytes, items: tuple[Item, ...]) -> bytes:
         return extended(digest, items, with_thoughts=self._with_thoughts)
@@ -182,6 +234,11 @@ class Recognition:
         if parent.head is not state.head or parent.response.model != state.response.model:
             start = self._start_key(parent.response.model, parent.head)
         return self._known.find(self._tenant, start + parent.digest)
+
+
+def _place(items: tuple[Item, ...], number: int) -> int:
+    """The index of an item among all, by its number among those that are no thoughts."""
+    return next(islice((at for at, item in enumerate(items) if not is_thought(item)), number, None))
 
 
 def _answer_start(context: tuple[Item, ...], count: int) -> int:

@@ -101,6 +101,7 @@ def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False
         model=turn.response.model,
         input_items=len(turn.input),
         recognised_items=turn.recognition.items or UNSET,
+        departed=turn.recognition.departed or UNSET,
         send_ms=as_ms(stages.send_s),
         tokens=response_object.counts(accepted, finished) if finished is not None else UNSET,
         fallback=accepted.fallback or UNSET,

@@ -116,14 +116,16 @@ def without_thoughts(message: ChatMessage) -> ChatMessage:
 
 def with_earlier_calls(messages: Sequence[ChatMessage], count: int) -> tuple[ChatMessage, ...]:
     """A stand-in with so many answered calls more, for templates that number all calls of a conversation:
-    after the last message of a user or developer, or, if that is the end, before the last user message, where
-    it says no less about what the next answer follows."""
+    after the last message of a user or developer, or, if that is the end, before the last user message or,
+    without one, before the last answer, where it says no less about what the next answer follows."""
     calls = earlier_calls(count)
     at = 1 + _last(at for at, message in enumerate(messages) if message.role in ("user", "system"))
-    last_user = _last(at for at, message in enumerate(messages) if message.role == "user")
-    if at == len(messages) and last_user >= 0:
-        asked = [QUESTION, *calls] if calls else []
-        return (*messages[:last_user], *asked, *messages[last_user:])
+    if at == len(messages):
+        last_user = _last(at for at, message in enumerate(messages) if message.role == "user")
+        if last_user >= 0:
+            calls, at = ([QUESTION, *calls] if calls else []), last_user
+        else:
+            at = max(_last(at for at, message in enumerate(messages) if message.role == "assistant"), 0)
     return (*messages[:at], *calls, *messages[at:])
 
 

@@ -9,6 +9,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from slipring.protocol import wire
 from slipring.protocol.chat_completions import logprobs
 from slipring.protocol.chat_completions.logprobs import ChoiceLogprobs, TokenLogprob
+from slipring.protocol.items import SEPARATOR
 from slipring.protocol.responses import (
     CustomToolCallItem,
     FunctionCallItem,
@@ -20,8 +21,6 @@ from slipring.protocol.responses import (
 )
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
-SEPARATOR = "\n\n"
-"""Between texts that were items or parts of their own."""
 _CALL_ID_DIGITS = 24
 
 

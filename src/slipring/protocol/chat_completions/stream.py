@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from slipring.protocol import wire
 from slipring.protocol.chat_completions import answer, logprobs
-from slipring.protocol.chat_completions.answer import SEPARATOR, AnswerForm
+from slipring.protocol.chat_completions.answer import AnswerForm
 from slipring.protocol.chat_completions.completion import (
     ChatChunk,
     ChunkChoice,
@@ -44,6 +44,7 @@ from slipring.protocol.events import (
     RefusalDelta,
     ResponseEvent,
 )
+from slipring.protocol.items import SEPARATOR
 from slipring.protocol.responses import CustomToolCallItem, FunctionCallItem, Usage
 
 _NOWHERE = (-1, -1)

@@ -53,6 +53,7 @@ class TurnLine:
             "bytes": report.request_bytes,
             "items": report.input_items,
             "recognised": report.recognised_items,
+            "departed": UNSET if report.departed is UNSET else report.departed.place,
             "dropped": report.dropped_items,
             "safety_id": report.safety_id,
             "flagged": UNSET if report.flagged_by is UNSET else ",".join(report.flagged_by),

@@ -148,7 +148,13 @@ class Steps:
         if not self._input:
             return ended
         # The engine has processed nothing that was added since the last step.
-        return structs.replace(ended, position=self.position, context=None)
+        return structs.replace(ended, position=self.position)
+
+    @property
+    def unanswered(self) -> int | None:
+        """Where in the output the last step begins, if the response has ended before a step that would have
+        processed what the calls of that one returned; else None."""
+        return (self.begun_with or 0) if self.is_paused and self._input else None
 
     @property
     def position(self) -> Position | None:

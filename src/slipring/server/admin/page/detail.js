@@ -164,6 +164,7 @@ function facts(turn, row, children, onResponse, onRow) {
     report.model && ["Model", report.model],
     ["Began", new Date(turn.start).toLocaleTimeString()],
     report.input_items !== undefined && ["New items", report.recognised_items ? `${report.input_items}, of which ${report.recognised_items} were recognised` : String(report.input_items)],
+    report.departed ? ["Not recognised", departureInWords(report.departed)] : null,
     report.hosted_calls ? ["Calls of hosted tools", count(report.hosted_calls)] : null,
     report.steps ? ["Steps", stepsInWords(report.steps)] : null,
     report.send_ms ? ["Waited for the client to read", duration(report.send_ms)] : null,
@@ -172,6 +173,13 @@ function facts(turn, row, children, onResponse, onRow) {
     turn.marks?.length ? ["Marks", turn.marks.map((mark) => MARKS[mark] ?? mark).join("; ")] : null,
   ];
   return all.filter(Boolean).map(([name, value]) => [h("dt", null, name), h("dd", null, value)]);
+}
+
+/** Where a history departs from the one before: the server names the place, and never the content. */
+function departureInWords({ field, item, type }) {
+  if (field === "memory") return "the history is the one before, but its context is not kept any more";
+  if (item === undefined) return `other ${field} than in the history before`;
+  return `from item ${item} on, a ${type}: its ${field} is not that of the history before`;
 }
 
 /** The tokens of each step: those that the engine had to read, and those that it generated. */
