@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anthropic import AsyncAnthropic
 
 from slipring.config.checks import CheckEntry
+from slipring.config.mcp_registrations import McpRegistration
+from slipring.core.generation import CallArguments, CallEnded, CallStarted
 from slipring.core.limits import Limits
 from slipring.server.observation.ended_turns import EndedTurn
 from tests import messages_wire
@@ -270,3 +275,69 @@ async def test_a_model_of_token_ids_continues_its_context() -> None:
         answers = {"role": "assistant", "content": first["content"]}
         await api.create("Weather?", answers, {"role": "user", "content": [result]}, tools=[TOOL])
     assert turns == [(1, 0), (4, 3)]
+
+
+async def test_mcp_servers_that_the_operator_has_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be commands, which no request can name by a URL."""
+    monkeypatch.setenv("STDIO_LOG", os.devnull)
+    call = {"name": "echo", "namespace": "tools", "arguments": {"a": 1}}
+    loop: list[list[Json]] = [[{"function_call": call}], [{"text": "Done."}]]
+    engine = scripted(tmp_path, *loop * 2)
+    command = (sys.executable, str(Path(__file__).parents[1] / "mcp" / "stdio_server.py"), "echo")
+    toolset: Json = {"type": "mcp_toolset", "mcp_server_name": "tools"}
+    only: Json = {"default_config": {"enabled": False}, "configs": {"echo": {"enabled": True}}}
+    async with serve(engine, mcp=(McpRegistration("tools", command=command, env=("STDIO_LOG",)),)) as server:
+        api = MessagesApi(server)
+        for tool in (toolset, toolset | only):
+            message = await api.create("Say it.", tools=[tool])
+            use, result, text = message["content"]
+            assert (use["type"], use["server_name"], use["input"]) == ("mcp_tool_use", "tools", {"a": 1})
+            assert result["content"] == [{"type": "text", "text": '{"a": 1}'}]
+            assert text["text"] == "Done."
+        refusal = await api.refused("Say it.", tools=[TOOL, {**toolset, "mcp_server_name": "others"}])
+        assert (refusal.status, refusal.kind) == (400, "invalid_request_error")
+        assert refusal.message.startswith("tools.1.mcp_server_name: ")
+        refusal = await api.refused("Say it.", tools=[{**toolset, "mcp_server_name": "no name"}])
+        assert refusal.message.startswith("tools.0.mcp_server_name: ")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "streamed", "whole"),
+    [
+        (('{"city": ', "Rome}"), {}, {}),
+        (('{"a": 1, "b": "one', '\ntwo"}'), {"a": 1}, {}),
+        (('{"a"', ": 1} or so", " it seems"), {"a": 1}, {"a": 1}),
+        (("I think", " Rome"), {}, {}),
+        ((), {}, {}),
+    ],
+)
+async def test_arguments_that_are_no_json_do_not_break_a_client(
+    pieces: tuple[str, ...], streamed: Json, whole: Json
+) -> None:
+    """A client parses them while they come: what cannot be parsed is not sent."""
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        url = server.url.removesuffix("/v1")
+        async with AsyncAnthropic(base_url=url, api_key="test-key", max_retries=0) as client:
+            ask: Any = {
+                "model": "puppet",
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [TOOL],
+            }
+
+            async def stream() -> Any:
+                async with client.messages.stream(**ask) as events:
+                    return await events.get_final_message()
+
+            for asked, expected in ((stream(), streamed), (client.messages.create(**ask), whole)):
+                turn = asyncio.create_task(asked)
+                performance = await engine.next()
+                performance.emit(
+                    CallStarted("function", "get_weather"), *map(CallArguments, pieces), CallEnded()
+                )
+                performance.finish()
+                message = await turn
+                assert [block.input for block in message.content] == [expected]

@@ -35,14 +35,24 @@ _EMPTY_PONG_BYTES = _SHORT_HEAD + _MASK_BYTES
 
 
 class ServerProtocol(web.RequestHandler):
-    """aiohttp's server-side HTTP protocol with hooks around responses and access to its request queue.
+    """aiohttp's server-side HTTP protocol with hooks around responses and control of reading.
 
-    Relies on ``RequestHandler`` calling ``finish_response`` for every response, ``handle_error`` for every
-    request that is not HTTP or that raised, ``set_parser`` with the reader of a WebSocket, which then gets
-    all data, on ``_parser`` not being used afterwards, and on its attributes ``_messages``,
-    ``_payload_parser``, ``_reading_paused``, ``_buffer_paused``, ``_upgraded`` and ``_lingering_time``; on
-    resuming the transport by ``_resume_transport_reading`` only; and on a request's writer having the head of
-    a response in ``_headers_buf`` until it sends it, and counting in ``output_size`` what it has sent.
+    What it uses of ``RequestHandler`` that is not documented, and why:
+
+    - ``finish_response``, called for every response: no documented hook runs once a response has been sent,
+      from when on its client has to send the next request in time.
+    - ``handle_error``, called for every request that is not HTTP or that raised: aiohttp's answer is not in
+      the API's shape, and may repeat what the client sent.
+    - ``_headers_buf`` and ``output_size`` of a request's writer, the head of a response until it is sent and
+      the bytes that were sent: behind the head of one response, no other may follow.
+    - ``_messages``, requests whose handler has not started: the limit on the size of a head must not count a
+      body that arrives with it.
+    - ``_lingering_time``: a constructor's option, here decided for a single request.
+    - ``_reading_paused``, ``_buffer_paused`` and ``_resume_transport_reading``, by which alone aiohttp
+      resumes a transport: it would otherwise resume one that ``reading_turns`` holds.
+    - ``set_parser``, called with the reader of a WebSocket, which then gets all data as ``_payload_parser``:
+      ``MaskCheck`` must see every frame, those included that arrive with the request for the upgrade.
+    - ``_upgraded`` and ``_parser``, not used after an upgrade: 800 bytes of an idle socket's 20 KiB.
     """
 
     __slots__ = ("_is_held",)

@@ -346,6 +346,16 @@ def test_a_paused_rollout_with_unprocessed_outputs_is_continued_before_its_last_
     assert recognised(started(connection, input=sent)) == 1
 
 
+def test_a_rollout_whose_last_step_says_nothing_leaves_no_context():
+    connection = connect(betas=Betas(rollout=True))
+    connection.create(input="hello", rollout=True)
+    connection.finish(*CALL)
+    (call,) = [item for item in connection.events if item["type"] == "response.output_item.done"]
+    connection.append(connection.events[0]["response"]["id"], call_output(call["item"]["call_id"]))
+    connection.finish()
+    assert len(connection.server.known) == 0
+
+
 def test_an_engine_without_reproducible_positions_is_given_whole_histories():
     connection = Connection()
     turn(connection, input="hello")

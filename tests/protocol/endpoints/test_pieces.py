@@ -17,71 +17,68 @@ from slipring.protocol.messages.translation import MessagesTranslation
 from slipring.protocol.requests import ResentHistory
 
 Json = dict[str, Any]
-IDS = st.sampled_from("ab")
+IDS = st.sampled_from("abc")
 WORDS = st.sampled_from(["", "one", "two"])
-CUSTOM = {"type": "custom", "custom": {"name": "run", "input": "x"}}
+Step = list[Json]
+"""Messages that belong together: a call and its result, for example."""
 
 
 def marked(block: Json, is_marked: bool) -> Json:
     return {**block, "cache_control": {"type": "ephemeral"}} if is_marked else block
 
 
-def text_blocks() -> st.SearchStrategy[Json]:
-    return st.builds(lambda text, mark: marked({"type": "text", "text": text}, mark), WORDS, st.booleans())
-
-
-def results() -> st.SearchStrategy[Json]:
-    return st.builds(
-        lambda id, text, mark: marked({"type": "tool_result", "tool_use_id": id, "content": text}, mark),
-        IDS,
-        WORDS,
-        st.booleans(),
-    )
-
-
-ANSWERS = st.lists(
-    text_blocks()
-    | st.builds(lambda id: {"type": "tool_use", "id": id, "name": "f", "input": {}}, IDS)
-    | st.builds(lambda text: {"type": "thinking", "thinking": text, "signature": "s"}, WORDS),
-    max_size=3,
-)
-MESSAGES: st.SearchStrategy[Json] = (
-    st.builds(lambda content: {"role": "user", "content": content}, st.lists(text_blocks() | results()))
-    | st.builds(lambda content: {"role": "assistant", "content": content}, ANSWERS)
-    | st.builds(
-        lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "system"]), WORDS
-    )
-    | st.just({"role": "critic", "content": "x"})
-)
+@st.composite
+def messages_steps(draw: st.DrawFn) -> Step:
+    texts = [{"type": "text", "text": text} for text in draw(st.lists(WORDS, max_size=2))]
+    kind = draw(st.sampled_from(["user", "text", "system", "odd", "calls", "calls", "calls"]))
+    if kind == "user":
+        return [{"role": "user", "content": [marked(block, draw(st.booleans())) for block in texts]}]
+    if kind == "odd":
+        return [{"role": draw(st.sampled_from(["assistant", "critic"])), "content": texts}]
+    if kind != "calls":
+        return [{"role": "user" if kind == "text" else "system", "content": draw(WORDS)}]
+    ids = draw(st.lists(IDS, min_size=1, max_size=2))
+    thought = {"type": "thinking", "thinking": draw(WORDS), "signature": "s"}
+    calls = [{"type": "tool_use", "id": id, "name": "f", "input": {}} for id in ids]
+    results = [
+        marked({"type": "tool_result", "tool_use_id": id, "content": draw(WORDS)}, draw(st.booleans()))
+        for id in draw(st.permutations(ids))
+    ]
+    answer = {"role": "assistant", "content": [thought, *texts, *calls]}
+    return [answer, {"role": "user", "content": [*results, *texts]}]
 
 
 def call(id: str | None, is_custom: bool) -> Json:
-    made = CUSTOM if is_custom else {"type": "function", "function": {"name": "run", "arguments": "{}"}}
+    function = {"type": "function", "function": {"name": "run", "arguments": "{}"}}
+    made = {"type": "custom", "custom": {"name": "run", "input": "x"}} if is_custom else function
     return made if id is None else {"id": id, **made}
 
 
-CHAT: st.SearchStrategy[Json] = (
-    st.builds(lambda text: {"role": "user", "content": text}, WORDS)
-    | st.builds(
-        lambda calls, text, thought: {
-            **{"role": "assistant", "content": text, "reasoning_content": thought, "tool_calls": calls}
-        },
-        st.lists(st.builds(call, st.none() | IDS, st.booleans()), max_size=2),
-        WORDS,
-        WORDS,
-    )
-    | st.builds(lambda id, text: {"role": "tool", "tool_call_id": id, "content": text}, IDS, WORDS)
-    | st.builds(lambda text: {"role": "tool", "name": "run", "content": text}, WORDS)
-    | st.builds(lambda text: {"role": "tool", "content": text}, WORDS)
-    | st.just({"role": "function", "content": "x"})
-)
+@st.composite
+def chat_steps(draw: st.DrawFn) -> Step:
+    kind = draw(st.sampled_from(["user", "odd", "calls", "calls", "calls"]))
+    if kind == "user":
+        return [{"role": "user", "content": draw(WORDS)}]
+    if kind == "odd":
+        return [{"role": draw(st.sampled_from(["function", "tool"])), "content": "x"}]
+    ids = draw(st.lists(IDS, min_size=1, max_size=2))
+    calls = [call(draw(st.sampled_from([id, id, None])), draw(st.booleans())) for id in ids]
+    answer = {"role": "assistant", "content": draw(WORDS), "tool_calls": calls}
+    named: list[Json] = [{"tool_call_id": id} for id in draw(st.permutations(ids))]
+    results = [
+        {"role": "tool", "content": draw(WORDS), **draw(st.sampled_from([name, name, {"name": "run"}, {}]))}
+        for name in named
+    ]
+    return [{**answer, "reasoning_content": draw(WORDS)}, *results]
 
 
-def histories(messages: st.SearchStrategy[Json]) -> st.SearchStrategy[list[list[Json]]]:
-    """Histories that share messages, in any order."""
-    return st.lists(messages, min_size=1, max_size=8).flatmap(
-        lambda pool: st.lists(st.lists(st.sampled_from(pool), max_size=8), min_size=2, max_size=6)
-    )
+@st.composite
+def histories(draw: st.DrawFn, steps: st.SearchStrategy[Step]) -> list[list[Json]]:
+    """Histories of steps that they share, in any order."""
+    pool = draw(st.lists(steps, min_size=1, max_size=5))
+    chosen = draw(st.lists(st.lists(st.sampled_from(pool), max_size=5), min_size=2, max_size=6))
+    end = {"role": "user", "content": "end"}
+    return [[message for step in history for message in step] + [end] for history in chosen]
 
 
 def read(translation: Translation, history: list[Json], known: Known) -> tuple[object, Known]:
@@ -109,12 +106,12 @@ def check_same(make: Any, sent: list[list[Json]]) -> None:
         known |= pieces
 
 
-@given(histories(MESSAGES))
+@given(histories(messages_steps()))
 def test_messages_that_were_sent_before_become_the_same_items(sent: list[list[Json]]) -> None:
     check_same(lambda: MessagesTranslation("req", lambda signature: True), sent)
 
 
-@given(histories(CHAT))
+@given(histories(chat_steps()))
 def test_messages_of_a_chat_that_were_sent_before_become_the_same_items(sent: list[list[Json]]) -> None:
     check_same(lambda: ChatTranslation("fp"), sent)
 
@@ -155,6 +152,17 @@ def test_calls_with_other_numbers_are_translated_again() -> None:
         json.dumps({"model": "m", "max_tokens": 9, "messages": [USER, *calls, *calls]}).encode(), pieces
     )
     assert [item.call_id for item in create.items] == [None, "call_0", "call_0", "call_1", "call_1"]
+
+
+def test_a_result_is_of_the_kind_of_its_call() -> None:
+    def sent(is_custom: bool) -> list[Json]:
+        answer = {"role": "assistant", "tool_calls": [call("a", is_custom)]}
+        return [USER, answer, {"role": "tool", "tool_call_id": "a", "content": "x"}]
+
+    _, pieces = read(ChatTranslation("fp"), sent(False), NOTHING_KNOWN)
+    check_same(lambda: ChatTranslation("fp"), [sent(False), sent(True)])
+    create = ChatTranslation("fp").read(json.dumps({"messages": sent(True)}).encode(), pieces)
+    assert create.items[-1].type == "custom_tool_call_output"
 
 
 def test_pieces_have_no_more_items_than_a_request_may_have() -> None:

@@ -114,7 +114,6 @@ def test_choices() -> None:
         ([{**TOOL, "allowed_callers": ["code_execution_20250825"]}], [], "tools[0].allowed_callers"),
         ([{**CODE, "allowed_callers": []}], [], "tools[0].allowed_callers"),
         ([{"type": "bash_20250124", "name": "bash"}], [], "tools[0].type"),
-        ([SET], [], "tools[0].mcp_server_name"),
         ([{"type": "mcp_toolset"}], [SERVER], "tools[0].mcp_server_name"),
         ([{**SET, "configs": {"a": {"enabled": False}}}], [SERVER], "tools[0].configs"),
         ([{**SET, "default_config": {"defer_loading": True}}], [SERVER], "tools[0].defer_loading"),

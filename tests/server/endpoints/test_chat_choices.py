@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.base.errors import RateLimited
+from slipring.base.errors import InvalidRequest, RateLimited
 from slipring.core.limits import Limits
 from tests.chat_api import USER, Chat, joined
 from tests.engines.fakes.server import Say, Stop
@@ -222,3 +222,27 @@ async def test_nothing_of_the_choices_stays_in_memory() -> None:
         await until(lambda: not service.clients)
         assert service.requests.used_bytes == 0
         assert len(service.known) == 0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_failure_within_a_stream_names_the_client_s_own_fields(n: int) -> None:
+    engine = PuppetEngine()
+    failure = InvalidRequest("Invalid 'input[1].content': call_0 is 'input[1]x'.", param="input[1].content")
+    messages = (
+        {"role": "system", "content": "x"},
+        {"role": "user", "content": "y"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "mine", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "mine", "content": "z"},
+    )
+    async with serve(engine) as server:
+        asked = asyncio.create_task(Chat(server).stream(*messages, n=n))
+        if n > 1:
+            (await engine.next()).finish(output_tokens=0)
+        job = await engine.next()
+        job.say("a")
+        job.fail(failure)
+        *_, last = await asked
+        assert last["error"]["message"] == "Invalid 'messages[1].content': mine is 'input[1]x'."

@@ -30,12 +30,13 @@ LEGACY_FUNCTION: Fields = {"name": "name", "description": "description", "parame
 CUSTOM: Fields = {"type": "type", "name": "custom.name", "format": "custom.format"}
 
 _FIELD = re.compile(r"\.(\w+)(.*)")
-_ENTRY = re.compile(r"(input|tools)\[(\d+)\](.*)")
+_ENTRY = re.compile(r"(input|tools)\[(\d+)\]((?:[.\[].*)?)")
 _PARTS = (
     (re.compile(r"(\[\d+\])\.image_url$"), r"\1.image_url.url"),
     (re.compile(r"(\[\d+\])\.(file_\w+|filename)$"), r"\1.file.\2"),
     (re.compile(r"^custom\.format\.(syntax|definition)$"), r"custom.format.grammar.\1"),
 )
+_QUOTED = re.compile(r"'([^']*)'")
 _NUMBERED = re.compile(r"\bcall_(\d+)\b")
 _FORMAT = "text.format"
 
@@ -87,10 +88,15 @@ class Places:
 
     def renamed(self, error: ErrorBody) -> ErrorBody:
         """The error in the client's terms."""
-        message, param = error.message, error.param
-        if param is not None:
-            param = self.named(param)
-            message = message.replace(f"'{error.param}'", f"'{param}'")
+
+        def in_client_terms(found: re.Match[str]) -> str:
+            # Beside the param, only places in lists are fields for certain: other words may be the client's.
+            path = found[1]
+            is_field = path == error.param or _ENTRY.fullmatch(path) is not None
+            return f"'{self.named(path)}'" if is_field else found[0]
+
+        param = None if error.param is None else self.named(error.param)
+        message = _QUOTED.sub(in_client_terms, error.message)
         message = _NUMBERED.sub(lambda match: self._sent_id(int(match[1])) or match[0], message)
         if error.code == "context_length_exceeded":
             message = message.replace(" input", " messages").replace(", or set truncation to 'auto'", "")

@@ -25,6 +25,7 @@ from slipring.protocol.chat_completions.completion import (
     usage_of,
 )
 from slipring.protocol.chat_completions.logprobs import ChoiceLogprobs
+from slipring.protocol.chat_completions.places import Places
 from slipring.protocol.events import (
     PADDED,
     Completed,
@@ -106,8 +107,10 @@ class _ChoiceState:
 class CompletionStream:
     """The chunks of one completion."""
 
-    def __init__(self, form: AnswerForm) -> None:
+    def __init__(self, form: AnswerForm, places: Places) -> None:
+        """``places``: where the fields of the request stand, for the error that may end the stream."""
         self._form = form
+        self._places = places
         self._choices = [_ChoiceState(index) for index in range(form.choices)]
         self._no_usage: UnsetType | None = None if form.usage else UNSET
         """``usage`` of all chunks but the last."""
@@ -214,7 +217,8 @@ class CompletionStream:
         assert error is not None
         self.has_failed = True
         kind = _ERROR_TYPES.get(error.code, "server_error")
-        return block(ErrorAnswer(ErrorBody(kind, error.code, error.message, None)))
+        body = ErrorBody(kind, error.code, error.message, None)
+        return block(ErrorAnswer(self._places.renamed(body)))
 
     def _chunk(self, choice: _ChoiceState, delta: ChunkDelta, found: ChoiceLogprobs | None = None) -> bytes:
         if found is None and self.obfuscation is UNSET:

@@ -44,7 +44,7 @@ class ChatTranslation(Translation):
         """What the client asks of the form of its answer."""
         self.streams = False
         self._places = _NO_PLACES
-        self._stream = CompletionStream(self.form)
+        self._stream = CompletionStream(self.form, self._places)
         self._ended: dict[int, Response] = {}
         """The responses that have ended, by the index of their choice."""
 
@@ -63,7 +63,7 @@ class ChatTranslation(Translation):
             legacy=sent.has_legacy_functions,
             fingerprint=self.form.fingerprint,
         )
-        self._stream = CompletionStream(self.form)
+        self._stream = CompletionStream(self.form, self._places)
         return create
 
     def prefilled(self, prompt: Usage | None) -> None:

@@ -33,6 +33,7 @@ _IN_TOOL = {
     "authorization": "authorization_token",
     "allowed_tools": "tool_configuration.allowed_tools",
 }
+_IN_TOOLSET = {"server_label": "mcp_server_name", "server_url": "mcp_server_name", "allowed_tools": "configs"}
 _ENTRY = re.compile(r"(input|tools)\[(\d+)\](?:\.(\w+)(?:\[(\d+)\])?)?(.*)", re.DOTALL)
 _QUOTED = re.compile(r"'([a-z_]+(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*)'")
 _MISSING = re.compile(r"Missing required parameter: '([^']*)'\.?")
@@ -91,7 +92,10 @@ class Fields:
 
 
 def _in_tool(where: str, field: str, rest: str) -> str:
-    return dotted(f"{where}.{_IN_TOOL.get(field, field)}{rest}".rstrip("."))
+    renamed = _IN_TOOL.get(field, field)
+    if not where.startswith("mcp_servers"):
+        renamed = _IN_TOOLSET.get(field, renamed)
+    return dotted(f"{where}.{renamed}{rest}".rstrip("."))
 
 
 def styled_message(message: str, name: Callable[[str], str], param: str | None = None) -> str:

@@ -9,6 +9,7 @@ from msgspec import Raw, Struct
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
+from slipring.protocol.endpoints.json_prefix import JsonPrefix
 from slipring.protocol.hosted.builtin_items import CodeInterpreterCall, WebSearchCall
 from slipring.protocol.hosted.mcp_items import McpCall, error_text
 from slipring.protocol.items import Item
@@ -121,16 +122,12 @@ def result_of(item: Item) -> HostedResult:
     return CodeExecutionToolResult(item_id, CodeResult(body.shown_result or ""))
 
 
-_any = msgspec.json.Decoder()
-
-
 def input_of(arguments: str) -> Raw:
-    """The arguments of a call as an object; an empty one if a model has not written a whole object."""
-    try:
-        whole = isinstance(_any.decode(arguments), dict)
-    except (msgspec.DecodeError, RecursionError):
-        whole = False
-    return Raw(arguments.encode()) if whole else Raw(b"{}")
+    """The arguments of a call as an object; an empty one if a model has not written a whole object. What
+    follows the object is left out."""
+    prefix = JsonPrefix()
+    accepted = prefix.accept(arguments)
+    return Raw(accepted.strip().encode()) if prefix.is_whole else Raw(b"{}")
 
 
 def arguments_of(sent: Raw, where: str) -> str:

@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct
 
 from slipring.base.errors import ServerError
 from slipring.protocol import events, wire
+from slipring.protocol.endpoints.json_prefix import JsonPrefix
 from slipring.protocol.endpoints.translation import failure_of
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, read_item
@@ -67,6 +68,8 @@ class Stream:
         """Whole blocks that follow the open one."""
         self._thinks_in: type[Event] | None = None
         """The kind of deltas that the open thinking block takes; None: not known yet."""
+        self._input = JsonPrefix()
+        """What has been sent of the input of the open call."""
 
     def frames(self, event: Event) -> bytes:
         """The SSE blocks of an event; empty if it has none."""
@@ -102,11 +105,13 @@ class Stream:
         return b""
 
     def _arguments(self, event: events.FunctionCallArgumentsDelta) -> bytes:
-        return self._delta(InputJsonDelta(event.delta))
+        accepted = self._input.accept(event.delta)
+        return self._delta(InputJsonDelta(accepted)) if accepted else b""
 
     def _item_added(self, event: events.OutputItemAdded) -> bytes:
         item = event.item
         if isinstance(item, FunctionCallItem):
+            self._input = JsonPrefix()
             sent_id = answer.tool_use_id(self._response_id, item.call_id)
             return self._open(ToolUse(sent_id, item.name, EMPTY))
         if isinstance(item, ReasoningItem) and self._wishes.shows_thinking:

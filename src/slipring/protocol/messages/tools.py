@@ -110,11 +110,8 @@ class Tools:
         for index, raw in enumerate(_entries(servers, MOST_SERVERS, "mcp_servers")):
             where = f"mcp_servers[{index}]"
             self._add_server(wire.decode(_server, raw, where=where), where)
-        for name, (where, _) in self._toolsets.items():
-            param = f"{where}.mcp_server_name"
-            raise InvalidRequest(
-                f"Invalid '{param}': {quoted(name)} is not among 'mcp_servers'.", param=param
-            )
+        for name, (where, toolset) in self._toolsets.items():
+            self._add_registered(name, toolset, where)
 
     @property
     def raw(self) -> Raw | UnsetType:
@@ -206,6 +203,17 @@ class Tools:
         }
         if server.authorization_token is not None:
             tool["authorization"] = server.authorization_token
+        if allowed is not None:
+            tool["allowed_tools"] = allowed
+        self._put(tool, where)
+
+    def _add_registered(self, name: str, toolset: MessagesTool, where: str) -> None:
+        """Add the tools of a server that is not among those of the request: its operator may have registered
+        one by this name."""
+        if (allowed := _enabled(where, toolset)) == []:
+            return
+        self.hosted.add("mcp")
+        tool: dict[str, object] = {"type": "mcp", "server_label": name, "require_approval": "never"}
         if allowed is not None:
             tool["allowed_tools"] = allowed
         self._put(tool, where)

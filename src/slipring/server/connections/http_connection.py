@@ -189,7 +189,7 @@ class HttpConnection(ServerProtocol):
             if self.state is not ConnectionState.SERVING and data:
                 self._head_received(len(data))
         if len(data) >= LARGE_READ_BYTES:
-            self._turns.wait(self)
+            self._turns.read(self, len(data))
 
     def _frames_received(self, data: bytes) -> None:
         self.heard_at = asyncio.get_running_loop().time()
