@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import (
+    ANY_ID,
     Capabilities,
     Delta,
     Emit,
@@ -174,7 +175,7 @@ class TokenServer(RemoteEngine):
         model = Model(
             name=served.name,
             owner=self.name,
-            capabilities=Capabilities(logprobs=True),
+            capabilities=Capabilities(logprobs=True, biased_ids=vocabulary.size or ANY_ID),
             defaults=info.sampling.defaults(),
             context_tokens=served.context,
             rewrites_answers=self.renderer.rewrites_answers,

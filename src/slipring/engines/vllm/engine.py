@@ -146,7 +146,8 @@ class VllmEngine(SessionServer):
     def takes_session(self, job: Job, constraint: Constraint | None) -> bool:
         # vLLM reads these from the first turn of a session only.
         settings = job.settings
-        return constraint is None and settings.seed is None and not (settings.logprobs and job.generate)
+        reads_once = settings.seed is not None or settings.logit_bias
+        return constraint is None and not reads_once and not (settings.logprobs and job.generate)
 
     def write_in_session(
         self, job: Job, sent: Rendered, addressed: Addressed, limit: int, constraint: Constraint | None
