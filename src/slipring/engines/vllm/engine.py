@@ -6,6 +6,7 @@ If the server has loaded the plugin of ``sessions_plugin``, turns of a chain sen
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
+
+log = logging.getLogger("slipring")
 
 _OLDEST = "0.11"
 """The oldest version that returns the ids it emits and takes ``structured_outputs``."""
@@ -182,12 +185,15 @@ class VllmEngine(SessionServer):
             raise StartupError(
                 f"--engine vllm: {options.url} has no sessions; start it with VLLM_PLUGINS=slipring_sessions"
             ) from error
-        most = min(options.max_sessions, limits.most_sessions)
-        if not most:
+        if not limits.most_sessions:
+            found = f"{options.url}: {limits.refused or 'no sessions are opened'}"
+            if options.sessions == "on":
+                raise StartupError(f"--engine vllm: {found}")
+            log.warning("%s", found)
             return None
         return Sessions(
             Protocol("vLLM", None, self._end_session, keeps_last=False),
-            most=most,
+            most=min(options.max_sessions, limits.most_sessions),
             most_tokens=limits.most_tokens,
             idle_s=options.session_idle_s,
             is_scheduled=self.schedule is not None,
@@ -236,6 +242,8 @@ class _SessionLimits(Struct):
 
     most_sessions: int
     most_tokens: int
+    refused: str = ""
+    """Why it allows none, if so."""
 
 
 class _Logprobs(Struct):
