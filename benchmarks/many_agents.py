@@ -222,6 +222,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vllm-flags", default="", help="further flags of vLLM, separated by spaces")
     parser.add_argument("--vllm-url", help="a vLLM that runs already, with the model of this shape")
     parser.add_argument("--vllm-pid", type=int, default=0, help="its process")
+    parser.add_argument("--slipring-options", default="", help="further options of slipring's engine vllm")
     parser.add_argument("--only-model", action="store_true", help="write the model, and measure nothing")
     parser.add_argument("--agentic", type=Path, default=AGENTIC_PROGRAM, help="agentic-api's server")
     parser.add_argument("--at-once", type=int, nargs="+", help="numbers of loops at once")
@@ -281,10 +282,11 @@ def servers(given: argparse.Namespace, model: Path, named: set[str]) -> Iterator
     with ExitStack() as running:
         behind = running.enter_context(engine(given, model))
         started = {"vllm": behind}
+        options = f",{given.slipring_options}" if given.slipring_options else ""
         if OWN in named:
-            started[OWN] = running.enter_context(slipring_over(behind))
+            started[OWN] = running.enter_context(slipring_over(behind, options=options))
         if WITH_SESSIONS in named:
-            with_sessions = slipring_over(behind, WITH_SESSIONS, "on")
+            with_sessions = slipring_over(behind, WITH_SESSIONS, "on", options)
             started[WITH_SESSIONS] = running.enter_context(with_sessions)
         if "agentic-api" in named and given.agentic.exists():
             started["agentic-api"] = running.enter_context(agentic(behind, given.agentic))

@@ -266,12 +266,15 @@ def _llama_versions() -> dict[str, str]:
 
 
 @contextmanager
-def slipring_over(engine: Server, name: str = "slipring", sessions: str = "off") -> Iterator[Server]:
-    """Start slipring in front of a running vLLM, whose sessions are ``on`` or ``off``, or llama-server."""
+def slipring_over(
+    engine: Server, name: str = "slipring", sessions: str = "off", options: str = ""
+) -> Iterator[Server]:
+    """Start slipring in front of a running vLLM, whose sessions are ``on`` or ``off``, or llama-server.
+    ``options``: further ones of the engine vllm, each after a comma."""
     port, store = _free_port(), _fresh(f"{name}.db")
     url = engine.url.removesuffix("/v1")
     spec = {
-        "vllm": f"vllm:{url},tokenizer={engine.files},sessions={sessions}",
+        "vllm": f"vllm:{url},tokenizer={engine.files},sessions={sessions}{options}",
         "llama-server": f"llama:{url},tokenizer={engine.files / 'tokenizer.json'},key_env=LLAMA_KEY",
     }[engine.name]
     command = [
