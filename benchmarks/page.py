@@ -26,6 +26,7 @@ from slipring.commands.bench.statistics import Spread, Summary, summarise
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 
+import agents_record as agents
 import comparison
 import gateways_table as gateways
 import guardrails_table as guardrails
@@ -39,6 +40,7 @@ SCHEDULING = DOCS / "scheduling.md"
 README = DOCS.parent / "README.md"
 FIGURE = DOCS / "figures" / "loop.svg"
 PEERS_FIGURE = DOCS / "figures" / "peers.svg"
+AGENTS_FIGURE = DOCS / "figures" / "agents.svg"
 
 
 def main() -> None:
@@ -50,6 +52,7 @@ def main() -> None:
     FIGURE.parent.mkdir(exist_ok=True)
     figure.write(results.read(RESULTS / "loops.json"), FIGURE)
     PEERS_FIGURE.write_text(peers_figure())
+    AGENTS_FIGURE.write_text(agents_figure())
 
 
 def pages() -> dict[Path, dict[str, str]]:
@@ -65,7 +68,7 @@ def pages() -> dict[Path, dict[str, str]]:
 
 def readme_sections() -> dict[str, str]:
     """Return the generated sections of the README, by the name of their markers."""
-    return {"peers": comparison.short_table(comparison.read("vllm"))}
+    return {"agents": agents.short_table([agents.read(shape) for shape in _SHAPES])}
 
 
 def safety_sections() -> dict[str, str]:
@@ -118,6 +121,15 @@ def peers_figure() -> str:
     return f"{comparison.figure(comparison.read('vllm'))}\n"
 
 
+def agents_figure() -> str:
+    return agents.figure([agents.read(shape) for shape in _SHAPES])
+
+
+def agents_section(shape: str) -> str:
+    record = agents.read(shape)
+    return "\n\n".join((agents.about(record), agents.table(record, pauses=False), agents.sentence(record)))
+
+
 def peers_section(engine: str) -> str:
     record = comparison.read(engine)
     return "\n\n".join((comparison.about(record), comparison.table(record), comparison.sentence(record)))
@@ -159,6 +171,9 @@ def sections() -> dict[str, str]:
         "deep": loop_tables(deep),
         "recognised": loop_tables(recognised),
         "speculation": speculation_table(),
+        "agents small": agents_section("small"),
+        "agents 7b": agents_section("7b"),
+        "vllm short": comparison.short_table(comparison.read("vllm")),
         "vllm": peers_section("vllm"),
         "llama-server": peers_section("llama-server"),
         "gateways": gateways_section(),
@@ -228,6 +243,7 @@ def machine(record: BenchRecord) -> str:
     return text + "".join(elsewhere)
 
 
+_SHAPES = ("small", "7b")
 _WITHOUT_MACHINE = (
     *("loops", "fast", "deep", "recognised", "speculation", "load", "flood"),
     *("continuation_cost", "stream_cost", "engine_overhead", "idle_connections", "live_cost", "check_cost"),

@@ -114,7 +114,7 @@ SAMPLES: dict[str, Json] = {
     "guided_choice": {"guided_choice": ["x"]},
     "guided_grammar": {"guided_grammar": "x"},
 }
-NEEDS_MORE = {"logprobs", "top_logprobs", "moderation"}
+NEEDS_MORE = {"logit_bias", "logprobs", "top_logprobs", "moderation"}
 """What the simulated engine, or a server without checks, refuses."""
 
 

@@ -24,6 +24,7 @@ NAMES = {
 }
 WAYS = {
     "full": "`/v1/responses`, full history",
+    "resent": "`/v1/responses`, full history, recognised",
     "chat": "`/v1/chat/completions`, full history",
     "chained": "`/v1/responses`, chained",
     "websocket": "WebSocket",
@@ -45,6 +46,8 @@ class Plan(Struct, frozen=True):
     output_bytes: int
     """Size of what a tool returns."""
     answer_tokens: int
+    pause_s: tuple[float, float] | None = None
+    """How long a tool takes: at least and at most."""
 
 
 class Turn(Struct, frozen=True):

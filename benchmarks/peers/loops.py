@@ -10,6 +10,7 @@ Every turn's ``input_tokens`` must be as many as all texts of the loop so far ha
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -42,6 +43,7 @@ class Loop:
     def __init__(self, server: Server, plan: Plan, name: str, count: Count) -> None:
         self.server = server
         self.plan = plan
+        self.name = name
         self._count = count
         prose = Prose("engines")
         first = f"Conversation {name}. {prose.task()}"
@@ -65,6 +67,11 @@ class Loop:
             **{"temperature": 0, "max_output_tokens": self.plan.answer_tokens, "input": items, **fields},
         }
         return json.dumps(body).encode()
+
+    async def pause(self, number: int) -> None:
+        """Wait as long as the tool takes whose output turn ``number`` brings: the same in every way."""
+        if self.plan.pause_s and number:
+            await asyncio.sleep(random.Random(f"{self.name} {number}").uniform(*self.plan.pause_s))
 
     def messages(self, number: int) -> list[dict[str, Any]]:
         """All messages up to turn ``number``, for Chat Completions."""
@@ -124,14 +131,14 @@ async def _posted(http: aiohttp.ClientSession, url: str, body: bytes) -> AsyncIt
                 yield json.loads(data)
 
 
-async def _read_response(events: AsyncIterator[dict[str, Any]], watch: _Watch) -> tuple[Turn, str]:
-    """Read the events of a response up to the last; return its measurements and its id."""
+async def _read_response(events: AsyncIterator[dict[str, Any]], watch: _Watch) -> tuple[Turn, dict[str, Any]]:
+    """Read the events of a response up to the last; return its measurements and itself."""
     async for event in events:
         if event["type"].endswith(".delta"):
             watch.see_output()
         elif event["type"] in _ENDINGS:
             response = event["response"]
-            return watch.end(response["usage"], "input", "output"), response["id"]
+            return watch.end(response["usage"], "input", "output"), response
         elif event["type"] in ("response.failed", "error"):
             fault = event.get("error") or event.get("response", {}).get("error") or event
             raise Wrong(json.dumps(fault)[:200])
@@ -142,10 +149,25 @@ async def full(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
     """Send the whole history with each request, as a Responses API without state wants it."""
     turns = []
     for number in range(loop.plan.turns):
+        await loop.pause(number)
         body = loop.responses_body(loop.items(number), stream=True, store=False)
         watch = _Watch(body)
         turn, _ = await _read_response(_posted(http, f"{loop.url}/responses", body), watch)
         turns.append(loop.check(number, turn))
+    return turns
+
+
+async def resent(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
+    """The same, but with the answers as they came, as clients do. Only for servers that recognise them."""
+    turns, items = [], list[dict[str, Any]]()
+    for number, text in enumerate(loop.texts):
+        await loop.pause(number)
+        items.append(user_item(text))
+        body = loop.responses_body(items, stream=True, store=False)
+        watch = _Watch(body)
+        turn, response = await _read_response(_posted(http, f"{loop.url}/responses", body), watch)
+        turns.append(loop.check(number, turn))
+        items += response["output"]
     return turns
 
 
@@ -154,11 +176,12 @@ async def chained(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
     turns: list[Turn] = []
     latest: dict[str, str] = {}
     for number, text in enumerate(loop.texts):
+        await loop.pause(number)
         body = loop.responses_body([user_item(text)], stream=True, store=True, **latest)
         watch = _Watch(body)
-        turn, response_id = await _read_response(_posted(http, f"{loop.url}/responses", body), watch)
+        turn, response = await _read_response(_posted(http, f"{loop.url}/responses", body), watch)
         turns.append(loop.check(number, turn))
-        latest = {"previous_response_id": response_id}
+        latest = {"previous_response_id": response["id"]}
     return turns
 
 
@@ -168,12 +191,13 @@ async def websocket(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
     latest: dict[str, str] = {}
     async with http.ws_connect(f"{loop.url}/responses", max_msg_size=0) as ws:
         for number, text in enumerate(loop.texts):
+            await loop.pause(number)
             frame = loop.responses_body([user_item(text)], type="response.create", store=False, **latest)
             watch = _Watch(frame)
             await ws.send_str(frame.decode())
-            turn, response_id = await _read_response(_frames(ws), watch)
+            turn, response = await _read_response(_frames(ws), watch)
             turns.append(loop.check(number, turn))
-            latest = {"previous_response_id": response_id}
+            latest = {"previous_response_id": response["id"]}
     return turns
 
 
@@ -190,6 +214,7 @@ async def chat(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
     ]
     turns = []
     for number in range(loop.plan.turns):
+        await loop.pause(number)
         messages = [{"role": "system", "content": INSTRUCTIONS}, *loop.messages(number)]
         request = {
             **{"model": loop.server.model, "messages": messages, "tools": tools, "temperature": 0},
@@ -209,7 +234,7 @@ async def chat(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
     return turns
 
 
-WAYS = {"full": full, "chat": chat, "chained": chained, "websocket": websocket}
+WAYS = {"full": full, "resent": resent, "chat": chat, "chained": chained, "websocket": websocket}
 
 
 @asynccontextmanager

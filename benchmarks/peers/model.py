@@ -7,6 +7,7 @@ Answers never end by themselves: every turn has as many tokens as it asks for.
 import json
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from servers import ROOT
 
@@ -27,7 +28,25 @@ _NORMAL, _USER_DEFINED = 1, 4
 _END = "<|im_end|>"
 
 
-def write_vocabulary(directory: Path, context: int, template: str = "hermes") -> None:
+class Shape(NamedTuple):
+    """How large a model is."""
+
+    layers: int
+    width: int
+    middle: int
+    heads: int
+    kv_heads: int
+    dtype: str = "bfloat16"
+
+
+TINY = Shape(1, 32, 32, 1, 1, "float32")
+SMALL = Shape(12, 1024, 2816, 16, 4)
+"""0.3 billion weights beside those of the vocabulary."""
+LARGE = Shape(28, 3584, 18_944, 28, 4)
+"""As many as Qwen2.5-7B has."""
+
+
+def write_vocabulary(directory: Path, context: int, template: str = "hermes", shape: Shape = TINY) -> None:
     """Write the tokenizer and the configuration of a model for vLLM. ``weights.py`` writes the rest.
     ``template``: one of those of the tests."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -62,9 +81,10 @@ def write_vocabulary(directory: Path, context: int, template: str = "hermes") ->
         "chat_template": template_text(template),
     }
     config = {
-        **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "torch_dtype": "float32"},
-        **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 32},
-        **{"num_attention_heads": 1, "num_key_value_heads": 1, "hidden_act": "silu", "rms_norm_eps": 1e-6},
+        **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "torch_dtype": shape.dtype},
+        **{"hidden_size": shape.width, "intermediate_size": shape.middle, "hidden_act": "silu"},
+        **{"num_hidden_layers": shape.layers, "head_dim": shape.width // shape.heads, "rms_norm_eps": 1e-6},
+        **{"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads},
         **{"max_position_embeddings": context, "rope_theta": 1e6, "tie_word_embeddings": False},
         **{"vocab_size": len(words) + len(added), "eos_token_id": ids[_END], "use_sliding_window": False},
     }

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / ".peers"
@@ -26,6 +27,8 @@ VLLM = "0.32.0"
 AGENTIC = "0.9.0"
 MODEL = DIRECTORY / "model"
 """The tiny model in the form that vLLM reads."""
+VLLM_PYTHON = DIRECTORY / "vllm" / "bin" / "python"
+AGENTIC_PROGRAM = DIRECTORY / "agentic-api" / "bin" / "agentic-server"
 GGUF = DIRECTORY / "tiny-Q8_0.gguf"
 """The tiny model that llama-server reads."""
 CONTEXT = 65_536
@@ -178,30 +181,51 @@ def vllm(
     flags: Sequence[str] = ("--tool-call-parser", "hermes", "--disable-log-stats"),
     **variables: str,
 ) -> Iterator[Server]:
-    """Start vLLM's CPU build with a tiny model and slipring's plugin. Prefix caching is on, which is its
-    default."""
-    port = _free_port()
-    command = [
-        *(str(DIRECTORY / "vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"),
-        *("--host", "127.0.0.1", "--port", str(port), "--model", str(model), "--served-model-name", "tiny"),
-        *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"),
-        *("--enable-auto-tool-choice", "--enable-prompt-tokens-details", "--uvicorn-log-level", "error"),
-        *flags,
-    ]
-    env = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
+    """Start vLLM's CPU build with a tiny model."""
+    more = ("--dtype", "float32", "--max-num-seqs", "16", *ON_CPU)
+    env = {**cpu_environment(threads), "VLLM_LOGGING_LEVEL": "ERROR", **variables}
+    with vllm_with(VLLM_PYTHON, model, *more, *flags, **env) as server:
+        yield server
+
+
+ON_CPU = ("--enforce-eager",)
+"""Flags of vLLM's CPU build: there is nothing to compile for a tiny model."""
+
+
+def cpu_environment(threads: int, kv_gib: int = 1) -> dict[str, str]:
+    """Variables of vLLM's CPU build."""
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
+    }
+
+
+@contextmanager
+def vllm_with(python: Path, model: Path, *flags: str, **env: str) -> Iterator[Server]:
+    """Start the vLLM of an interpreter with slipring's plugin. Prefix caching is on, which is its default."""
+    port = _free_port()
+    command = [
+        *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--host", "127.0.0.1", "--port", str(port), "--model", str(model), "--served-model-name", "tiny"),
+        *("--max-model-len", str(CONTEXT), "--enable-auto-tool-choice", "--enable-prompt-tokens-details"),
+        *("--uvicorn-log-level", "error", *flags),
+    ]
+    fixed = {
         "VLLM_PLUGINS": "slipring_sessions",
         "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # without it, previous_response_id is refused
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
-        **variables,
     }
-    with _running("vllm", command, f"http://127.0.0.1:{port}/health", **env) as pid:
-        versions = {"vllm-cpu": installed("vllm-cpu", "vllm") or ""}
-        yield Server("vllm", f"http://127.0.0.1:{port}/v1", pid, "tiny", versions=versions, files=model)
+    with _running("vllm", command, f"http://127.0.0.1:{port}/health", **fixed, **env) as pid:
+        yield running_vllm(f"http://127.0.0.1:{port}", pid, model)
+
+
+def running_vllm(url: str, pid: int, model: Path) -> Server:
+    """A vLLM that serves the model of a directory at ``url``."""
+    versions = {"vllm": _json(f"{url}/version")["version"]}
+    served = _first_model(f"{url}/v1/models")
+    return Server("vllm", f"{url}/v1", pid, served, versions=versions, files=model)
 
 
 @contextmanager
@@ -256,26 +280,22 @@ def slipring_over(engine: Server, name: str = "slipring", sessions: str = "off")
     ]
     health = f"http://127.0.0.1:{port}/v1/models"
     with _running(f"{name}-{engine.name}", command, health, LLAMA_KEY=engine.key) as pid:
-        model = _first_model(health)
-        yield Server(name, f"http://127.0.0.1:{port}/v1", pid, model, behind=engine)
+        served = _first_model(health)
+        yield Server(name, f"http://127.0.0.1:{port}/v1", pid, served, behind=engine)
 
 
 @contextmanager
-def agentic(engine: Server) -> Iterator[Server]:
+def agentic(engine: Server, program: Path = AGENTIC_PROGRAM) -> Iterator[Server]:
     """Start agentic-api in front of a running vLLM, or of another server of Responses: the program that its
     launcher starts, with a store of its own."""
     port, store = _free_port(), _fresh("agentic.db")
     command = [
-        *(
-            str(DIRECTORY / "agentic-api" / "bin" / "agentic-server"),
-            "--db-url",
-            f"sqlite://{store}?mode=rwc",
-        ),
+        *(str(program), "--db-url", f"sqlite://{store}?mode=rwc"),
         *("--gateway-host", "127.0.0.1", "--gateway-port", str(port)),
         *("--llm-api-base", engine.url.removesuffix("/v1")),
     ]
     with _running("agentic-api", command, f"http://127.0.0.1:{port}/health", RUST_LOG="error") as pid:
-        versions = {"agentic-api": installed("agentic-api") or ""}
+        versions = {"agentic-api": AGENTIC}
         yield Server(
             "agentic-api", f"http://127.0.0.1:{port}/v1", pid, engine.model, "none", versions, engine
         )
@@ -288,9 +308,13 @@ ENGINES: dict[str, Callable[[int], AbstractContextManager[Server]]] = {
 
 
 def _first_model(url: str) -> str:
+    name: str = _json(url)["data"][0]["id"]
+    return name
+
+
+def _json(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=30) as answer:
-        name: str = json.load(answer)["data"][0]["id"]
-        return name
+        return json.load(answer)
 
 
 @contextmanager

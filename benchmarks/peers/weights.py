@@ -4,9 +4,13 @@
 
 The first element of every embedding is the same large number, and no layer changes it: multiplied with the
 first column of the output matrix, it is a bias for each token, which keeps control tokens out of answers.
+
+Heads attend to a few tokens each, by their content and their distance: an answer depends on all of its
+context, and one token more or less changes it.
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -14,38 +18,58 @@ import torch
 from safetensors.torch import save_file
 
 BIAS = 8.0
+_SHARPNESS = 3.0
+"""The standard deviation of a head's scores."""
+_NEVER = -1e4
 
 
 def main() -> None:
     directory = Path(sys.argv[1])
     config = json.loads((directory / "config.json").read_text())
     added = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = getattr(torch, config["torch_dtype"])
     torch.manual_seed(7)
     width, middle, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    embedding, output = torch.randn(vocabulary, width), torch.randn(vocabulary, width)
+    layers, head = config["num_hidden_layers"], config["head_dim"]
+    queries, values = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+
+    def matrix(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
+        """Keeps the size of what it is multiplied with, times ``scale``."""
+        return torch.randn(rows, columns, device=device) * (scale / math.sqrt(columns))
+
+    embedding = torch.randn(vocabulary, width, device=device)
+    output = matrix(vocabulary, width, 8.0)
     embedding[:, 0] = BIAS
     output[:, 0] = 0.0
-    output[[token["id"] for token in added], 0] = -BIAS
+    output[[token["id"] for token in added], 0] = _NEVER
     weights = {
         "model.embed_tokens.weight": embedding,
         "model.norm.weight": torch.ones(width),
         "lm_head.weight": output,
     }
-    for number in range(config["num_hidden_layers"]):
+    for number in range(layers):
         layer = f"model.layers.{number}"
-        for name in ("q", "k", "v", "o"):
-            weights[f"{layer}.self_attn.{name}_proj.weight"] = 0.2 * torch.randn(width, width)
-        for name in ("q", "k", "v"):
-            weights[f"{layer}.self_attn.{name}_proj.bias"] = torch.zeros(width)
-        for name in ("gate", "up"):
-            weights[f"{layer}.mlp.{name}_proj.weight"] = 0.2 * torch.randn(middle, width)
-        weights[f"{layer}.mlp.down_proj.weight"] = 0.2 * torch.randn(width, middle)
-        weights[f"{layer}.self_attn.o_proj.weight"][0] = 0.0
-        weights[f"{layer}.mlp.down_proj.weight"][0] = 0.0
+        sharp = math.sqrt(_SHARPNESS)
+        kept = {
+            "self_attn.q_proj": matrix(queries, width, sharp),
+            "self_attn.k_proj": matrix(values, width, sharp),
+            "self_attn.v_proj": matrix(values, width),
+            "self_attn.o_proj": matrix(width, queries),
+            "mlp.gate_proj": matrix(middle, width),
+            "mlp.up_proj": matrix(middle, width),
+            "mlp.down_proj": matrix(width, middle),
+        }
+        kept["self_attn.o_proj"][0] = 0.0
+        kept["mlp.down_proj"][0] = 0.0
+        weights |= {f"{layer}.{name}.weight": each for name, each in kept.items()}
+        for name, size in (("q", queries), ("k", values), ("v", values)):
+            weights[f"{layer}.self_attn.{name}_proj.bias"] = torch.zeros(size)
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{layer}.{name}.weight"] = torch.ones(width)
     unfinished = directory / "unfinished.safetensors"
-    save_file(weights, unfinished, metadata={"format": "pt"})
+    written = {name: each.to(kind).cpu().contiguous() for name, each in weights.items()}
+    save_file(written, unfinished, metadata={"format": "pt"})
     unfinished.replace(directory / "model.safetensors")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.chat_api import Chat
 from tests.engines.fakes.chat import FakeChatServer
 from tests.engines.fakes.responses import FakeResponsesServer
 from tests.engines.fakes.server import (
@@ -550,3 +551,21 @@ async def test_annotations_are_passed_on(kind: str) -> None:
         fake.script(Say(("So it is.",)), Stop())
         again = {"previous_response_id": events[-1]["response"]["id"], "store": False}
         assert text_of(await socket.response(input="Sure?", **again)) == "So it is."
+
+
+@EVERY
+async def test_biases_of_tokens_reach_the_server_or_are_refused(kind: str) -> None:
+    async with running(kind) as (fake, server):
+        if kind.startswith("responses"):
+            status, error = await Chat(server).error(logit_bias={"5": -100})
+            assert (status, error["code"]) == (400, "unsupported_parameter")
+            assert error["param"] == "logit_bias"
+            return
+        fake.script(Say(("Hello",)), Stop())
+        await Chat(server).complete(logit_bias={"5": -100, "7": 1.5})
+        body = fake.requests[-1]
+        sent = body.get("sampling_params", body)["logit_bias"]
+        assert sent == {"5": -100, "7": 1.5}
+        if kind == "sglang":  # a server that would index beyond its logits
+            status, error = await Chat(server).error(logit_bias={"2000000000": 1})
+            assert (status, error["param"]) == (400, "logit_bias")

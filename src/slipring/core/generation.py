@@ -5,7 +5,7 @@ A job contains its context as a linked chain of responses: an engine that kept i
 ``parent.position`` (a KV cache slot, an upstream id) processes the new items only.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Literal, Protocol
 
 from msgspec import Raw, Struct, field, structs
@@ -191,12 +191,18 @@ Hosting = Literal["here", "upstream", "refuse"]
 """Who runs the hosted tools of a request: this server, the engine's server, or nobody."""
 
 
+ANY_ID = 2**31
+"""More token ids than any vocabulary has: for engines whose server knows its own."""
+
+
 class Capabilities(Struct, frozen=True):
     """Optional features of a model. The core refuses requests that need a missing one."""
 
     logprobs: bool = False
     images: bool = False
     files: bool = False
+    biased_ids: int = 0
+    """Requests may change the logits of tokens with ids below this; 0: of none."""
 
 
 class Defaults(Struct, frozen=True):
@@ -262,6 +268,8 @@ class Settings(Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """The text of the answer ends before the first of these. Engines need not know them."""
+    logit_bias: Mapping[int, float] = {}
+    """What is added to the logits of some tokens, by their ids."""
     logprobs: bool = False
     top_logprobs: int = 0
     parallel_tool_calls: bool = True

@@ -6,7 +6,7 @@ field. ``core.turn.request_validation`` decides which valid values this server s
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
@@ -197,6 +197,11 @@ class CreateRequest(Struct, dict=True):
         return None
 
     @property
+    def token_bias(self) -> Mapping[int, float] | None:
+        """What is added to the logits of some tokens, by their ids."""
+        return None
+
+    @property
     def answer_pattern(self) -> str | None:
         """A regular expression that the text of the answer has to match as a whole."""
         return None
@@ -216,10 +221,15 @@ class ResentHistory(CreateRequest):
     announces_prompt: ClassVar[bool] = True
     calls: int | None = None
     """How many calls the history has, if they are numbered from zero on."""
+    logit_bias: dict[int, float] | None = None
 
     @property
     def first_call(self) -> int | None:
         return self.calls
+
+    @property
+    def token_bias(self) -> Mapping[int, float] | None:
+        return self.logit_bias
 
     def consist_of(self, pieces: Sequence[Piece]) -> None:
         """Set the messages that ``input`` was translated from. A copy of the request has none."""

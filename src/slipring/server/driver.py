@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 from msgspec import structs
 
-from slipring.base.errors import ApiError, ServerError, conversation_not_found, forget_frames
+from slipring.base.errors import ApiError, ServerError, Unavailable, conversation_not_found, forget_frames
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Emit, Job
@@ -445,9 +445,13 @@ class Driver:
         if load.item_ids:
             items = await self.service.store.find_items(tenant, load.item_ids, load.conversation_id)
         compared: ResponseState | None = None
+        is_comparable = True
         if load.compared_id is not None:
-            compared = await self.states.find(tenant, load.compared_id)
-        return Loaded(state, items, joined, compared)
+            try:
+                compared = await self.states.find(tenant, load.compared_id)
+            except Unavailable:
+                is_comparable = False  # the turn itself does not need it
+        return Loaded(state, items, joined, compared, is_comparable)
 
     async def _join(self, conversation_id: str) -> tuple[Joined, ResponseState | None]:
         """A conversation with the state to continue from; without such a state, with all its items."""

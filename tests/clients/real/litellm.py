@@ -37,4 +37,4 @@ async def _(stage: Stage) -> None:
 async def _(stage: Stage) -> None:
     async with stage.serve([say("never")]) as relay:
         ended = await _drive(stage, relay, "refused")
-    assert "'logit_bias' is not supported" in ended.result["error"]
+    assert "'logit_bias': this model does not take it" in ended.result["error"]

@@ -20,7 +20,7 @@ from slipring.observation.live import (
     Turn,
     Update,
 )
-from slipring.protocol.timing import Stage, TokenCounts, TurnReport
+from slipring.protocol.timing import Departure, Stage, TokenCounts, TurnReport
 
 _times = st.floats(allow_nan=False, allow_infinity=False) | st.floats(1.8e9, 1.8e9 + 60)
 _sizes = st.integers(-1, 2**40) | st.integers()
@@ -57,6 +57,7 @@ _reports = _made(
     tokens=st.just(UNSET)
     | _made(TokenCounts, rendered=_sizes, input=_sizes, cached=_sizes, output=_sizes, reasoning=_sizes),
     fallback=st.just(UNSET) | _texts,
+    departed=st.just(UNSET) | _made(Departure, field=_texts, item=st.just(UNSET) | _sizes),
     error_code=st.just(UNSET) | _texts,
     history_bytes=st.just(UNSET) | _sizes,
     marks=st.just(UNSET) | st.just(("fork", "steered")),

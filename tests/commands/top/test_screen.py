@@ -12,6 +12,7 @@ from slipring.commands.top.figures import count, duration, rate, share, size, vi
 from slipring.commands.top.screen import Screen, lines
 from slipring.commands.top.state import State, View
 from slipring.observation.live import Message
+from slipring.protocol.timing import Departure
 from tests.commands.top.messages import any_messages
 from tests.commands.top.sample import (
     NOW,
@@ -176,3 +177,9 @@ def test_hosted_tools_are_shown_while_they_run_and_afterwards() -> None:
     (heading,) = [line for line in shown if "slowest stage" in line]
     (ended_turn,) = [line for line in shown if " ago " in line]
     assert ended_turn[: heading.index("calls") + len("calls")].endswith(" 17")
+
+
+def test_a_history_that_was_not_recognised_says_where_it_departs() -> None:
+    turns = [ended(3.0, transport="http", departed=Departure("content", 0, "message"))]
+    shown = drawn(folded(greeting(), busy_update(turns=turns)))
+    assert any("other input[0].content" in line for line in shown)

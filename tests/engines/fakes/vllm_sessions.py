@@ -93,7 +93,13 @@ class FakeVllmWithSessions(FakeVllm):
 
     async def _tell(self, request: web.Request) -> web.Response:
         limits = self.sessions.limits
-        return web.json_response({"most_sessions": limits.sessions, "most_tokens": limits.tokens})
+        return web.json_response(
+            {
+                "most_sessions": limits.sessions,
+                "most_tokens": limits.tokens,
+                "refused": limits.refused,
+            }
+        )
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from slipring.core.limits import Limits
 from tests.engines.chains import turns
-from tests.engines.fakes.server import Call, Say, Stall, Stop, in_front_of
+from tests.engines.fakes.server import Call, Refuse, Say, Stall, Stop, in_front_of
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.vllm import FakeVllm
 from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions, session_of
@@ -132,3 +132,91 @@ async def test_a_chain_that_has_ended_holds_nothing() -> None:
             await until(lambda: loops_of(server).paused == 0)
     finally:
         await fake.close()
+
+
+async def test_chains_with_one_cache_key_are_loops_of_their_own() -> None:
+    async with (
+        in_front_of(FakeVllm(), kv_tokens=4000) as (_, server),
+        server.connect() as first,
+        server.connect() as second,
+    ):
+        await turns(first, "one " * 50, prompt_cache_key="all")
+        (one,) = loops_of(server).listed
+        await turns(second, "two " * 50, prompt_cache_key="all")
+        loops = loops_of(server)
+        assert (loops.paused, loops.held_tokens) == (2, 2 * one.tokens)
+
+
+async def test_a_first_turn_that_fails_holds_nothing() -> None:
+    async with in_front_of(FakeVllm(), kv_tokens=4000) as (fake, server), server.connect() as socket:
+        fake.script(Refuse(500))
+        assert (await socket.turn(input="hi", store=False))[-1]["type"] == "response.failed"
+        assert loops_of(server).held_tokens == 0
+        # A later one keeps what its chain has.
+        (one,) = await turns(socket, "hi")
+        held = loops_of(server).held_tokens
+        fake.script(Refuse(500))
+        fork = {"input": "more", "previous_response_id": one["id"], "stream_id": "fork", "store": False}
+        assert (await socket.turn(**fork))[-1]["type"] == "response.failed"
+        assert loops_of(server).held_tokens == held > 0
+
+
+async def test_a_first_turn_whose_client_leaves_holds_nothing() -> None:
+    async with in_front_of(FakeVllm(), kv_tokens=4000) as (fake, server):
+        fake.script(Say(("a",)), Stall())
+        async with server.connect(abandoned=True) as socket:
+            await socket.create(input="hi", store=False)
+            await fake.stalled.wait()
+        await until(lambda: loops_of(server).running == 0)
+        assert loops_of(server).held_tokens == 0
+
+
+async def test_a_warmup_of_nothing_holds_nothing() -> None:
+    async with in_front_of(FakeVllm(), kv_tokens=4000) as (_, server), server.connect() as socket:
+        await socket.response(input=[], generate=False, store=False)
+        assert loops_of(server).held_tokens == 0
+
+
+async def test_a_compacted_chain_holds_its_new_context_alone() -> None:
+    compaction = [{"type": "compaction", "compact_threshold": 1000}]
+    async with in_front_of(FakeVllm(), kv_tokens=4000) as (_, server), server.connect() as socket:
+        _, second = await turns(socket, "word " * 900, "and " * 200, context_management=compaction)
+        assert [item["type"] for item in second["output"]] == ["compaction", "message"]
+        loops = loops_of(server)
+        assert (loops.paused, loops.listed[0].turns) == (1, 3)
+        assert loops.held_tokens < 900
+        await turns(socket, "go on", after=second["id"])
+        assert loops_of(server).paused == 1
+
+
+async def test_a_window_that_a_client_compacts_holds_nothing() -> None:
+    async with in_front_of(FakeVllm(), kv_tokens=4000) as (_, server):
+        status, _ = await server.compact(model="smollm2", input="word " * 50)
+        assert status == 200
+        await until(lambda: loops_of(server).held_tokens == 0)
+
+
+async def test_a_resident_loop_goes_on_while_as_many_wait_as_may() -> None:
+    async with (
+        in_front_of(FakeVllm(), kv_tokens=700, max_waiting=1) as (fake, server),
+        server.connect(abandoned=True) as busy,
+        server.connect() as resident,
+        server.connect(abandoned=True) as waiting,
+        server.connect() as late,
+    ):
+        (one,) = await turns(resident, "hi")
+        fake.script(Say(("a",)), Stall())
+        await busy.create(input="word " * 200, store=False)
+        await fake.stalled.wait()
+        await waiting.create(input="word " * 500, store=False)
+        await waiting.until("response.in_progress")
+        assert (await late.error(input="word " * 500, store=False))["error"]["code"] == "rate_limit_exceeded"
+        assert loops_of(server).waiting == 1
+        await turns(resident, "and?", after=one["id"])
+        assert loops_of(server).waiting == 1
+
+
+async def test_jobs_run_where_none_may_wait() -> None:
+    idle = in_front_of(FakeVllm(), kv_tokens=4000, max_waiting=0)
+    async with idle as (_, server), server.connect() as socket:
+        await turns(socket, "one", "two")

@@ -110,29 +110,34 @@ class Vllm:
     async def post(self, path: str, body: object = None) -> Answer:
         return await self._ask("POST", path, json.dumps(body).encode())
 
-    async def abandon(self, path: str, body: object) -> None:
-        """POST, and leave before the head of the answer is sent."""
-        await self._ask("POST", path, json.dumps(body).encode(), stays=False)
+    async def abandon(self, path: str, body: object, *, after: int) -> None:
+        """POST, and leave while the server sends so many messages and one more: the head of the answer is the
+        first."""
+        await self._ask("POST", path, json.dumps(body).encode(), leaves_after=after)
 
-    async def _ask(self, method: str, path: str, body: bytes, *, stays: bool = True) -> Answer:
+    async def _ask(self, method: str, path: str, body: bytes, *, leaves_after: int | None = None) -> Answer:
         scope = {
             **{"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1"},
             **{"method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []},
         }
         received = iter([{"type": "http.request", "body": body, "more_body": False}])
         sent: list[Any] = []
+        left = asyncio.Event()
 
         async def receive() -> Any:
-            if (message := next(received, None)) is None and stays:
-                await asyncio.Event().wait()
+            if (message := next(received, None)) is None:
+                await left.wait()
             return message or {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
+            if len(sent) == leaves_after:
+                left.set()
+                await asyncio.Event().wait()
             await asyncio.sleep(0)  # as with some middleware
             sent.append(message)
 
         await self._app(scope, receive, send)
-        if not stays:
+        if leaves_after is not None:
             return Answer(0, "", "")
         text = b"".join(message.get("body", b"") for message in sent).decode()
         return Answer(sent[0]["status"], dict(sent[0]["headers"])[b"content-type"].decode(), text)
@@ -146,7 +151,7 @@ def engine() -> Engine:
 @pytest.fixture
 async def vllm(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Vllm:
     contents: dict[str, dict[str, Any]] = {
-        "vllm": {},
+        "vllm": {"__version__": "0.32.0"},
         "vllm.engine": {},
         "vllm.engine.protocol": {"StreamingInput": StreamingInput},
         "vllm.sampling_params": {
@@ -217,7 +222,7 @@ async def test_a_context_that_is_not_the_expected_one_is_left_alone(vllm: Vllm) 
 
 
 async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) -> None:
-    limits = {"most_sessions": 2, "most_tokens": 600}
+    limits = {"most_sessions": 2, "most_tokens": 600, "refused": ""}
     assert (await vllm.get(PATH)).json() == {**limits, "sessions": 0, "tokens": 0}
     statuses = [(await vllm.post(PATH, turn(session=name))).status for name in "abc"]
     assert statuses == [200, 200, 400]
@@ -247,18 +252,42 @@ async def test_an_idle_session_ends(vllm: Vllm, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "why"),
     [
-        {"speculative_config": object()},
-        {"kv_transfer_config": object()},
-        {"parallel_config": SimpleNamespace(data_parallel_size=2)},
-        {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
-        {"model_config": SimpleNamespace(max_model_len=1000, is_hybrid=True, has_inner_state=True)},
-        {"cache_config": SimpleNamespace(num_gpu_blocks=62, block_size=16)},
+        ({"speculative_config": object()}, "speculative decoding"),
+        ({"kv_transfer_config": object()}, "KV transfer"),
+        ({"parallel_config": SimpleNamespace(data_parallel_size=2)}, "data parallelism"),
+        (
+            {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
+            "several API processes",
+        ),
+        (
+            {"model_config": SimpleNamespace(max_model_len=1000, is_hybrid=True, has_inner_state=True)},
+            "a model with state beside its KV cache",
+        ),
+        (
+            {"cache_config": SimpleNamespace(num_gpu_blocks=62, block_size=16)},
+            "a KV cache that holds no more than one request",
+        ),
     ],
 )
-def test_where_sessions_are_not_safe_there_are_none(changes: dict[str, Any]) -> None:
-    assert limits_of(config(**changes)) == Limits(0, 0)
+def test_where_sessions_are_not_right_there_are_none(changes: dict[str, Any], why: str) -> None:
+    limits = limits_of(config(**changes), "0.32.0")
+    assert (limits.sessions, limits.tokens) == (0, 0)
+    assert why in limits.refused
+
+
+@pytest.mark.parametrize(
+    ("version", "is_right"),
+    [
+        *(("0.25.1", False), ("0.26.0", True), ("0.27.1", False), ("0.31.0", False)),
+        *(("0.32.0", True), ("0.33.1+cpu", True), ("1.0.0", True), ("dev", False)),
+    ],
+)
+def test_versions_that_lose_track_of_sessions_have_none(version: str, is_right: bool) -> None:
+    limits = limits_of(config(), version)
+    assert (limits.sessions > 0) is is_right
+    assert (f"vLLM {version}" in limits.refused) is not is_right
 
 
 def test_vllm_finds_the_plugin() -> None:
@@ -293,9 +322,38 @@ async def test_a_session_that_is_ended_while_its_turn_runs_frees_the_engine_with
     assert not len(sessions)
 
 
-async def test_a_session_ends_whose_client_leaves_before_it_is_answered(vllm: Vllm) -> None:
-    turn = {"session": "s", "held": 0, "prompt": [1], "sampling": {"max_tokens": 1}, "idle_s": 0.01}
-    await vllm.abandon(PATH, turn)
-    async with asyncio.timeout(60):
-        while (await vllm.get(PATH)).json()["sessions"]:
-            continue
+@pytest.mark.parametrize("sent", [0, 1, 2])
+async def test_a_session_ends_with_the_request_of_a_client_that_leaves(
+    vllm: Vllm, engine: Engine, sent: int
+) -> None:
+    """Before the head of the answer, before its first event, while an event is being sent."""
+    await vllm.abandon(PATH, turn(sampling={"max_tokens": 5}), after=sent)
+    assert (await vllm.get(PATH)).json()["sessions"] == 0
+    if sent:
+        assert engine.ended.is_set()
+    assert (await vllm.post(PATH, turn())).status == 200
+
+
+async def test_a_session_that_is_ended_before_its_turn_is_answered_is_not_run() -> None:
+    closed = asyncio.Event()
+
+    async def generate(turn: Turn, inputs: AsyncIterator[Turn]) -> AsyncGenerator[Any, None]:
+        try:
+            async for _ in inputs:
+                said = SimpleNamespace(token_ids=[1], text="", finish_reason=None, stop_reason=None)
+                yield SimpleNamespace(outputs=[said], num_cached_tokens=0)
+        finally:
+            closed.set()
+
+    sessions = Sessions(Limits(1, 100), generate)
+    turn = Turn("s", 0, [1], Sampling(1))
+    session = sessions.begin(turn, lambda turn: turn)
+    events = answered(sessions, session, turn)
+    assert sessions.end("s")
+    # The generator is closed by a task that has not run yet; the answer leaves it alone.
+    assert b"has ended" in b"".join([event async for event in events])
+    again = sessions.begin(turn, lambda turn: turn)
+    sessions.abandon(session)  # not the new one with its name
+    assert len(sessions) == 1
+    sessions.abandon(again)
+    assert not len(sessions)

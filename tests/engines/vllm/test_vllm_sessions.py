@@ -117,6 +117,39 @@ async def test_what_a_session_cannot_do_is_sent_whole_beside_it(fields: dict[str
         assert three["status"] == "completed"
 
 
+async def test_a_turn_that_adds_nothing_is_not_sent_empty() -> None:
+    """An empty continuation ends the engine of some versions of vLLM."""
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(*(Say(("one",)), Stop()))
+        fake.script(Stop())  # an answer without a token but the one that ends it
+        _, two = await turns(socket, "one", "two")
+        (warm,) = await turns(socket, [], after=two["id"], generate=False)
+        (again,) = await turns(socket, [], after=warm["id"], generate=False)
+        (three,) = await turns(socket, [], after=again["id"])
+        assert three["status"] == "completed"
+        assert any(map(session_of, fake.requests))
+        assert all(each["prompt"] for each in fake.requests)
+
+
+async def test_without_any_session_the_server_says_why() -> None:
+    fake = FakeVllmWithSessions()
+    fake.sessions.limits = type(fake.sessions.limits)(0, 0, "no sessions are opened, because of the weather")
+    await fake.start()
+    for choice, is_refused in (("auto", False), ("on", True)):
+        engine = fake.engine(sessions=choice)
+        try:
+            if is_refused:
+                with pytest.raises(StartupError, match="because of the weather"):
+                    await engine.start()
+            else:
+                await engine.start()
+                assert isinstance(engine, VllmEngine)
+                assert engine.sessions is None
+        finally:
+            await engine.close()
+    await fake.close()
+
+
 async def test_other_instructions_are_another_context() -> None:
     async with running() as (fake, server), server.connect() as socket:
         _, two = await turns(socket, "one", "two", instructions="Be kind.")

@@ -155,7 +155,6 @@ REFUSED: dict[str, Any] = {
     "audio": {"voice": "alloy", "format": "wav"},
     "modalities": ["text", "audio"],
     "web_search_options": {},
-    "logit_bias": {"50256": -100},
     "min_p": 0.1,
     "repetition_penalty": 1.1,
     "guided_json": {"type": "object", "properties": {"a": {"type": "integer"}}},
@@ -170,7 +169,17 @@ def test_fields_that_no_engine_is_given_are_refused_by_name(name: str) -> None:
     assert f"'{name}'" in error.message
 
 
+def test_tokens_may_be_made_likelier_by_their_ids() -> None:
+    found = create(USER, logit_bias={"50256": -100, "7": 1})
+    assert found.token_bias == {50256: -100.0, 7: 1.0}
+    assert create(USER).token_bias is None
+
+
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "a bias of no id": ({"logit_bias": {"a": 1}}, "logit_bias"),
+    "a bias of a negative id": ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    "a large bias": ({"logit_bias": {"1": 101}}, "logit_bias"),
+    "many biases": ({"logit_bias": {str(number): 1 for number in range(1025)}}, "logit_bias"),
     "n of zero": ({"n": 0}, "n"),
     "a large n": ({"n": 9}, "n"),
     "temperature": ({"temperature": 3}, "temperature"),

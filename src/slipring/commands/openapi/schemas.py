@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, inspect, structs
 from slipring.protocol.chat_completions.answer_format import ChatFormat, ChatSchema
 from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.history import ChatMessage, Part, Role
-from slipring.protocol.chat_completions.request import ChatRequest
+from slipring.protocol.chat_completions.request import ChatRequest, LogitBias
 from slipring.protocol.chat_completions.tool_offer import (
     ChatFunction,
     ChatTool,
@@ -93,6 +93,7 @@ from slipring.protocol.messages.content import (
     ServerToolUseBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     UserBlock,
@@ -144,7 +145,7 @@ _REQUEST_TYPES: tuple[Any, ...] = (
     *(MessagesRequest, CountRequest, SentMessage, MessagesTool, McpServer, Edits),
     *(DocumentBlock, SearchResultBlock, ToolResultBlock, McpToolUseBlock, McpToolResultBlock),
     *(ImageBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ServerToolUseBlock),
-    *(WebSearchToolResultBlock, CodeExecutionToolResultBlock),
+    *(WebSearchToolResultBlock, CodeExecutionToolResultBlock, ToolReferenceBlock),
     *_ITEM_BODIES,
 )
 _ANSWER_TYPES: tuple[Any, ...] = (
@@ -266,6 +267,7 @@ def _raw_chat_fields() -> dict[type[Struct], dict[str, Schema]]:
             "response_format": _or_null(ref(ChatFormat)),
             "chat_template_kwargs": _or_null(_OBJECT),
             "stop": _inline(StopSequence | StopSequences | None),
+            "logit_bias": _inline(LogitBias | None),
             "metadata": _inline(Metadata | None),
             "moderation": _or_null(ref(ModerationConfig)),
         },

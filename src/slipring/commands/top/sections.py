@@ -20,6 +20,7 @@ from slipring.commands.top.state import (
 )
 from slipring.commands.top.tables import Column, Row, shortened, table
 from slipring.observation.live import Engine, Slot, Turn
+from slipring.protocol.timing import TurnReport
 
 _STAGE_AFTER = {
     "render": "engine queue",
@@ -329,8 +330,15 @@ def _turn_row(view: TurnView, now: float, name: _Name) -> Row:
         Text("" if saved is UNSET or not saved else size(saved), style="green"),
         Text("" if report.hosted_calls is UNSET else count(report.hosted_calls)),
         Text("" if report.marks is UNSET else ", ".join(report.marks), style="cyan"),
-        Text("" if report.fallback is UNSET else visible(report.fallback), style="yellow"),
+        Text(_why_in_full(report), style="yellow"),
     )
+
+
+def _why_in_full(report: TurnReport) -> str:
+    """Why a context was rendered in full, or a history was not recognised."""
+    if report.fallback is not UNSET:
+        return visible(report.fallback)
+    return "" if report.departed is UNSET else f"other {visible(report.departed.place)}"
 
 
 def _asked(turn: Turn) -> str:

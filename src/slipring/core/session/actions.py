@@ -45,6 +45,8 @@ class Loaded(Struct, frozen=True):
     items: dict[str, Item] = {}
     joined: Joined | None = None
     compared: ResponseState | None = None
+    is_comparable: bool = True
+    """False if the response to compare with could not be looked up."""
 
 
 class Load(Work[Loaded], frozen=True, eq=False):

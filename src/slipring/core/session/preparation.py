@@ -102,7 +102,8 @@ def bind(turn: Turn, known: Bound, loaded: Loaded, shared: SessionState) -> Boun
         items, inserted = joined.items + items, Inserted(len(joined.items), 0, "conversation")
     heads = shared.ports.heads
     head = parent.head if parent is not None else heads.find(turn.asked.tenant, request)
-    return Bound(parent, items, found, inserted, joined, head, known.compared or loaded.compared)
+    compared = known.compared or loaded.compared
+    return Bound(parent, items, found, inserted, joined, head, compared, loaded.is_comparable)
 
 
 # Prepare.

@@ -19,7 +19,13 @@ from slipring.core.turn import response_object
 from slipring.core.turn.turn import NO_TOKENS, Ended, Turn
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
-from slipring.protocol.responses import CacheDiagnostics, IncompleteDetails, InputTransformation, Response
+from slipring.protocol.responses import (
+    CacheDiagnostics,
+    DiagnosticsUnavailable,
+    IncompleteDetails,
+    InputTransformation,
+    Response,
+)
 
 
 def finish(turn: Turn, now: float) -> tuple[list[Event], Ended]:
@@ -70,6 +76,8 @@ def _diagnostics(turn: Turn, finished: Finished) -> CacheDiagnostics | UnsetType
     """Where the context departs from that of the response that the client has named for it."""
     if turn.asked.request.compared_id is None:
         return UNSET
+    if not turn.bound.is_comparable:
+        return DiagnosticsUnavailable()
     prepared, planned = turn.prepared, turn.planned
     assert prepared is not None
     continued = planned.job.parent if planned.job is not None else None

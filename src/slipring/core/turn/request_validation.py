@@ -3,6 +3,7 @@
 A field that is not supported is refused by name. ``docs/compatibility.md`` lists the same for users.
 """
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
@@ -65,6 +66,7 @@ def read_settings(
         seed=request.seed,
         top_k=request.top_k,
         stop=tuple(request.stop or ()),
+        logit_bias=_read_bias(request, capabilities),
         logprobs=logprobs,
         top_logprobs=request.top_logprobs or 0,
         parallel_tool_calls=True if parallel is None else parallel,
@@ -74,6 +76,21 @@ def read_settings(
         truncation=request.truncation or "disabled",
         pattern=request.answer_pattern,
     )
+
+
+def _read_bias(request: CreateRequest, capabilities: Capabilities) -> Mapping[int, float]:
+    bias = request.token_bias
+    if not bias:
+        return {}
+    if not capabilities.biased_ids:
+        raise UnsupportedParameter(
+            "Unsupported parameter: 'logit_bias': this model does not take it.", param="logit_bias"
+        )
+    if (unknown := max(bias)) >= capabilities.biased_ids:
+        raise InvalidRequest(
+            f"Invalid 'logit_bias': this model has no token with the id {unknown}.", param="logit_bias"
+        )
+    return bias
 
 
 def read_conversation(request: CreateRequest) -> str | None:

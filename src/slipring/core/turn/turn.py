@@ -126,6 +126,8 @@ class Bound(Struct, frozen=True, eq=False):
     """A head that was read before and may be that of the request."""
     compared: ResponseState | None = None
     """The response that the client wants the context to be compared with, if it was found."""
+    is_comparable: bool = True
+    """False if it could not be looked up."""
 
     @property
     def history_bytes(self) -> int:

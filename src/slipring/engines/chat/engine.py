@@ -10,7 +10,17 @@ from contextlib import suppress
 from msgspec import structs
 
 from slipring.base.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError
-from slipring.core.generation import Accepted, Capabilities, Delta, Emit, Finished, Job, Model, deliver
+from slipring.core.generation import (
+    ANY_ID,
+    Accepted,
+    Capabilities,
+    Delta,
+    Emit,
+    Finished,
+    Job,
+    Model,
+    deliver,
+)
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
 from slipring.engines.chat.answer import ChatAnswer, ChatReader
@@ -47,7 +57,9 @@ class ChatEngine(RemoteEngine):
         return cls(read_options(text))
 
     def models(self) -> Sequence[Model]:
-        capabilities = Capabilities(logprobs=self.options.logprobs, images=self.options.images)
+        capabilities = Capabilities(
+            logprobs=self.options.logprobs, images=self.options.images, biased_ids=ANY_ID
+        )
         return [Model(name=name, owner="chat", capabilities=capabilities) for name in self._names]
 
     async def start(self) -> None:

@@ -139,6 +139,7 @@ def _sampling(job: Job, options: ChatOptions) -> dict[str, Any]:
         "presence_penalty": settings.presence_penalty,
         "frequency_penalty": settings.frequency_penalty,
         "seed": settings.seed,
+        "logit_bias": {str(id): bias for id, bias in settings.logit_bias.items()} or None,
         "reasoning_effort": settings.effort,
         "logprobs": True if settings.logprobs else None,
         "top_logprobs": settings.top_logprobs or None,

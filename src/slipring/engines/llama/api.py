@@ -42,6 +42,8 @@ def _sampling(settings: Settings, sampling: Sampling) -> dict[str, Any]:
     asked = sampling.fields(settings, penalty_name="repeat_penalty", unlimited_top_k=0)
     if sampling.penalty_window is not None:
         asked["repeat_last_n"] = sampling.penalty_window
+    if settings.logit_bias:  # as pairs: the keys of an object would be texts whose tokens are meant
+        asked["logit_bias"] = [[id, bias] for id, bias in settings.logit_bias.items()]
     if settings.seed is not None:
         asked["seed"] = settings.seed
     if settings.logprobs:

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Raw, structs
 
 from slipring.base.errors import PermissionDenied
-from slipring.core.generation import Begun, Capabilities, Delta, Emit, Job, Model, Prefill, deliver
+from slipring.core.generation import ANY_ID, Begun, Capabilities, Delta, Emit, Job, Model, Prefill, deliver
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.constraints.answer_grammar import constrains_calls, grammar_of
@@ -79,7 +79,9 @@ class LlamaEngine(Engine):
         self.model = model
         self.renderer = model.renderer
         # llama.cpp reports no logprobs for tokens that it had drafted.
-        capabilities = Capabilities(logprobs=not self.options.spec)
+        capabilities = Capabilities(
+            logprobs=not self.options.spec, biased_ids=model.renderer.vocabulary.size or ANY_ID
+        )
         self._models = [
             Model(
                 name=model.name,

@@ -97,20 +97,26 @@ class JobQueue:
         """Jobs that wait for their turn."""
         return self._waiters
 
-    def require_room(self, tenant: str) -> None:
-        """Raise now what ``ticket`` would raise: before a context is rendered and tokenized in vain."""
-        if self._is_full and self._displaced_by(tenant) is None:
+    def require_room(self, tenant: str, loop: str | None = None) -> None:
+        """Raise now what ``ticket`` will raise: before a context is rendered and tokenized in vain. ``loop``:
+        its key, if jobs are scheduled."""
+        if self._waiters < self._max_waiting or self._displaced_by(tenant) is not None:
+            return
+        if self._schedule is None:
+            may_run = self._running < self._max_jobs
+        else:
+            may_run = loop is not None and self._schedule.is_open_to(loop)
+        if not may_run:
             raise _too_busy()
 
     @contextmanager
     def ticket(self, tenant: str, need: Need | None = None) -> Iterator["Ticket"]:
         """Take a place, or one in the tenant's queue. Raises ``RateLimited`` if the queue is full and no
         tenant has more jobs in it than this one."""
-        self.require_room(tenant)
-        if self._is_full:
-            self._make_room(tenant)
         ticket = Ticket(self, tenant, need)
         try:
+            if ticket.has_to_wait and self._waiters > self._max_waiting:
+                self._make_room(tenant)
             yield ticket
         finally:
             ticket.give_back()
@@ -196,21 +202,18 @@ class JobQueue:
         self._review = None
         self._start_scheduled(schedule)
 
-    @property
-    def _is_full(self) -> bool:
-        is_busy = self._schedule is not None or self._running >= self._max_jobs
-        return is_busy and self._waiters >= self._max_waiting
-
-    def _displaced_by(self, tenant: str) -> str | None:
-        """The tenant with the most waiting jobs, if it has more than ``tenant`` would have with one more."""
+    def _displaced_by(self, tenant: str, more: int = 1) -> str | None:
+        """The tenant with the most waiting jobs, if it has more than ``tenant`` would have with some more."""
         most = max(self._waiting, key=lambda name: len(self._waiting[name]), default=tenant)
         own = len(self._waiting.get(tenant, ()))
-        return most if most != tenant and len(self._waiting[most]) > own + 1 else None
+        return most if most != tenant and len(self._waiting[most]) > own + more else None
 
     def _make_room(self, tenant: str) -> None:
-        """Refuse the latest job of the tenant that has to make room for one of ``tenant``."""
-        most = self._displaced_by(tenant)
-        assert most is not None
+        """Refuse the latest job of the tenant that has to make room for the one that ``tenant`` has added.
+        Raises ``RateLimited`` if none has."""
+        most = self._displaced_by(tenant, more=0)
+        if most is None:
+            raise _too_busy()
         latest = self._waiting[most][-1]
         self._give_up(latest)
         assert latest.start is not None
@@ -231,8 +234,8 @@ class JobQueue:
             if ticket.outcome is None:
                 self._schedule.withdraw(ticket.scheduled, _now())
             else:
-                tokens, tools = ticket.outcome
-                self._schedule.end(ticket.scheduled, tokens, tools, _now())
+                tokens, tools, key = ticket.outcome
+                self._schedule.end(ticket.scheduled, tokens, tools, _now(), key)
             self._start_scheduled(self._schedule)
         elif self._waiting:
             tenant, queue = next(iter(self._waiting.items()))
@@ -336,10 +339,10 @@ class Admission(JobQueue):
         for breaker in self._breakers.values():
             await breaker.close()
 
-    def require_admission(self, tenant: str, model: str = "") -> None:
-        """Raise now what ``admission`` would raise."""
+    def require_admission(self, tenant: str, model: str = "", loop: str | None = None) -> None:
+        """Raise now what ``admission`` will raise."""
         self._breaker(model).require_closed()
-        self.require_room(tenant)
+        self.require_room(tenant, loop)
 
     @contextmanager
     def admission(self, tenant: str, model: str = "", need: Need | None = None) -> Iterator["Ticket"]:
@@ -424,9 +427,9 @@ class Ticket:
         self.start: asyncio.Future[None] | None = None
         """Done when the job may run; None if it never had to wait."""
         self.scheduled: LoopTurn | None = None
-        self.outcome: tuple[int, Sequence[str]] | None = None
-        """After the job: the tokens of its context, and the tools for which its loop waits. None if it
-        failed."""
+        self.outcome: tuple[int, Sequence[str], str] | None = None
+        """After the job: the tokens of its context, the tools for which its loop waits, and the key of the
+        loop. None if it failed."""
         self.sent_at = self.begun_at = 0.0
         """When its request was sent, and when its answer began."""
         queue._enter(self, need)

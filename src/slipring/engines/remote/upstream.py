@@ -115,6 +115,25 @@ def branch_keys(job: Job) -> list[str]:
     ]
 
 
+def loop_key(job: Job) -> str:
+    """A keyed hash of the job's branch. Chains with one `prompt_cache_key` have different ones: each of them
+    has a context of its own."""
+    branch, parent = job.branch, job.parent
+    if branch.parent is not None or parent is None:
+        return _loop_key(job.tenant, branch.id)
+    return _loop_key(job.tenant, parent.root_id)
+
+
+def compacted_key(job: Job) -> str:
+    """The ``loop_key`` of what follows the compaction for which this job has written the summary: its chain
+    begins anew with this response."""
+    return _loop_key(job.tenant, job.response_id)
+
+
+def _loop_key(tenant: str, first_id: str) -> str:
+    return _keyed_hash(f"loop\0{tenant}\0{first_id}")
+
+
 def tenant_salt(tenant: str) -> str:
     """A keyed hash that separates tenants in prefix caches that take a salt."""
     return _keyed_hash(f"salt\0{tenant}")

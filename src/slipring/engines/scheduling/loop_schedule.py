@@ -164,6 +164,12 @@ class LoopSchedule:
             *(loop.tenant, "paused", now - loop.paused_at, loop.charged, loop.turns, loop.kind[1], usually_s)
         )
 
+    def is_open_to(self, key: str) -> bool:
+        """Whether the next turn of a loop may run at once."""
+        loop = self._loops.get(key)
+        has_place = loop is not None and loop.paused_at is not None and loop.is_resident
+        return len(self._running) < self.rules.most_running and (has_place or not self._waiting)
+
     # What happens
 
     def ask(self, tenant: str, need: Need, now: float) -> Turn:
@@ -199,10 +205,13 @@ class LoopSchedule:
         self._shed()
         return turn
 
-    def end(self, turn: Turn, tokens: int, tools: Iterable[str], now: float) -> None:
-        """A running turn has ended with a context of so many tokens; the loop waits for these tools."""
+    def end(self, turn: Turn, tokens: int, tools: Iterable[str], now: float, key: str | None = None) -> None:
+        """A running turn has ended with a context of so many tokens; the loop waits for these tools. ``key``:
+        its name from now on, if that changes."""
         self._running.remove(turn)
         loop = turn.loop
+        if key is not None:
+            self._rename(loop, key)
         loop.turns += 1
         if loop.turns > 1:
             self._growth += _GROWTH_MEMORY * (max(tokens - loop.tokens, 0) - self._growth)
@@ -215,10 +224,22 @@ class LoopSchedule:
     def withdraw(self, turn: Turn, now: float) -> None:
         """A turn does not want to run any more, or has failed."""
         if self._waiting.pop(turn, turn) is None:
-            self._pause(turn.loop, now)
+            self._resume_pause(turn.loop, now)
         elif turn in self._running:
             self._running.remove(turn)
-            self._pause(turn.loop, now)
+            self._resume_pause(turn.loop, now)
+
+    def _resume_pause(self, loop: Loop, now: float) -> None:
+        """A turn has brought nothing. Without a turn that has ended, its loop has no context that a later one
+        could continue, and whose end would be noticed."""
+        if not loop.turns and self._loops.get(loop.key) is loop:
+            del self._loops[loop.key]
+        self._pause(loop, now)
+
+    def _rename(self, loop: Loop, key: str) -> None:
+        if key not in self._loops and self._loops.get(loop.key) is loop:
+            self._loops[key] = self._loops.pop(loop.key)
+            loop.key = key
 
     def drop(self, key: str) -> None:
         """A loop has ended: it will not come back."""

@@ -85,6 +85,7 @@ class Sampling(Struct, frozen=True):
             "presence_penalty": settings.presence_penalty,
             "frequency_penalty": settings.frequency_penalty,
             penalty_name: self.repetition_penalty,
+            "logit_bias": {str(id): bias for id, bias in settings.logit_bias.items()} or None,
         }
         return {name: value for name, value in fields.items() if value is not None}
 

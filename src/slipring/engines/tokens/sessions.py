@@ -21,7 +21,7 @@ from typing import NamedTuple
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Job
 from slipring.engines.remote.http_failures import HttpFailure, TimedOut
-from slipring.engines.remote.upstream import branch_keys
+from slipring.engines.remote.upstream import loop_key
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.prompts.rendering import Body, EncodedIds, Rendered
 from slipring.protocol import wire
@@ -255,7 +255,7 @@ class Sessions:
         now = time.monotonic()
         if now < self._refused_until or not self._make_room(sent.total):
             return None
-        session = Session(job.tenant, branch_keys(job)[0], now)
+        session = Session(job.tenant, loop_key(job), now)
         session.tokens, session.since = sent.total, since
         self._open[session.id] = session
         try:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import (
+    ANY_ID,
     Capabilities,
     Delta,
     Emit,
@@ -34,6 +35,8 @@ from slipring.engines.remote.upstream import (
     Upstream,
     UpstreamOptions,
     branch_keys,
+    compacted_key,
+    loop_key,
     startup_errors,
 )
 from slipring.engines.remote.upstream_errors import refusal
@@ -60,6 +63,8 @@ _EXPECTED_TOKENS = 256
 """Tokens of an answer for which there has to be room in the server's cache."""
 _SCHEDULED = 0.95
 """The part of the server's cache that is scheduled: it keeps whole blocks, and other users may need some."""
+_COMPACTION = "compaction"
+"""What a loop waits for after its summary, as with the name of a tool: the turn that goes on with it."""
 _REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
@@ -170,7 +175,7 @@ class TokenServer(RemoteEngine):
         model = Model(
             name=served.name,
             owner=self.name,
-            capabilities=Capabilities(logprobs=True),
+            capabilities=Capabilities(logprobs=True, biased_ids=vocabulary.size or ANY_ID),
             defaults=info.sampling.defaults(),
             context_tokens=served.context,
             rewrites_answers=self.renderer.rewrites_answers,
@@ -199,7 +204,7 @@ class TokenServer(RemoteEngine):
         await self._upstream.close()
 
     async def generate(self, job: Job, emit: Emit) -> None:
-        self._admission.require_admission(job.tenant)
+        self._admission.require_admission(job.tenant, loop=None if self.schedule is None else loop_key(job))
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
         constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
@@ -234,7 +239,7 @@ class TokenServer(RemoteEngine):
             return None
         parent = position_of(job) if job.fork and not job.recognised else None
         tokens = sent.total + min(limit, _EXPECTED_TOKENS)
-        return Need(branch_keys(job)[0], tokens, 0 if parent is None else parent.total)
+        return Need(loop_key(job), tokens, 0 if parent is None else parent.total)
 
     def _ended(self, job: Job, last: list[Delta], answer: TokenAnswer, ticket: Ticket) -> None:
         """A job has ended: its chain goes on later, or ends some time."""
@@ -242,14 +247,13 @@ class TokenServer(RemoteEngine):
         assert isinstance(finished, Finished)
         position = finished.position
         assert isinstance(position, Rendered)
-        if self.chain_ends is None and self._loop_ends is None:
-            return
-        key = branch_keys(job)[0]
-        for ends in (self.chain_ends, self._loop_ends):
-            if ends is not None:
-                ends.watch(key, position)
-        if self.schedule is not None:
-            ticket.outcome = position.total, answer.called
+        if self.chain_ends is not None:
+            self.chain_ends.watch(branch_keys(job)[0], position)
+        if self.schedule is not None and self._loop_ends is not None:
+            key = compacted_key(job) if job.is_summary else loop_key(job)
+            self._loop_ends.watch(key, position)
+            tools = (_COMPACTION,) if job.is_summary else answer.called
+            ticket.outcome = position.total, tools, key
             prefilled = finished.input_tokens - finished.cached_tokens
             self.schedule.measured(prefilled, ticket.begun_at - ticket.sent_at)
 

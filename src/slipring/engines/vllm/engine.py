@@ -6,6 +6,7 @@ If the server has loaded the plugin of ``sessions_plugin``, turns of a chain sen
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
+
+log = logging.getLogger("slipring")
 
 _OLDEST = "0.11"
 """The oldest version that returns the ids it emits and takes ``structured_outputs``."""
@@ -146,7 +149,8 @@ class VllmEngine(SessionServer):
     def takes_session(self, job: Job, constraint: Constraint | None) -> bool:
         # vLLM reads these from the first turn of a session only.
         settings = job.settings
-        return constraint is None and settings.seed is None and not (settings.logprobs and job.generate)
+        reads_once = settings.seed is not None or settings.logit_bias
+        return constraint is None and not reads_once and not (settings.logprobs and job.generate)
 
     def write_in_session(
         self, job: Job, sent: Rendered, addressed: Addressed, limit: int, constraint: Constraint | None
@@ -181,12 +185,15 @@ class VllmEngine(SessionServer):
             raise StartupError(
                 f"--engine vllm: {options.url} has no sessions; start it with VLLM_PLUGINS=slipring_sessions"
             ) from error
-        most = min(options.max_sessions, limits.most_sessions)
-        if not most:
+        if not limits.most_sessions:
+            found = f"{options.url}: {limits.refused or 'no sessions are opened'}"
+            if options.sessions == "on":
+                raise StartupError(f"--engine vllm: {found}")
+            log.warning("%s", found)
             return None
         return Sessions(
             Protocol("vLLM", None, self._end_session, keeps_last=False),
-            most=most,
+            most=min(options.max_sessions, limits.most_sessions),
             most_tokens=limits.most_tokens,
             idle_s=options.session_idle_s,
             is_scheduled=self.schedule is not None,
@@ -235,6 +242,8 @@ class _SessionLimits(Struct):
 
     most_sessions: int
     most_tokens: int
+    refused: str = ""
+    """Why it allows none, if so."""
 
 
 class _Logprobs(Struct):

@@ -8,7 +8,7 @@ vLLM drops the last id that a turn has emitted, because it was never computed. S
 holds the ids of its prompts and all but the last of those that were emitted. A turn says how many ids it
 expects to be held, and is refused if there are more or fewer.
 
-Needs nothing of slipring but this module, and nothing beyond what vLLM installs.
+Needs nothing of slipring but this module and ``session_scheduler``, and nothing beyond what vLLM installs.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+
+from slipring.engines.vllm.session_scheduler import PLUGIN, fault_of
 
 log = logging.getLogger("vllm.slipring")
 
@@ -75,6 +77,8 @@ class Limits(Struct, frozen=True):
     sessions: int
     tokens: int
     """What sessions hold cannot be used for anything else, so the longest request must fit beside them."""
+    refused: str = ""
+    """Why there are none, if so."""
 
 
 class Session:
@@ -88,7 +92,7 @@ class Session:
         self.is_busy = True
         """A turn has begun, and not ended."""
         self.is_answered = False
-        """The request for that turn is being answered. Its client may leave before that."""
+        """The request for that turn is being answered. The session may be ended before that."""
         self.inputs: asyncio.Queue[Any] = asyncio.Queue()
         self.outputs: AsyncGenerator[Any, None]
         self.expiry: asyncio.TimerHandle | None = None
@@ -128,7 +132,8 @@ class Sessions:
             session = self._opened(turn)
         session.is_busy = True
         session.held += len(turn.prompt)
-        self._expire_later(session)
+        if session.expiry is not None:
+            session.expiry.cancel()
         session.inputs.put_nowait(made)
         return session
 
@@ -143,24 +148,28 @@ class Sessions:
         self._open[session.id] = session
         return session
 
-    def answer(self, session: Session) -> None:
-        """The request for a turn is being answered: until that ends, the session cannot expire."""
-        session.is_answered = True
-        if session.expiry is not None:
-            session.expiry.cancel()
+    def answer(self, session: Session) -> bool:
+        """The request for a turn is being answered. Returns False if the session was ended before; then its
+        generator is being closed."""
+        session.is_answered = self._open.get(session.id) is session
+        return session.is_answered
 
     def complete(self, session: Session, emitted: int) -> None:
         """End a turn that has emitted so many ids. A session that was ended meanwhile stays busy, so that the
         request which answers the turn closes it."""
-        if session.id not in self._open:
+        if self._open.get(session.id) is not session:
             return
         session.held += max(emitted - 1, 0)
         session.is_busy = session.is_answered = False
         self._expire_later(session)
 
+    def abandon(self, session: Session) -> None:
+        """End a session if its turn has begun and nobody is left to answer it."""
+        if session.is_busy and self._open.get(session.id) is session:
+            session.is_answered = False
+            self.end(session.id)
+
     def _expire_later(self, session: Session) -> None:
-        if session.expiry is not None:
-            session.expiry.cancel()
         loop = asyncio.get_running_loop()
         session.expiry = loop.call_later(session.idle_s, self.end, session.id)
 
@@ -180,9 +189,10 @@ class Sessions:
         return True
 
 
-def limits_of(config: Any) -> Limits:
-    """What sessions may take of an engine with this ``VllmConfig``: at most half of its requests and of its
-    KV cache, and only what the longest request leaves. Nothing where a session is not known to be safe."""
+def limits_of(config: Any, version: str) -> Limits:
+    """What sessions may take of an engine of this version with this ``VllmConfig``: at most half of its
+    requests and of its KV cache, and only what the longest request leaves. Nothing where a session is not
+    known to be right."""
     parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
     reasons = {
         "speculative decoding": config.speculative_config is not None,
@@ -191,18 +201,24 @@ def limits_of(config: Any) -> Limits:
         "KV transfer": config.kv_transfer_config is not None,
         "a model with state beside its KV cache": model.is_hybrid or model.has_inner_state,
     }
-    if found := [name for name, holds in reasons.items() if holds]:
-        log.warning("no sessions are opened, because of %s", ", ".join(found))
-        return Limits(0, 0)
+    found = [name for name, holds in reasons.items() if holds]
+    if fault := fault_of(version):
+        found.append(fault)
     tokens = (cache.num_gpu_blocks or 0) * cache.block_size
     most = max(min(tokens // 2, tokens - model.max_model_len), 0)
-    return Limits(max(config.scheduler_config.max_num_seqs // 2, 1) if most else 0, most)
+    if not most:
+        found.append("a KV cache that holds no more than one request of the greatest length")
+    if found:
+        refused = f"no sessions are opened, because of {', '.join(found)}"
+        log.warning("%s", refused)
+        return Limits(0, 0, refused)
+    return Limits(max(config.scheduler_config.max_num_seqs // 2, 1), most)
 
 
 class SessionsPlugin:
     """What ``VLLM_PLUGINS=slipring_sessions`` loads."""
 
-    name = "slipring_sessions"
+    name = PLUGIN
     required_tasks = ("generate",)
 
     def __init__(self) -> None:
@@ -217,6 +233,7 @@ class SessionsPlugin:
         ]
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        import vllm
         from vllm.engine.protocol import StreamingInput
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -239,7 +256,7 @@ class SessionsPlugin:
             return engine_client.generate(inputs, params(turn), id, priority=turn.priority)
 
         self._make_input = make_input
-        self._sessions = Sessions(limits_of(engine_client.vllm_config), generate)
+        self._sessions = Sessions(limits_of(engine_client.vllm_config, vllm.__version__), generate)
 
     async def _status(self, request: Request) -> Response:
         sessions = self._ready()
@@ -250,6 +267,7 @@ class SessionsPlugin:
                 "most_tokens": limits.tokens,
                 "sessions": len(sessions),
                 "tokens": sessions.held_tokens,
+                "refused": limits.refused,
             }
         )
 
@@ -262,7 +280,7 @@ class SessionsPlugin:
             return _refusal(400, str(error))
         except TurnRefused as error:
             return _refusal(error.status, str(error))
-        return StreamingResponse(answered(sessions, session, turn), media_type="text/event-stream")
+        return _Answer(sessions, session, turn)
 
     async def _end(self, request: Request) -> Response:
         return JSONResponse({"ended": self._ready().end(request.path_params["id"])})
@@ -275,11 +293,30 @@ class SessionsPlugin:
 decode_turn = msgspec.json.Decoder(Turn).decode
 
 
+class _Answer(StreamingResponse):
+    """The answer to a request for a turn. A client may leave before its first event, or while one is being
+    sent; then nothing but garbage collection would close the generator of events, some time."""
+
+    def __init__(self, sessions: Sessions, session: Session, turn: Turn) -> None:
+        self._sessions, self._session = sessions, session
+        self._events = answered(sessions, session, turn)
+        super().__init__(self._events, media_type="text/event-stream")
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+            self._sessions.abandon(self._session)
+
+
 async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGenerator[bytes, None]:
     """The events of a turn, in the form of a streamed completion. A turn that does not end regularly, or
     whose client leaves, ends its session."""
     emitted, reason = 0, None
-    sessions.answer(session)
+    if not sessions.answer(session):
+        yield _event(error={"message": "The session has ended.", "code": 404})
+        return
     try:
         while reason is None:
             output = await anext(session.outputs)

@@ -61,6 +61,11 @@ class Vocabulary(ABC):
     is_local: bool = True
     """Whether ``encode`` works in this process. If False, it waits for a server."""
 
+    @property
+    def size(self) -> int | None:
+        """How many tokens there are, control tokens included; None if that is not known here."""
+        return None
+
     @abstractmethod
     def encode(self, text: str, budget: TokenBudget = UNLIMITED) -> list[int]:
         """Return the ids of a text. What looks like a control token is encoded as text.

@@ -24,6 +24,9 @@ from slipring.protocol.requests import (
 T = TypeVar("T")
 MOST_CHOICES = 8
 """The largest ``n``."""
+LogitBias = Annotated[
+    dict[Annotated[int, Meta(ge=0)], Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)
+]
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
     "bad_words": ([],),
@@ -36,7 +39,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "guided_regex": (),
     "ignore_eos": (False,),
     "json_schema": (),
-    "logit_bias": ({},),
     "min_p": (0,),
     "min_tokens": (0,),
     "modalities": (["text"],),
@@ -81,6 +83,7 @@ class ChatRequest(Struct, dict=True):
     n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
     stop: Raw | UnsetType = UNSET
     seed: int | None = None
+    logit_bias: Raw | UnsetType = UNSET
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
@@ -146,6 +149,11 @@ class ChatRequest(Struct, dict=True):
         return [given] if isinstance(given, str) else given or []
 
     @property
+    def read_bias(self) -> dict[int, float] | None:
+        """What is added to the logits of tokens, by their ids."""
+        return short(self.logit_bias, "logit_bias", _bias)
+
+    @property
     def top_logprobs_wanted(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("'top_logprobs' requires 'logprobs' to be true.", param="top_logprobs")
@@ -165,6 +173,7 @@ _request: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(
 )
 _value = msgspec.json.Decoder()
 _stop: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(StopSequence | StopSequences)
+_bias: msgspec.json.Decoder[dict[int, float]] = msgspec.json.Decoder(LogitBias)
 _metadata: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(Metadata)
 _moderation = msgspec.json.Decoder(ModerationConfig)
 _template_arguments = msgspec.json.Decoder(dict[str, Any])

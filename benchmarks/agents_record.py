@@ -1,0 +1,296 @@
+"""The records of ``many_agents.py``, and what the pages show of them: tables, a sentence, the figure.
+
+A cell with a wrong answer has no times.
+"""
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from comparison import NAMES, OWN, WAYS, WITH_SESSIONS, Measured, Plan
+from msgspec import Struct
+
+from slipring.commands.bench.report import palette, scripts
+from slipring.commands.bench.results import Machine
+
+RESULTS = Path(__file__).parent / "results" / "agents"
+Pauses = tuple[float, float]
+_LAST = 5
+_SCRIPT = Path(__file__).with_name("agents.js")
+_STYLE = """
+text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--soft)}
+.title{font-size:17px;font-weight:700;fill:var(--ink)}.head{font-weight:700;fill:var(--ink)}
+.name{fill:var(--ink)}.small{font-size:12px}.paper{fill:var(--paper);stroke:var(--rule)}
+"""
+
+
+class Cell(Struct, frozen=True):
+    """What is measured at a time."""
+
+    server: str
+    way: str
+    at_once: int
+    plan: Plan
+
+    @property
+    def title(self) -> str:
+        return f"{NAMES[self.server]} {WAYS[self.way]}"
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.server, self.way
+
+
+class Run(Struct):
+    """The measurements of a cell. Times are in ms, by loop and turn."""
+
+    cell: Cell
+    repeat: int
+    wall_ms: float
+    cpu_ms: dict[str, float]
+    """CPU time of each process."""
+    first_ms: list[list[float]]
+    total_ms: list[list[float]]
+    prefilled_tokens: int
+    """What the engine had to read of all prompts: the rest was in its cache, or in a session."""
+    prompt_tokens: int
+    last_tokens: int
+    """The length of the last prompt of a loop."""
+    sent_bytes: int
+    wrong: str | None = None
+
+
+class Record(Struct, kw_only=True):
+    """All measurements with one model."""
+
+    shape: str
+    model: dict[str, Any]
+    when: str
+    machine: Machine
+    gpu: str | None
+    versions: dict[str, str]
+    command: str
+    left_out: dict[str, str] = {}
+    """Servers that were not measured, and why."""
+    measured: list[Run] = []
+
+
+def run_of(measured: Measured, cell: Cell) -> Run:
+    turns = [turn for loop in measured.turns for turn in loop]
+    return Run(
+        cell=cell,
+        repeat=measured.repeat,
+        wall_ms=round(measured.wall_ms, 1),
+        cpu_ms={name: round(spent, 1) for name, spent in measured.cpu_ms.items()},
+        first_ms=[[round(turn.first_ms, 1) for turn in loop] for loop in measured.turns],
+        total_ms=[[round(turn.total_ms, 1) for turn in loop] for loop in measured.turns],
+        prefilled_tokens=sum(turn.input_tokens - turn.cached_tokens for turn in turns),
+        prompt_tokens=sum(turn.input_tokens for turn in turns),
+        last_tokens=max((turn.input_tokens for turn in turns), default=0),
+        sent_bytes=sum(turn.sent_bytes for turn in turns),
+        wrong=measured.wrong,
+    )
+
+
+def decode(path: Path) -> Record:
+    return msgspec.json.decode(path.read_bytes(), type=Record)
+
+
+def write(record: Record, path: Path) -> None:
+    """Replaces the file at once, so that a run that is stopped leaves a whole one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(msgspec.to_builtins(record), separators=(",", ":")) + "\n")
+    unfinished.replace(path)
+
+
+def read(shape: str) -> Record:
+    return decode(RESULTS / f"{shape}.json")
+
+
+def about(record: Record) -> str:
+    """The model, the loops and the machine."""
+    plan = record.measured[0].cell.plan
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    left_out = "".join(f" Not measured: {why}." for why in record.left_out.values())
+    where = record.gpu or "no GPU"
+    return (
+        f"{_heading(record)}, random weights. {plan.turns} turns; each brings"
+        f" {plan.output_bytes / 1000:g} kB of a tool's output and asks for {plan.answer_tokens} tokens;"
+        f" {_last_tokens(record):,} tokens at the end. {record.when[:10]}, {where}, {record.machine.cpu},"
+        f" {record.machine.cores} cores; {versions}.{left_out}"
+    )
+
+
+def table(record: Record, pauses: bool) -> str:
+    """A row for each way and number of loops at once."""
+    chosen = _by_cell(record, pauses)
+    processes = list(dict.fromkeys(name for runs in chosen.values() for run in runs for name in run.cpu_ms))
+    lines = [
+        f"| loops at once | way | time s | a turn ms | first token ms: all, last {_LAST} turns"
+        f" | prefilled tokens | CPU ms a turn: {' / '.join(processes)} |",
+        "|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for cell, runs in chosen.items():
+        named = f"| {cell.at_once} | {cell.title} |"
+        if wrong := next((run.wrong for run in runs if run.wrong), None):
+            lines.append(f"{named} {_shortened(wrong)} | | | | |")
+            continue
+        first = _median(ms for run in runs for loop in run.first_ms for ms in loop)
+        late = _median(ms for run in runs for loop in run.first_ms for ms in loop[-_LAST:])
+        turn = _median(ms for run in runs for loop in run.total_ms for ms in loop)
+        prefilled = statistics.median(run.prefilled_tokens for run in runs)
+        cpu = " / ".join(_cpu(runs, name) for name in processes)
+        lines.append(
+            f"{named} {_span([run.wall_ms / 1e3 for run in runs])} | {turn:,.0f} | {first:,.0f}, {late:,.0f}"
+            f" | {prefilled:,.0f} | {cpu} |"
+        )
+    return "\n".join(lines)
+
+
+def short_table(records: Sequence[Record]) -> str:
+    """The times alone, without pauses: a row for each model and way, a column for each number of loops."""
+    amounts = sorted({amount for record in records for amount in _amounts(record)})
+    lines = [
+        f"| model | loops at once: | {' | '.join(map(str, amounts))} |",
+        f"|---|---|{'---:|' * len(amounts)}",
+    ]
+    for record in records:
+        found = {(cell.key, cell.at_once): runs for cell, runs in _by_cell(record, pauses=False).items()}
+        for key in dict.fromkeys(key for key, _ in found):
+            cells = [
+                f"{_wall_s(found[key, at]):.1f} s" if _is_right(found.get((key, at), ())) else ""
+                for at in amounts
+            ]
+            lines.append(f"| {_SIZES[record.shape]} | {NAMES[key[0]]} {WAYS[key[1]]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def sentence(record: Record) -> str:
+    """How much faster sessions are than vLLM's own endpoint, for each number of loops at once."""
+    found = {(cell.key, cell.at_once): runs for cell, runs in _by_cell(record, pauses=False).items()}
+    parts = []
+    for amount in _amounts(record):
+        own, other = found.get((_SESSIONS, amount)), found.get((_CHAT, amount))
+        if own and other and _is_right(own) and _is_right(other):
+            loops = "one loop" if amount == 1 else f"{amount} loops"
+            times = _wall_s(own), _wall_s(other)
+            parts.append(f"{loops} {times[0]:.1f} s against {times[1]:.1f} s ({_ratio(times[1] / times[0])})")
+    return f"Sessions against vLLM's own Chat Completions: {'; '.join(parts)}."
+
+
+def figure(records: Sequence[Record]) -> str:
+    """Loops at once against the time of all of them, as SVG: one plot for each model."""
+    shown = (_CHAT, _SOCKET, _SESSIONS)
+    plots = []
+    for record in records:
+        found = {(cell.key, cell.at_once): runs for cell, runs in _by_cell(record, pauses=False).items()}
+        amounts = [
+            amount
+            for amount in _amounts(record)
+            if all((key, amount) in found and _is_right(found[key, amount]) for key in shown)
+        ]
+        plots.append(
+            {
+                "heading": _heading(record),
+                "amounts": amounts,
+                "series": [
+                    {
+                        "name": _SHORT[key],
+                        "style": {"css": css, "dash": dash, "mark": mark},
+                        "values": [_wall_s(found[key, amount]) for amount in amounts],
+                    }
+                    for key, (css, dash, mark) in zip(shown, _STYLES, strict=True)
+                ],
+            }
+        )
+    first = records[0]
+    texts = {
+        "title": "Agents at once over one vLLM: time until all have finished their loops",
+        "about": " ".join(f"{_heading(record)}: {sentence(record)}" for record in records),
+        "subtitle": _subtitle(records),
+        "conditions": f"{first.when[:10]} · {first.gpu or first.machine.cpu} · vLLM {first.versions['vllm']}"
+        f" · {first.measured[0].cell.plan.turns} turns, {_last_tokens(first):,} tokens at the end, no pauses"
+        " · random weights",
+    }
+    return scripts.still(_SCRIPT, {"css": palette.css() + _STYLE, "plots": plots, **texts}) + "\n"
+
+
+_CHAT, _SOCKET, _SESSIONS = ("vllm", "chat"), (OWN, "websocket"), (WITH_SESSIONS, "websocket")
+_SHORT = {
+    _CHAT: "vLLM, Chat Completions",
+    _SOCKET: "slipring, WebSocket",
+    _SESSIONS: "slipring, WebSocket and sessions",
+}
+_SIZES = {"tiny": "a tiny model", "small": "0.3B", "7b": "as large as 7B models"}
+_STYLES = (("m0", "7 3", "circle"), ("m4", "10 3 2 3", "square"), ("m3", None, "diamond"))
+
+
+def _subtitle(records: Sequence[Record]) -> str:
+    """What the most loops at once gain, in a line."""
+    parts = []
+    for record in records:
+        found = {(cell.key, cell.at_once): runs for cell, runs in _by_cell(record, pauses=False).items()}
+        most = max(at for key, at in found if key == _SESSIONS and (_CHAT, at) in found)
+        factor = _wall_s(found[_CHAT, most]) / _wall_s(found[_SESSIONS, most])
+        parts.append(f"{most} agents {_ratio(factor)}")
+    return f"With sessions {', large model: '.join(parts)} (there the engine's own work is everybody's)"
+
+
+def _last_tokens(record: Record) -> int:
+    return max(run.last_tokens for run in record.measured)
+
+
+def _heading(record: Record) -> str:
+    return f"{record.model['layers']} layers of {record.model['width']:,} ({_SIZES[record.shape]})"
+
+
+def _by_cell(record: Record, pauses: bool) -> dict[Cell, list[Run]]:
+    """All repeats of the cells with or without pauses: by number of loops, then in the order of ``NAMES``."""
+    order = [(server, way) for server in NAMES for way in WAYS]
+    found: dict[Cell, list[Run]] = {}
+    for run in record.measured:
+        if (run.cell.plan.pause_s is not None) is pauses:
+            found.setdefault(run.cell, []).append(run)
+    return dict(sorted(found.items(), key=lambda it: (it[0].at_once, order.index(it[0].key))))
+
+
+def _amounts(record: Record) -> list[int]:
+    return sorted({run.cell.at_once for run in record.measured if run.cell.plan.pause_s is None})
+
+
+def _is_right(runs: Sequence[Run]) -> bool:
+    return bool(runs) and not any(run.wrong for run in runs)
+
+
+def _wall_s(runs: Sequence[Run]) -> float:
+    return statistics.median(run.wall_ms for run in runs) / 1e3
+
+
+def _ratio(factor: float) -> str:
+    return f"{factor:.1f} times as fast" if factor >= 1.5 else f"{1 - 1 / factor:.0%} less"
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def _span(values: Sequence[float]) -> str:
+    middle = f"{statistics.median(values):.1f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.1f} – {max(values):.1f})"
+
+
+def _cpu(runs: Sequence[Run], process: str) -> str:
+    spent = [
+        run.cpu_ms[process] / sum(map(len, run.total_ms))
+        for run in runs
+        if process in run.cpu_ms and run.total_ms
+    ]
+    return f"{statistics.median(spent):.1f}" if spent else "–"
+
+
+def _shortened(wrong: str) -> str:
+    return wrong if wrong.startswith("stopped") else f"**wrong**: {wrong.partition(':')[0]}"

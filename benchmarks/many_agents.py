@@ -1,0 +1,346 @@
+"""Measures agent loops at once over one vLLM: over its own endpoints, and over servers in front of it.
+
+    python benchmarks/many_agents.py --shape small --vllm-python /path/to/the/python/of/vllm   # a GPU
+    python benchmarks/many_agents.py --shape tiny                                              # the CPU build
+
+`python benchmarks/peers/setup.py --only vllm agentic-api` installs the CPU build and agentic-api. Each shape
+is a model with random weights. Every way runs with each number of loops at once, and again with pauses
+between turns, as tools make them. The record is written after each cell, so that a run that is stopped leaves
+one, and cells that it has are not measured again. `page.py` shows the records of `results/agents`.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import multiprocessing
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).with_name("peers")))
+
+from agents_record import RESULTS, Cell, Pauses, Record, decode, run_of, write
+from comparison import OWN, WITH_SESSIONS, Measured, Plan, Turn
+from engines import Processes, own_cpu_ms
+from loops import Loop, Wrong, run
+from model import LARGE, SMALL, TINY, Shape, write_vocabulary
+from servers import (
+    AGENTIC_PROGRAM,
+    CONTEXT,
+    DIRECTORY,
+    ON_CPU,
+    VLLM_PYTHON,
+    Server,
+    agentic,
+    cpu_environment,
+    running_vllm,
+    slipring_over,
+    vllm_with,
+)
+from tokenizers import Tokenizer
+
+from slipring.commands.bench.subject import machine
+
+WAYS = {
+    "vllm": ("chat", "full"),
+    "agentic-api": ("websocket",),
+    OWN: ("resent", "websocket"),
+    WITH_SESSIONS: ("resent", "websocket"),
+}
+"""The ways in which each server is used."""
+AT_ONCE = (1, 4, 16, 64)
+_START_S = 1.0
+"""How long the processes of the client have to make ready."""
+
+
+class Setting(NamedTuple):
+    """A model, and how vLLM serves it."""
+
+    shape: Shape
+    flags: tuple[str, ...]
+    at_once: tuple[int, ...]
+    plan: Plan
+    env: dict[str, str]
+
+
+_CALLS = ("--tool-call-parser", "hermes")
+SETTINGS = {
+    "tiny": Setting(
+        TINY,
+        ("--dtype", "float32", "--max-num-seqs", "32", *ON_CPU, *_CALLS),
+        (1, 4, 16),
+        Plan(12, 3_500, 20),
+        cpu_environment(1, 2),
+    ),
+    "small": Setting(SMALL, ("--max-num-seqs", "256", *_CALLS), AT_ONCE, Plan(20, 9_000, 60), {}),
+    "7b": Setting(
+        LARGE,
+        ("--max-num-seqs", "256", "--load-format", "dummy", *_CALLS),
+        (1, 4, 16),
+        Plan(20, 9_000, 60),
+        {},
+    ),
+}
+"""`7b` has no file of weights: vLLM makes some up."""
+
+
+def model_of(setting: Setting, given: argparse.Namespace) -> Path:
+    """The directory of a model, written if need be."""
+    directory = DIRECTORY / f"agents-{given.shape}"
+    if not (directory / "tokenizer.json").exists():
+        write_vocabulary(directory, CONTEXT, shape=setting.shape)
+    if "dummy" not in setting.flags and not (directory / "model.safetensors").exists():
+        script = Path(__file__).parent / "peers" / "weights.py"
+        subprocess.run([str(given.vllm_python), str(script), str(directory)], check=True)
+    return directory
+
+
+class Clients:
+    """Processes that run loops, several, so that one core is not what is measured."""
+
+    def __init__(self, pool: ProcessPoolExecutor, amount: int) -> None:
+        self.amount = amount
+        self._pool = pool
+        self._pids = set(pool.map(_pid, range(amount)))
+
+    def run(self, parts: "list[Part]") -> "list[Ended]":
+        return list(self._pool.map(run_part, parts))
+
+    def cpu_ms(self) -> float:
+        return sum(map(own_cpu_ms, self._pids))
+
+
+@contextlib.contextmanager
+def clients() -> Iterator[Clients]:
+    """A quarter of the cores, at most four."""
+    amount = max(1, min(4, (os.cpu_count() or 1) // 4))
+    with ProcessPoolExecutor(amount, multiprocessing.get_context("spawn")) as pool:
+        yield Clients(pool, amount)
+
+
+def _pid(_: int) -> int:
+    time.sleep(0.2)  # so that each process takes one
+    return os.getpid()
+
+
+class Part(NamedTuple):
+    """The loops that one process runs."""
+
+    server: Server
+    way: str
+    plan: Plan
+    names: list[str]
+    vocabulary: Path
+    begin_at: float
+    most_s: float
+
+
+class Ended(NamedTuple):
+    """What became of a part."""
+
+    at: float
+    """When its last loop ended, by a clock that all processes share."""
+    turns: list[list[Turn]]
+    wrong: str | None
+
+
+def run_part(part: Part) -> Ended:
+    count = counter(part.vocabulary)
+    loops = [Loop(part.server, part.plan, name, count) for name in part.names]
+
+    async def limited() -> list[list[Turn]]:
+        async with asyncio.timeout(part.most_s):
+            return (await run(part.way, loops))[1]
+
+    time.sleep(max(0.0, part.begin_at - time.monotonic()))
+    try:
+        turns, wrong = asyncio.run(limited()), None
+    except TimeoutError:
+        turns, wrong = [], f"stopped: more than {part.most_s:.0f} s"
+    except Wrong as error:
+        turns, wrong = [], str(error)
+    return Ended(time.monotonic(), turns, wrong)
+
+
+@functools.lru_cache(maxsize=1)
+def counter(vocabulary: Path) -> "functools._lru_cache_wrapper[int]":
+    tokenizer = Tokenizer.from_file(str(vocabulary))
+
+    @functools.lru_cache(maxsize=1000)
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    return count
+
+
+def measure(clients: Clients, server: Server, cell: Cell, vocabulary: Path, most_s: float) -> Measured:
+    """Run the loops of a cell."""
+    amount = min(clients.amount, cell.at_once)
+    names = [secrets.token_hex(8) for _ in range(cell.at_once)]
+    processes = Processes(server)
+    before, client_before = processes.cpu_ms(), clients.cpu_ms()
+    begin_at = time.monotonic() + _START_S
+    ended = clients.run(
+        [
+            Part(server, cell.way, cell.plan, names[first::amount], vocabulary, begin_at, most_s)
+            for first in range(amount)
+        ]
+    )
+    measured = Measured(server.name, cell.way, cell.at_once, 0)
+    measured.wall_ms = (max(part.at for part in ended) - begin_at) * 1e3
+    measured.turns = [turns for part in ended for turns in part.turns]
+    measured.wrong = next((part.wrong for part in ended if part.wrong), None)
+    measured.cpu_ms = {name: spent - before[name] for name, spent in processes.cpu_ms().items()}
+    measured.cpu_ms["client"] = clients.cpu_ms() - client_before
+    return measured
+
+
+def gpu() -> str | None:
+    """The GPU of this machine, as its driver names it."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--shape", choices=SETTINGS, default="tiny")
+    parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON, help="the interpreter that has vLLM")
+    parser.add_argument("--vllm-path", default="", help="PYTHONPATH of that interpreter")
+    parser.add_argument("--vllm-flags", default="", help="further flags of vLLM, separated by spaces")
+    parser.add_argument("--vllm-url", help="a vLLM that runs already, with the model of this shape")
+    parser.add_argument("--vllm-pid", type=int, default=0, help="its process")
+    parser.add_argument("--only-model", action="store_true", help="write the model, and measure nothing")
+    parser.add_argument("--agentic", type=Path, default=AGENTIC_PROGRAM, help="agentic-api's server")
+    parser.add_argument("--at-once", type=int, nargs="+", help="numbers of loops at once")
+    parser.add_argument("--ways", nargs="+", metavar="SERVER:WAY", help="only these ways")
+    parser.add_argument("--pauses", choices=("without", "with", "both"), default="both")
+    parser.add_argument("--pause-s", type=float, nargs=2, default=(0.3, 3.0), metavar=("LEAST", "MOST"))
+    parser.add_argument("--turns", type=int)
+    parser.add_argument("--output-bytes", type=int, help="size of a tool's output")
+    parser.add_argument("--answer-tokens", type=int)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--cell-s", type=float, default=150.0, help="a cell that takes longer is stopped")
+    parser.add_argument("--budget-s", type=float, default=3600.0, help="no cell is begun after so long")
+    parser.add_argument("--out", type=Path, help="the record; else results/agents/SHAPE.json")
+    return parser.parse_args(given)
+
+
+def plan_of(given: argparse.Namespace) -> Plan:
+    changes = {name: getattr(given, name) for name in ("turns", "output_bytes", "answer_tokens")}
+    known = SETTINGS[given.shape].plan
+    return msgspec.structs.replace(known, **{name: value for name, value in changes.items() if value})
+
+
+def asked_cells(given: argparse.Namespace) -> list[Cell]:
+    """The cells in the order in which they are measured: few loops first, because they take least."""
+    plan, at_once = plan_of(given), given.at_once or SETTINGS[given.shape].at_once
+    least, most = given.pause_s
+    pauses: dict[str, list[Pauses | None]] = {
+        "without": [None],
+        "with": [(least, most)],
+        "both": [None, (least, most)],
+    }
+    return [
+        Cell(server, way, amount, msgspec.structs.replace(plan, pause_s=pause))
+        for pause in pauses[given.pauses]
+        for amount in at_once
+        for server, ways in WAYS.items()
+        for way in ways
+        if given.ways is None or f"{server}:{way}" in given.ways
+    ]
+
+
+@contextlib.contextmanager
+def engine(given: argparse.Namespace, model: Path) -> Iterator[Server]:
+    setting = SETTINGS[given.shape]
+    if given.vllm_url:
+        yield running_vllm(given.vllm_url, given.vllm_pid, model)
+        return
+    path = {"PYTHONPATH": given.vllm_path} if given.vllm_path else {}
+    flags = (*setting.flags, *given.vllm_flags.split())
+    with vllm_with(given.vllm_python, model, *flags, **setting.env, **path) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def servers(given: argparse.Namespace, model: Path, named: set[str]) -> Iterator[dict[str, Server]]:
+    """vLLM, and those of the named servers that are installed."""
+    with ExitStack() as running:
+        behind = running.enter_context(engine(given, model))
+        started = {"vllm": behind}
+        if OWN in named:
+            started[OWN] = running.enter_context(slipring_over(behind))
+        if WITH_SESSIONS in named:
+            with_sessions = slipring_over(behind, WITH_SESSIONS, "on")
+            started[WITH_SESSIONS] = running.enter_context(with_sessions)
+        if "agentic-api" in named and given.agentic.exists():
+            started["agentic-api"] = running.enter_context(agentic(behind, given.agentic))
+        yield started
+
+
+def main() -> int:
+    given = arguments()
+    begun, setting = time.monotonic(), SETTINGS[given.shape]
+    path = given.out or RESULTS / f"{given.shape}.json"
+    record = Record(
+        shape=given.shape,
+        model=setting.shape._asdict(),
+        when=machine.now(),
+        machine=machine.machine(),
+        gpu=gpu(),
+        versions=machine.versions(),
+        command=f"python benchmarks/many_agents.py --shape {given.shape} --turns {plan_of(given).turns}",
+        measured=decode(path).measured if path.exists() else [],
+    )
+    model = model_of(setting, given)
+    if given.only_model:
+        return 0
+    cells = asked_cells(given)
+    with servers(given, model, {cell.server for cell in cells}) as started, clients() as running:
+        for name in {cell.server for cell in cells} - started.keys():
+            record.left_out[name] = f"{name} is not installed"
+        for server in started.values():
+            record.versions |= server.versions
+        cells = [cell for cell in cells if cell.server in started]
+        vocabulary = model / "tokenizer.json"
+        for name, way in dict.fromkeys(cell.key for cell in cells):
+            # What engines and servers do once only, such as compiling, is not measured.
+            short = Cell(name, way, 2, msgspec.structs.replace(plan_of(given), turns=3))
+            warm = measure(running, started[name], short, vocabulary, given.cell_s)
+            report(f"warm: {name} {way} {warm.wrong or ''}")
+        report(f"ready after {time.monotonic() - begun:.0f} s")
+        known = {(run.cell, run.repeat) for run in record.measured}
+        for cell, repeat in ((cell, repeat) for repeat in range(given.repeats) for cell in cells):
+            left_s = given.budget_s - (time.monotonic() - begun)
+            if (cell, repeat) in known or left_s <= 0:
+                report(f"left out: {cell.title}, {cell.at_once} at once")
+                continue
+            each = measure(running, started[cell.server], cell, vocabulary, min(given.cell_s, left_s))
+            each.repeat = repeat
+            record.measured.append(run_of(each, cell))
+            write(record, path)
+            paused = " with pauses" if cell.plan.pause_s else ""
+            what = each.wrong or f"{each.wall_ms / 1e3:.2f} s"
+            report(f"{cell.title}, {cell.at_once} at once{paused}: {what}")
+    return 0
+
+
+def report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,448 @@
+"""Compares turns in sessions of vLLM with the same turns without, and looks for what sessions leave behind.
+
+    python benchmarks/session_check.py --vllm-url http://127.0.0.1:8001 --model DIRECTORY [--agents 64]
+
+vLLM runs with slipring's plugin, and serves the model of `many_agents.py` in the directory. The parts:
+
+- **Tokens**: chains at vLLM's plugin, without slipring: limits of 1 to 60 tokens, answers that a stop token
+  ends, also as the first token, warmups, turns of one token. Each chain is then read by a single request,
+  without a cache, and every token that was emitted must be the likeliest there, or as likely within the
+  precision of the arithmetic.
+- **Chains**: the same conversations over slipring with and without sessions: forks, warmups, older responses.
+  Where vLLM's arithmetic does not depend on what else it computes (``VLLM_BATCH_INVARIANT=1``), all texts and
+  counts must be equal.
+- **Leaving**: clients that leave at any moment, and sessions that are ended while they run. When all have
+  left, vLLM must have no request, no session and no KV in use.
+- **Decoding**: how long 60 tokens take, from the first to the last, in a session and in a whole request,
+  alone and beside other sessions that wait.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import random
+import re
+import secrets
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).with_name("peers")))
+
+from loops import user_item
+from servers import Server, running_vllm, slipring_over
+
+from slipring.commands.bench.client.transports import SseParser
+from slipring.commands.bench.subject import machine
+
+PATH = "/slipring/sessions"
+STOPS = range(0, 150_000, 25)
+"""Ids that end an answer: one of 25 tokens, so that answers are short, and some empty."""
+_WORDS = range(1_000, 140_000)
+_TOLERANCE = 0.35
+"""How much less likely than the likeliest a token may be, as the difference of logarithms."""
+Times = tuple[float, float]
+_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+
+
+class Vllm:
+    """A vLLM, asked with token ids."""
+
+    def __init__(self, http: aiohttp.ClientSession, server: Server) -> None:
+        self._http, self._url, self._model = http, server.url, server.model
+
+    async def turn(
+        self, session: str, held: int, prompt: list[int], limit: int, *, leave_after: int | None = None
+    ) -> tuple[list[int], str]:
+        """The ids of an answer, and why it ended."""
+        body = {
+            **{"session": session, "held": held, "prompt": prompt},
+            "sampling": {"max_tokens": limit, "temperature": 0.0, "stop_token_ids": list(STOPS)},
+        }
+        ids: list[int] = []
+        async with self._http.post(self._url + PATH, json=body) as answer:
+            if answer.status != 200:
+                return [], f"refused: {answer.status} {(await answer.text())[:200]}"
+            parser, reason = SseParser(), "no end"
+            async for chunk in answer.content.iter_any():
+                for data in parser.feed(chunk):
+                    event = json.loads(data)
+                    if "error" in event:
+                        return ids, f"error: {event['error']}"
+                    for choice in event.get("choices", ()):
+                        ids += choice["token_ids"]
+                        reason = choice["finish_reason"] or reason
+                        if leave_after is not None and len(ids) >= leave_after:
+                            answer.close()
+                            return ids, choice["finish_reason"] or "left"
+        return ids, reason
+
+    async def end(self, session: str) -> None:
+        async with self._http.post(f"{self._url}{PATH}/{session}/end") as answer:
+            await answer.read()
+
+    async def losses(self, ids: list[int]) -> list[float | None]:
+        """For each of these ids but the first: how much less likely than the likeliest it is there."""
+        body = {
+            **{"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0.0},
+            **{"prompt_logprobs": 1, "cache_salt": secrets.token_hex(8)},
+        }
+        async with self._http.post(f"{self._url}/completions", json=body) as answer:
+            listed = (await answer.json())["choices"][0]["prompt_logprobs"]
+        found: list[float | None] = []
+        for id, at in zip(ids, listed, strict=True):
+            ranked = {} if at is None else {int(key): each["logprob"] for key, each in at.items()}
+            found.append(max(ranked.values()) - ranked[id] if id in ranked else None)
+        return found[1:]
+
+    async def generate(self, prompt: list[int], limit: int) -> list[int]:
+        """The same answer from a whole prompt, which the prefix cache may serve."""
+        body = {
+            **{"model": self._model, "prompt": prompt, "max_tokens": limit, "temperature": 0.0},
+            **{"stop_token_ids": list(STOPS), "return_token_ids": True},
+        }
+        async with self._http.post(f"{self._url}/completions", json=body) as answer:
+            ids: list[int] = (await answer.json())["choices"][0]["token_ids"]
+            return ids
+
+    async def timed(self, path: str, fields: dict[str, Any]) -> tuple[list[int], Times]:
+        """The ids of an answer of 60 tokens, and its times. Nothing but its length ends it."""
+        sampling: dict[str, Any] = {"max_tokens": 60, "temperature": 0.0}
+        if path == PATH:
+            body = {**fields, "sampling": {**sampling, "detokenize": False}}
+        else:
+            body = {
+                **{**fields, **sampling, "model": self._model, "ignore_eos": True},
+                **{"stream": True, "return_token_ids": True},
+            }
+        begun, first, ids, parser = time.perf_counter(), 0.0, list[int](), SseParser()
+        async with self._http.post(self._url + path, json=body) as answer:
+            async for chunk in answer.content.iter_any():
+                for data in parser.feed(chunk):
+                    event = json.loads(data)
+                    for choice in event.get("choices", ()):
+                        ids += choice.get("token_ids") or ()
+                        first = first or time.perf_counter()
+                        last = time.perf_counter()
+        return ids, ((first - begun) * 1e3, (last - first) * 1e3)
+
+    async def state(self) -> dict[str, float]:
+        """What vLLM holds at the moment."""
+        async with self._http.get(f"{self._url.removesuffix('/v1')}/metrics") as answer:
+            text = await answer.text()
+        found = {}
+        for name in (*_GAUGES, "num_preemptions_total"):
+            values = re.findall(rf"^vllm:{name}{{[^}}]*}} (\S+)$", text, re.M)
+            found[name] = sum(map(float, values))
+        async with self._http.get(self._url + PATH) as answer:
+            status = await answer.json()
+        return {**found, "sessions": status["sessions"], "session_tokens": status["tokens"]}
+
+    async def settled(self) -> dict[str, float]:
+        """The state when nothing is in use any more, or after half a minute."""
+        deadline = time.monotonic() + 30
+        while True:
+            state = await self.state()
+            if not any(state[name] for name in (*_GAUGES, "sessions")) or time.monotonic() > deadline:
+                return state
+            await asyncio.sleep(0.5)
+
+
+async def check_tokens(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[str, Any]:
+    """Chains at the plugin, all at once."""
+    found: Counter[str] = Counter()
+    wrong: list[str] = []
+
+    async def chain(number: int) -> None:
+        dice, session = random.Random(f"{seed} {number}"), secrets.token_hex(8)
+        context: list[int] = []
+        emitted_at: list[int] = []
+        missing: list[int] = []
+        prompts: list[tuple[list[int], int, list[int]]] = []
+        for _ in range(turns):
+            is_warmup = dice.random() < 0.15
+            limit = 1 if is_warmup else dice.choice((1, 2, 10, 60))
+            new = dice.choices(_WORDS, k=dice.choice((1, 3, 40, 300, 900)))
+            held = len(context) - len(missing)
+            context += new
+            ids, reason = await vllm.turn(session, held, missing + new, limit)
+            if reason not in ("stop", "length") or not ids or len(ids) > limit:
+                wrong.append(f"{reason}: {len(ids)} of {limit} tokens")
+                break
+            is_empty = reason == "stop" and len(ids) == 1
+            found.update(turns=1, stopped=reason == "stop", empty=is_empty, warmups=is_warmup)
+            if any(id in STOPS for id in ids[:-1]) or (reason == "stop") != (ids[-1] in STOPS):
+                wrong.append(f"{reason} after {ids[-3:]}")
+            if is_warmup:
+                missing = []
+                continue
+            prompts.append((list(context), limit, ids))
+            emitted_at += range(len(context), len(context) + len(ids))
+            context += ids
+            missing = ids[-1:]
+        await vllm.end(session)
+        losses = [0.0, *(await vllm.losses(context))]
+        emitted = [losses[at] for at in emitted_at]
+        unlikely = sum(loss is not None and loss > _TOLERANCE for loss in emitted)
+        found.update(tokens=len(emitted), unknown=emitted.count(None), unlikely=unlikely)
+        found.update(likeliest=emitted.count(0.0))
+        for prompt, limit, ids in dice.sample(prompts, min(2, len(prompts))):
+            is_equal = await vllm.generate(prompt, limit) == ids
+            found.update(compared_answers=1, equal_answers=is_equal)
+
+    await asyncio.gather(*map(chain, range(agents)))
+    return {**found, "wrong": wrong, "after": await vllm.settled()}
+
+
+Answer = dict[str, Any]
+
+
+class Agent:
+    """A client of slipring: one WebSocket."""
+
+    def __init__(self, ws: aiohttp.ClientWebSocketResponse, model: str) -> None:
+        self._ws, self._model = ws, model
+
+    async def ask(self, text: str, after: str | None, limit: int, **fields: Any) -> Answer:
+        frame = {
+            **{"type": "response.create", "model": self._model, "input": [user_item(text)], "store": False},
+            **{"temperature": 0, "max_output_tokens": limit, "previous_response_id": after, **fields},
+        }
+        await self._ws.send_str(json.dumps(frame))
+        while True:
+            event = json.loads(await self._ws.receive_str())
+            if event["type"] in ("response.completed", "response.incomplete"):
+                response: Answer = event["response"]
+                return response
+            if event["type"] in ("response.failed", "error"):
+                return {"id": None, "failed": event}
+
+
+async def conversation(agent: Agent, number: int, turns: int, seed: int) -> list[Any]:
+    """A chain with forks, warmups and older responses; what each answer was, and what it depends on."""
+    dice = random.Random(f"{seed} conversation {number}")
+    ids: list[str] = []
+    told: list[Any] = []
+    for turn in range(turns):
+        kind = (
+            dice.choice(("next", "next", "next", "next", "fork", "older", "warmup")) if turn > 1 else "next"
+        )
+        at = len(ids) - 1 if kind in ("next", "warmup") else dice.randrange(len(ids))
+        text = " ".join(
+            f"{dice.choice('abcdefgh')}{dice.randrange(10_000)}" for _ in range(dice.choice((3, 30, 150)))
+        )
+        fields: dict[str, Any] = {"stream_id": f"fork{turn}"} if kind == "fork" else {}
+        if kind == "warmup":
+            fields["generate"] = False
+        answer = await agent.ask(text, ids[at] if ids else None, dice.choice((16, 16, 40)), **fields)
+        usage = answer.get("usage") or {}
+        texts = [part["text"] for item in answer.get("output", ()) for part in item.get("content", ())]
+        told.append(
+            [kind, at, texts, usage.get("input_tokens"), usage.get("output_tokens"), answer.get("failed")]
+        )
+        if answer["id"] is None:
+            break
+        ids.append(answer["id"])
+    return told
+
+
+async def check_chains(servers: dict[str, Server], agents: int, turns: int, seed: int) -> dict[str, Any]:
+    """All conversations at once over each server, one server after the other."""
+    told: dict[str, list[list[Any]]] = {}
+    took: dict[str, float] = {}
+    for name, server in servers.items():
+
+        async def talk(number: int, server: Server = server) -> list[Any]:
+            headers = {"OpenAI-Beta": "slipring_zero_retention=v1"} if number % 2 else {}
+            async with (
+                aiohttp.ClientSession(headers=headers) as http,
+                http.ws_connect(f"{server.url}/responses", max_msg_size=0) as ws,
+            ):
+                return await conversation(Agent(ws, server.model), number, turns, seed)
+
+        begun = time.monotonic()
+        told[name] = await asyncio.gather(*map(talk, range(agents)))
+        took[name] = round(time.monotonic() - begun, 1)
+    equal = differing = after_difference = failed = 0
+    examples: list[Any] = []
+    plain, kept = told.values()
+    for without, inside in zip(plain, kept, strict=True):
+        tainted: set[int] = set()
+        for number, (one, other) in enumerate(zip(without, inside, strict=False)):  # one may have failed
+            failed += bool(one[5]) + bool(other[5])
+            if number and one[1] in tainted:
+                tainted.add(number)
+                after_difference += 1
+            elif one == other:
+                equal += 1
+            else:
+                tainted.add(number)
+                differing += 1
+                examples.append([one, other])
+    kinds = [answer[0] for chain in kept for answer in chain]
+    return {
+        **{"equal": equal, "differing": differing, "after_a_difference": after_difference, "failed": failed},
+        **{
+            "kinds": {kind: kinds.count(kind) for kind in set(kinds)},
+            "seconds": took,
+            "examples": examples[:3],
+        },
+    }
+
+
+async def time_decoding(vllm: Vllm, waiting: int, rounds: int, seed: int) -> dict[str, Any]:
+    """In ms, medians: from the request to the first token, and from the first to the last."""
+    dice, names = random.Random(f"{seed} decoding"), [secrets.token_hex(8) for _ in range(waiting)]
+    for name in names:
+        await vllm.turn(name, 0, dice.choices(_WORDS, k=200), 1)
+    found: dict[str, list[Times]] = {"whole": [], "session": []}
+    session, held, missing = secrets.token_hex(8), 0, list[int]()
+    context = dice.choices(_WORDS, k=4_000)
+    new = list(context)
+    for _ in range(rounds):
+        ids, times = await vllm.timed(f"{PATH}", {"session": session, "held": held, "prompt": missing + new})
+        found["session"].append(times)
+        held, missing = len(context) + len(ids) - 1, ids[-1:]
+        _, times = await vllm.timed("/completions", {"prompt": context})
+        found["whole"].append(times)
+        new = dice.choices(_WORDS, k=200)
+        context += ids + new
+    for name in (*names, session):
+        await vllm.end(name)
+    return {
+        kind: {
+            "first_ms": round(statistics.median(first for first, _ in times[1:]), 2),
+            "decoding_ms": round(statistics.median(decoding for _, decoding in times[1:]), 2),
+        }
+        for kind, times in found.items()
+    }
+
+
+async def check_leaving(vllm: Vllm, server: Server, agents: int, turns: int, seed: int) -> dict[str, Any]:
+    """Half of the clients leave the plugin, the others slipring."""
+    left = {"plugin": 0, "ended": 0, "slipring": 0}
+
+    async def at_plugin(number: int) -> None:
+        dice = random.Random(f"{seed} leaving {number}")
+        for _ in range(turns):
+            session, held = secrets.token_hex(8), 0
+            prompt = dice.choices(_WORDS, k=dice.choice((5, 500, 3_000)))
+            ids, reason = await vllm.turn(session, 0, prompt, 30)
+            if reason in ("stop", "length"):
+                held, prompt = len(prompt) + len(ids) - 1, [*ids[-1:], *dice.choices(_WORDS, k=50)]
+                if dice.random() < 0.5:
+                    _, reason = await vllm.turn(session, held, prompt, 60, leave_after=dice.choice((0, 1, 5)))
+                    if reason == "left":  # else the turn had ended, and its session waits for the next
+                        left["plugin"] += 1
+                    else:
+                        await vllm.end(session)
+                else:
+                    running = asyncio.ensure_future(vllm.turn(session, held, prompt, 60))
+                    await asyncio.sleep(dice.random() * 0.1)
+                    await vllm.end(session)
+                    await running
+                    left["ended"] += 1
+
+    async def at_slipring(number: int) -> None:
+        dice = random.Random(f"{seed} leaving slipring {number}")
+        for _ in range(turns):
+            async with (
+                aiohttp.ClientSession() as http,
+                http.ws_connect(f"{server.url}/responses", max_msg_size=0) as ws,
+            ):
+                agent, after = Agent(ws, server.model), None
+                for _ in range(2):
+                    after = (await agent.ask(_numbers(dice), after, 60))["id"]
+                asking = asyncio.ensure_future(agent.ask(_numbers(dice), after, 60))
+                await asyncio.wait([asking], timeout=dice.random() * 0.3)
+                asking.cancel()
+                await asyncio.wait([asking])
+                left["slipring"] += 1
+
+    await asyncio.gather(
+        *map(at_plugin, range(agents // 2)), *map(at_slipring, range(agents // 2)), return_exceptions=False
+    )
+    return left
+
+
+def _numbers(dice: random.Random) -> str:
+    return " ".join(str(dice.randrange(10_000)) for _ in range(100))
+
+
+def with_stops(model: Path, directory: Path) -> Path:
+    """A copy of a model's vocabulary whose answers end with any of ``STOPS``."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copy(model / name, directory / name)
+    generation = json.loads((model / "generation_config.json").read_text())
+    ends = generation["eos_token_id"]
+    generation["eos_token_id"] = [*(ends if isinstance(ends, list) else [ends]), *STOPS]
+    (directory / "generation_config.json").write_text(json.dumps(generation))
+    return directory
+
+
+async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -> None:
+    engine = running_vllm(given.vllm_url, 0, given.model)
+    timeout = aiohttp.ClientTimeout(total=given.most_s)
+    with ExitStack() as running, tempfile.TemporaryDirectory() as directory:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+            vllm = Vllm(http, engine)
+            report("before", await vllm.state())
+            if "tokens" in given.parts:
+                report("tokens alone", await check_tokens(vllm, 1, given.turns, given.seed + 1))
+                report("tokens", await check_tokens(vllm, given.agents, given.turns, given.seed))
+            for waiting in (0, given.waiting) if "decoding" in given.parts else ():
+                report(f"decoding, {waiting} waiting", await time_decoding(vllm, waiting, 12, given.seed))
+            ending = dataclasses.replace(engine, files=with_stops(given.model, Path(directory)))
+            servers = {
+                name: running.enter_context(slipring_over(ending, f"check-{name}", name))
+                for name in ("off", "on")
+            }
+            parts: dict[str, Callable[[], Awaitable[Any]]] = {
+                "chains": lambda: check_chains(servers, given.agents, given.turns, given.seed),
+                "leaving": lambda: check_leaving(vllm, servers["on"], given.agents, 4, given.seed),
+            }
+            for name, part in parts.items():
+                if name in given.parts:
+                    report(name, await part())
+                    report(f"after {name}", await vllm.state())
+            running.close()  # slipring ends its sessions when it stops
+            report("at the end", await vllm.settled())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--vllm-url", required=True)
+    parser.add_argument("--model", type=Path, required=True, help="the directory with the model's vocabulary")
+    parser.add_argument("--agents", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--parts", nargs="+", default=["tokens", "decoding", "chains", "leaving"])
+    parser.add_argument("--waiting", type=int, default=30, help="sessions that wait while decoding is timed")
+    parser.add_argument("--most-s", type=float, default=300.0)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    record: dict[str, Any] = {"when": machine.now(), "agents": given.agents, "turns": given.turns}
+
+    def report(name: str, found: Any) -> None:
+        record[name] = found
+        print(f"{name}: {json.dumps(found)[:1500]}", flush=True)
+        if given.out is not None:
+            given.out.write_text(json.dumps(record, indent=1) + "\n")
+
+    asyncio.run(check(given, report))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,136 @@
+"""What ``session_scheduler`` changes of vLLM's scheduler, shown on a small one with the same faults."""
+
+import sys
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from slipring.engines.vllm.session_scheduler import mend_scheduler
+from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler
+
+
+class Mended(Scheduler):
+    """Has methods of its own, so that only this class is changed."""
+
+    def _handle_stopped_request(self, request: Any) -> bool:
+        return super()._handle_stopped_request(request)
+
+    def _update_request_as_session(self, session: Any, update: Any) -> None:
+        super()._update_request_as_session(session, update)
+
+
+mend_scheduler(Mended)
+LATE = 99
+"""What the model samples in the step that was begun after the last of a turn."""
+
+
+def chain(kind: type[Scheduler], *, answers: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """A session of turns that a stop token ends. Returns what each emitted, and the context that the engine
+    has at the end."""
+    scheduler = kind(Request([1, 2, 3], max_tokens=10))
+    emitted, context = [], [1, 2, 3]
+    for number, answer in enumerate(answers):
+        if number:
+            new = [context.pop(), 50 + number]  # the last token was dropped, so it is sent again
+            scheduler.append(new, max_tokens=10)
+            context += new
+        emitted.append(scheduler.run(*answer, LATE))
+        context += answer
+    scheduler.append([context[-1]], max_tokens=10)
+    return emitted, scheduler.request.all_token_ids
+
+
+ANSWERS = [[11, 12, STOP], [21, STOP], [31, 32, STOP]]
+
+
+def test_turns_that_a_stop_token_ends_are_kept_token_by_token() -> None:
+    emitted, held = chain(Mended, answers=ANSWERS)
+    assert emitted == ANSWERS
+    assert held == [1, 2, 3, 11, 12, STOP, 51, 21, STOP, 52, 31, 32, STOP]
+    # Without the mending the late token is emitted, and the stop token is there twice.
+    emitted, held = chain(Scheduler, answers=ANSWERS)
+    assert emitted[0] == [*ANSWERS[0], LATE]
+    assert held.count(STOP) > len(ANSWERS)
+
+
+def test_turns_whose_first_token_ends_them_do_not_end_the_engine() -> None:
+    answers = [[11, STOP], [STOP], [STOP], [21, STOP]]
+    emitted, held = chain(Mended, answers=answers)
+    assert emitted == answers
+    assert held == [1, 2, 3, 11, STOP, 51, STOP, 52, STOP, 53, 21, STOP]
+    scheduler = Scheduler(Request([1, 2, 3], max_tokens=10))
+    with pytest.raises(AssertionError, match="the engine ends"):
+        scheduler.run(STOP, STOP)
+
+
+def test_a_turn_that_a_limit_ends_has_no_late_token() -> None:
+    scheduler = Mended(Request([1], max_tokens=2))
+    assert scheduler.run(11, 12) == [11, 12]
+    assert scheduler.request.async_tokens_to_discard == 0
+    scheduler.append([12, 51], max_tokens=2)
+    assert scheduler.run(21, 22) == [21, 22]
+
+
+def test_each_turn_has_its_own_limit() -> None:
+    for kind, second in ((Mended, [21, 22, 23]), (Scheduler, [21])):
+        scheduler = kind(Request([1], max_tokens=1))
+        assert scheduler.run(11) == [11]
+        scheduler.append([11, 51], max_tokens=3)
+        assert scheduler.run(21, 22, 23) == second
+
+
+def test_a_token_that_is_dropped_is_in_no_hash() -> None:
+    for kind, is_right in ((Mended, True), (Scheduler, False)):
+        scheduler = kind(Request(list(range(1, BLOCK)), max_tokens=1))
+        scheduler.run(77)  # a warmup: its token ends a block, and does not belong to the chain
+        scheduler.append([51], max_tokens=1)
+        request = scheduler.request
+        assert (request.block_hashes[0] == tuple(request.all_token_ids[:BLOCK])) is is_right
+
+
+def test_requests_that_do_not_stay_open_are_left_alone() -> None:
+    scheduler = Mended(Request([1, 2, 3], max_tokens=10, resumable=False))
+    scheduler.run(11, STOP, LATE)
+    assert scheduler.request.num_computed_tokens == len([1, 2, 3, 11, STOP])
+
+
+def test_a_class_is_changed_once() -> None:
+    before = vars(Mended).copy()
+    mend_scheduler(Mended)
+    assert vars(Mended) == before
+
+
+@pytest.mark.parametrize(
+    ("version", "plugins", "is_mended"),
+    [
+        ("0.26.0", "slipring_sessions", True),
+        ("0.26.0", "other,slipring_sessions", True),
+        ("0.26.0", "other", False),
+        ("0.26.0", None, False),
+        ("0.32.0", "slipring_sessions", False),
+    ],
+)
+def test_vllm_loads_it_where_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, version: str, plugins: str | None, is_mended: bool
+) -> None:
+    class Real(Mended):
+        """As vLLM's module has it."""
+
+    modules: dict[str, dict[str, Any]] = {
+        "vllm": {"__version__": version},
+        **{f"vllm.{part}": {} for part in ("v1", "v1.core", "v1.core.sched")},
+        "vllm.v1.core.sched.scheduler": {"Scheduler": Real},
+    }
+    for name, contents in modules.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    if plugins is None:
+        monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    else:
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    (found,) = entry_points(group="vllm.general_plugins", name="slipring_sessions")
+    found.load()()
+    assert ("is_mended_for_sessions" in vars(Real)) is is_mended
