@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.real import aider, cline, codex, continue_cli, opencode, pi
+from tests.clients.real import aider, cline, codex, continue_cli, open_webui, opencode, pi
 from tests.clients.real.__main__ import main
 from tests.clients.real.client import Client
 from tests.clients.real.installing import CannotInstall, Workshop, pins
@@ -123,7 +123,7 @@ def test_installed_packages_are_not_installed_again(tmp_path: Path) -> None:
     "text",
     [
         *(codex.CONFIG, codex.ASKING, pi.MODELS, opencode.CONFIG),
-        *(cline.SETUP, cline.CHAT, continue_cli.CONFIG, aider.SETUP),
+        *(cline.SETUP, cline.CHAT, continue_cli.CONFIG, aider.SETUP, open_webui.SETUP),
     ],
 )
 def test_the_documented_configurations_are_those_that_are_tested(text: str) -> None:

@@ -125,5 +125,6 @@ async def test_claude_code_on_vllm(tmp_path: Path) -> None:
     (shown,) = [
         guide.local(block.text) for block in blocks("claude-code.md") if "ANTHROPIC_MODEL=" in block.text
     ]
-    for line in shown.splitlines():
-        assert line in variables or line.startswith("CLAUDE_CODE_MAX_CONTEXT_TOKENS="), line
+    # The stand-in does not say how long a context may be.
+    described = [line for line in shown.splitlines() if "MAX_CONTEXT_TOKENS" not in line]
+    assert sorted(described) == [line for line in variables if "MAX_CONTEXT_TOKENS" not in line]

@@ -1,12 +1,20 @@
 """Claude Code, Anthropic's coding agent: the Messages API over SSE. It sends its whole history every time."""
 
+import base64
 import json
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from slipring.prompts.parsing.call_writer import Call as WrittenCall
+from tests.clients.family_server import MOVING, family_server, require_appended
 from tests.clients.real.client import Client
 from tests.clients.real.stage import Answer, Ended, Stage, call, say, tool_results
+from tests.engines.fakes.chat import FakeChatServer
+from tests.engines.fakes.families import Answer as FamilyAnswer
+from tests.engines.fakes.server import Call, Say, Stop
+from tests.prompts.templates.family_templates import NAMES
 from tests.relay import Exchange, Relay
 
 claude_code = Client("claude-code", "Claude Code")
@@ -14,6 +22,8 @@ claude_code = Client("claude-code", "Claude Code")
 _COMMAND = "echo slip-$((40 + 2))"
 _PRINTED = "slip-42"
 _FINAL = "Done."
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
+"""An image of one red dot."""
 _FLAGS = ("--dangerously-skip-permissions", "--output-format", "json")
 VARIABLES = {
     "ANTHROPIC_AUTH_TOKEN": "any",
@@ -137,6 +147,37 @@ async def _(stage: Stage) -> None:
         assert usage_of(after)[0] >= sum(usage_of(before)), (usage_of(before), usage_of(after))
 
 
+@claude_code.check("SSE", "an image that it reads arrives at a model that sees")
+async def _(stage: Stage) -> None:
+    (stage.directory / "dot.png").write_bytes(base64.b64decode(_PIXEL))
+    fake = FakeChatServer()
+    fake.script(Call("Read", json.dumps({"file_path": str(stage.directory / "dot.png")})), Stop("tool_calls"))
+    fake.script(Say(("It", " is red.")), Stop())
+    await fake.start()
+    try:
+        engine = f"chat:{fake.url},model=simulated,images=true"
+        async with stage.serve(engine=engine) as relay:
+            _require(await _ask(stage, relay, "-p", "What is on dot.png?"), "It is red.")
+    finally:
+        await fake.close()
+    (sent,) = [
+        block["source"]["data"]
+        for message in _turns(relay)[-1].body["messages"]
+        for result in _blocks(message)
+        if result["type"] == "tool_result"
+        for block in result["content"]
+        if block["type"] == "image"
+    ]
+    shown = [
+        part["image_url"]["url"]
+        for message in fake.requests[-1]["messages"]
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] == "image_url"
+    ]
+    assert shown == [f"data:image/png;base64,{sent}"]
+
+
 @claude_code.check("SSE", "/compact")
 async def _(stage: Stage) -> None:
     summary = [say("<summary>It ran a command.</summary>")]
@@ -173,3 +214,36 @@ async def _(stage: Stage) -> None:
         ended = await stage.launch("claude", _program(stage).parent, relay.url, *words, IS_SANDBOX="1")
     _require(ended)
     assert _PRINTED in tool_results(_turns(relay)[-1].body)[0]
+
+
+# Models of all families, with which slipring exchanges token ids.
+_BASH = {"command": _COMMAND, "description": "Say it"}
+_OF_FAMILIES = (
+    FamilyAnswer(thoughts="I run it.", calls=(WrittenCall("Bash", _BASH),)),
+    FamilyAnswer(thoughts="Once more.", calls=(WrittenCall("Bash", _BASH, index=1),)),
+    FamilyAnswer(thoughts="Done.", text=_FINAL),
+)
+_CONTEXT = 1_000_000
+"""The vocabulary of these models has little more than bytes, and Claude Code sends long instructions."""
+
+
+async def _run_family(stage: Stage, family: str) -> None:
+    async with family_server(stage.directory, family, *_OF_FAMILIES) as fake:
+        engine = (
+            f"vllm:{fake.url},tokenizer={fake.directory},model={fake.model_name},context={_CONTEXT},"
+            "structural_tags=false,retries=0"
+        )
+        async with stage.serve(engine=engine) as relay:
+            words = ("-p", "Run it twice", *_FLAGS)
+            ended = await stage.launch("claude", _program(stage).parent, relay.url, *words, IS_SANDBOX="1")
+        _require(ended)
+        assert len(tool_results(_turns(relay)[-1].body)) == 2
+        assert len(fake.prompts) == len(_OF_FAMILIES)
+        if family not in MOVING:
+            require_appended(fake)
+
+
+for _family in NAMES:
+    claude_code.check("SSE", f"two commands with a model of the family {_family}, by token ids")(
+        partial(_run_family, family=_family)
+    )

@@ -11,6 +11,7 @@ from tests.clients.real.continue_cli import continue_cli
 from tests.clients.real.langchain import langchain
 from tests.clients.real.langchain_anthropic import langchain_anthropic
 from tests.clients.real.litellm import litellm
+from tests.clients.real.open_webui import open_webui
 from tests.clients.real.openai_agents import openai_agents
 from tests.clients.real.openai_node import openai_node
 from tests.clients.real.openai_python import openai_python
@@ -19,5 +20,5 @@ from tests.clients.real.pi import pi
 
 CLIENTS = (
     *(codex, claude_code, claude_agent_sdk, openai_python, openai_node, openai_agents, agents_js, ai_sdk),
-    *(langchain, langchain_anthropic, litellm, opencode, pi, cline, continue_cli, aider),
+    *(langchain, langchain_anthropic, litellm, opencode, pi, cline, continue_cli, aider, open_webui),
 )

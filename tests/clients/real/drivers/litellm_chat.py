@@ -1,12 +1,18 @@
-"""LiteLLM, driven: python litellm_chat.py SCENARIO. Prints one line of JSON."""
+"""LiteLLM, driven: python litellm_chat.py SCENARIO, with the model LITELLM_MODEL. Prints one line of JSON."""
 
 import json
+import os
 import sys
 from typing import Any
 
 import litellm
 
-MODEL = "openai/simulated"
+MODEL = os.environ["LITELLM_MODEL"]
+THINKING = {"type": "enabled", "budget_tokens": 2048}
+# It does not know that the model thinks.
+SETTINGS: dict[str, Any] = {"thinking": THINKING, "allowed_openai_params": ["thinking"]}
+if MODEL.startswith("openai/"):
+    SETTINGS = {}
 TOOLS = [
     {
         "type": "function",
@@ -22,8 +28,8 @@ TOOLS = [
 def answer(messages: list[Any], *, streams: bool) -> Any:
     """The message of a completion."""
     if not streams:
-        return litellm.completion(MODEL, messages, tools=TOOLS).choices[0].message
-    chunks = list(litellm.completion(MODEL, messages, tools=TOOLS, stream=True))
+        return litellm.completion(MODEL, messages, tools=TOOLS, **SETTINGS).choices[0].message
+    chunks = list(litellm.completion(MODEL, messages, tools=TOOLS, stream=True, **SETTINGS))
     return litellm.stream_chunk_builder(chunks, messages=messages).choices[0].message
 
 
@@ -44,7 +50,7 @@ def loop(*, streams: bool) -> dict[str, Any]:
 
 def refused() -> dict[str, Any]:
     try:
-        litellm.completion(MODEL, [{"role": "user", "content": "hello"}], logit_bias={"1": 1}, num_retries=0)
+        litellm.completion(MODEL, [{"role": "user", "content": "hello"}], temperature=3, num_retries=0)
     except litellm.BadRequestError as error:
         return {"error": str(error)}
     return {}
