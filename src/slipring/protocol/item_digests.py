@@ -9,6 +9,7 @@ An item that clients send back after it was emitted therefore keeps its digest, 
 from collections.abc import Iterable
 from hashlib import blake2b
 from math import inf
+from zlib import crc32
 
 import msgspec
 
@@ -89,23 +90,19 @@ _TEXT_FIELDS = {
 
 @computed_once
 def item_outline(item: Item) -> bytes:
-    """A few bytes that show which part of an item differs from another one."""
+    """A few bytes that show which part of an item differs from another one. Those of the text are of the
+    whole item: the others are compared before them."""
     if item.opened is not None:
-        return _outlined(item.type, "", "", "", b"".join(map(content_digest, item.opened)))
+        return _outlined(item.type, "", "", "", digest_of(b"".join(map(content_digest, item.opened))))
     body = item.body()
-    if isinstance(body, Message):
-        return _outlined(item.type, body.role, "", "", _encode(_text_or_parts(body.content)))
-    if isinstance(body, Reasoning):
-        return _outlined(item.type, "", "", "", body.thought.encode())
-    if isinstance(body, FunctionCall | CustomToolCall):
-        text = _same_arguments(body.arguments) if isinstance(body, FunctionCall) else body.input.encode()
-        return _outlined(item.type, "", f"{body.namespace or ''} {body.name}", body.call_id, text)
-    return _outlined(item.type, "", "", item.call_id or "", content_digest(item))
+    role = body.role if isinstance(body, Message) else ""
+    name = f"{body.namespace} {body.name}" if isinstance(body, FunctionCall | CustomToolCall) else ""
+    return _outlined(item.type, role, name, item.call_id or "", content_digest(item))
 
 
-def _outlined(kind: str, role: str, name: str, call_id: str, text: bytes) -> bytes:
-    parts = (kind.encode(), 1), (role.encode(), 1), (name.encode(), 2), (call_id.encode(), 2), (text, 4)
-    return b"".join([blake2b(part, digest_size=size).digest() for part, size in parts])
+def _outlined(kind: str, role: str, name: str, call_id: str, digest: bytes) -> bytes:
+    parts = (kind, 1), (role, 1), (name, 2), (call_id, 2)
+    return b"".join([crc32(part.encode()).to_bytes(4, "big")[:size] for part, size in parts]) + digest[:4]
 
 
 def outlined_field(before: bytes, after: bytes, item: Item) -> str:

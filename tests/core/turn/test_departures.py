@@ -8,6 +8,7 @@ import pytest
 from slipring.core.chain import known_histories
 from slipring.core.chain.known_histories import KnownHistories, Outline
 from slipring.core.generation import CallArguments, CallStarted, Text, Thought
+from slipring.core.turn import recognition
 from slipring.protocol.item_digests import OUTLINE_BYTES, item_outline, outlined_field
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.timing import Departure
@@ -150,9 +151,18 @@ def test_histories_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(histories) == 16
     assert histories.find("t", "resp_3") is None
     assert histories.find("t", None) is None
-    monkeypatch.setattr(known_histories, "_MOST_ITEMS", 1)
+    monkeypatch.setattr(known_histories, "MOST_ITEMS", 1)
     histories.remember("t", "resp_19", Outline(head, b"x" * 2 * OUTLINE_BYTES, b""), 0.0)
     assert histories.find("t", "resp_19") is None
+
+
+def test_long_histories_are_not_compared(
+    asked: tuple[Connection, list[Json]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, history = asked
+    monkeypatch.setattr(recognition, "MOST_ITEMS", 3)
+    turn(connection, changed(history, 1, name="g"))
+    assert departed(connection) is None
 
 
 def test_an_outline_shows_the_field_that_differs() -> None:

@@ -16,8 +16,8 @@ from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.timing import Departure
 
-_MOST_ITEMS = 4000
-"""Of a history that is kept."""
+MOST_ITEMS = 4000
+"""Of a history that is compared and kept."""
 _MOST_HISTORIES = 16
 """Of a tenant: each is compared with a history that is not recognised."""
 _ENTRY_BYTES = 400
@@ -75,7 +75,7 @@ class KnownHistories(TimedEntries[str, Outline]):
             self._drop(tenant, root_id)
         elif entries is not None and len(entries) >= _MOST_HISTORIES:
             self._drop(tenant, next(iter(entries)))
-        if len(outline.items) <= _MOST_ITEMS * OUTLINE_BYTES:
+        if len(outline.items) <= MOST_ITEMS * OUTLINE_BYTES:
             self._keep_until(tenant, {root_id: outline}, now)
 
     def find(self, tenant: str, root_id: str | None) -> Outline | None:

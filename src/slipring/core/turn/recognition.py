@@ -25,7 +25,7 @@ from slipring.core.chain.known_contexts import (
     is_thought,
     start_key,
 )
-from slipring.core.chain.known_histories import Outline, head_outline, outline_of
+from slipring.core.chain.known_histories import MOST_ITEMS, Outline, head_outline, outline_of
 from slipring.core.chain.state import OutputByJob, ResponseState
 from slipring.core.generation import Finished
 from slipring.protocol.items import Item, in_context, last_compaction
@@ -97,6 +97,8 @@ class Recognition:
             self._outline = structs.replace(before, items=before.items + added)
             return
         counted = self._counted(self._input)
+        if len(counted) > MOST_ITEMS:
+            return
         self._outline = Outline(head_outline(model, request), outline_of(counted), b"")
         found = histories.departure(self._tenant, self._outline.head, counted, self._outline.items, now)
         if found is not None and found.item is not UNSET and len(counted) < len(self._input):
