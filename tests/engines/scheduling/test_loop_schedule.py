@@ -4,7 +4,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slipring.engines.scheduling.loop_schedule import REVIEW_S, LoopSchedule, Need, Rules, Turn
+from slipring.engines.scheduling.loop_schedule import (
+    _MOST_RESIDENT,
+    REVIEW_S,
+    LoopSchedule,
+    Need,
+    Rules,
+    Turn,
+)
 
 RULES = Rules(capacity=1000, most_running=8, patience_s=60.0, slice_s=20.0)
 
@@ -220,7 +227,7 @@ def test_loops_are_forgotten_past_a_bound() -> None:
     for number in range(17_000):
         loops.run(str(number), 10)
     assert len(loops.schedule._loops) == 16_384
-    assert loops.schedule.resident_tokens == 163_840
+    assert loops.schedule.resident_tokens == 10 * _MOST_RESIDENT
 
 
 def test_operators_see_who_has_what_and_who_waits() -> None:
@@ -313,3 +320,28 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_no_more_loops_are_weighed_however_small_their_contexts_are() -> None:
+    loops = Loops(Rules(capacity=10**6, most_running=8))
+    loops.run("other", 1000, tenant="two")
+    for number in range(2000):
+        loops.run(str(number), 10)
+    schedule = loops.schedule
+    assert len(schedule._paused) == _MOST_RESIDENT
+    # The loops of the tenant that has most are demoted, the one that has paused longest first.
+    assert loops.demoted == [str(number) for number in range(len(loops.demoted))]
+    assert schedule.resident_tokens == 1000 + 10 * (_MOST_RESIDENT - 1)
+
+
+def test_a_loop_that_grows_takes_the_place_of_all_others() -> None:
+    loops = Loops()
+    for number in range(100):
+        loops.run(str(number), 5, tenant="one" if number % 4 else "two")
+    turn = loops.ask("0", 1000, "two")
+    assert loops.started() == ["0"]
+    assert loops.schedule.resident_tokens == 1000
+    # The tenant that holds most loses its latest first: the one that grows, and then both in turn.
+    assert loops.demoted[:2] == ["96", "92"]
+    assert set(loops.demoted) == {str(number) for number in range(1, 100)}
+    loops.schedule.end(turn, 1000, (), loops.now)

@@ -10,7 +10,7 @@ Pure: the caller passes the time and does what is returned.
 """
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import islice
 
@@ -23,6 +23,9 @@ REVIEW_S = 0.25
 """How long a decision about a paused loop stands before it is made again."""
 _MOST_LOOPS = 16_384
 """Loops that are remembered. Past it, those without a resident context are forgotten, oldest first."""
+_MOST_RESIDENT = 1024
+"""Paused loops that are resident, however small their contexts are: all of them are weighed against a turn
+that waits."""
 _SLICE_PREFILLS = 20.0
 """A loop keeps its place at least for so many times as long as its context takes to be prefilled again."""
 _FIRST_RATE = 10_000.0
@@ -311,14 +314,14 @@ class LoopSchedule:
 
     def _victims(self, turn: Turn, now: float) -> list[Loop]:
         """Paused loops that have to make room for a turn, the one last that goes first."""
-        share = self._share()
+        share, mean = self._share(), sum(each.tokens for each in self._waiting) / len(self._waiting)
         is_poor = self._held.get(turn.loop.tenant, 0) + turn.tokens <= share
         is_late = self._is_late(turn, now)
         ranked: list[tuple[int, float, Loop]] = []
         for loop in self._paused:
             if is_poor and self._held[loop.tenant] > share:
                 ranked.append((2, loop.began_at, loop))
-            elif self._hold_until(loop, now) <= now:
+            elif self._hold_until(loop, mean, now) <= now:
                 ranked.append((1, -loop.hold_until, loop))
             elif not is_poor and loop.tenant != turn.loop.tenant and self._held[loop.tenant] <= share:
                 continue  # a tenant that has its share takes nothing from those that have less
@@ -338,15 +341,15 @@ class LoopSchedule:
     def _slice_s(self, loop: Loop) -> float:
         return max(self.rules.slice_s, _SLICE_PREFILLS * self.prefill_s(loop.charged))
 
-    def _hold_until(self, loop: Loop, now: float) -> float:
-        """Until when it pays to hold a paused loop's context, while others wait."""
+    def _hold_until(self, loop: Loop, mean: float, now: float) -> float:
+        """Until when it pays to hold a paused loop's context, while others wait for so many tokens in the
+        mean."""
         if now - loop.reviewed_at >= REVIEW_S:
             assert loop.paused_at is not None
             loop.reviewed_at = now
             # Its prefill would delay all turns that run, and its own.
             gain_s = self.prefill_s(loop.charged) * (1 + len(self._running) + len(self._waiting))
             # Each second for which it is held, so many turns wait that could run in its place.
-            mean = sum(turn.tokens for turn in self._waiting) / len(self._waiting)
             cost_rate = min(len(self._waiting), loop.charged / mean)
             pause = self.pauses.of(loop.kind)
             loop.hold_until = now + pause.hold_s(now - loop.paused_at, gain_s, cost_rate)
@@ -363,6 +366,8 @@ class LoopSchedule:
         loop.reviewed_at = float("-inf")
         if loop.is_resident:
             self._paused[loop] = None
+            if len(self._paused) > _MOST_RESIDENT:
+                self._demote_surplus()
         if self._loops.get(loop.key) is not loop:  # it has ended
             self._demote(loop)
 
@@ -378,8 +383,24 @@ class LoopSchedule:
     def _shed(self) -> None:
         """Demote paused loops while resident contexts have grown beyond the cache: the latest loop of the
         tenant that holds most. Turns that run stay, even if there is no room for all."""
-        while self._paused and self._held_tokens > self.rules.capacity:
-            self._demote(max(self._paused, key=lambda loop: (self._held[loop.tenant], loop.began_at)))
+        if self._held_tokens <= self.rules.capacity:
+            return
+        by_tenant: dict[str, list[Loop]] = {}
+        for loop in self._paused:
+            by_tenant.setdefault(loop.tenant, []).append(loop)
+        for loops in by_tenant.values():
+            loops.sort(key=lambda loop: loop.began_at)
+        while by_tenant and self._held_tokens > self.rules.capacity:
+            most = max(by_tenant, key=self._held.__getitem__)
+            self._demote(by_tenant[most].pop())
+            if not by_tenant[most]:
+                del by_tenant[most]
+
+    def _demote_surplus(self) -> None:
+        """Demote the loop that has paused longest of the tenant that has most."""
+        counts = Counter(loop.tenant for loop in self._paused)
+        most = max(counts, key=counts.__getitem__)
+        self._demote(next(loop for loop in self._paused if loop.tenant == most))
 
     def _demote(self, loop: Loop) -> None:
         """Keep the context of a paused loop no longer."""
