@@ -347,7 +347,7 @@ class LoopSchedule:
         if now - loop.reviewed_at >= REVIEW_S:
             assert loop.paused_at is not None
             loop.reviewed_at = now
-            # Its prefill would delay all turns that run, and its own.
+            # Its prefill would delay its own turn and all that run or wait.
             gain_s = self.prefill_s(loop.charged) * (1 + len(self._running) + len(self._waiting))
             # Each second for which it is held, so many turns wait that could run in its place.
             cost_rate = min(len(self._waiting), loop.charged / mean)
