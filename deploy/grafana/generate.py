@@ -308,6 +308,19 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             ((total(table.ENGINE_SAVED_BYTES, "engine"), "{{engine}}"),),
         ),
         Shown(
+            "Loops",
+            table.ENGINE_LOOPS.help,
+            "short",
+            ((total(table.ENGINE_LOOPS, "engine, state"), "{{engine}} {{state}}"),),
+        ),
+        Shown(
+            "KV cache of loops",
+            table.ENGINE_LOOP_TOKENS.help,
+            "short",
+            ((total(table.ENGINE_LOOP_TOKENS, "engine, state"), "{{engine}} {{state}}"),),
+            stacks=True,
+        ),
+        Shown(
             "Commits",
             table.STORE_COMMIT_SECONDS.help,
             "s",

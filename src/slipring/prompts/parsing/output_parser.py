@@ -126,7 +126,7 @@ class OutputParser:
         self._starts = reader.starts if reader is not None else ()
         self._ends = reader.ends if reader is not None else ()
         self._open_ends: tuple[str, ...] = ()  # closing marks that are dropped here: those of the last call
-        self._kept_end = ""  # the mark that closes the last call that is text: it is text, too
+        self._kept_ends: tuple[str, ...] = ()  # marks that close the last call that is text: text, too
         self._bare_starts = reader.bare_starts if reader is not None else ()
         self._strays = (*(reader.strays if reader is not None else ()), *(self._thought_marks(thinking)[1:]))
         self._markers = marker_finder(
@@ -287,8 +287,8 @@ class OutputParser:
             self._enter(_TEXT)
         elif marker == self._think_open:
             self._enter(_THOUGHT)
-        elif marker == self._kept_end:
-            self._kept_end = ""
+        elif marker in self._kept_ends:
+            self._kept_ends = self._kept_ends[self._kept_ends.index(marker) + 1 :]
             self._add_text(marker)
         else:
             self._drop_mark()
@@ -409,7 +409,7 @@ class OutputParser:
         self._deltas += held.take_deltas()
         self._is_beginning = False
         self._open_ends = tuple(mark for mark in self._ends if mark != held.closed_by)
-        self._kept_end = ""
+        self._kept_ends = ()
         if held.may_continue:
             self._expects_bare = self._in_list = True
         self._enter(_TEXT)
@@ -427,14 +427,14 @@ class OutputParser:
             self._drop_mark()  # no call follows in the section
             self._read_again(text[len(self._mark) :] + again)
             return
-        self._kept_end = "" if held.has_called else self._reader.closing_mark
+        self._kept_ends = () if held.has_called else self._reader.closing_marks
         if held.has_called:
             self._gap.clear()
         if held.retry_mark and held.retry_mark in text:
             text, mark, rest = text.partition(held.retry_mark)
             again = rest + again
             if not held.has_called:
-                text, self._kept_end = text + mark, ""
+                text, self._kept_ends = text + mark, ()
         elif self._mark and held.is_last and held.is_cut_off:
             if not any(mark in again for mark in self._starts):
                 text, again = text + again, ""

@@ -83,9 +83,9 @@ class CallReader(ABC):
         return self._section_open[0] if self._has_inner_marks else ""
 
     @property
-    def closing_mark(self) -> str:
-        """The mark that closes a call, or all of them if they have no marks of their own."""
-        return self.close if self._has_inner_marks else self.section_close
+    def closing_marks(self) -> tuple[str, ...]:
+        """The marks that close a call, or all of them if they have no marks of their own."""
+        return self._close_parts if self._has_inner_marks else (self.section_close,)
 
     @property
     def strays(self) -> tuple[str, ...]:
