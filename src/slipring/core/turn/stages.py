@@ -76,7 +76,7 @@ class JobProgress:
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
         self.accepted: Accepted | None = None
-        """What the engine said when it accepted the jobs so far; None before the response is created."""
+        """The sum of the engine's `Accepted` deltas so far; None before the response is created."""
         self.is_rendered = self.is_begun = self.is_prefilled = False
 
     def read(self, deltas: list[Delta], *, has_ended: bool) -> list[Delta]:

@@ -164,7 +164,7 @@ class Sessions:
         self._expire_later(session)
 
     def abandon(self, session: Session) -> None:
-        """End a session if its turn has begun and nobody is left to answer it."""
+        """End a session whose turn has begun, if no request answers that turn any more."""
         if session.is_busy and self._open.get(session.id) is session:
             session.is_answered = False
             self.end(session.id)
