@@ -457,7 +457,7 @@ async def test_a_session_that_is_ended_before_its_turn_is_answered_is_not_run() 
     # The generator is closed by a task that has not run yet; the answer leaves it alone.
     assert b"has ended" in b"".join([event async for event in events])
     again = sessions.begin(turn, lambda turn: turn)
-    sessions.abandon(session)  # not the new one with its name
+    sessions.abandon(session, 1)  # not the new one with its name
     assert len(sessions) == 1
-    sessions.abandon(again)
+    sessions.abandon(again, 1)
     assert not len(sessions)
