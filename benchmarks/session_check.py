@@ -300,9 +300,9 @@ class Agent:
     def __init__(self, ws: aiohttp.ClientWebSocketResponse, model: str) -> None:
         self._ws, self._model = ws, model
 
-    async def ask(self, text: str, after: str | None, limit: int, **fields: Any) -> Answer:
+    async def ask(self, said: str, after: str | None, limit: int, **fields: Any) -> Answer:
         frame = {
-            **{"type": "response.create", "model": self._model, "input": [user_item(text)], "store": False},
+            **{"type": "response.create", "model": self._model, "input": [user_item(said)], "store": False},
             **{"temperature": 0, "max_output_tokens": limit, "previous_response_id": after, **fields},
         }
         await self._ws.send_str(json.dumps(frame))

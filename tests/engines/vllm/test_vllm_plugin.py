@@ -132,8 +132,13 @@ class Answer(NamedTuple):
 class Vllm:
     """An API process that has loaded the plugin, without a socket."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: Starlette, plugin: SessionsPlugin) -> None:
         self._app = app
+        self.plugin = plugin
+
+    @property
+    def sessions(self) -> Sessions:
+        return self.plugin._ready()
 
     async def get(self, path: str) -> Answer:
         return await self._ask("GET", path, b"")
@@ -200,7 +205,7 @@ async def vllm(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Vllm:
     plugin.attach_router(app)
     app.state.openai_serving_models = MODELS
     await plugin.init_state(engine, app.state, None)
-    return Vllm(app)
+    return Vllm(app, plugin)
 
 
 def turn(**fields: Any) -> dict[str, Any]:
@@ -436,6 +441,26 @@ async def test_a_session_ends_with_the_request_of_a_client_that_leaves(
     assert (await vllm.post(PATH, turn())).status == 200
 
 
+async def test_a_turn_may_begin_before_the_request_for_the_last_has_returned(
+    vllm: Vllm, engine: Engine
+) -> None:
+    """Its client has the whole answer, and sends the next turn at once."""
+    sessions = vllm.sessions
+    asked = Turn("s", 0, [1, 2, 3], Sampling(2))
+    session = sessions.begin(asked, vllm.plugin._make_input)
+    events = answered(sessions, session, asked)
+    while await anext(events) != b"data: [DONE]\n\n":
+        continue
+    again = Turn("s", 4, [7], Sampling(2))
+    assert sessions.begin(again, vllm.plugin._make_input) is session
+    await events.aclose()
+    sessions.abandon(session, 1)
+    assert len(sessions) == 1
+    told = [event async for event in answered(sessions, session, again)]
+    assert told[-1] == b"data: [DONE]\n\n"
+    assert not engine.ended.is_set()
+
+
 async def test_a_session_that_is_ended_before_its_turn_is_answered_is_not_run() -> None:
     closed = asyncio.Event()
 
@@ -455,7 +480,7 @@ async def test_a_session_that_is_ended_before_its_turn_is_answered_is_not_run() 
     # The generator is closed by a task that has not run yet; the answer leaves it alone.
     assert b"has ended" in b"".join([event async for event in events])
     again = sessions.begin(turn, lambda turn: turn)
-    sessions.abandon(session)  # not the new one with its name
+    sessions.abandon(session, 1)  # not the new one with its name
     assert len(sessions) == 1
-    sessions.abandon(again)
+    sessions.abandon(again, 1)
     assert not len(sessions)

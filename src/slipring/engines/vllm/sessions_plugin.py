@@ -107,6 +107,9 @@ class Session:
         self.idle_s = idle_s
         self.held = 0
         """Ids that the engine holds, or will hold when the running turn has been prefilled."""
+        self.turns = 0
+        """How many turns have begun. The next may begin before the request for the last has returned, which
+        has sent all of its answer: it must leave that turn alone."""
         self.is_busy = True
         """A turn has begun, and not ended."""
         self.is_answered = False
@@ -155,6 +158,7 @@ class Sessions:
         if session is None:
             session = self._opened(turn)
         session.is_busy = True
+        session.turns += 1
         session.held += len(turn.prompt)
         if session.expiry is not None:
             session.expiry.cancel()
@@ -187,9 +191,10 @@ class Sessions:
         session.is_busy = session.is_answered = False
         self._expire_later(session)
 
-    def abandon(self, session: Session) -> None:
-        """End a session whose turn has begun, if no request answers that turn any more."""
-        if session.is_busy and self._open.get(session.id) is session:
+    def abandon(self, session: Session, turn: int) -> None:
+        """End a session in which the turn with this number has begun and not ended: no request answers it any
+        more."""
+        if session.is_busy and session.turns == turn and self._open.get(session.id) is session:
             session.is_answered = False
             self.end(session.id)
 
@@ -343,7 +348,7 @@ class _Answer(StreamingResponse):
     sent; then nothing but garbage collection would close the generator of events, some time."""
 
     def __init__(self, sessions: Sessions, session: Session, turn: Turn) -> None:
-        self._sessions, self._session = sessions, session
+        self._sessions, self._session, self._turn = sessions, session, session.turns
         self._events = answered(sessions, session, turn)
         super().__init__(self._events, media_type="text/event-stream")
 
@@ -352,13 +357,13 @@ class _Answer(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._events.aclose()
-            self._sessions.abandon(self._session)
+            self._sessions.abandon(self._session, self._turn)
 
 
 async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGenerator[bytes, None]:
     """The events of a turn, in the form of a streamed completion. A turn that does not end regularly, or
     whose client leaves, ends its session."""
-    emitted, reason = 0, None
+    emitted, reason, number = 0, None, session.turns
     if not sessions.answer(session):
         yield _event(error={"message": "The session has ended.", "code": 404})
         return
@@ -398,7 +403,7 @@ async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGen
         code = 400 if isinstance(error, ValueError) else 500
         yield _event(error={"message": str(error) or type(error).__name__, "code": code})
     finally:
-        if session.is_busy:
+        if session.is_busy and session.turns == number:
             sessions.end(session.id)
             async with aclosing(session.outputs):
                 pass
