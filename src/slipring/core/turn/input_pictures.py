@@ -3,8 +3,11 @@ within the bounds of the server."""
 
 from collections.abc import Sequence
 
-from slipring.base.errors import InvalidRequest, UnsupportedParameter
+from msgspec import Struct
+
+from slipring.base.errors import InvalidPrompt, InvalidRequest, UnsupportedParameter
 from slipring.core.chain.state import Carry
+from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.protocol.items import (
@@ -26,43 +29,73 @@ _BLIND = (
 _NO_FILES = "This model takes no files: send their text instead."
 
 
-def refuse_unseen(items: Sequence[Item], capabilities: Capabilities, limits: Limits) -> None:
-    """Refuse images and files in new items that the model does not see, and images beyond the limits."""
-    for index, item in enumerate(items):
-        # What an item was opened with has passed here before, or this server has made it.
-        if item.opened is None and may_have_images(item):
-            _refuse_in(item, index, capabilities, limits)
+class Sight(Struct, frozen=True):
+    """What images and files may reach the model of a turn."""
+
+    capabilities: Capabilities
+    limits: Limits
+    unread_by: str | None = None
+    """The safety check that cannot read images and whose policy refuses what it cannot read."""
+
+    @property
+    def shows_images(self) -> bool:
+        return self.capabilities.images and self.unread_by is None
+
+    def refuse_unseen(self, items: Sequence[Item]) -> None:
+        """Refuse images and files in new items that the model does not see, and images beyond the limits."""
+        for index, item in enumerate(items):
+            # What an item was opened with has passed here before, or this server has made it.
+            if item.opened is None and may_have_images(item):
+                self._refuse_in(item, index)
+
+    def refuse_context(self, carry: Carry) -> None:
+        """Refuse a context with this carry if it has images and the model sees none, or too many."""
+        if carry.pictures and not self.capabilities.images:
+            raise UnsupportedParameter(f"The context has images. {_BLIND}", param="model")
+        if carry.pictures > self.limits.max_pictures:
+            raise InvalidRequest(
+                f"Invalid 'input': the context has {carry.pictures} images, and may have"
+                f" {self.limits.max_pictures}.",
+                param="input",
+            )
+
+    def _refuse_in(self, item: Item, index: int) -> None:
+        places = []
+        for place, part in enumerate(_parts(item)):
+            if isinstance(part, InputFile) and not self.capabilities.files:
+                raise UnsupportedParameter(_NO_FILES, param=part_param(item, index, place))
+            if isinstance(part, InputImage):
+                self._refuse_image(item, index, place)
+                if part.image_url is not None and is_data(part.image_url):
+                    places.append(place)
+                elif not self.capabilities.resolves_urls:
+                    raise _elsewhere(part, image_param(item, index, place))
+        try:
+            found = pictures(item)
+        except BadPicture as error:
+            raise error.at(item, index) from None
+        for place, picture in zip(places, found, strict=True):
+            refuse_picture(picture, image_param(item, index, place), self.capabilities, self.limits)
+
+    def _refuse_image(self, item: Item, index: int, place: int) -> None:
+        """Refuse any image if none may reach the model."""
+        if not self.capabilities.images:
+            raise UnsupportedParameter(_BLIND, param=part_param(item, index, place))
+        if self.unread_by is not None:
+            raise InvalidPrompt(
+                f"The input has an image, which the safety check '{self.unread_by}' cannot read.",
+                param=part_param(item, index, place),
+            )
 
 
-def refuse_context(carry: Carry, capabilities: Capabilities, limits: Limits) -> None:
-    """Refuse a context with this carry if it has images and the model sees none, or too many."""
-    if carry.pictures and not capabilities.images:
-        raise UnsupportedParameter(f"The context has images. {_BLIND}", param="model")
-    if carry.pictures > limits.max_pictures:
-        raise InvalidRequest(
-            f"Invalid 'input': the context has {carry.pictures} images, and may have {limits.max_pictures}.",
-            param="input",
-        )
+def sight_of(capabilities: Capabilities, limits: Limits, policy: Policy) -> Sight:
+    """What may reach the model of a turn with this policy."""
+    refusing = (check.name for check in policy.checks if check.on_images == "closed" and _reads_input(check))
+    return Sight(capabilities, limits, next(refusing, None))
 
 
-def _refuse_in(item: Item, index: int, capabilities: Capabilities, limits: Limits) -> None:
-    places = []
-    for place, part in enumerate(_parts(item)):
-        if isinstance(part, InputFile) and not capabilities.files:
-            raise UnsupportedParameter(_NO_FILES, param=part_param(item, index, place))
-        if isinstance(part, InputImage):
-            if not capabilities.images:
-                raise UnsupportedParameter(_BLIND, param=part_param(item, index, place))
-            if part.image_url is not None and is_data(part.image_url):
-                places.append(place)
-            elif not capabilities.resolves_urls:
-                raise _elsewhere(part, image_param(item, index, place))
-    try:
-        found = pictures(item)
-    except BadPicture as error:
-        raise error.at(item, index) from None
-    for place, picture in zip(places, found, strict=True):
-        refuse_picture(picture, image_param(item, index, place), capabilities, limits)
+def _reads_input(check: Check) -> bool:
+    return not {"message", "tool_output"}.isdisjoint(check.subjects)
 
 
 def _parts(item: Item) -> Sequence[Part]:

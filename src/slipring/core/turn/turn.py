@@ -29,6 +29,7 @@ from slipring.core.ports import Ports
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, Plan
+from slipring.core.turn.input_pictures import Sight
 from slipring.core.turn.output.hosted_lists import HostedLists
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.recognition import Recognition
@@ -135,6 +136,7 @@ class Draft(Struct, frozen=True, eq=False):
     compaction: Plan | None
     definitions: Definitions
     """Those that the input brings."""
+    sight: Sight
 
 
 class Prepared(Struct, frozen=True, eq=False):

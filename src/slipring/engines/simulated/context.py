@@ -14,8 +14,10 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, RefusalText, Text
+from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.engines.simulated.trace import Trace
 from slipring.protocol.items import CallOutput, CustomToolCall, FunctionCall, Item, Message, plain_text
+from slipring.protocol.pictures.item_pictures import pictures
 
 _BYTES_PER_TOKEN = 4
 _TOKENS_PER_ITEM = 4
@@ -121,6 +123,12 @@ def begin_last_item(job: Job) -> Begun:
     return Begun(before.digest, before.tokens, len(text), blake2b(text, digest_size=16).digest())
 
 
+def _seen(item: Item) -> str:
+    """What stands for the pictures of an item: their digests, at the length of their tokens."""
+    lengths = ((each.digest, _BYTES_PER_TOKEN * estimated_picture_tokens(each)) for each in pictures(item))
+    return "".join(digest.ljust(length) for digest, length in lengths)
+
+
 class PrefixCache:
     """The digests of the contexts that the engine has read. Evicts the least recently used."""
 
@@ -172,13 +180,13 @@ def _render(item: Item) -> tuple[str, bool]:
     """The text of an item, and whether it is a tool output."""
     body = item.body()
     if isinstance(body, Message):
-        return f"{body.role}\n{plain_text(body.content)}", False
+        return f"{body.role}\n{plain_text(body.content)}{_seen(item)}", False
     if isinstance(body, FunctionCall):
         return f"call {body.name}\n{body.arguments}", False
     if isinstance(body, CustomToolCall):
         return f"call {body.name}\n{body.input}", False
     if isinstance(body, CallOutput):
-        return f"output\n{plain_text(body.output)}", True
+        return f"output\n{plain_text(body.output)}{_seen(item)}", True
     return item.raw.decode(), False
 
 

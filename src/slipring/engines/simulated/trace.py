@@ -1,8 +1,8 @@
 """A digest of the context that the engine was given, carried by answers so that lost history is noticed.
 
 Defines what the digest covers: instructions, messages, function calls and their outputs, each as its kind
-and its text. Ids, reasoning and everything else are left out, so that a client can compute the digest from
-what it sent and received.
+and its text, with the digests of its pictures. Ids, reasoning and everything else are left out, so that a
+client can compute the digest from what it sent and received.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,6 +22,7 @@ from slipring.protocol.items import (
     Part,
     kept_tools,
 )
+from slipring.protocol.pictures.item_pictures import pictures
 
 
 class Trace(Struct, frozen=True):
@@ -82,11 +83,15 @@ def _entries(items: Iterable[Item]) -> Iterator[tuple[str, str]]:
             continue
         body = item.body()
         if isinstance(body, Message):
-            yield body.role, _text(body.content)
+            yield body.role, _text(body.content) + _digests(item)
         elif isinstance(body, FunctionCall):
             yield "call", body.name + body.arguments
         elif isinstance(body, CallOutput):
-            yield "output", _text(body.output)
+            yield "output", _text(body.output) + _digests(item)
+
+
+def _digests(item: Item) -> str:
+    return "".join(picture.digest for picture in pictures(item))
 
 
 def _text(content: str | list[Part]) -> str:
